@@ -35,7 +35,7 @@ fn all() -> Registry {
             |args, context| {
                 let interval = context.config.descheduling_interval;
                 Ok(PluginHandles::balancing(
-                    LowNodeLoad::new(args).every(interval),
+                    LowNodeLoad::new(args).with_interval(interval),
                 ))
             },
         )

@@ -26,18 +26,18 @@ impl JobQueueHandle {
         }
     }
 
-    pub(super) fn pod(&self, namespace: &str, name: &str) {
+    pub(super) fn pod_changed(&self, namespace: &str, name: &str) {
         self.with(|job_queue| {
             job_queue.touch(&JobTarget::Pod(namespace.to_owned(), name.to_owned()))
         });
     }
 
-    pub(super) fn reservation(&self, name: &str) {
+    pub(super) fn reservation_changed(&self, name: &str) {
         self.with(|job_queue| job_queue.touch(&JobTarget::Reservation(name.to_owned())));
     }
 
-    pub(super) fn job(&self, job: &PodMigrationJob) {
-        self.with(|job_queue| job_queue.job(job));
+    pub(super) fn job_changed(&self, job: &PodMigrationJob) {
+        self.with(|job_queue| job_queue.job_changed(job));
     }
 
     pub(super) fn job_deleted(&self, job: &PodMigrationJob) {
@@ -144,7 +144,7 @@ impl JobQueue {
     }
 
     /// Indexes and enqueues the new or changed `job`.
-    pub(super) fn job(&self, job: &PodMigrationJob) {
+    pub(super) fn job_changed(&self, job: &PodMigrationJob) {
         let Some(name) = &job.metadata.name else {
             return;
         };

@@ -187,7 +187,7 @@ impl JobController {
         }
         self.view.queue_handle.attach(Some(self.job_queue.clone()));
         for job in self.view.jobs.all() {
-            self.job_queue.job(&job);
+            self.job_queue.job_changed(&job);
         }
         let workers = self.migrations.iter();
         let workers = workers.map(|one| one.args.max_concurrent_reconciles).max();

@@ -144,7 +144,7 @@ impl ClusterView {
         let pods = Lister::with_handler(pods, move |change: Change<DecodedPod>| {
             if let Change::Applied { new: pod, .. } | Change::Deleted(pod) = change {
                 let (namespace, name) = pod.names();
-                told.pod(namespace, name);
+                told.pod_changed(namespace, name);
             }
         });
         let (client, scope, stop) = all();
@@ -167,7 +167,7 @@ impl ClusterView {
         let jobs = Lister::with_handler(jobs, move |change| match change {
             Change::Applied { new, .. } => {
                 if let Decoded::Object(job) = &*new {
-                    told.job(job);
+                    told.job_changed(job);
                 }
             }
             Change::Deleted(gone) => match &*gone {
@@ -186,7 +186,7 @@ impl ClusterView {
         let reservations =
             Lister::with_handler(reservations, move |change: Change<Decoded<Reservation>>| {
                 if let Change::Applied { new, .. } | Change::Deleted(new) = change {
-                    told.reservation(new.names().1);
+                    told.reservation_changed(new.names().1);
                 }
             });
         let start = all();

@@ -1,6 +1,6 @@
 //! `LowNodeLoadArgs`, with upstream's names and defaults, and one additional field.
 
-use crate::rules::{Choice, Namespaces, PodSelector};
+use crate::rules::{Namespaces, PodSelection, PodSelector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::duration::GoDuration;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub const DEFAULT_POOL: &str = "__default_node_pool__";
 
 /// The arguments with their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", from = "Written")]
+#[serde(rename_all = "camelCase", from = "RawArgs")]
 pub struct Args {
     /// True if the plugin does nothing.
     pub paused: bool,
@@ -53,7 +53,7 @@ pub struct Args {
     /// Weights of resources in node scores.
     pub resource_weights: Weights,
     /// How long a node has to be hot before pods are evicted.
-    pub anomaly_condition: Condition,
+    pub anomaly_condition: AnomalyCondition,
     /// Accepted for compatibility: the detector of a node is kept as long as the node exists.
     pub detector_cache_timeout: GoDuration,
     /// Further pools, in order.
@@ -90,13 +90,13 @@ pub struct Pool {
     pub resource_weights: Option<Weights>,
     /// `anomalyCondition` of the pool; numbers that are 0 are inherited, too.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub anomaly_condition: Option<Condition>,
+    pub anomaly_condition: Option<AnomalyCondition>,
 }
 
 /// How long a node has to be hot before pods are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Condition {
+pub struct AnomalyCondition {
     /// How long a node stays classified as hot for long enough; 0 for one minute.
     pub timeout: GoDuration,
     /// Number of consecutive hot cycles that must be exceeded; with 1 the first one is enough.
@@ -118,7 +118,7 @@ pub enum VictimSelection {
 /// The arguments as in the file: absent values are distinguished from zeros.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Written {
+struct RawArgs {
     paused: bool,
     dry_run: bool,
     number_of_nodes: i32,
@@ -133,26 +133,26 @@ struct Written {
     prod_high_thresholds: Option<Thresholds>,
     prod_low_thresholds: Option<Thresholds>,
     resource_weights: Option<Weights>,
-    anomaly_condition: Option<Condition>,
+    anomaly_condition: Option<AnomalyCondition>,
     detector_cache_timeout: Option<GoDuration>,
     node_pools: Vec<Pool>,
     victim_selection: VictimSelection,
 }
 
-const BY_DEFAULT: Condition = Condition {
+const BY_DEFAULT: AnomalyCondition = AnomalyCondition {
     timeout: GoDuration::from_mins(1),
     consecutive_abnormalities: 5,
     consecutive_normalities: 3,
 };
 
-impl From<Written> for Args {
-    fn from(written: Written) -> Self {
-        let condition = written.anomaly_condition.unwrap_or(BY_DEFAULT);
+impl From<RawArgs> for Args {
+    fn from(raw: RawArgs) -> Self {
+        let condition = raw.anomaly_condition.unwrap_or(BY_DEFAULT);
         let condition = condition.or(BY_DEFAULT);
-        let given = [&written.low_thresholds, &written.high_thresholds];
+        let given = [&raw.low_thresholds, &raw.high_thresholds];
         let given = given.into_iter().flatten().flat_map(BTreeMap::keys);
         let given = given.map(String::as_str).chain(["cpu", "memory"]);
-        let mut weights = written.resource_weights.unwrap_or_default();
+        let mut weights = raw.resource_weights.unwrap_or_default();
         for resource in given {
             match weights.get_mut(resource) {
                 Some(weight) if *weight > 0 => {}
@@ -162,40 +162,37 @@ impl From<Written> for Args {
                 }
             }
         }
-        let mut pools = written.node_pools;
+        let mut pools = raw.node_pools;
         for pool in &mut pools {
-            inherit(&mut pool.high_thresholds, &written.high_thresholds);
-            inherit(&mut pool.low_thresholds, &written.low_thresholds);
-            inherit(
-                &mut pool.prod_high_thresholds,
-                &written.prod_high_thresholds,
-            );
-            inherit(&mut pool.prod_low_thresholds, &written.prod_low_thresholds);
+            inherit(&mut pool.high_thresholds, &raw.high_thresholds);
+            inherit(&mut pool.low_thresholds, &raw.low_thresholds);
+            inherit(&mut pool.prod_high_thresholds, &raw.prod_high_thresholds);
+            inherit(&mut pool.prod_low_thresholds, &raw.prod_low_thresholds);
             pool.resource_weights.get_or_insert_with(|| weights.clone());
             let own = pool.anomaly_condition.unwrap_or(condition);
             pool.anomaly_condition = Some(own.or(condition));
         }
         Self {
-            paused: written.paused,
-            dry_run: written.dry_run,
-            number_of_nodes: written.number_of_nodes,
-            node_metric_expiration_seconds: written.node_metric_expiration_seconds.unwrap_or(180),
-            evictable_namespaces: written.evictable_namespaces,
-            node_selector: written.node_selector,
-            pod_selectors: written.pod_selectors,
-            node_fit: written.node_fit.unwrap_or(true),
-            use_deviation_thresholds: written.use_deviation_thresholds,
-            high_thresholds: written.high_thresholds,
-            low_thresholds: written.low_thresholds,
-            prod_high_thresholds: written.prod_high_thresholds,
-            prod_low_thresholds: written.prod_low_thresholds,
+            paused: raw.paused,
+            dry_run: raw.dry_run,
+            number_of_nodes: raw.number_of_nodes,
+            node_metric_expiration_seconds: raw.node_metric_expiration_seconds.unwrap_or(180),
+            evictable_namespaces: raw.evictable_namespaces,
+            node_selector: raw.node_selector,
+            pod_selectors: raw.pod_selectors,
+            node_fit: raw.node_fit.unwrap_or(true),
+            use_deviation_thresholds: raw.use_deviation_thresholds,
+            high_thresholds: raw.high_thresholds,
+            low_thresholds: raw.low_thresholds,
+            prod_high_thresholds: raw.prod_high_thresholds,
+            prod_low_thresholds: raw.prod_low_thresholds,
             resource_weights: weights,
             anomaly_condition: condition,
-            detector_cache_timeout: written
+            detector_cache_timeout: raw
                 .detector_cache_timeout
                 .unwrap_or(GoDuration::from_mins(5)),
             node_pools: pools,
-            victim_selection: written.victim_selection,
+            victim_selection: raw.victim_selection,
         }
     }
 }
@@ -206,7 +203,7 @@ fn inherit(own: &mut Option<Thresholds>, top: &Option<Thresholds>) {
     }
 }
 
-impl Condition {
+impl AnomalyCondition {
     /// Returns how long a node stays classified as hot for long enough.
     pub(super) fn timeout(&self) -> GoDuration {
         let given = Some(self.timeout).filter(|timeout| timeout.as_nanos() > 0);
@@ -214,7 +211,7 @@ impl Condition {
     }
 
     /// Extends the timeout to at least two cycles of length `interval`.
-    pub(super) fn lasting(mut self, interval: GoDuration) -> Self {
+    pub(super) fn with_min_timeout(mut self, interval: GoDuration) -> Self {
         let two = GoDuration::from_nanos(interval.as_nanos().saturating_mul(2));
         self.timeout = self.timeout().max(two);
         self
@@ -254,8 +251,8 @@ impl Args {
 
     /// Returns the selection of pods that may be evicted.
     #[must_use]
-    pub fn choice(&self) -> Choice {
-        Choice {
+    pub fn selection(&self) -> PodSelection {
+        PodSelection {
             namespaces: self.evictable_namespaces.clone(),
             selectors: self.pod_selectors.clone(),
         }
@@ -276,7 +273,7 @@ impl Args {
                 "nodeMetricExpirationSeconds: {given} is not above 0"
             ));
         }
-        self.choice().check()?;
+        self.selection().check()?;
         for (at, pool) in self.pools().iter().enumerate() {
             // The first pool is the top level, which has no path prefix.
             pool.check().map_err(|problem| match at.checked_sub(1) {

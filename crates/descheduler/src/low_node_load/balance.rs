@@ -2,11 +2,11 @@
 
 use super::args::{Args, VictimSelection};
 use super::detector::Detectors;
-use super::load::{Load, Row, UsageKind, Watched};
+use super::load::{Load, PoolResources, Row, UsageKind};
 use super::{Classes, headroom};
 use crate::framework::{Cycle, Why};
 use crate::move_history::MoveHistory;
-use crate::rules::{Choice, Fit};
+use crate::rules::{Fit, PodSelection};
 use crate::state::PodInfo;
 use koord_model::resources::Amounts;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ pub(super) struct BalanceRun<'p, 'a> {
     pub(super) cycle: &'p mut Cycle<'a>,
     pub(super) fit: &'p mut Fit,
     pub(super) args: &'p Args,
-    pub(super) choice: &'p Choice,
-    pub(super) watched: &'p Watched,
+    pub(super) selection: &'p PodSelection,
+    pub(super) watched: &'p PoolResources,
     pub(super) loads: &'p mut Vec<Load<'a>>,
     pub(super) history: &'p mut MoveHistory,
     pub(super) pool: usize,
@@ -118,7 +118,7 @@ impl<'a> BalanceRun<'_, 'a> {
 
     /// Returns true if arguments and filters allow to evict `pod`; otherwise records it as skipped.
     pub(super) fn admits(&mut self, pod: &Arc<PodInfo>) -> bool {
-        self.cycle.accept_or_skip(pod, self.choice.admits(pod)) && self.cycle.filter(pod)
+        self.cycle.accept_or_skip(pod, self.selection.admits(pod)) && self.cycle.filter(pod)
     }
 
     /// Returns true if neither `pod` nor the pod that it replaced was moved recently; otherwise records it as

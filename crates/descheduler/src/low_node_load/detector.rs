@@ -2,7 +2,7 @@
 //!
 //! Source: Koordinator `pkg/descheduler/utils/anomaly`.
 
-use super::args::Condition;
+use super::args::AnomalyCondition;
 use jiff::{SignedDuration, Timestamp};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
@@ -15,13 +15,18 @@ pub(super) struct Detector {
     /// Consecutive abnormal observations.
     abnormal: u32,
     /// Until when the state is abnormal; `None` if it is normal.
-    wrong_until: Option<Timestamp>,
+    abnormal_until: Option<Timestamp>,
 }
 
 impl Detector {
     /// Records an observation. Returns true if the state is abnormal then.
-    pub(super) fn mark(&mut self, normal: bool, now: Timestamp, condition: &Condition) -> bool {
-        self.is_wrong(now);
+    pub(super) fn record(
+        &mut self,
+        normal: bool,
+        now: Timestamp,
+        condition: &AnomalyCondition,
+    ) -> bool {
+        self.is_abnormal(now);
         if normal {
             self.abnormal = 0;
             self.normal = self.normal.saturating_add(1);
@@ -29,27 +34,27 @@ impl Detector {
             self.normal = 0;
             self.abnormal = self.abnormal.saturating_add(1);
         }
-        if self.wrong_until.is_none() {
+        if self.abnormal_until.is_none() {
             if !normal && self.abnormal > condition.consecutive_abnormalities {
                 let timeout = SignedDuration::from_nanos(condition.timeout().as_nanos());
                 let until = now.checked_add(timeout).unwrap_or(Timestamp::MAX);
                 *self = Self {
-                    wrong_until: Some(until),
+                    abnormal_until: Some(until),
                     ..Self::default()
                 };
             }
         } else if self.normal > condition.consecutive_normalities {
             self.reset();
         }
-        self.wrong_until.is_some()
+        self.abnormal_until.is_some()
     }
 
     /// Returns true if the state is abnormal at `now`.
-    pub(super) fn is_wrong(&mut self, now: Timestamp) -> bool {
-        if self.wrong_until.is_some_and(|until| until < now) {
+    pub(super) fn is_abnormal(&mut self, now: Timestamp) -> bool {
+        if self.abnormal_until.is_some_and(|until| until < now) {
             self.reset();
         }
-        self.wrong_until.is_some()
+        self.abnormal_until.is_some()
     }
 
     /// Returns the number of consecutive abnormal observations before the state becomes abnormal.
@@ -59,13 +64,13 @@ impl Detector {
 
     /// Records that there is no observation: the counts are reset, and an abnormal state lasts until its
     /// timeout.
-    pub(super) fn gap(&mut self) {
+    pub(super) fn record_gap(&mut self) {
         (self.normal, self.abnormal) = (0, 0);
     }
 
     /// Ends an abnormal state.
     pub(super) fn reset(&mut self) {
-        if self.wrong_until.is_some() {
+        if self.abnormal_until.is_some() {
             *self = Self::default();
         }
     }
@@ -78,7 +83,7 @@ pub(super) struct Detectors(FxHashMap<(usize, Arc<str>), Detector>);
 
 impl Detectors {
     /// Removes the detectors of all other nodes.
-    pub(super) fn keep(&mut self, uids: &FxHashSet<&Arc<str>>) {
+    pub(super) fn retain(&mut self, uids: &FxHashSet<&Arc<str>>) {
         self.0.retain(|(_, uid), _| uids.contains(uid));
     }
 
@@ -88,49 +93,49 @@ impl Detectors {
             .0
             .iter_mut()
             .filter(|((_, uid), _)| !uids.contains(uid));
-        unknown.for_each(|(_, detector)| detector.gap());
+        unknown.for_each(|(_, detector)| detector.record_gap());
     }
 
     /// Records that there is no observation of the node in this cycle.
     pub(super) fn mark_unknown(&mut self, pool: usize, uid: &Arc<str>) {
         if let Some(detector) = self.0.get_mut(&(pool, uid.clone())) {
-            detector.gap();
+            detector.record_gap();
         }
     }
 
     /// Records that a node of `pool` exceeds its thresholds. Returns true if it has done so for long enough.
-    pub(super) fn is_over(
+    pub(super) fn record_over(
         &mut self,
         pool: usize,
         uid: &Arc<str>,
         now: Timestamp,
-        condition: &Condition,
+        condition: &AnomalyCondition,
     ) -> bool {
         if condition.consecutive_abnormalities == 1 {
             return true;
         }
         let detector = self.0.entry((pool, uid.clone())).or_default();
-        detector.mark(false, now, condition)
+        detector.record(false, now, condition)
     }
 
     /// Returns the number of consecutive cycles in which the node exceeded its thresholds, before that is
     /// long enough.
-    pub(super) fn times(&self, pool: usize, uid: &Arc<str>) -> u32 {
+    pub(super) fn abnormal_count(&self, pool: usize, uid: &Arc<str>) -> u32 {
         self.0
             .get(&(pool, uid.clone()))
             .map_or(0, Detector::abnormal)
     }
 
     /// Records that the node does not exceed its thresholds in this cycle, or that pods were evicted from it.
-    pub(super) fn is_not_over(
+    pub(super) fn record_not_over(
         &mut self,
         pool: usize,
         uid: &Arc<str>,
         now: Timestamp,
-        condition: &Condition,
+        condition: &AnomalyCondition,
     ) {
         if let Some(detector) = self.0.get_mut(&(pool, uid.clone())) {
-            detector.mark(true, now, condition);
+            detector.record(true, now, condition);
         }
     }
 

@@ -40,7 +40,7 @@ impl Resource {
 
 /// The resources that a pool compares.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Watched {
+pub(super) struct PoolResources {
     /// Resources sorted by name.
     pub(super) resources: Vec<Resource>,
     deviation: bool,
@@ -48,7 +48,7 @@ pub(super) struct Watched {
     pods_weight: Option<i64>,
 }
 
-impl Watched {
+impl PoolResources {
     /// Collects the resources of all thresholds of `pool`, and memory. A resource without thresholds neither
     /// makes a node hot nor keeps it from being cold.
     pub(super) fn new(pool: &Pool, table: &ResourceTable) -> Self {
@@ -209,7 +209,7 @@ impl<'a> Load<'a> {
         snapshot: &'a Snapshot,
         departures: ProfileDepartures<'_>,
         node: &'a Arc<NodeInfo>,
-        watched: &Watched,
+        watched: &PoolResources,
         expiration: i64,
         history: Option<&MoveHistory>,
     ) -> Result<Self, UsageRejection> {
@@ -266,25 +266,25 @@ impl<'a> Load<'a> {
             metrics,
             counts,
         };
-        load.refuse_absurd(watched)?;
+        load.check_usage(watched)?;
         load.count_pods(watched);
         if let Some(history) = history {
             let leaving = snapshot.active_on(&node.name);
             let leaving = leaving.filter(|pod| departures.is_leaving(pod));
             let leaving = leaving.map(|pod| &pod.uid).collect();
-            load.correct(&leaving, history, report, watched);
+            load.apply_history(&leaving, history, report, watched);
         }
         Ok(load)
     }
 
     /// Subtracts the usage of pods that leave and adds the expected usage of incoming pods. For a pod that
     /// runs here already, only the expected usage above the reported one is added.
-    fn correct(
+    fn apply_history(
         &mut self,
         leaving: &FxHashSet<&Arc<str>>,
         history: &MoveHistory,
         report: &NodeUsage,
-        watched: &Watched,
+        watched: &PoolResources,
     ) {
         let moved = history.leaving(&self.node.name);
         // Pods in `leaving` are excluded from the usage already.
@@ -313,7 +313,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    fn refuse_absurd(&self, watched: &Watched) -> Result<(), UsageRejection> {
+    fn check_usage(&self, watched: &PoolResources) -> Result<(), UsageRejection> {
         let both = self.usage.iter().zip(&self.capacity);
         let mut all = watched.resources.iter().zip(both);
         all.try_for_each(|(resource, (used, has))| {
@@ -321,7 +321,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    fn count_pods(&mut self, watched: &Watched) {
+    fn count_pods(&mut self, watched: &PoolResources) {
         let [all, prod] = self.counts;
         for (at, resource) in watched.resources.iter().enumerate() {
             if resource.id == PODS {
@@ -371,7 +371,7 @@ impl<'a> Load<'a> {
     }
 
     /// Returns the weighted utilization in thousandths.
-    pub(super) fn score(&self, usage_kind: UsageKind, watched: &Watched) -> i64 {
+    pub(super) fn score(&self, usage_kind: UsageKind, watched: &PoolResources) -> i64 {
         let pods = match usage_kind {
             UsageKind::Node => self.counts[0],
             UsageKind::Prod => self.counts[1],
@@ -402,7 +402,7 @@ impl<'a> Load<'a> {
     }
 
     /// Lists the exceeded thresholds: `cpu usage 71.00% > threshold 65.00%`.
-    pub(super) fn hot(&self, usage_kind: UsageKind, watched: &Watched) -> String {
+    pub(super) fn describe_hot(&self, usage_kind: UsageKind, watched: &PoolResources) -> String {
         let what = match usage_kind {
             UsageKind::Node => "usage",
             UsageKind::Prod => "usage of prod",
@@ -421,7 +421,7 @@ impl<'a> Load<'a> {
     }
 
     /// Returns the reason of evictions from the node, in upstream's words.
-    pub(super) fn reason(&self, usage_kind: UsageKind, watched: &Watched) -> String {
+    pub(super) fn reason(&self, usage_kind: UsageKind, watched: &PoolResources) -> String {
         let what = match usage_kind {
             UsageKind::Node => "node",
             UsageKind::Prod => "prod",
@@ -465,12 +465,12 @@ impl<'a> Load<'a> {
 }
 
 /// Returns `percent` of `of`, truncated.
-fn part(of: i64, percent: f64) -> i64 {
+fn percent_of(of: i64, percent: f64) -> i64 {
     (percent * 0.01 * of as f64) as i64
 }
 
 /// Sets the absolute thresholds of `loads`.
-pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &Watched) {
+pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &PoolResources) {
     let average = |usage_kind: UsageKind, at: usize| {
         let sum: f64 = loads.iter().map(|load| load.percent(usage_kind, at)).sum();
         sum / loads.len().max(1) as f64
@@ -489,11 +489,11 @@ pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &Watched) {
                 UsageKind::Prod => (resource.prod_low, resource.prod_high, averages[1]),
             };
             let (low, high) = if !watched.deviation {
-                (part(*has, low), part(*has, high))
+                (percent_of(*has, low), percent_of(*has, high))
             } else if low == 0.0 {
                 (*has, *has)
             } else {
-                let within = |percent: f64| part(*has, percent.clamp(0.0, 100.0));
+                let within = |percent: f64| percent_of(*has, percent.clamp(0.0, 100.0));
                 (within(average - low), within(average + high))
             };
             out.low.push(low);

@@ -16,17 +16,17 @@ mod load;
 mod solve;
 mod variance;
 
-pub use args::{Args, Condition, DEFAULT_POOL, Pool, Thresholds, VictimSelection, Weights};
+pub use args::{AnomalyCondition, Args, DEFAULT_POOL, Pool, Thresholds, VictimSelection, Weights};
 
 use crate::framework::{Cycle, Strategy, StrategyError};
 use crate::move_history::MoveHistory;
-use crate::rules::{Choice, Fit};
+use crate::rules::{Fit, PodSelection};
 use crate::state::NodeInfo;
 use balance::BalanceRun;
 use detector::Detectors;
 use koord_api::duration::GoDuration;
 use koord_api::selector;
-use load::{Load, LoadClass, Row, UsageKind, Watched, set_bounds};
+use load::{Load, LoadClass, PoolResources, Row, UsageKind, set_bounds};
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub const NAME: &str = "LowNodeLoad";
 pub struct LowNodeLoad {
     args: Args,
     pools: Vec<Pool>,
-    choice: Choice,
+    selection: PodSelection,
     node_detectors: Detectors,
     prod_detectors: Detectors,
     history: MoveHistory,
@@ -50,7 +50,7 @@ impl LowNodeLoad {
     pub fn new(args: Args) -> Self {
         Self {
             pools: args.pools(),
-            choice: args.choice(),
+            selection: args.selection(),
             args,
             node_detectors: Detectors::default(),
             prod_detectors: Detectors::default(),
@@ -61,10 +61,10 @@ impl LowNodeLoad {
     /// Adapts the strategy to cycles every `interval`: a node that has been hot for long enough stays so
     /// classified in the next cycle, and need not be hot for as long again before each round.
     #[must_use]
-    pub fn every(mut self, interval: GoDuration) -> Self {
+    pub fn with_interval(mut self, interval: GoDuration) -> Self {
         for pool in &mut self.pools {
             if let Some(condition) = &mut pool.anomaly_condition {
-                *condition = condition.lasting(interval);
+                *condition = condition.with_min_timeout(interval);
             }
         }
         self
@@ -96,7 +96,7 @@ impl Strategy for LowNodeLoad {
         let uids = snapshot.nodes.iter().map(|node| &node.uid).collect();
         let ready = cycle.nodes().iter().map(|node| &node.uid).collect();
         for detectors in [&mut self.node_detectors, &mut self.prod_detectors] {
-            detectors.keep(&uids);
+            detectors.retain(&uids);
             detectors.mark_unknown_except(&ready);
         }
         self.history.begin(snapshot);
@@ -150,25 +150,25 @@ impl Classes {
 impl LowNodeLoad {
     fn pool(&mut self, cycle: &mut Cycle<'_>, at: usize, pool: &Pool, round: &mut Round) {
         let name = &pool.name;
-        let nodes = match chosen(cycle.nodes(), pool, &round.processed) {
+        let nodes = match pool_nodes(cycle.nodes(), pool, &round.processed) {
             Ok(nodes) => nodes,
             Err(error) => return cycle.note(None, format!("pool {name}: nodeSelector: {error}")),
         };
         if nodes.is_empty() {
             return cycle.note(None, format!("pool {name}: no node is left for it"));
         }
-        let watched = Watched::new(pool, &cycle.snapshot().table);
+        let watched = PoolResources::new(pool, &cycle.snapshot().table);
         let mut loads = self.loads(cycle, (at, pool), &nodes, &watched, round);
         set_bounds(&mut loads, &watched);
         let classes = Classes::new(&loads);
-        self.cool(cycle, at, pool, &loads, &classes);
+        self.record_not_hot(cycle, at, pool, &loads, &classes);
         if classes.hot() == 0 {
             let cold = classes.low.len() + classes.both_low.len();
             let there = nodes.len();
             let said = format!("pool {name}: no node is hot; {cold} of {there} are cold");
             return cycle.note(None, said);
         }
-        let mut sources = self.hot_long(
+        let mut sources = self.hot_long_enough(
             cycle,
             at,
             pool,
@@ -177,7 +177,7 @@ impl LowNodeLoad {
             &classes.sources,
             &watched,
         );
-        let mut prod_sources = self.hot_long(
+        let mut prod_sources = self.hot_long_enough(
             cycle,
             at,
             pool,
@@ -215,7 +215,7 @@ impl LowNodeLoad {
             cycle,
             fit,
             args: &self.args,
-            choice: &self.choice,
+            selection: &self.selection,
             watched: &watched,
             loads: &mut loads,
             history: &mut self.history,
@@ -228,12 +228,12 @@ impl LowNodeLoad {
         for place in sources {
             let uid = &loads[place].node.uid;
             self.node_detectors
-                .is_not_over(at, uid, snapshot.now, &condition);
+                .record_not_over(at, uid, snapshot.now, &condition);
         }
         for place in prod_sources {
             let uid = &loads[place].node.uid;
             self.prod_detectors
-                .is_not_over(at, uid, snapshot.now, &condition);
+                .record_not_over(at, uid, snapshot.now, &condition);
         }
         let hot = classes
             .sources
@@ -248,7 +248,7 @@ impl LowNodeLoad {
         cycle: &mut Cycle<'a>,
         (at, pool): (usize, &Pool),
         nodes: &[&'a Arc<NodeInfo>],
-        watched: &Watched,
+        watched: &PoolResources,
         round: &mut Round,
     ) -> Vec<Load<'a>> {
         let snapshot = cycle.snapshot();
@@ -291,7 +291,7 @@ impl LowNodeLoad {
     }
 
     /// Ends the series of hot cycles of nodes that are not hot.
-    fn cool(
+    fn record_not_hot(
         &mut self,
         cycle: &Cycle<'_>,
         at: usize,
@@ -304,10 +304,12 @@ impl LowNodeLoad {
         for (place, load) in loads.iter().enumerate() {
             let uid = &load.node.uid;
             if classes.sources.binary_search(&place).is_err() {
-                self.node_detectors.is_not_over(at, uid, now, &condition);
+                self.node_detectors
+                    .record_not_over(at, uid, now, &condition);
             }
             if classes.prod_high.binary_search(&place).is_err() {
-                self.prod_detectors.is_not_over(at, uid, now, &condition);
+                self.prod_detectors
+                    .record_not_over(at, uid, now, &condition);
             }
         }
     }
@@ -317,7 +319,7 @@ impl LowNodeLoad {
         clippy::too_many_arguments,
         reason = "one call of the same for two kinds of usage"
     )]
-    fn hot_long(
+    fn hot_long_enough(
         &mut self,
         cycle: &mut Cycle<'_>,
         at: usize,
@@ -325,7 +327,7 @@ impl LowNodeLoad {
         usage_kind: UsageKind,
         loads: &[Load<'_>],
         hot: &[usize],
-        watched: &Watched,
+        watched: &PoolResources,
     ) -> Vec<usize> {
         let condition = pool.anomaly_condition.unwrap_or_default();
         let now = cycle.snapshot().now;
@@ -338,12 +340,12 @@ impl LowNodeLoad {
             let Some(load) = loads.get(*place) else {
                 continue;
             };
-            let (node, said) = (load.node, load.hot(usage_kind, watched));
-            if detectors.is_over(at, &node.uid, now, &condition) {
+            let (node, said) = (load.node, load.describe_hot(usage_kind, watched));
+            if detectors.record_over(at, &node.uid, now, &condition) {
                 cycle.hot(&node.name, format!("hot: {said}"), false);
                 long.push(*place);
             } else {
-                let times = detectors.times(at, &node.uid);
+                let times = detectors.abnormal_count(at, &node.uid);
                 let needed = condition.consecutive_abnormalities.saturating_add(1);
                 let said = format!("hot: {said}, {times} of {needed} cycles");
                 cycle.hot(&node.name, said, true);
@@ -381,7 +383,12 @@ fn chosen<'a>(
 }
 
 /// Sorts by score, highest first, then by name.
-fn by_score(places: &mut [usize], loads: &[Load<'_>], usage_kind: UsageKind, watched: &Watched) {
+fn by_score(
+    places: &mut [usize],
+    loads: &[Load<'_>],
+    usage_kind: UsageKind,
+    watched: &PoolResources,
+) {
     places.sort_by_cached_key(|place| {
         let score = loads
             .get(*place)

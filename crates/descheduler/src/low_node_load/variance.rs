@@ -39,24 +39,24 @@ impl Refusals {
     }
 
     /// Returns true if `bin` accepts pods of `kind`; calls `ask` if that is not recorded.
-    fn lets(&mut self, kind: Option<usize>, bin: usize, ask: impl FnOnce() -> bool) -> bool {
+    fn accepts(&mut self, kind: Option<usize>, bin: usize, ask: impl FnOnce() -> bool) -> bool {
         let Some((_, refusing)) = kind.and_then(|kind| self.kinds.get_mut(kind)) else {
             return ask();
         };
         if refusing.contains(&bin) {
             return false;
         }
-        let lets = ask();
-        if !lets {
+        let accepts = ask();
+        if !accepts {
             refusing.insert(bin);
         }
-        lets
+        accepts
     }
 }
 
 /// A pod that may be evicted.
 #[derive(Debug)]
-struct Movable<'a> {
+struct MovablePod<'a> {
     pod: Arc<PodInfo>,
     /// Kind in the [`Refusals`] of its pass.
     kind: Option<usize>,
@@ -64,12 +64,12 @@ struct Movable<'a> {
     item: Item,
     urgency: Urgency,
     /// True if it was tried already.
-    out: bool,
+    tried: bool,
 }
 
 /// State that the source nodes of a pass share.
 #[derive(Debug)]
-struct Field {
+struct PassState {
     bins: Bins,
     /// Index of the load of each bin.
     places: Vec<usize>,
@@ -102,21 +102,21 @@ impl<'a> BalanceRun<'_, 'a> {
         targets: &[usize],
         budget: &mut Row,
     ) {
-        let mut field = self.field(usage_kind, targets);
+        let mut state = self.pass_state(usage_kind, targets);
         for source in sources {
             let there = self.candidates(*source, usage_kind).len();
-            let mut movable = self.movable(usage_kind, *source, &mut field.refusals);
+            let mut movable = self.movable(usage_kind, *source, &mut state.refusals);
             if movable.is_empty() {
                 self.note_outcome(*source, 0, &format!("none of {there} may"));
                 continue;
             }
-            let (moved, why) = self.relieve(usage_kind, *source, &mut movable, &mut field, budget);
+            let (moved, why) = self.relieve(usage_kind, *source, &mut movable, &mut state, budget);
             self.note_outcome(*source, moved, &why);
         }
     }
 
     /// Builds the solver from the target nodes and the mean usage over all nodes of the pool.
-    fn field(&self, usage_kind: UsageKind, targets: &[usize]) -> Field {
+    fn pass_state(&self, usage_kind: UsageKind, targets: &[usize]) -> PassState {
         let bins = targets
             .iter()
             .filter_map(|place| self.loads.get(*place))
@@ -149,7 +149,7 @@ impl<'a> BalanceRun<'_, 'a> {
                 nodes.insert(load.node.name.clone(), (*place, Some(at)));
             }
         }
-        Field {
+        PassState {
             bins: Bins::new(usage_kind, bins.collect(), weights, mean.collect()),
             places: targets.to_vec(),
             nodes,
@@ -164,7 +164,7 @@ impl<'a> BalanceRun<'_, 'a> {
         usage_kind: UsageKind,
         source: usize,
         refusals: &mut Refusals,
-    ) -> Vec<Movable<'a>> {
+    ) -> Vec<MovablePod<'a>> {
         let mut metrics = FxHashMap::default();
         let mut pods = Vec::new();
         for candidate in self.candidates(source, usage_kind) {
@@ -189,13 +189,13 @@ impl<'a> BalanceRun<'_, 'a> {
                 usage: self.watched.pod_row(metric),
                 prod: pod.is_prod(),
             };
-            Some(Movable {
+            Some(MovablePod {
                 urgency: Urgency::from_pod(&pod),
                 kind: refusals.kind(&pod.shape),
                 pod,
                 metric,
                 item,
-                out: false,
+                tried: false,
             })
         };
         pods.into_iter().filter_map(with).collect()
@@ -206,8 +206,8 @@ impl<'a> BalanceRun<'_, 'a> {
         &mut self,
         usage_kind: UsageKind,
         source: usize,
-        movable: &mut [Movable<'a>],
-        field: &mut Field,
+        movable: &mut [MovablePod<'a>],
+        state: &mut PassState,
         budget: &mut Row,
     ) -> (usize, String) {
         let mut moved = 0;
@@ -216,19 +216,19 @@ impl<'a> BalanceRun<'_, 'a> {
                 if let Some(stop) = self.stop_reason(usage_kind, source, budget) {
                     return (moved, self.describe(&stop));
                 }
-                let Some((item, bin)) = self.best(usage_kind, source, group, field) else {
+                let Some((item, bin)) = self.best(usage_kind, source, group, state) else {
                     break;
                 };
-                match self.go(usage_kind, source, &mut group[item], bin, field, budget) {
+                match self.try_move(usage_kind, source, &mut group[item], bin, state, budget) {
                     Ok(()) => moved += 1,
-                    Err(why) if ends_node(&why) => return (moved, why.to_string()),
+                    Err(why) if is_node_limit(&why) => return (moved, why.to_string()),
                     Err(_) => {}
                 }
             }
-            if field.work == Work(0) {
+            if state.work == Work(0) {
                 return (moved, "there was no time to look at more pods".to_owned());
             }
-            self.keep_rest(group, field.places.len());
+            self.skip_rest(group, state.places.len());
         }
         match self.stop_reason(usage_kind, source, budget) {
             Some(stop) => (moved, self.describe(&stop)),
@@ -240,8 +240,8 @@ impl<'a> BalanceRun<'_, 'a> {
         &self,
         usage_kind: UsageKind,
         source: usize,
-        group: &[Movable<'a>],
-        field: &mut Field,
+        group: &[MovablePod<'a>],
+        state: &mut PassState,
     ) -> Option<(usize, usize)> {
         let load = self.loads.get(source)?;
         let over: Vec<_> = load.over(usage_kind).collect();
@@ -251,15 +251,15 @@ impl<'a> BalanceRun<'_, 'a> {
             used.any(|used| *used > 0)
         };
         let items = group.iter().enumerate();
-        let items = items.filter(|(_, movable)| !movable.out && relieves(&movable.item));
+        let items = items.filter(|(_, movable)| !movable.tried && relieves(&movable.item));
         let items = items.map(|(at, movable)| (at, &movable.item));
-        let Field {
+        let PassState {
             bins,
             places,
             work,
             refusals,
             ..
-        } = field;
+        } = state;
         let allows = |item: usize, bin: usize| {
             let (Some(movable), Some(place)) = (group.get(item), places.get(bin)) else {
                 return false;
@@ -268,7 +268,7 @@ impl<'a> BalanceRun<'_, 'a> {
                 return true;
             }
             let target = self.loads.get(*place);
-            refusals.lets(movable.kind, bin, || {
+            refusals.accepts(movable.kind, bin, || {
                 target.is_some_and(|load| self.fit.can_place(&movable.pod, load.node))
             })
         };
@@ -276,16 +276,16 @@ impl<'a> BalanceRun<'_, 'a> {
         Some((pair.item, pair.bin))
     }
 
-    fn go(
+    fn try_move(
         &mut self,
         usage_kind: UsageKind,
         source: usize,
-        movable: &mut Movable<'a>,
+        movable: &mut MovablePod<'a>,
         bin: usize,
-        field: &mut Field,
+        state: &mut PassState,
         budget: &mut Row,
     ) -> Result<(), Why> {
-        movable.out = true;
+        movable.tried = true;
         // Earlier moves may have changed the verdict of filters.
         if let Err(why) = self.cycle.admits(&movable.pod) {
             self.cycle.skip_pod(&movable.pod, why.clone());
@@ -314,16 +314,16 @@ impl<'a> BalanceRun<'_, 'a> {
             budget,
         );
         if let Some(to) = &to {
-            self.receive(to, movable, field);
+            self.receive(to, movable, state);
         }
         self.record_move(&movable.pod, movable.metric, to);
         Ok(())
     }
 
     /// Counts `movable` on node `to`.
-    fn receive(&mut self, to: &Arc<str>, movable: &Movable<'a>, field: &mut Field) {
+    fn receive(&mut self, to: &Arc<str>, movable: &MovablePod<'a>, state: &mut PassState) {
         self.fit.add(&movable.pod, to);
-        let Some((place, bin)) = field.nodes.get(to).copied() else {
+        let Some((place, bin)) = state.nodes.get(to).copied() else {
             return;
         };
         if let Some(load) = self.loads.get_mut(place) {
@@ -332,13 +332,13 @@ impl<'a> BalanceRun<'_, 'a> {
             }
         }
         if let Some(at) = bin {
-            field.bins.put(at, &movable.item);
+            state.bins.put(at, &movable.item);
         }
     }
 
     /// Records the pods in `group` that were not tried as skipped, with the reason.
-    fn keep_rest(&mut self, group: &[Movable<'a>], targets: usize) {
-        for movable in group.iter().filter(|movable| !movable.out) {
+    fn skip_rest(&mut self, group: &[MovablePod<'a>], targets: usize) {
+        for movable in group.iter().filter(|movable| !movable.tried) {
             let said = format!(
                 "none of {targets} cold nodes takes it so that the load is more even and no threshold exceeded"
             );
@@ -348,7 +348,7 @@ impl<'a> BalanceRun<'_, 'a> {
 }
 
 /// Returns true if no other pod of the node can be evicted either.
-fn ends_node(why: &Why) -> bool {
+fn is_node_limit(why: &Why) -> bool {
     matches!(
         why.rule,
         "MaxNoOfPodsToEvictTotal" | "MaxNoOfPodsToEvictPerNode"

@@ -5,7 +5,7 @@
 
 mod profile;
 
-pub use profile::{Completed, CompletedProfile};
+pub use profile::{CompletedConfig, CompletedProfile};
 
 use crate::config::{API_VERSION, ConfigError, Configuration, check_selectors, decode, refuse};
 use crate::framework::PluginHandles;

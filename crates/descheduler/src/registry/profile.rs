@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A configuration with all defaults filled in, and its decoded plugin arguments.
-pub struct Completed {
+pub struct CompletedConfig {
     /// The configuration with the enabled plugins of each extension point and the arguments of each plugin
     /// listed explicitly.
     pub config: Configuration,
@@ -26,9 +26,9 @@ pub struct CompletedProfile {
     plugins: BTreeMap<String, DecodedArgs>,
 }
 
-impl std::fmt::Debug for Completed {
+impl std::fmt::Debug for CompletedConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = f.debug_struct("Completed");
+        let mut shown = f.debug_struct("CompletedConfig");
         shown.field("config", &self.config).finish_non_exhaustive()
     }
 }
@@ -48,14 +48,14 @@ impl Registry {
     /// # Errors
     /// Returns an error if an enabled plugin does not exist or is listed twice, if not exactly one plugin
     /// evicts, or if plugin arguments are invalid.
-    pub fn complete(&self, mut config: Configuration) -> Result<Completed, ConfigError> {
+    pub fn complete(&self, mut config: Configuration) -> Result<CompletedConfig, ConfigError> {
         let mut notes = Vec::new();
         let mut profiles = Vec::new();
         for (at, profile) in config.profiles.iter_mut().enumerate() {
             let plugins = self.complete_profile(at, profile, &mut notes)?;
             profiles.push(CompletedProfile { at, plugins });
         }
-        Ok(Completed {
+        Ok(CompletedConfig {
             config,
             profiles,
             notes,
@@ -155,7 +155,7 @@ impl Registry {
     }
 }
 
-impl Completed {
+impl CompletedConfig {
     /// Builds every enabled plugin, once for each profile.
     ///
     /// # Errors

@@ -87,7 +87,7 @@ fn registry() -> Registry {
         .with::<Lenient>("Other", false, |_| Ok(()), |_, _| Ok(anything()))
 }
 
-fn completed(profiles: &str) -> Result<Completed, ConfigError> {
+fn completed(profiles: &str) -> Result<CompletedConfig, ConfigError> {
     let head = "apiVersion: descheduler/v1alpha2\nkind: DeschedulerConfiguration\n";
     registry().complete(Configuration::parse(&format!(
         "{head}profiles: {profiles}\n"

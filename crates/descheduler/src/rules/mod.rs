@@ -13,7 +13,7 @@ pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
 pub use fit::{Fit, FitError, allows, same_requirements};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};
 pub use reason::Why;
-pub use select::{Choice, Namespaces, PodSelector};
+pub use select::{Namespaces, PodSelection, PodSelector};
 
 #[cfg(test)]
 mod tests;

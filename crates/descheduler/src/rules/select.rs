@@ -33,7 +33,7 @@ pub struct PodSelector {
 
 /// Pod selection by `evictableNamespaces` and `podSelectors` of a plugin.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Choice {
+pub struct PodSelection {
     /// Namespaces; all without a value.
     pub namespaces: Option<Namespaces>,
     /// Alternatives, of which one must match. Entries without a selector are skipped, like in upstream; all
@@ -74,7 +74,7 @@ impl PodSelector {
     }
 }
 
-impl Choice {
+impl PodSelection {
     /// Validates namespaces and selectors.
     ///
     /// # Errors

@@ -152,7 +152,7 @@ fn check_namespaces(namespaces: Option<&Namespaces>) -> Result<(), String> {
 }
 
 /// Checks that `pod` is in `namespaces` and matches `labels`.
-fn within(
+fn check_selected(
     namespaces: Option<&Namespaces>,
     labels: Option<&LabelSelector>,
     pod: &PodInfo,
@@ -172,7 +172,7 @@ fn within(
 
 /// Evicts `pod` if all filters and the evictor agree; otherwise records it as skipped. Returns true if it is
 /// evicted.
-fn remove(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, reason: String) -> bool {
+fn try_evict(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, reason: String) -> bool {
     cycle.filter(pod) && cycle.pre_evict(pod) && cycle.evict(pod, reason).is_ok()
 }
 

@@ -1,8 +1,8 @@
 //! `PodLifeTime`: evicts pods that exist for too long, or that are in a state for too long.
 
 use super::{
-    check_listed, check_namespaces, exit_code, remove, seconds_since, state_reason, statuses,
-    within,
+    check_listed, check_namespaces, check_selected, exit_code, seconds_since, state_reason,
+    statuses, try_evict,
 };
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::Namespaces;
@@ -130,7 +130,7 @@ impl Strategy for PodLifeTime {
         // Limits and budgets may stop short of all of them, so the oldest are evicted first.
         going.sort_by_key(|(pod, _)| pod.created);
         for (pod, reason) in going {
-            remove(cycle, pod, reason);
+            try_evict(cycle, pod, reason);
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Strategy for PodLifeTime {
 impl Args {
     /// Returns the reason to evict `pod`, or why it stays.
     fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
-        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
+        check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let mut reasons = Vec::new();
         if let Some(limit) = self.max_pod_life_time_seconds {
             match seconds_since(pod.created, now) {

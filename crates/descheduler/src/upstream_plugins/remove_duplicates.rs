@@ -1,6 +1,6 @@
 //! `RemoveDuplicates`: evicts pods of one owner that share a node although they could be spread.
 
-use super::{check_namespaces, remove, within};
+use super::{check_namespaces, check_selected, try_evict};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::{Namespaces, allows};
 use crate::state::{NodeInfo, PodInfo};
@@ -143,7 +143,7 @@ impl Args {
         let excluded = |kind: &str| self.exclude_owner_kinds.iter().any(|other| other == kind);
         !pod.owners.is_empty()
             && !pod.owners.iter().any(|owner| excluded(&owner.kind))
-            && within(self.namespaces.as_ref(), None, pod).is_ok()
+            && check_selected(self.namespaces.as_ref(), None, pod).is_ok()
     }
 }
 
@@ -182,7 +182,7 @@ fn spread(
                 let reason = format!(
                     "is one of {there} pods of {kind} {owner} on node {node}, {most} of which are enough"
                 );
-                if remove(cycle, pod, reason) {
+                if try_evict(cycle, pod, reason) {
                     gone.insert(pod.uid.clone());
                 }
             }

@@ -1,6 +1,8 @@
 //! `RemoveFailedPods`: evicts pods that failed and were not cleaned up.
 
-use super::{check_namespaces, exit_code, remove, seconds_since, state_reason, statuses, within};
+use super::{
+    check_namespaces, check_selected, exit_code, seconds_since, state_reason, statuses, try_evict,
+};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::Namespaces;
 use crate::state::{Phase, PodInfo};
@@ -57,7 +59,7 @@ impl Strategy for RemoveFailedPods {
             let pods = cycle.pods_on(&node.name);
             for pod in pods.into_iter().filter(|pod| pod.phase == Phase::Failed) {
                 match self.0.judge(pod, now) {
-                    Ok(reason) => _ = remove(cycle, pod, reason),
+                    Ok(reason) => _ = try_evict(cycle, pod, reason),
                     Err(why) => cycle.skip_pod(pod, why),
                 }
             }
@@ -69,7 +71,7 @@ impl Strategy for RemoveFailedPods {
 impl Args {
     /// Returns the reason to evict the failed `pod`, or why it stays.
     fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
-        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
+        check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let (age, least) = (
             seconds_since(pod.created, now).unwrap_or(0),
             self.min_pod_lifetime_seconds,

@@ -1,6 +1,6 @@
 //! `RemovePodsHavingTooManyRestarts`: evicts pods that restarted too often.
 
-use super::{check_listed, check_namespaces, remove, statuses, within};
+use super::{check_listed, check_namespaces, check_selected, statuses, try_evict};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::Namespaces;
 use crate::state::{ContainerState, PodInfo};
@@ -56,7 +56,7 @@ impl Strategy for TooManyRestarts {
             for (restarts, pod) in going {
                 let threshold = self.0.pod_restart_threshold;
                 let reason = format!("restarted {restarts} times, which is at least {threshold}");
-                remove(cycle, pod, reason);
+                try_evict(cycle, pod, reason);
             }
         }
         Ok(())
@@ -70,7 +70,7 @@ impl Args {
     }
 
     fn judge(&self, pod: &PodInfo, restarts: i64) -> Result<(), Why> {
-        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
+        check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let threshold = self.pod_restart_threshold;
         if restarts < i64::from(threshold) {
             let said = format!("it restarted {restarts} times, which is less than {threshold}");

@@ -1,7 +1,7 @@
 //! `RemovePodsViolatingInterPodAntiAffinity`: evicts pods whose anti-affinity matches a pod nearby.
 
 use super::free_capacity::{anti_affinity, anti_affinity_matches};
-use super::{by_importance, check_namespaces, remove, within};
+use super::{by_importance, check_namespaces, check_selected, try_evict};
 use crate::framework::{Cycle, Strategy, StrategyError};
 use crate::rules::Namespaces;
 use crate::state::{NodeInfo, PodInfo, Snapshot};
@@ -45,7 +45,7 @@ impl Strategy for ViolatingAntiAffinity {
                     continue;
                 };
                 let reason = format!("does not bear {other} on node {}", node.name);
-                if remove(cycle, pod, reason) {
+                if try_evict(cycle, pod, reason) {
                     // Other pods whose anti-affinity matches this one need not be evicted any more.
                     pods_by_node.gone.insert(pod.uid.clone());
                 }
@@ -58,7 +58,7 @@ impl Strategy for ViolatingAntiAffinity {
 impl Args {
     /// Returns true if `pod` may be evicted by this strategy. Other pods still count as conflicts.
     fn selects(&self, pod: &PodInfo) -> bool {
-        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod).is_ok()
+        check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod).is_ok()
     }
 }
 

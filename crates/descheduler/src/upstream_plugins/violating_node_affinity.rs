@@ -2,7 +2,7 @@
 //! more, or that prefer another node.
 
 use super::free_capacity::FreeCapacity;
-use super::{check_listed, check_namespaces, remove, within};
+use super::{check_listed, check_namespaces, check_selected, try_evict};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::{Namespaces, allows};
 use crate::state::{NodeInfo, PodInfo};
@@ -77,7 +77,7 @@ impl ViolatingNodeAffinity {
                 let Some((reason, above)) = judge(pod, node, nodes) else {
                     continue;
                 };
-                if let Err(why) = within(
+                if let Err(why) = check_selected(
                     self.0.namespaces.as_ref(),
                     self.0.label_selector.as_ref(),
                     pod,
@@ -90,7 +90,7 @@ impl ViolatingNodeAffinity {
                 let mut targets = nodes.iter().filter(|node| better(node));
                 let capacity = capacity.get_or_insert_with(|| FreeCapacity::after_moves(cycle));
                 if targets.any(|node| capacity.takes(snapshot, pod, node)) {
-                    if remove(cycle, pod, reason) {
+                    if try_evict(cycle, pod, reason) {
                         capacity.leave(pod);
                     }
                 } else {

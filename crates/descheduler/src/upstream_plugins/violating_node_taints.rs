@@ -1,7 +1,7 @@
 //! `RemovePodsViolatingNodeTaints`: evicts pods that do not tolerate a taint that their node got after they
 //! were scheduled.
 
-use super::{check_namespaces, remove, within};
+use super::{check_namespaces, check_selected, try_evict};
 use crate::framework::{Cycle, Strategy, StrategyError};
 use crate::rules::Namespaces;
 use k8s_openapi::api::core::v1::Taint;
@@ -62,12 +62,14 @@ impl Strategy for NodeTaints {
                     continue;
                 };
                 asked += 1;
-                match within(
+                match check_selected(
                     self.0.namespaces.as_ref(),
                     self.0.label_selector.as_ref(),
                     pod,
                 ) {
-                    Ok(()) => _ = remove(cycle, pod, format!("does not tolerate {}", shown(taint))),
+                    Ok(()) => {
+                        _ = try_evict(cycle, pod, format!("does not tolerate {}", shown(taint)))
+                    }
                     Err(why) => cycle.skip_pod(pod, why),
                 }
             }

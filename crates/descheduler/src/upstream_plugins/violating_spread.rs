@@ -11,7 +11,7 @@ mod members;
 use self::candidates::Candidates;
 use self::members::{ConstraintCounts, Domain, Domains, Member, Members};
 use super::free_capacity::FreeCapacity;
-use super::{check_listed, check_namespaces, remove, within};
+use super::{check_listed, check_namespaces, check_selected, try_evict};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::rules::Namespaces;
 use crate::state::{NodeInfo, PodInfo};
@@ -106,7 +106,7 @@ impl ViolatingSpread {
 
     fn selects(&self, pod: &PodInfo) -> bool {
         let (namespaces, labels) = (self.0.namespaces.as_ref(), self.0.label_selector.as_ref());
-        within(namespaces, labels, pod).is_ok()
+        check_selected(namespaces, labels, pod).is_ok()
     }
 
     /// Sorts `pods` of one namespace by whether they may be evicted, and collects the constraints of those
@@ -189,7 +189,7 @@ impl ViolatingSpread {
                 continue;
             };
             let pod = member.pod;
-            if remove(cycle, pod, reason) {
+            if try_evict(cycle, pod, reason) {
                 capacity.leave(pod);
             } else {
                 member.is_movable = false;

@@ -47,13 +47,13 @@ pub struct Filter {
     pass: usize,
     begun: bool,
     /// Frames whose header block is not complete.
-    open: Option<Open>,
+    open: Option<HeaderBlock>,
     /// True once all further bytes are passed on unchanged.
-    blind: bool,
+    passthrough: bool,
 }
 
 #[derive(Debug)]
-struct Open {
+struct HeaderBlock {
     flags: u8,
     stream: u32,
     block: BytesMut,
@@ -62,25 +62,25 @@ struct Open {
 }
 
 impl Filter {
-    /// Moves what can be passed on from `came` to `out`. The rest stays until more bytes arrive.
-    pub fn pass(&mut self, came: &mut BytesMut, out: &mut BytesMut) {
+    /// Moves what can be passed on from `received` to `out`. The rest stays until more bytes arrive.
+    pub fn pass(&mut self, received: &mut BytesMut, out: &mut BytesMut) {
         if !self.begun {
             self.begun = true;
             self.pass = PREFACE;
         }
         loop {
-            if self.blind {
-                self.pass = came.len();
+            if self.passthrough {
+                self.pass = received.len();
             }
             if self.pass > 0 {
-                let length = self.pass.min(came.len());
-                out.put(came.split_to(length));
+                let length = self.pass.min(received.len());
+                out.put(received.split_to(length));
                 self.pass -= length;
-                if self.pass > 0 || came.is_empty() {
+                if self.pass > 0 || received.is_empty() {
                     return;
                 }
             }
-            let Some(header) = came.first_chunk::<HEADER>() else {
+            let Some(header) = received.first_chunk::<HEADER>() else {
                 return;
             };
             let length =
@@ -95,16 +95,16 @@ impl Filter {
             if !expected || held + length > BLOCK {
                 if let Some(open) = self.open.take() {
                     out.put(open.frames);
-                    self.blind = true;
+                    self.passthrough = true;
                 }
                 self.pass = HEADER + length;
                 continue;
             }
-            if came.len() < HEADER + length {
+            if received.len() < HEADER + length {
                 return;
             }
-            let frame = came.split_to(HEADER + length);
-            let open = self.open.get_or_insert_with(|| Open {
+            let frame = received.split_to(HEADER + length);
+            let open = self.open.get_or_insert_with(|| HeaderBlock {
                 flags,
                 stream,
                 block: BytesMut::new(),
@@ -117,7 +117,7 @@ impl Filter {
             };
             let Some(part) = part else {
                 // The padding is longer than the frame.
-                self.blind = true;
+                self.passthrough = true;
                 out.put(std::mem::take(&mut open.frames));
                 self.open = None;
                 continue;
@@ -126,7 +126,7 @@ impl Filter {
             if flags & END_HEADERS != 0
                 && let Some(open) = self.open.take()
             {
-                match replaced(&open.block) {
+                match replace_authority(&open.block) {
                     Some(block) => write(&open, &block, out),
                     None => out.put(open.frames),
                 }
@@ -135,11 +135,11 @@ impl Filter {
     }
 
     /// Ends the stream: passes on what is buffered.
-    pub fn end(&mut self, came: &mut BytesMut, out: &mut BytesMut) {
+    pub fn end(&mut self, received: &mut BytesMut, out: &mut BytesMut) {
         if let Some(open) = self.open.take() {
             out.put(open.frames);
         }
-        out.put(came.split());
+        out.put(received.split());
     }
 }
 
@@ -158,7 +158,7 @@ fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
 }
 
 /// Writes the block in frames that any receiver accepts.
-fn write(open: &Open, block: &[u8], out: &mut BytesMut) {
+fn write(open: &HeaderBlock, block: &[u8], out: &mut BytesMut) {
     let mut parts = block.chunks(FRAME).peekable();
     let mut kind = HEADERS;
     // The block is not empty: it has an authority.
@@ -180,7 +180,7 @@ fn write(open: &Open, block: &[u8], out: &mut BytesMut) {
 }
 
 /// Returns the block with the authority replaced; `None` if it has no literal authority, or is invalid.
-fn replaced(block: &[u8]) -> Option<BytesMut> {
+fn replace_authority(block: &[u8]) -> Option<BytesMut> {
     let mut out: Option<BytesMut> = None;
     let (mut rest, mut copied) = (block, 0);
     while let Some(first) = rest.first().copied() {
@@ -248,7 +248,7 @@ fn string(from: &mut &[u8]) -> Option<usize> {
 pub struct Tolerant<S> {
     inner: S,
     filter: Filter,
-    came: BytesMut,
+    received: BytesMut,
     ready: BytesMut,
     ended: bool,
 }
@@ -259,7 +259,7 @@ impl<S> Tolerant<S> {
         Tolerant {
             inner,
             filter: Filter::default(),
-            came: BytesMut::new(),
+            received: BytesMut::new(),
             ready: BytesMut::new(),
             ended: false,
         }
@@ -282,14 +282,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Tolerant<S> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.ready.is_empty() && !this.ended {
-            this.came.reserve(FRAME);
+            this.received.reserve(FRAME);
             let inner = Pin::new(&mut this.inner);
-            let length = ready!(tokio_util::io::poll_read_buf(inner, cx, &mut this.came))?;
+            let length = ready!(tokio_util::io::poll_read_buf(inner, cx, &mut this.received))?;
             if length > 0 {
-                this.filter.pass(&mut this.came, &mut this.ready);
+                this.filter.pass(&mut this.received, &mut this.ready);
             } else {
                 this.ended = true;
-                this.filter.end(&mut this.came, &mut this.ready);
+                this.filter.end(&mut this.received, &mut this.ready);
             }
         }
         let length = this.ready.len().min(buffer.remaining());

@@ -34,20 +34,20 @@ const QUEUE: usize = 16;
 /// A connection with channels. It is closed when this value is dropped.
 #[derive(Debug)]
 pub struct Mux {
-    end: Arc<End>,
+    end: Arc<ConnectionState>,
     task: Option<JoinHandle<()>>,
     _guard: DropGuard,
 }
 
 #[derive(Debug)]
-struct End {
+struct ConnectionState {
     /// Why the connection ended; `None` before, and after a regular end.
     fault: Mutex<Option<String>>,
     closed: CancellationToken,
 }
 
-impl End {
-    fn because(&self, fault: impl std::fmt::Display) {
+impl ConnectionState {
+    fn set_fault(&self, fault: impl std::fmt::Display) {
         self.fault.lock().get_or_insert_with(|| fault.to_string());
     }
 
@@ -61,11 +61,11 @@ impl End {
 #[derive(Debug)]
 pub struct Channel {
     id: u32,
-    end: Arc<End>,
-    came: mpsc::UnboundedReceiver<Bytes>,
+    end: Arc<ConnectionState>,
+    received: mpsc::UnboundedReceiver<Bytes>,
     /// Unread rest of the last piece.
     rest: Bytes,
-    /// Number of bytes in `came`.
+    /// Number of bytes in `received`.
     unread: Arc<AtomicUsize>,
     queue: PollSender<(u32, Bytes)>,
 }
@@ -84,14 +84,14 @@ impl Mux {
         ids: [u32; N],
     ) -> (Mux, [Channel; N]) {
         let closed = CancellationToken::new();
-        let end = Arc::new(End {
+        let end = Arc::new(ConnectionState {
             fault: Mutex::new(None),
             closed: closed.clone(),
         });
         let (frames, queue) = mpsc::channel(QUEUE);
         let mut inboxes = Vec::with_capacity(N);
         let channels = ids.map(|id| {
-            let (sender, came) = mpsc::unbounded_channel();
+            let (sender, received) = mpsc::unbounded_channel();
             let unread = Arc::new(AtomicUsize::new(0));
             inboxes.push(Inbox {
                 id,
@@ -101,7 +101,7 @@ impl Mux {
             Channel {
                 id,
                 end: Arc::clone(&end),
-                came,
+                received,
                 rest: Bytes::new(),
                 unread,
                 queue: PollSender::new(frames.clone()),
@@ -135,7 +135,7 @@ impl Mux {
 
 async fn run(
     trunk: impl AsyncRead + AsyncWrite,
-    end: Arc<End>,
+    end: Arc<ConnectionState>,
     inboxes: Vec<Inbox>,
     mut queue: mpsc::Receiver<(u32, Bytes)>,
 ) {
@@ -185,7 +185,7 @@ async fn run(
         () = end.closed.cancelled() => Ok(()),
     };
     if let Err(fault) = result {
-        end.because(fault);
+        end.set_fault(fault);
     }
     // The peer must see the end even if a copy of the socket is open elsewhere.
     let _ = write.shutdown().await;
@@ -200,7 +200,7 @@ impl AsyncRead for Channel {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.rest.is_empty() {
-            match ready!(this.came.poll_recv(cx)) {
+            match ready!(this.received.poll_recv(cx)) {
                 Some(piece) => this.rest = piece,
                 None => return Poll::Ready(this.end.error().map_or(Ok(()), Err)),
             }
@@ -223,7 +223,7 @@ impl AsyncWrite for Channel {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let broken = |end: &End| {
+        let broken = |end: &ConnectionState| {
             end.error()
                 .unwrap_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))
         };

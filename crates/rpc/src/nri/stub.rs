@@ -217,7 +217,7 @@ pub struct Stub<H> {
 }
 
 /// How a connection ended.
-enum Ended {
+enum ConnectionEnd {
     /// It had been synchronized.
     Up(String),
     /// It was never synchronized.
@@ -261,11 +261,11 @@ impl<H: Handler> Stub<H> {
             };
             self.runtime.send_replace(None);
             let why = match ended {
-                Ended::Up(why) => {
+                ConnectionEnd::Up(why) => {
                     delay = self.settings.retry;
                     why
                 }
-                Ended::Down(why) => why,
+                ConnectionEnd::Down(why) => why,
             };
             // Random jitter, so that the plugins of a restarted runtime do not all reconnect at once.
             let wait = delay.mul_f64(1.0 + fastrand::f64() / 10.0);
@@ -292,10 +292,10 @@ impl<H: Handler> Stub<H> {
         }
     }
 
-    async fn once(&self) -> Ended {
+    async fn once(&self) -> ConnectionEnd {
         let stream = match self.dial().await {
             Ok(stream) => stream,
-            Err(error) => return Ended::Down(error.to_string()),
+            Err(error) => return ConnectionEnd::Down(error.to_string()),
         };
         let (mux, [plugin, runtime]) = Mux::open(stream, [PLUGIN_CHANNEL, RUNTIME_CHANNEL]);
         let runtime = RuntimeClient(Client::new(runtime));
@@ -320,9 +320,9 @@ impl<H: Handler> Stub<H> {
         drop((server, session, runtime));
         mux.close().await;
         if up.into_inner() {
-            Ended::Up(why)
+            ConnectionEnd::Up(why)
         } else {
-            Ended::Down(why)
+            ConnectionEnd::Down(why)
         }
     }
 

@@ -55,16 +55,16 @@ struct Shared {
 struct Calls {
     /// Stream id of the next call; `None` when they are used up.
     next: Option<u32>,
-    waiting: BTreeMap<u32, oneshot::Sender<Outcome>>,
+    waiting: BTreeMap<u32, oneshot::Sender<CallResult>>,
     /// Error that ended the connection.
     ended: Option<Error>,
 }
 
 #[derive(Debug)]
-enum Outcome {
+enum CallResult {
     Answer(Bytes),
     Oversized(usize),
-    Nonsense(Kind),
+    UnexpectedKind(Kind),
     Closed(Error),
 }
 
@@ -142,10 +142,12 @@ impl Client {
             fault,
         };
         let message = match outcome {
-            Outcome::Answer(message) => message,
-            Outcome::Nonsense(kind) => return Err(malformed(format!("a frame of kind {kind:?}"))),
-            Outcome::Closed(error) => return Err(error),
-            Outcome::Oversized(length) => {
+            CallResult::Answer(message) => message,
+            CallResult::UnexpectedKind(kind) => {
+                return Err(malformed(format!("a frame of kind {kind:?}")));
+            }
+            CallResult::Closed(error) => return Err(error),
+            CallResult::Oversized(length) => {
                 return Err(Error::Oversized {
                     method: full(),
                     length,
@@ -160,7 +162,7 @@ impl Client {
         R::decode(response.payload.as_slice()).map_err(|e| malformed(e.to_string()))
     }
 
-    async fn exchange(&self, request: Vec<u8>) -> Result<Outcome, Error> {
+    async fn exchange(&self, request: Vec<u8>) -> Result<CallResult, Error> {
         let shared = &self.shared;
         let room = tokio::select! {
             room = shared.queue.reserve() => room.map_err(|_| shared.why())?,
@@ -181,7 +183,7 @@ impl Client {
             room.send((stream, request));
             stream
         };
-        let _forget = Forget { shared, stream };
+        let _guard = PendingCallGuard { shared, stream };
         told.await.map_err(|_| shared.why())
     }
 
@@ -198,12 +200,12 @@ impl Client {
 }
 
 /// Removes a call from the table when its caller stops waiting.
-struct Forget<'a> {
+struct PendingCallGuard<'a> {
     shared: &'a Shared,
     stream: u32,
 }
 
-impl Drop for Forget<'_> {
+impl Drop for PendingCallGuard<'_> {
     fn drop(&mut self) {
         self.shared.calls.lock().waiting.remove(&self.stream);
     }
@@ -223,12 +225,12 @@ impl Shared {
             std::mem::take(&mut calls.waiting)
         };
         for (_, tell) in waiting {
-            let _ = tell.send(Outcome::Closed(error.clone()));
+            let _ = tell.send(CallResult::Closed(error.clone()));
         }
         self.closed.cancel();
     }
 
-    fn deliver(&self, header: Header, outcome: Outcome) {
+    fn deliver(&self, header: Header, outcome: CallResult) {
         let waiting = self.calls.lock().waiting.remove(&header.stream);
         match waiting {
             // The caller may have given up in between.
@@ -262,13 +264,13 @@ async fn run(
             while let Some(frame) = decoder.next(&mut buffer) {
                 match frame {
                     Frame::Message(header, message) if header.kind == Kind::Response => {
-                        shared.deliver(header, Outcome::Answer(message));
+                        shared.deliver(header, CallResult::Answer(message));
                     }
                     Frame::Message(header, _) => {
-                        shared.deliver(header, Outcome::Nonsense(header.kind));
+                        shared.deliver(header, CallResult::UnexpectedKind(header.kind));
                     }
                     Frame::Oversized(header) => {
-                        shared.deliver(header, Outcome::Oversized(header.length as usize));
+                        shared.deliver(header, CallResult::Oversized(header.length as usize));
                     }
                 }
             }

@@ -133,12 +133,12 @@ impl Server {
         loop {
             while let Some(frame) = decoder.next(&mut buffer) {
                 let (stream, answer) = match self.admit(frame, &mut last) {
-                    Admitted::Call(stream, answer) => (stream, answer),
-                    Admitted::Refused(stream, status) => {
+                    Admission::Call(stream, answer) => (stream, answer),
+                    Admission::Refused(stream, status) => {
                         let answer = async { Err(status) };
                         (stream, answer.boxed())
                     }
-                    Admitted::Ignored => continue,
+                    Admission::Ignored => continue,
                 };
                 while calls.try_join_next().is_some() {}
                 let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
@@ -157,9 +157,9 @@ impl Server {
         }
     }
 
-    fn admit(&self, frame: Frame, last: &mut u32) -> Admitted {
+    fn admit(&self, frame: Frame, last: &mut u32) -> Admission {
         let refused = |header: Header, code, message: String| {
-            Admitted::Refused(header.stream, Status::new(code, message))
+            Admission::Refused(header.stream, Status::new(code, message))
         };
         let (header, message) = match frame {
             Frame::Message(header, message) => (header, message),
@@ -182,7 +182,7 @@ impl Server {
                 return refused(header, Code::InvalidArgument, message);
             }
             // Ignored for compatibility with later versions.
-            Kind::Response | Kind::Other(_) => return Admitted::Ignored,
+            Kind::Response | Kind::Other(_) => return Admission::Ignored,
         }
         if header.stream <= *last {
             let message = format!("stream {} comes after {last}", header.stream);
@@ -212,11 +212,11 @@ impl Server {
             },
         };
         let service = Arc::clone(service);
-        Admitted::Call(header.stream, bounded(service, call, timeout).boxed())
+        Admission::Call(header.stream, bounded(service, call, timeout).boxed())
     }
 }
 
-enum Admitted {
+enum Admission {
     Call(u32, Answer),
     Refused(u32, Status),
     Ignored,

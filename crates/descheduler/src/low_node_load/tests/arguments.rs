@@ -45,8 +45,8 @@ fn defaults_are_upstreams() {
     }
 }
 
-fn condition(timeout: i64, abnormal: u32, normal: u32) -> Condition {
-    Condition {
+fn condition(timeout: i64, abnormal: u32, normal: u32) -> AnomalyCondition {
+    AnomalyCondition {
         timeout: koord_api::duration::GoDuration::from_secs(timeout),
         consecutive_abnormalities: abnormal,
         consecutive_normalities: normal,

@@ -9,8 +9,8 @@ fn now() -> Timestamp {
     TestCluster::default().now
 }
 
-fn condition(timeout: i64, abnormal: u32, normal: u32) -> Condition {
-    Condition {
+fn condition(timeout: i64, abnormal: u32, normal: u32) -> AnomalyCondition {
+    AnomalyCondition {
         timeout: GoDuration::from_secs(timeout),
         consecutive_abnormalities: abnormal,
         consecutive_normalities: normal,
@@ -21,18 +21,18 @@ fn condition(timeout: i64, abnormal: u32, normal: u32) -> Condition {
 #[test]
 fn a_detector_goes_wrong_and_right_again() {
     let (condition, mut detector, now) = (condition(3, 1, 0), Detector::default(), now());
-    assert!(!detector.mark(true, now, &condition));
-    assert!(!detector.mark(false, now, &condition));
+    assert!(!detector.record(true, now, &condition));
+    assert!(!detector.record(false, now, &condition));
     assert_eq!(detector.abnormal(), 1);
-    assert!(detector.mark(false, now, &condition));
-    assert!(!detector.mark(true, now, &condition));
-    detector.mark(false, now, &condition);
-    assert!(detector.mark(false, now, &condition));
-    assert!(detector.is_wrong(now + SignedDuration::from_secs(3)));
+    assert!(detector.record(false, now, &condition));
+    assert!(!detector.record(true, now, &condition));
+    detector.record(false, now, &condition);
+    assert!(detector.record(false, now, &condition));
+    assert!(detector.is_abnormal(now + SignedDuration::from_secs(3)));
     let later = now + SignedDuration::from_millis(3001);
-    assert!(!detector.is_wrong(later));
-    assert!(!detector.mark(false, later, &condition));
-    assert!(detector.mark(false, later, &condition));
+    assert!(!detector.is_abnormal(later));
+    assert!(!detector.record(false, later, &condition));
+    assert!(detector.record(false, later, &condition));
     assert_eq!(detector.abnormal(), 0);
 }
 
@@ -55,7 +55,11 @@ fn a_detector_is_right_again_only_after_enough_in_a_row() {
         (true, false),
     ];
     for (at, (normal, wrong)) in marks.into_iter().enumerate() {
-        assert_eq!(detector.mark(normal, now(), &condition), wrong, "mark {at}");
+        assert_eq!(
+            detector.record(normal, now(), &condition),
+            wrong,
+            "mark {at}"
+        );
     }
 }
 
@@ -73,7 +77,7 @@ fn nodes_are_hot_for_long_as_upstream_says() {
         let mut hot = |nodes: &[&'static str]| -> Vec<&'static str> {
             let long = nodes
                 .iter()
-                .filter(|node| detectors.is_over(0, &Arc::from(**node), now(), &condition));
+                .filter(|node| detectors.record_over(0, &Arc::from(**node), now(), &condition));
             long.copied().collect()
         };
         for _ in 0..abnormal {
@@ -93,23 +97,23 @@ fn nodes_cool_down_as_upstream_says() {
     let hot = || {
         let mut detectors = Detectors::default();
         let long: Vec<_> = (0..3)
-            .map(|_| detectors.is_over(0, &node, now(), &condition))
+            .map(|_| detectors.record_over(0, &node, now(), &condition))
             .collect();
         assert_eq!(long, [false, false, true]);
         detectors
     };
     let mut detectors = hot();
     detectors.reset(0, &node);
-    assert!(!detectors.is_over(0, &node, now(), &condition));
+    assert!(!detectors.record_over(0, &node, now(), &condition));
     let mut detectors = hot();
     for _ in 0..2 {
-        detectors.is_not_over(0, &node, now(), &condition);
+        detectors.record_not_over(0, &node, now(), &condition);
     }
-    assert!(detectors.is_over(0, &node, now(), &condition));
+    assert!(detectors.record_over(0, &node, now(), &condition));
     for _ in 0..3 {
-        detectors.is_not_over(0, &node, now(), &condition);
+        detectors.record_not_over(0, &node, now(), &condition);
     }
-    assert!(!detectors.is_over(0, &node, now(), &condition));
+    assert!(!detectors.record_over(0, &node, now(), &condition));
 }
 
 #[test]
@@ -119,15 +123,15 @@ fn a_node_is_remembered_as_long_as_it_exists() {
     let day = SignedDuration::from_hours(24);
     for cycle in 0..3 {
         let then = now() + day * cycle;
-        assert_eq!(detectors.is_over(0, &old, then, &condition), cycle == 2);
-        detectors.keep(&[&old].into_iter().collect());
+        assert_eq!(detectors.record_over(0, &old, then, &condition), cycle == 2);
+        detectors.retain(&[&old].into_iter().collect());
     }
-    detectors.keep(&[&new].into_iter().collect());
-    assert_eq!(detectors.times(0, &old), 0);
-    assert!(!detectors.is_over(0, &old, now(), &condition));
+    detectors.retain(&[&new].into_iter().collect());
+    assert_eq!(detectors.abnormal_count(0, &old), 0);
+    assert!(!detectors.record_over(0, &old, now(), &condition));
     // Another pool counts for itself.
-    assert!(!detectors.is_over(1, &old, now(), &condition));
-    assert_eq!(detectors.times(1, &old), 1);
+    assert!(!detectors.record_over(1, &old, now(), &condition));
+    assert_eq!(detectors.abnormal_count(1, &old), 1);
 }
 
 /// A descheduler with this interval, of whose pods one goes in each cycle, and the cycles in which one went.

@@ -8,9 +8,13 @@ fn pool(value: Value) -> Pool {
     args(value).pools().remove(0)
 }
 
-fn of_one<T>(world: &TestCluster, pool: &Pool, then: impl Fn(&Load<'_>, &Watched) -> T) -> Vec<T> {
+fn of_one<T>(
+    world: &TestCluster,
+    pool: &Pool,
+    then: impl Fn(&Load<'_>, &PoolResources) -> T,
+) -> Vec<T> {
     let snapshot = world.snapshot();
-    let watched = Watched::new(pool, &snapshot.table);
+    let watched = PoolResources::new(pool, &snapshot.table);
     let departures = crate::framework::Departures::default();
     let load = |node| {
         let departures = departures.of_profile("test");
@@ -91,7 +95,7 @@ fn a_pool_has_the_nodes_that_it_selects() {
     );
     let names = |pool: &Pool, processed: &[&str]| {
         let processed = processed.iter().map(|name| Arc::from(*name)).collect();
-        let nodes = chosen(&world.nodes, pool, &processed).ok()?;
+        let nodes = pool_nodes(&world.nodes, pool, &processed).ok()?;
         Some(
             nodes
                 .iter()

@@ -1,4 +1,4 @@
-use super::args::{Args, Condition, Pool};
+use super::args::{AnomalyCondition, Args, Pool};
 use super::*;
 use crate::framework::{Filter, Framework, Plan, Why};
 use crate::rules::Evictable;

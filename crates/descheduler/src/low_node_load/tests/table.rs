@@ -10,7 +10,7 @@ struct Case {
     pods: Vec<(&'static str, &'static str, Value)>,
     /// How many pods upstream evicts.
     expected: usize,
-    /// How many go when choice and accounts are ours.
+    /// How many go when selection and accounts are ours.
     ours: usize,
     /// Which, if upstream's table says so.
     names: &'static [&'static str],

@@ -1,6 +1,6 @@
 //! `CustomPriorityArgs`.
 
-use crate::rules::{Choice, Namespaces, PodSelector};
+use crate::rules::{Namespaces, PodSelection, PodSelector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,8 +75,8 @@ impl Default for CustomPriorityArgs {
     }
 }
 
-pub(super) fn choice(args: &CustomPriorityArgs) -> Choice {
-    Choice {
+pub(super) fn selection(args: &CustomPriorityArgs) -> PodSelection {
+    PodSelection {
         namespaces: args.evictable_namespaces.clone(),
         selectors: args.pod_selectors.clone(),
     }
@@ -87,7 +87,7 @@ pub(super) fn choice(args: &CustomPriorityArgs) -> Choice {
 /// # Errors
 /// Returns the first field with an invalid value.
 pub fn check(args: &CustomPriorityArgs) -> Result<(), String> {
-    choice(args).check()?;
+    selection(args).check()?;
     let classes = args.eviction_order.len();
     if classes < 2 {
         return Err(format!(

@@ -50,7 +50,7 @@ impl TargetCapacity {
             } else {
                 self.has_amounts(pod, node)
             };
-            fits && self.has_place(node)
+            fits && self.has_pod_slot(node)
         };
         targets.iter().find(has)
     }
@@ -69,7 +69,10 @@ impl TargetCapacity {
 
     /// Explains why none of `targets` can take `pod`.
     pub(super) fn reasons(&self, pod: &PodInfo, targets: &[Arc<NodeInfo>]) -> String {
-        let full = targets.iter().filter(|node| !self.has_place(node)).count();
+        let full = targets
+            .iter()
+            .filter(|node| !self.has_pod_slot(node))
+            .count();
         let misfits = targets.iter().any(|node| !self.fit.can_place(pod, node));
         match (full, misfits) {
             (0, _) => self.fit.reasons(pod, targets),
@@ -91,7 +94,7 @@ impl TargetCapacity {
         wanted.all(|(id, wanted)| wanted <= left(id))
     }
 
-    fn has_place(&self, node: &NodeInfo) -> bool {
+    fn has_pod_slot(&self, node: &NodeInfo) -> bool {
         let there = self.pods.get(&node.name).copied().unwrap_or(0);
         !node.allocatable.contains(PODS) || there < node.allocatable.get(PODS)
     }

@@ -13,7 +13,7 @@ pub use args::{CustomPriorityArgs, Mode, ResourcePriority, check};
 
 use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
 use crate::move_history::MoveHistory;
-use crate::rules::Choice;
+use crate::rules::PodSelection;
 use crate::state::{NodeInfo, PodInfo};
 use capacity::TargetCapacity;
 use koord_api::selector;
@@ -29,7 +29,7 @@ const MISSES: usize = 5;
 #[derive(Debug)]
 pub struct CustomPriority {
     args: CustomPriorityArgs,
-    choice: Choice,
+    selection: PodSelection,
     history: MoveHistory,
 }
 
@@ -43,10 +43,10 @@ impl CustomPriority {
     /// Creates the strategy with arguments that [`check`] accepted.
     #[must_use]
     pub fn new(args: CustomPriorityArgs) -> Self {
-        let choice = args::choice(&args);
+        let selection = args::selection(&args);
         Self {
             args,
-            choice,
+            selection,
             history: MoveHistory::default(),
         }
     }
@@ -78,7 +78,7 @@ impl CustomPriority {
     fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
         let mut pods = Vec::new();
         for pod in cycle.active_on(&node.name) {
-            if cycle.accept_or_skip(pod, self.choice.admits(pod)) && cycle.filter(pod) {
+            if cycle.accept_or_skip(pod, self.selection.admits(pod)) && cycle.filter(pod) {
                 pods.push(pod.clone());
             }
         }
@@ -166,7 +166,7 @@ impl CustomPriority {
                 let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
                 cycle.note(Some(&node.name), text);
                 for other in pods.iter().filter(|other| other.uid != pod.uid) {
-                    cycle.skip_pod(other, stays(pod));
+                    cycle.skip_pod(other, node_stays(pod));
                 }
                 cycle.skip_pod(pod, Why::new("NodeFit", reasons));
                 return;
@@ -189,7 +189,7 @@ impl CustomPriority {
                 let text = format!("is not drained completely: {pod} stays: {why}");
                 cycle.note(Some(&node.name), text);
                 for other in pods.iter().skip(at + 1) {
-                    cycle.skip_pod(other, stays(pod));
+                    cycle.skip_pod(other, node_stays(pod));
                 }
                 return;
             }
@@ -243,7 +243,7 @@ impl CustomPriority {
 }
 
 /// Returns why other pods of its node stay when `pod` does.
-fn stays(pod: &PodInfo) -> Why {
+fn node_stays(pod: &PodInfo) -> Why {
     Why::new(
         "NodeStays",
         format!("its node cannot be cleared, as {pod} stays"),

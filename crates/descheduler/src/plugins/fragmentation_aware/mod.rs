@@ -7,7 +7,7 @@
 
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
 use crate::move_history::MoveHistory;
-use crate::rules::{Choice, Fit, Namespaces, PodSelector};
+use crate::rules::{Fit, Namespaces, PodSelection, PodSelector};
 use crate::state::{NodeInfo, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_model::resources::{Amounts, PODS, ResourceId};
@@ -86,7 +86,7 @@ impl Serialize for FragmentationAwareArgs {
 /// # Errors
 /// Returns the first field with an invalid value.
 pub fn check(args: &FragmentationAwareArgs) -> Result<(), String> {
-    choice(args).check()?;
+    selection(args).check()?;
     let mut seen = BTreeSet::new();
     for (at, name) in args.resources.iter().enumerate() {
         if !seen.insert(name) {
@@ -104,8 +104,8 @@ pub fn check(args: &FragmentationAwareArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn choice(args: &FragmentationAwareArgs) -> Choice {
-    Choice {
+fn selection(args: &FragmentationAwareArgs) -> PodSelection {
+    PodSelection {
         namespaces: args.evictable_namespaces.clone(),
         selectors: args.pod_selectors.clone(),
     }
@@ -115,18 +115,18 @@ fn choice(args: &FragmentationAwareArgs) -> Choice {
 #[derive(Debug)]
 pub struct FragmentationAware {
     args: FragmentationAwareArgs,
-    choice: Choice,
+    selection: PodSelection,
     history: MoveHistory,
 }
 
 /// Requests of the pods of a node.
 #[derive(Debug, Clone, Default)]
-struct Requested {
+struct NodeRequests {
     amounts: Amounts,
     pods: i64,
 }
 
-impl Requested {
+impl NodeRequests {
     fn add(&mut self, pod: &PodInfo) {
         self.amounts.add_all(&pod.shape.requests);
         self.pods += 1;
@@ -150,7 +150,7 @@ impl Requested {
 
 /// Returns the standard deviation of the requested shares of `resources`; resources that `node` lacks do not
 /// count.
-fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -> f64 {
+fn imbalance(node: &NodeInfo, requested: &NodeRequests, resources: &[ResourceId]) -> f64 {
     let there = resources.iter().map(|id| (*id, node.allocatable.get(*id)));
     let shares = there.filter(|(_, there)| *there != 0);
     let shares: Vec<_> = shares
@@ -166,7 +166,7 @@ fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -
 }
 
 /// A pod, and the imbalance of its node without it.
-struct Candidate<'a> {
+struct EvictionCandidate<'a> {
     pod: &'a Arc<PodInfo>,
     after: f64,
 }
@@ -175,10 +175,10 @@ impl FragmentationAware {
     /// Creates the strategy with arguments that [`check`] accepted.
     #[must_use]
     pub fn new(args: FragmentationAwareArgs) -> Self {
-        let choice = choice(&args);
+        let selection = selection(&args);
         Self {
             args,
-            choice,
+            selection,
             history: MoveHistory::default(),
         }
     }
@@ -188,15 +188,15 @@ impl FragmentationAware {
         &self,
         cycle: &mut Cycle<'a>,
         node: &NodeInfo,
-        requested: &Requested,
+        requested: &NodeRequests,
         before: f64,
         resources: &[ResourceId],
         fit: Option<(&Fit, &[Arc<NodeInfo>])>,
-    ) -> Vec<Candidate<'a>> {
+    ) -> Vec<EvictionCandidate<'a>> {
         let mut candidates = Vec::new();
         let now = cycle.snapshot().now;
         for pod in cycle.active_on(&node.name) {
-            if !cycle.accept_or_skip(pod, self.choice.admits(pod))
+            if !cycle.accept_or_skip(pod, self.selection.admits(pod))
                 || !cycle.filter(pod)
                 || !cycle.accept_or_skip(pod, self.history.allows(pod, now))
             {
@@ -218,17 +218,17 @@ impl FragmentationAware {
                 cycle.skip_pod(pod, Why::new("NodeFit", fit.reasons(pod, nodes)));
                 continue;
             }
-            candidates.push(Candidate { pod, after });
+            candidates.push(EvictionCandidate { pod, after });
         }
         candidates.sort_by(|a, b| a.after.total_cmp(&b.after));
         candidates
     }
 
     /// Evicts a pod if allowed; returns true if it is evicted.
-    fn go(
+    fn try_evict(
         &mut self,
         cycle: &mut Cycle<'_>,
-        Candidate { pod, after }: &Candidate<'_>,
+        EvictionCandidate { pod, after }: &EvictionCandidate<'_>,
         before: f64,
     ) -> bool {
         if !cycle.pre_evict(pod) {
@@ -251,7 +251,7 @@ impl FragmentationAware {
 }
 
 /// Returns why a pod stays when `gone` is evicted.
-fn second(gone: &PodInfo) -> Why {
+fn one_per_node(gone: &PodInfo) -> Why {
     let said = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
     Why::new("OnePerNode", said)
 }
@@ -274,7 +274,7 @@ impl Strategy for FragmentationAware {
         let fit = self.args.node_fit.then(|| cycle.fit());
         let fit = fit.as_ref().map(|fit| (fit, &nodes[..]));
         for node in &nodes {
-            let mut requested = Requested::default();
+            let mut requested = NodeRequests::default();
             for pod in cycle.staying_on(&node.name) {
                 requested.add(pod);
             }
@@ -291,8 +291,8 @@ impl Strategy for FragmentationAware {
             let mut gone = None;
             for candidate in &candidates {
                 match gone {
-                    Some(gone) => cycle.skip_pod(candidate.pod, second(gone)),
-                    None if self.go(cycle, candidate, before) => gone = Some(candidate.pod),
+                    Some(gone) => cycle.skip_pod(candidate.pod, one_per_node(gone)),
+                    None if self.try_evict(cycle, candidate, before) => gone = Some(candidate.pod),
                     None => {}
                 }
             }

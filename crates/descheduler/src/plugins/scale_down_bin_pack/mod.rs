@@ -14,7 +14,7 @@ pub use rank::{NodePods, RankedNode, rank};
 
 use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
 use crate::move_history::MoveHistory;
-use crate::rules::{Choice, DELETION_COST};
+use crate::rules::{DELETION_COST, PodSelection};
 use crate::state::{NodeInfo, PodInfo};
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const LAST: i32 = i32::MAX;
 #[derive(Debug)]
 pub struct ScaleDownBinPack {
     args: ScaleDownBinPackArgs,
-    choice: Choice,
+    selection: PodSelection,
     history: MoveHistory,
 }
 
@@ -36,7 +36,7 @@ pub struct ScaleDownBinPack {
 /// # Errors
 /// Returns the first field with an invalid value.
 pub fn check(args: &ScaleDownBinPackArgs) -> Result<(), String> {
-    choice(args).check()?;
+    selection(args).check()?;
     match (args.strategy, args.max_pods_to_evict) {
         (ExecutionMode::EvictDirectly, None) => {
             return Err("maxPodsToEvict: EvictDirectly needs it".to_owned());
@@ -55,8 +55,8 @@ pub fn check(args: &ScaleDownBinPackArgs) -> Result<(), String> {
     }
 }
 
-fn choice(args: &ScaleDownBinPackArgs) -> Choice {
-    Choice {
+fn selection(args: &ScaleDownBinPackArgs) -> PodSelection {
+    PodSelection {
         namespaces: args.evictable_namespaces.clone(),
         selectors: args.pod_selectors.clone(),
     }
@@ -66,17 +66,17 @@ impl ScaleDownBinPack {
     /// Creates the strategy with arguments that [`check`] accepted.
     #[must_use]
     pub fn new(args: ScaleDownBinPackArgs) -> Self {
-        let choice = choice(&args);
+        let selection = selection(&args);
         Self {
             args,
-            choice,
+            selection,
             history: MoveHistory::default(),
         }
     }
 
     /// Sorts the pods of `node` that have not ended: pods that may be evicted, pods that are selected but may
     /// not be evicted, and all others.
-    fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
+    fn classify_pods(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
         let mut pods = NodePods::new(node);
         let there = match self.args.strategy {
             // Otherwise a rank would change with each move that begins and ends.
@@ -88,8 +88,8 @@ impl ScaleDownBinPack {
                 cycle.filter(pod);
                 continue;
             }
-            let chosen = cycle.accept_or_skip(pod, self.choice.admits(pod));
-            let list = if chosen && self.may_go(cycle, pod) {
+            let chosen = cycle.accept_or_skip(pod, self.selection.admits(pod));
+            let list = if chosen && self.may_evict(cycle, pod) {
                 &mut pods.eligible
             } else if self.is_target(pod) {
                 &mut pods.skipped
@@ -104,7 +104,7 @@ impl ScaleDownBinPack {
     /// Returns true if filters allow to evict `pod`. A rank may be used long after this cycle, so pods that
     /// are only temporarily refused are ranked as well. Otherwise a rank would change with each job that
     /// begins and ends.
-    fn may_go(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
+    fn may_evict(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
         let verdict = cycle.admits(pod);
         let passes =
             |why: &Why| self.args.strategy == ExecutionMode::CalculateOnly && why.is_temporary();
@@ -127,7 +127,7 @@ impl ScaleDownBinPack {
             }
         }
         // Pods of other namespaces must not be touched.
-        let namespaces = self.choice.namespaces.as_ref();
+        let namespaces = self.selection.namespaces.as_ref();
         let ours = |pod: &&Arc<PodInfo>| namespaces.is_none_or(|all| all.allow(&pod.namespace));
         for pod in ranked
             .iter()
@@ -183,7 +183,7 @@ impl Strategy for ScaleDownBinPack {
         }
         self.history.begin(cycle.snapshot());
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
-        let pods = nodes.iter().map(|node| self.sorted_out(cycle, node));
+        let pods = nodes.iter().map(|node| self.classify_pods(cycle, node));
         let pods: Vec<_> = pods.filter(|pods| !pods.eligible.is_empty()).collect();
         if pods.is_empty() {
             cycle.note(

@@ -185,7 +185,7 @@ fn a_threshold_keeps_its_own_priority_and_no_priority_is_below_it() {
 
 #[test]
 fn a_choice_says_whom_it_leaves_out() {
-    let choice = |namespaces: Value, selectors: Value| Choice {
+    let selection = |namespaces: Value, selectors: Value| PodSelection {
         namespaces: serde_json::from_value(namespaces).unwrap(),
         selectors: serde_json::from_value(selectors).unwrap(),
     };
@@ -203,12 +203,12 @@ fn a_choice_says_whom_it_leaves_out() {
         (json!(null), json!([db, {"name": "all"}]), "PodSelectors"),
     ];
     for (namespaces, selectors, expected) in cases {
-        let choice = choice(namespaces, selectors);
-        assert_eq!(choice.check(), Ok(()));
-        let rule = choice.admits(&pod).err().map_or("", |why| why.rule);
-        assert_eq!(rule, expected, "{choice:?}");
+        let selection = selection(namespaces, selectors);
+        assert_eq!(selection.check(), Ok(()));
+        let rule = selection.admits(&pod).err().map_or("", |why| why.rule);
+        assert_eq!(rule, expected, "{selection:?}");
     }
-    let both = choice(json!({"include": ["a"], "exclude": ["b", "c"]}), json!([]));
+    let both = selection(json!({"include": ["a"], "exclude": ["b", "c"]}), json!([]));
     let said = both.check().unwrap_err();
     assert_eq!(
         said,
@@ -216,7 +216,7 @@ fn a_choice_says_whom_it_leaves_out() {
     );
     let unknown =
         json!([web, {"selector": {"matchExpressions": [{"key": "k", "operator": "Is"}]}}]);
-    let said = choice(json!(null), unknown).check().unwrap_err();
+    let said = selection(json!(null), unknown).check().unwrap_err();
     assert!(
         said.starts_with("podSelectors[1].selector: ") && said.contains("\"Is\""),
         "{said}"

@@ -18,7 +18,7 @@ pub(in crate::upstream_plugins) struct Args {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) namespace_label_selector: Option<LabelSelector>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    priority_threshold: Option<PriorityThreshold>,
+    priority_threshold: Option<ThresholdArgs>,
     pub(super) node_fit: bool,
     pub(super) min_replicas: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ pub(in crate::upstream_plugins) struct Args {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct PriorityThreshold {
+struct ThresholdArgs {
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<i32>,
     #[serde(skip_serializing_if = "String::is_empty")]

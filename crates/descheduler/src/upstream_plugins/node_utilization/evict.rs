@@ -82,7 +82,7 @@ impl Eviction<'_> {
                 Source::AboveLimit => format!("node {name} is over-utilized"),
                 Source::All => format!("node {name} is under-utilized"),
             };
-            if super::super::remove(cycle, pod, reason) {
+            if super::super::try_evict(cycle, pod, reason) {
                 gone += 1;
                 node.used.sub_all(&used);
                 free.sub_all(&used);

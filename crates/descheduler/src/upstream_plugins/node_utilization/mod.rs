@@ -89,7 +89,7 @@ impl Strategy for LowNodeUtilization {
         let nothing = if under.is_empty() {
             Some("no node is under-utilized".to_owned())
         } else if under.len() <= args.number_of_nodes() {
-            Some(few(under.len(), args.number_of_nodes()))
+            Some(too_few(under.len(), args.number_of_nodes()))
         } else if under.len() == all {
             Some("all nodes are under-utilized".to_owned())
         } else if over.is_empty() {
@@ -147,7 +147,7 @@ impl Strategy for HighNodeUtilization {
         let nothing = if under.is_empty() {
             Some("no node is under-utilized".to_owned())
         } else if under.len() <= args.number_of_nodes() {
-            Some(few(under.len(), args.number_of_nodes()))
+            Some(too_few(under.len(), args.number_of_nodes()))
         } else if under.len() == cycle.nodes().len() {
             Some("all nodes are under-utilized".to_owned())
         } else if targets.is_empty() {
@@ -195,7 +195,7 @@ fn measured<'a>(cycle: &mut Cycle<'a>, usages: &Usages<'_>) -> Vec<NodeUtilizati
     nodes
 }
 
-fn few(under: usize, limit: usize) -> String {
+fn too_few(under: usize, limit: usize) -> String {
     format!("{under} nodes are under-utilized, which is not more than numberOfNodes {limit}")
 }
 

@@ -51,7 +51,7 @@ fn framework(plugin: &str, args: &Value, evictor: &Value) -> Result<Framework, S
     });
     let config = Configuration::parse(&config.to_string()).map_err(|error| error.to_string())?;
     let completed = Registry::in_tree().complete(config);
-    let built = completed.and_then(super::super::registry::Completed::build);
+    let built = completed.and_then(super::super::registry::CompletedConfig::build);
     built.map_err(|error| error.to_string())
 }
 
