@@ -104,8 +104,8 @@ fn in_file(args: &Args, error: ConfigError) -> anyhow::Error {
 async fn resolve_address(address: &str) -> Result<SocketAddr> {
     let mut found = tokio::net::lookup_host(address)
         .await
-        .with_context(|| format!("{address:?} cannot be resolved"))?;
+        .with_context(|| format!("failed to resolve {address:?}"))?;
     found
         .next()
-        .with_context(|| format!("{address:?} stands for no address"))
+        .with_context(|| format!("{address:?} resolves to no address"))
 }

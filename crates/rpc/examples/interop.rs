@@ -130,7 +130,7 @@ async fn runtime(socket: &Path) -> Result<(), Failure> {
     let (registered, mut name) = mpsc::unbounded_channel();
     let server = ttrpc::Server::default().with(RuntimeServer(Arc::new(Registry(registered))));
     let serving = tokio::spawn(async move { server.serve(own).await });
-    let name = name.recv().await.ok_or("nobody registered")?;
+    let name = name.recv().await.ok_or("no plugin registered")?;
     let plugin = PluginClient(ttrpc::Client::new(plugins));
     let options = ttrpc::Options::within(Duration::from_secs(10));
     let request = ConfigureRequest {

@@ -77,7 +77,7 @@ async fn act(
                 if std::mem::take(&mut drain.cordoned)
                     && let Err(error) = set_unschedulable(client, node, false).await
                 {
-                    tracing::warn!(%node, error, "the node stays unschedulable");
+                    tracing::warn!(%node, error, "failed to make node schedulable again");
                 }
             }
             outcome

@@ -22,7 +22,7 @@ impl<V> Decoded<V> {
             Ok(object) => Self::Object(Arc::new(keep(object))),
             Err(unread) => {
                 let (kind, name) = (K::kind(&()), unread.metadata.name.as_deref());
-                tracing::warn!(%kind, name, error = %unread, "an object cannot be read, and is not looked at");
+                tracing::warn!(%kind, name, error = %unread, "skipping object that failed to decode");
                 Self::Unread(Arc::from(unread))
             }
         }

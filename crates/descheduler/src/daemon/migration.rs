@@ -130,7 +130,7 @@ impl JobController {
             return;
         }
         while let Err(error) = self.refresh().await {
-            tracing::warn!(%error, "PodMigrationJobs cannot be listed");
+            tracing::warn!(%error, "failed to list PodMigrationJobs, retrying");
             tokio::time::sleep(BACKOFF[0]).await;
         }
         self.record_past_evictions().await;
@@ -249,7 +249,11 @@ impl JobController {
                 Ok(()) => Ok(Action::Done),
                 Err(error) => {
                     let error = error.to_string();
-                    tracing::warn!(name, error, "a reservation cannot be deleted");
+                    tracing::warn!(
+                        reservation = name,
+                        error,
+                        "failed to delete reservation, retrying"
+                    );
                     Ok(Action::RequeueAfter(BACKOFF[1]))
                 }
             },
@@ -317,7 +321,11 @@ impl JobController {
                 Ok(reserved) => reserved,
                 // The job ends all the same.
                 Err(why) if due => {
-                    tracing::warn!(job = job.metadata.name, error = why, "a job is over");
+                    tracing::warn!(
+                        job = job.metadata.name,
+                        error = why,
+                        "failed to read the reservation of a timed-out job, ending the job"
+                    );
                     None
                 }
                 Err(why) => return Err(why),
@@ -418,7 +426,7 @@ impl JobController {
     async fn sweep(&self) {
         loop {
             if let Err(error) = self.sweep_once().await {
-                tracing::warn!(%error, "old PodMigrationJobs are not swept");
+                tracing::warn!(%error, "failed to sweep old PodMigrationJobs, retrying");
             }
             tokio::time::sleep(SWEEP).await;
         }

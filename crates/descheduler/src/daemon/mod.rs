@@ -250,7 +250,7 @@ impl Leader {
         let before = self.last.get().and_then(|report| report.error.clone());
         let news = plan.error != before && framework.has_strategies();
         if let Some(error) = plan.error.as_ref().filter(|_| news) {
-            tracing::warn!(error, "the cycle ended early");
+            tracing::warn!(error, "cycle ended early");
         }
         let outcomes = apply::apply((&self.client, &self.view), &snapshot, &plan, stop).await;
         framework.record_outcomes(&snapshot, &plan, &outcomes);
@@ -293,7 +293,7 @@ impl Leader {
         for (action, outcome) in plan.actions.iter().zip(outcomes) {
             let Action::Move(planned) = action else {
                 if let Err(error) = outcome {
-                    tracing::warn!(error, ?action, "not done");
+                    tracing::warn!(error, ?action, "failed to carry out planned action");
                 }
                 continue;
             };
@@ -303,7 +303,7 @@ impl Leader {
             }
             let pod = &planned.pod;
             if let Err(error) = outcome {
-                tracing::warn!(%pod, strategy = planned.strategy, error, "pod not moved");
+                tracing::warn!(%pod, strategy = planned.strategy, error, "failed to move pod");
             }
             // A migration job records the eviction of its pod itself.
             if matches!(planned.intent, Some(Intent::Job(_))) {

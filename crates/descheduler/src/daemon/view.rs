@@ -93,7 +93,7 @@ impl DecodedPod {
         match PodInfo::new(pod, shapes) {
             Ok(pod) => Self::Pod(Arc::new(pod)),
             Err(error @ PodError::Missing(_)) => {
-                tracing::warn!(namespace, name, %error, "a pod is not looked at");
+                tracing::warn!(namespace, name, %error, "skipping pod with a missing field");
                 Self::Unread { namespace, name }
             }
         }

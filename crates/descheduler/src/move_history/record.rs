@@ -69,7 +69,10 @@ pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable, now: Timestamp)
             let job = job.metadata.name.as_deref().unwrap_or_default();
             tracing::warn!(
                 job,
-                "annotation {LOAD_MOVE} is ignored, so that its pod may be moved again: {error}: {text:?}"
+                annotation = LOAD_MOVE,
+                %error,
+                value = text,
+                "ignoring invalid annotation, the pod may be moved again"
             );
             return None;
         }

@@ -81,7 +81,7 @@ impl Evictable {
         if pod.owners.is_empty() && !self.evict_all_bare_pods && !failed {
             return Err(Why::new(
                 "BarePods",
-                "nobody owns it, so nobody would make it anew",
+                "it has no owner, so no controller would recreate it",
             ));
         }
         self.by_priority(pod)?;

@@ -60,7 +60,7 @@ pub mod rejection {
     /// The NodeMetric has no usage.
     pub const EMPTY: &str = "its NodeMetric has no status.nodeMetric";
     /// The NodeMetric has expired.
-    pub const OLD: &str = "its NodeMetric is too old to be believed";
+    pub const OLD: &str = "its NodeMetric is too old";
     /// The update time lies in the future.
     pub const AHEAD: &str = "its NodeMetric is of a time to come";
     /// The usage is implausible.
@@ -127,8 +127,7 @@ impl NodeUsage {
             Ok(()) => {}
             Err(ReportTimeError::Expired { age, life }) => {
                 let (age, limit) = (age.as_secs(), life.as_secs());
-                let said =
-                    format!("its NodeMetric is {age} s old, and is not believed after {limit} s");
+                let said = format!("its NodeMetric is {age} s old, and expires after {limit} s");
                 return no(rejection::OLD, said);
             }
             Err(ReportTimeError::Ahead { ahead, .. }) => {

@@ -1,14 +1,14 @@
 //! Support for clients that dial a bare socket path.
 //!
-//! grpc-go sends the path of the socket as `:authority` unless its target begins with `unix:`, and
-//! `h2`, on which our servers stand, resets such a stream: a path is no authority. On a unix socket
-//! nobody reads it, so it is replaced before `h2` sees it.
+//! grpc-go sends the path of the socket as `:authority` unless its target begins with `unix:`, and `h2`,
+//! which our servers use, resets such a stream, because a path is not a valid authority. The value has no
+//! meaning on a unix socket, so it is replaced before `h2` sees it.
 //!
-//! The header block of HTTP/2 is compressed (RFC 7541), with a table that both ends keep. Nothing of
-//! that has to be undone: where a block spells out `:authority` (entry 1 of the static table, which all
-//! encoders use for the name), its value is replaced by one that is shorter, and all else stays. The
-//! receiver's table then has the same entries in the same places; having more room left, it may keep
-//! old ones for longer, which the sender never refers to.
+//! The header block of HTTP/2 is compressed (RFC 7541), with a table that both ends keep. It does not have
+//! to be decompressed: where a block has `:authority` as a literal (entry 1 of the static table, which all
+//! encoders use for the name), its value is replaced by a shorter one, and everything else is unchanged.
+//! The receiver's table then has the same entries at the same indexes. As it has more space left, it may
+//! keep old entries for longer, which the sender never refers to.
 
 use std::io;
 use std::pin::Pin;

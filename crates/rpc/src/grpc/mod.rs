@@ -77,7 +77,7 @@ pub fn incoming(
             match listener.accept().await {
                 Ok((stream, _)) => return Some((Ok(Tolerant::new(stream)), listener)),
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "failed to accept a connection, retrying");
                     // Usually out of file descriptors: other connections have to close first.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }

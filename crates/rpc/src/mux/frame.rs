@@ -22,7 +22,7 @@ pub fn header(channel: u32, length: u32) -> [u8; HEADER] {
 
 /// Error for a frame longer than any peer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a frame of {length} bytes for channel {channel} is above the limit of {READ_LIMIT}")]
+#[error("frame of {length} bytes for channel {channel} exceeds the limit of {READ_LIMIT}")]
 pub struct TooLong {
     /// Channel of the frame.
     pub channel: u32,

@@ -247,7 +247,7 @@ impl<H: Handler> Plugin for Session<H> {
                     .await?;
             }
             // Of a later version, and not subscribed to.
-            _ => tracing::debug!(event = request.event, "NRI: unknown event"),
+            _ => tracing::debug!(event = request.event, "ignoring unknown NRI event"),
         }
         Ok(Empty {})
     }

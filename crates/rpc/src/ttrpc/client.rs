@@ -237,7 +237,7 @@ impl Shared {
             Some(tell) => drop(tell.send(outcome)),
             None => tracing::debug!(
                 stream = header.stream,
-                "ttrpc: answer that nobody waits for"
+                "dropping ttrpc response without a waiting caller"
             ),
         }
     }

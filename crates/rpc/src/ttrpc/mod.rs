@@ -60,7 +60,7 @@ pub enum Error {
     #[error("connection closed: {0}")]
     Closed(Arc<str>),
     /// The timeout expired.
-    #[error("{method} had no answer within {limit:?}")]
+    #[error("{method} timed out after {limit:?}")]
     Timeout {
         /// Service and method.
         method: String,
@@ -68,7 +68,7 @@ pub enum Error {
         limit: Duration,
     },
     /// The request or the response is too large; the connection stays open.
-    #[error("{method}: a message of {length} bytes is above the limit of {limit}")]
+    #[error("{method}: message of {length} bytes exceeds the limit of {limit}")]
     Oversized {
         /// Service and method.
         method: String,
@@ -81,7 +81,7 @@ pub enum Error {
     #[error("{0}")]
     Status(#[from] Status),
     /// The response is invalid.
-    #[error("{method}: undecodable answer: {fault}")]
+    #[error("{method}: invalid response: {fault}")]
     Malformed {
         /// Service and method.
         method: String,

@@ -241,7 +241,7 @@ async fn bounded(
         },
     };
     answer.unwrap_or_else(|_| {
-        tracing::error!(method, "ttrpc: a handler panicked");
+        tracing::error!(method, "ttrpc handler panicked");
         Err(Status::new(Code::Internal, format!("{method} panicked")))
     })
 }

@@ -203,7 +203,7 @@ impl JobController {
             Err(error) if is_status(&error, 403) => Some(error.to_string()),
             // Some webhooks do not support dry runs.
             Err(error) => {
-                tracing::debug!(%pod, %error, "cannot ask whether it would be evicted");
+                tracing::debug!(%pod, %error, "failed to dry-run the eviction");
                 None
             }
         }

@@ -110,12 +110,12 @@ impl JobController {
                 // The next round retries the job.
                 Err(error @ Error::Api(_)) => {
                     if !is_conflict(&error) {
-                        tracing::warn!(job = job.metadata.name, %error, "arbitration");
+                        tracing::warn!(job = job.metadata.name, %error, "failed to write arbitration result, retrying");
                     }
                 }
                 Err(error) => {
                     // The write may have been done all the same, and then counts.
-                    tracing::warn!(job = job.metadata.name, %error, "arbitration");
+                    tracing::warn!(job = job.metadata.name, %error, "arbitration result may be lost, relisting jobs");
                     while self.refresh().await.is_err() {
                         tokio::time::sleep(super::BACKOFF[0]).await;
                     }

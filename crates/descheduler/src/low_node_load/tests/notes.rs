@@ -70,7 +70,7 @@ fn reports_that_cannot_be_believed_are_left_out_and_that_is_said() {
     let cases = [
         (
             json!({"status": {"updateTime": "2026-01-01T11:56:59Z"}}),
-            "its NodeMetric is 181 s old, and is not believed after 180 s",
+            "its NodeMetric is 181 s old, and expires after 180 s",
         ),
         (
             json!({"status": {"updateTime": "2026-01-01T14:00:00Z"}}),
@@ -227,6 +227,6 @@ fn a_pool_says_of_how_many_nodes_nothing_is_known() {
     let report = crate::report::Report::new(&snapshot, &plan, &[], false);
     for node in ["cold", "hot"] {
         let node = &report.nodes[node];
-        assert_eq!(node.problems, ["its NodeMetric is too old to be believed"]);
+        assert_eq!(node.problems, ["its NodeMetric is too old"]);
     }
 }

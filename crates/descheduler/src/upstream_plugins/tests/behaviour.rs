@@ -197,7 +197,7 @@ fn nodes_without_a_fresh_report_are_not_looked_at() {
     assert_eq!(kept(&plan), ["q NodeRelieved"]);
     let notes: Vec<_> = plan.notes.iter().map(|note| note.text.as_str()).collect();
     for expected in [
-        "not looked at: its NodeMetric is 181 s old, and is not believed after 180 s",
+        "not looked at: its NodeMetric is 181 s old, and expires after 180 s",
         "not looked at: there is no NodeMetric of it",
         "over-utilized: cpu 87.50% > 50.00%; cpu 87.50%, memory 0.00%, pods 20.00%",
     ] {
