@@ -186,7 +186,7 @@ impl Settings {
         if let Some(socket) = variable("NRI_PLUGIN_SOCKET") {
             let descriptor = socket.parse().ok().filter(|number: &i32| *number >= 0);
             let descriptor = descriptor
-                .ok_or_else(|| format!("NRI_PLUGIN_SOCKET: {socket:?} is no descriptor"))?;
+                .ok_or_else(|| format!("NRI_PLUGIN_SOCKET: {socket:?} is not a file descriptor"))?;
             self.socket = Socket::Inherited(descriptor);
         }
         Ok(self)
@@ -195,13 +195,13 @@ impl Settings {
     fn check(&self) -> Result<(), String> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
         if self.name.is_empty() || !self.name.chars().all(plain) {
-            return Err(format!("name {:?}: letters, digits and -_.+", self.name));
+            return Err(format!("name {:?}: expected letters, digits and -_.+", self.name));
         }
         if self.index.len() != 2 || !self.index.bytes().all(|b| b.is_ascii_digit()) {
-            return Err(format!("index {:?}: two digits", self.index));
+            return Err(format!("index {:?}: expected two digits", self.index));
         }
         if events::mask(&self.events) == 0 {
-            return Err("events: at least one".to_owned());
+            return Err("events: expected at least one".to_owned());
         }
         Ok(())
     }

@@ -614,5 +614,5 @@ fn what_a_runtime_would_refuse_is_refused() {
     assert!(refused(|settings| settings.events.clear()).starts_with("events"));
     let environment = |name: &str| (name == "NRI_PLUGIN_SOCKET").then(|| "three".to_owned());
     let error = settings().launched(environment).unwrap_err();
-    assert_eq!(error, "NRI_PLUGIN_SOCKET: \"three\" is no descriptor");
+    assert_eq!(error, "NRI_PLUGIN_SOCKET: \"three\" is not a file descriptor");
 }
