@@ -147,10 +147,10 @@ impl Args {
                 read(path)?
             }
             None => {
-                let at = SocketAddr::new(address, self.port).to_string();
+                let bind_address = SocketAddr::new(address, self.port).to_string();
                 Configuration {
-                    healthz_bind_address: at.clone(),
-                    metrics_bind_address: at,
+                    healthz_bind_address: bind_address.clone(),
+                    metrics_bind_address: bind_address,
                     ..Configuration::default()
                 }
             }
@@ -179,8 +179,8 @@ impl Args {
     /// Returns an error if the flag's value is not an IP address.
     pub fn secure_address(&self) -> Result<Option<SocketAddr>, ArgsError> {
         let address = ip("bind-address", &self.bind_address)?;
-        let at = SocketAddr::new(address, self.secure_port);
-        Ok(Some(at).filter(|at| at.port() != 0))
+        let address_with_port = SocketAddr::new(address, self.secure_port);
+        Ok(Some(address_with_port).filter(|address_with_port| address_with_port.port() != 0))
     }
 }
 

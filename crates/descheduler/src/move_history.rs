@@ -184,20 +184,20 @@ impl MoveHistory {
 
     /// Finds the pods that were moved, and returns those that may be their replacements.
     fn find<'a>(&mut self, snapshot: &'a Snapshot) -> Vec<&'a Arc<PodInfo>> {
-        let mut found = FxHashMap::default();
+        let mut pods_by_uid = FxHashMap::default();
         let mut newest = Vec::new();
         for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
             if self.uids.contains_key(&pod.uid) {
-                found.insert(pod.uid.clone(), pod);
+                pods_by_uid.insert(pod.uid.clone(), pod);
             } else if pod.node.is_some() && self.first(pod).is_some() {
                 newest.push(pod);
             }
         }
         for entry in &mut self.entries {
-            let pod = found.get(&entry.uid);
-            let there = pod.filter(|pod| pod.node.as_ref() == Some(&entry.from));
-            entry.on_source = there.is_some();
-            entry.deleting = there.is_some_and(|pod| pod.deleting);
+            let pod = pods_by_uid.get(&entry.uid);
+            let pod_on_source = pod.filter(|pod| pod.node.as_ref() == Some(&entry.from));
+            entry.on_source = pod_on_source.is_some();
+            entry.deleting = pod_on_source.is_some_and(|pod| pod.deleting);
             entry.replacement = None;
         }
         newest
@@ -243,13 +243,16 @@ impl MoveHistory {
                 }
                 MoveOutcome::Failed => {
                     let ended = job.and_then(|job| outcome::failed_at(job, snapshot.now));
-                    let at = ended.unwrap_or(entry.at).max(entry.at);
+                    let failed_at = ended.unwrap_or(entry.at).max(entry.at);
                     let attempt = entry.attempt;
-                    let known = failures.entry(entry.key.clone());
-                    let known = known.or_insert(WorkloadFailures { attempt, at });
-                    *known = WorkloadFailures {
-                        attempt: attempt.max(known.attempt),
-                        at: at.max(known.at),
+                    let recorded = failures.entry(entry.key.clone());
+                    let recorded = recorded.or_insert(WorkloadFailures {
+                        attempt,
+                        at: failed_at,
+                    });
+                    *recorded = WorkloadFailures {
+                        attempt: attempt.max(recorded.attempt),
+                        at: failed_at.max(recorded.at),
                     };
                     false
                 }
@@ -271,18 +274,18 @@ impl MoveHistory {
                 continue;
             };
             // The oldest move without a replacement that happened before this pod was created.
-            let of = places.iter().rev().find(|at| {
+            let oldest = places.iter().rev().find(|index| {
                 let open = |entry: &Entry| {
                     entry.replacement.is_none()
                         && !entry.on_source
                         && entry.at <= pod.created + SECOND
                 };
-                self.entries.get(**at).is_some_and(open) && !taken.contains(*at)
+                self.entries.get(**index).is_some_and(open) && !taken.contains(*index)
             });
-            if let Some(at) = of.copied()
-                && let Some(entry) = self.entries.get_mut(at)
+            if let Some(index) = oldest.copied()
+                && let Some(entry) = self.entries.get_mut(index)
             {
-                taken.insert(at);
+                taken.insert(index);
                 entry.to.clone_from(&pod.node);
                 entry.replacement = Some(pod.clone());
             }
@@ -294,8 +297,10 @@ impl MoveHistory {
         if self.keys.is_empty() {
             return None;
         }
-        let at = lookup_workload(&self.keys, pod);
-        at.copied().filter(|at| *at <= pod.created + SECOND)
+        let first_move = lookup_workload(&self.keys, pod);
+        first_move
+            .copied()
+            .filter(|first_move| *first_move <= pod.created + SECOND)
     }
 
     /// Checks whether `pod` may be moved.
@@ -304,17 +309,20 @@ impl MoveHistory {
     /// Returns the rule that forbids it: the pod, or the pod that it replaced, was moved recently, or moves
     /// of its workload failed.
     pub(crate) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
-        let moved = self.uids.get(&pod.uid).and_then(|at| self.entries.get(*at));
+        let moved = self
+            .uids
+            .get(&pod.uid)
+            .and_then(|index| self.entries.get(*index));
         if let Some(entry) = moved {
             if pod.node.as_ref() != Some(&entry.from) {
                 let ago = now.duration_since(entry.moved).as_secs();
-                let said = format!("it was moved {ago} s ago, and once an hour is enough");
-                return Err(Why::new("MovedLately", said));
+                let detail = format!("it was moved {ago} s ago, and once an hour is enough");
+                return Err(Why::new("MovedLately", detail));
             }
             if !entry.is_settled(now) {
                 let ago = now.duration_since(entry.at).as_secs();
-                let said = format!("its move was asked for {ago} s ago");
-                return Err(Why::new("MovesAlready", said));
+                let detail = format!("its move was asked for {ago} s ago");
+                return Err(Why::new("MovesAlready", detail));
             }
             return Ok(());
         }
@@ -323,8 +331,8 @@ impl MoveHistory {
             return Ok(());
         };
         let ago = now.duration_since(first).as_secs();
-        let said = format!("it may have come of a move {ago} s ago, and once an hour is enough");
-        Err(Why::new("MovedLately", said))
+        let detail = format!("it may have come of a move {ago} s ago, and once an hour is enough");
+        Err(Why::new("MovedLately", detail))
     }
 
     /// Checks that moves of the workload of `pod` are not paused after a failure.
@@ -337,14 +345,14 @@ impl MoveHistory {
             return Ok(());
         };
         let ago = now.duration_since(failure.at).as_secs();
-        let left = failure.pause_ends().duration_since(now).as_secs().max(1);
-        let said = match failure.attempt {
-            1 => format!("a move of its workload failed {ago} s ago: the next in {left} s"),
+        let remaining = failure.pause_ends().duration_since(now).as_secs().max(1);
+        let detail = match failure.attempt {
+            1 => format!("a move of its workload failed {ago} s ago: the next in {remaining} s"),
             times => format!(
-                "{times} moves of its workload failed in a row, the last {ago} s ago: the next in {left} s"
+                "{times} moves of its workload failed in a row, the last {ago} s ago: the next in {remaining} s"
             ),
         };
-        Err(Why::new("MoveFailed", said))
+        Err(Why::new("MoveFailed", detail))
     }
 
     /// Records the move of `pod`, which was planned last, unless it is only shown.
@@ -403,21 +411,21 @@ impl MoveHistory {
         self.read.extend(entry.job.clone());
         let (from, to) = (entry.from.clone(), entry.to.clone());
         // Entries stay ordered by time, except that a retried move replaces the earlier entry of its pod.
-        let at = match self.uids.get(&pod.uid).copied() {
-            Some(at) if at < self.entries.len() => {
-                self.entries[at] = entry;
-                at
+        let index = match self.uids.get(&pod.uid).copied() {
+            Some(index) if index < self.entries.len() => {
+                self.entries[index] = entry;
+                index
             }
             _ => {
                 self.entries.push(entry);
                 self.entries.len() - 1
             }
         };
-        self.uids.insert(pod.uid.clone(), at);
+        self.uids.insert(pod.uid.clone(), index);
         // A later pool of the same cycle must see the move.
-        self.leaving.entry(from).or_default().push(at);
+        self.leaving.entry(from).or_default().push(index);
         if let Some(to) = to {
-            self.coming.entry(to).or_default().push(at);
+            self.coming.entry(to).or_default().push(index);
         }
     }
 
@@ -437,6 +445,6 @@ impl MoveHistory {
         node: &str,
     ) -> impl Iterator<Item = &'a Entry> {
         let places = index.get(node).into_iter().flatten();
-        places.filter_map(|at| self.entries.get(*at))
+        places.filter_map(|entry_index| self.entries.get(*entry_index))
     }
 }

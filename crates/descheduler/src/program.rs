@@ -102,10 +102,10 @@ fn in_file(args: &Args, error: ConfigError) -> anyhow::Error {
 
 /// Resolves `address` (`host:port`) and returns the first result.
 async fn resolve_address(address: &str) -> Result<SocketAddr> {
-    let mut found = tokio::net::lookup_host(address)
+    let mut addresses = tokio::net::lookup_host(address)
         .await
         .with_context(|| format!("failed to resolve {address:?}"))?;
-    found
+    addresses
         .next()
         .with_context(|| format!("{address:?} resolves to no address"))
 }

@@ -123,18 +123,23 @@ impl Report {
             let text = format!("{}/{}: {}", note.profile, note.strategy, note.text);
             match &note.node {
                 Some(node) => {
-                    let of = report.node_mut(Some(node));
+                    let node_report = report.node_mut(Some(node));
                     if note.is_hot() {
-                        of.early = note.is_early() && (of.early || !of.hot);
-                        of.hot = true;
+                        node_report.early =
+                            note.is_early() && (node_report.early || !node_report.hot);
+                        node_report.hot = true;
                     }
                     if let Finding::Skipped(problem) = note.finding {
-                        of.skipped = true;
-                        if !of.problems.iter().any(|known| known == problem) {
-                            of.problems.push(problem.to_owned());
+                        node_report.skipped = true;
+                        if !node_report
+                            .problems
+                            .iter()
+                            .any(|existing| existing == problem)
+                        {
+                            node_report.problems.push(problem.to_owned());
                         }
                     }
-                    of.notes.push(text);
+                    node_report.notes.push(text);
                 }
                 None => report.notes.push(text),
             }
@@ -145,13 +150,15 @@ impl Report {
             let outcome = outcome.unwrap_or_else(|| Err("not done".to_owned()));
             report.action(action, outcome);
         }
-        for kept in &plan.kept {
-            let rule = format!("{}: {}", kept.strategy, kept.why.rule);
-            let of = report.node_mut(kept.pod.node.as_deref());
-            let of = of.kept.entry(rule).or_default();
-            of.count += 1;
-            if of.pods.len() < NAMED {
-                of.pods.push(format!("{}: {}", kept.pod, kept.why.detail));
+        for skipped in &plan.kept {
+            let rule = format!("{}: {}", skipped.strategy, skipped.why.rule);
+            let node_report = report.node_mut(skipped.pod.node.as_deref());
+            let node_report = node_report.kept.entry(rule).or_default();
+            node_report.count += 1;
+            if node_report.pods.len() < NAMED {
+                node_report
+                    .pods
+                    .push(format!("{}: {}", skipped.pod, skipped.why.detail));
             }
         }
         report
@@ -170,8 +177,8 @@ impl Report {
                 let pod = &planned.pod;
                 let to = planned.target.as_deref();
                 let to = to.map(|target| format!(" to {target}")).unwrap_or_default();
-                let what = format!("move {pod}{to}: {}", planned.reason);
-                (pod.node.as_deref(), planned.strategy, what)
+                let description = format!("move {pod}{to}: {}", planned.reason);
+                (pod.node.as_deref(), planned.strategy, description)
             }
             Action::Cordon { node, strategy } => {
                 (Some(&**node), *strategy, "make unschedulable".to_owned())
@@ -181,13 +188,13 @@ impl Report {
                 cost,
                 strategy,
             } => {
-                let what = format!("set the deletion cost of {pod} to {cost}");
-                (pod.node.as_deref(), *strategy, what)
+                let description = format!("set the deletion cost of {pod} to {cost}");
+                (pod.node.as_deref(), *strategy, description)
             }
         };
         let success = outcome.is_ok();
         let done = Done {
-            what,
+            what: description,
             strategy: strategy.to_owned(),
             outcome: outcome.unwrap_or_else(|why| why),
             success,
@@ -262,7 +269,7 @@ mod tests {
                 drains: None,
             }))
         };
-        let kept = |at: usize| SkippedPod {
+        let skipped = |at: usize| SkippedPod {
             pod: world.pods[1].clone(),
             profile: "profile".into(),
             strategy: "S",
@@ -274,7 +281,7 @@ mod tests {
                 planned(&stuck, None),
                 planned(&lost, None),
             ],
-            kept: (0..7).map(kept).collect(),
+            kept: (0..7).map(skipped).collect(),
             ..Plan::default()
         };
         for (node, text, finding) in [
@@ -313,9 +320,9 @@ mod tests {
                 ("move default/r: hot", "not done", false),
             ]
         );
-        let kept = &a.kept["S: DaemonSet"];
-        assert_eq!((kept.count, kept.pods.len()), (7, NAMED));
-        assert_eq!(kept.pods[0], "default/q: no 0");
+        let skipped = &a.kept["S: DaemonSet"];
+        assert_eq!((skipped.count, skipped.pods.len()), (7, NAMED));
+        assert_eq!(skipped.pods[0], "default/q: no 0");
         assert_eq!(a.problems, ["its NodeMetric is of a time to come"]);
         assert!(report.nodes["b"].skipped && !a.skipped);
         assert_eq!(

@@ -148,8 +148,8 @@ async fn runtime(socket: &Path) -> Result<(), Failure> {
         ..PodSandbox::default()
     };
     for part in 0..5 {
-        let containers = (0..300).map(|at| Container {
-            id: format!("{part}-{at}"),
+        let containers = (0..300).map(|i| Container {
+            id: format!("{part}-{i}"),
             pod_sandbox_id: "pod".to_owned(),
             env: vec!["x".repeat(4000)],
             ..Container::default()
@@ -174,10 +174,10 @@ async fn runtime(socket: &Path) -> Result<(), Failure> {
     };
     let created = plugin.create_container(&request, &options).await?;
     let env = created.adjust.unwrap_or_default().env;
-    let seen = env.first().map_or("", |env| env.value.as_str());
-    println!("{name} events {:b} saw {seen}", configured.events);
-    if seen != "1500/pod/new" {
-        return Err(format!("the plugin saw {seen:?}").into());
+    let value = env.first().map_or("", |env| env.value.as_str());
+    println!("{name} events {:b} saw {value}", configured.events);
+    if value != "1500/pod/new" {
+        return Err(format!("the plugin saw {value:?}").into());
     }
     serving.abort();
     mux.close().await;

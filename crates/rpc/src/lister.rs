@@ -79,9 +79,9 @@ impl<L: Lists> PodResourcesLister for Lister<L> {
             pod_namespace,
         } = request.into_inner();
         let mut pods = self.0.pods()?.into_iter();
-        let found = pods.find(|pod| pod.name == pod_name && pod.namespace == pod_namespace);
+        let matching = pods.find(|pod| pod.name == pod_name && pod.namespace == pod_namespace);
         // The kubelet's error has no code, too.
-        let pod = found.ok_or_else(|| {
+        let pod = matching.ok_or_else(|| {
             Status::unknown(format!(
                 "pod {pod_name} in namespace {pod_namespace} not found"
             ))

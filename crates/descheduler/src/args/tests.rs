@@ -25,13 +25,13 @@ const HEAD: &str = "apiVersion: descheduler/v1alpha2\nkind: DeschedulerConfigura
 
 #[test]
 fn defaults_are_upstreams() {
-    let given = args("").unwrap();
-    assert_eq!(given.secure_port, 10258);
+    let defaults = args("").unwrap();
+    assert_eq!(defaults.secure_port, 10258);
     assert_eq!(
-        given.secure_address().unwrap(),
+        defaults.secure_address().unwrap(),
         Some("0.0.0.0:10258".parse().unwrap())
     );
-    let settled = given.resolve().unwrap();
+    let settled = defaults.resolve().unwrap();
     assert_eq!(settled.config, Configuration::default());
     assert_eq!(settled.config.healthz_bind_address, "0.0.0.0:10251");
     assert_eq!(settled.notes, [""; 0]);
@@ -51,13 +51,13 @@ fn of_a_file_flags_override_the_leader_election_alone() {
     let path = file.path().display();
     let from_file = resolve(&format!("--config={path}")).unwrap().config;
     assert_eq!(from_file.leader_election.resource_name, "a");
-    let given = resolve(&format!(
+    let from_flags = resolve(&format!(
         "--config {path} --address=10.0.0.1 --port=99 --leader_elect=false --leader-elect-resource-name=b \
          --leader-elect-renew-deadline=11s --leader-elect-retry-period=3s \
          --leader-elect-resource-namespace=n"
     ))
     .unwrap();
-    let election = &given.config.leader_election;
+    let election = &from_flags.config.leader_election;
     assert!(!election.leader_elect);
     assert_eq!(
         (&*election.resource_name, &*election.resource_namespace),
@@ -66,11 +66,11 @@ fn of_a_file_flags_override_the_leader_election_alone() {
     assert_eq!(election.lease_duration, GoDuration::from_secs(20));
     assert_eq!(election.renew_deadline, GoDuration::from_secs(11));
     assert_eq!(election.retry_period, GoDuration::from_secs(3));
-    assert_eq!(given.config.healthz_bind_address, "127.0.0.1:1");
-    assert_eq!(given.config.metrics_bind_address, "127.0.0.1:2");
+    assert_eq!(from_flags.config.healthz_bind_address, "127.0.0.1:1");
+    assert_eq!(from_flags.config.metrics_bind_address, "127.0.0.1:2");
     // What is ignored is said.
-    let [note] = &given.notes[..] else {
-        panic!("{:?}", given.notes);
+    let [note] = &from_flags.notes[..] else {
+        panic!("{:?}", from_flags.notes);
     };
     assert!(note.starts_with("--address and --port"), "{note}");
     let without = resolve("--address=127.0.0.1 --port=0").unwrap().config;
@@ -84,9 +84,9 @@ fn upstreams_manifest_and_its_other_flags_are_accepted() {
                 --http2-max-streams-per-connection=7 --permit-port-sharing --disabled-metrics=a \
                 --logging-format=text --vmodule= --log-flush-frequency=5s --log-text-split-stream \
                 --feature-gates=DisablePVCReservation=true,PriorityTransformer=true,WebhookFramework=false";
-    let given = args(line).unwrap();
-    assert_eq!(given.secure_address().unwrap(), None);
-    let settled = given.resolve().unwrap();
+    let parsed = args(line).unwrap();
+    assert_eq!(parsed.secure_address().unwrap(), None);
+    let settled = parsed.resolve().unwrap();
     assert!(settled.gates.enabled("DisablePVCReservation"));
     let about: Vec<_> = settled
         .notes
@@ -115,9 +115,9 @@ fn places_are_looked_for_beforehand_on_request() {
         "--find-targets",
         "--find-targets=true --scheduler-config=/x",
     ] {
-        let given = args(line).unwrap();
-        assert!(given.find_targets, "{line}");
-        assert_eq!(given.resolve().unwrap().notes, [""; 0]);
+        let parsed = args(line).unwrap();
+        assert!(parsed.find_targets, "{line}");
+        assert_eq!(parsed.resolve().unwrap().notes, [""; 0]);
     }
     let notes = resolve("--scheduler-config=/x").unwrap().notes;
     assert_eq!(
@@ -129,7 +129,7 @@ fn places_are_looked_for_beforehand_on_request() {
 #[test]
 fn mistakes_name_the_flag_or_the_field() {
     let wrong = file(&format!("{HEAD}deschedulingIntervall: 30s\n"));
-    let theirs = file("apiVersion: descheduler/v1alpha2\nkind: DeschedulerPolicy\n");
+    let other_kind = file("apiVersion: descheduler/v1alpha2\nkind: DeschedulerPolicy\n");
     for (line, names) in [
         ("--port=65536".to_owned(), "65536"),
         ("--address=localhost".to_owned(), "--address: \"localhost\""),
@@ -140,7 +140,7 @@ fn mistakes_name_the_flag_or_the_field() {
             "deschedulingIntervall",
         ),
         (
-            format!("--config={}", theirs.path().display()),
+            format!("--config={}", other_kind.path().display()),
             "DeschedulerPolicy",
         ),
         (
@@ -162,15 +162,15 @@ fn mistakes_name_the_flag_or_the_field() {
 
 #[test]
 fn the_files_kubeconfig_goes_before_the_flags() {
-    let given = args("--kubeconfig=/flag").unwrap();
+    let parsed = args("--kubeconfig=/flag").unwrap();
     let mut config = Configuration::default();
     assert_eq!(
-        given.client_kubeconfig(&config),
+        parsed.client_kubeconfig(&config),
         Some(PathBuf::from("/flag"))
     );
     config.client_connection.kubeconfig = "/file".to_owned();
     assert_eq!(
-        given.client_kubeconfig(&config),
+        parsed.client_kubeconfig(&config),
         Some(PathBuf::from("/file"))
     );
 }

@@ -32,8 +32,8 @@ fn set(by_default: &[&str], of_profile: &PluginSet) -> PluginSet {
         .iter()
         .filter_map(|name| last.get(**name))
         .collect();
-    let rest = of_profile.enabled.iter().enumerate();
-    let rest = rest.filter(|(at, _)| !stood_for.contains(&at));
+    let additional = of_profile.enabled.iter().enumerate();
+    let additional = additional.filter(|(at, _)| !stood_for.contains(&at));
     let named = |name: &str| PluginRef {
         name: name.to_owned(),
     };
@@ -41,7 +41,7 @@ fn set(by_default: &[&str], of_profile: &PluginSet) -> PluginSet {
         enabled: defaults
             .iter()
             .map(|name| named(name))
-            .chain(rest.map(|(_, plugin)| plugin.clone()))
+            .chain(additional.map(|(_, plugin)| plugin.clone()))
             .collect(),
         disabled: vec![named("*")],
     }

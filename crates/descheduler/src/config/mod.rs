@@ -246,9 +246,9 @@ pub(crate) fn decode<T: DeserializeOwned>(path: &str, value: Value) -> Result<T,
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(members) => {
-            let there = members.into_iter().filter(|(_, value)| !value.is_null());
-            let there = there.map(|(key, value)| (key, without_nulls(value)));
-            Value::Object(there.collect::<Map<_, _>>())
+            let present = members.into_iter().filter(|(_, value)| !value.is_null());
+            let present = present.map(|(key, value)| (key, without_nulls(value)));
+            Value::Object(present.collect::<Map<_, _>>())
         }
         Value::Array(list) => list.into_iter().map(without_nulls).collect(),
         other => other,

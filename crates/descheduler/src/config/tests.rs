@@ -112,7 +112,7 @@ fn defaults_are_merged_with_what_profiles_say() {
             .iter()
             .map(|plugin| plugin.name.as_str());
         let names = names.collect::<Vec<_>>().join(" ");
-        let again = PluginsConfig {
+        let merged_again = PluginsConfig {
             filter: PluginSet {
                 disabled: vec![PluginRef {
                     name: "*".to_owned(),
@@ -121,7 +121,7 @@ fn defaults_are_merged_with_what_profiles_say() {
             },
             ..merged.clone()
         };
-        assert_eq!(super::merged(&again).evict, merged.evict, "{text}");
+        assert_eq!(super::merged(&merged_again).evict, merged.evict, "{text}");
         names
     };
     assert_eq!(set("{}"), "MigrationController");

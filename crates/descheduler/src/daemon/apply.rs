@@ -128,18 +128,18 @@ fn grace_period(options: Option<&DeleteOptions>) -> Result<Option<i64>, String> 
         return Ok(None);
     };
     let grace_period = options.grace_period_seconds;
-    let rest = DeleteOptions {
+    let unsupported = DeleteOptions {
         grace_period_seconds: None,
         api_version: None,
         kind: None,
         ..options.clone()
     };
-    if rest == DeleteOptions::default() {
+    if unsupported == DeleteOptions::default() {
         return Ok(grace_period);
     }
     Err(format!(
         "deleteOptions: only gracePeriodSeconds can be asked for, not {}",
-        json!(rest)
+        json!(unsupported)
     ))
 }
 

@@ -59,8 +59,9 @@ impl EventThrottle {
                 }
             }
             due.push((name.clone(), text(report, node)));
-            let at = report.at;
-            self.last_events.insert(name.clone(), LastEvent { at, why });
+            let now = report.at;
+            self.last_events
+                .insert(name.clone(), LastEvent { at: now, why });
         }
         due
     }
@@ -214,14 +215,14 @@ mod tests {
             kept: Default::default(),
             ..keeps("", "")
         };
-        let early = NodeReport {
+        let not_hot_long_enough = NodeReport {
             early: true,
             kept: Default::default(),
             ..keeps("", "")
         };
         let report = report_of(&[
             ("cold", cold),
-            ("early", early),
+            ("early", not_hot_long_enough),
             ("moved", moved),
             ("refused", refused),
         ]);

@@ -40,8 +40,10 @@ impl WriteCache {
             return;
         };
         let mut all = self.0.lock();
-        let known = all.get(&name).map_or(0, |(_, known)| version(known));
-        if version(job) > known {
+        let cached_version = all
+            .get(&name)
+            .map_or(0, |(_, cached_version)| version(cached_version));
+        if version(job) > cached_version {
             all.insert(name, (Instant::now(), Arc::new(job.clone())));
         }
     }
@@ -101,11 +103,11 @@ impl Jobs {
             None => since.elapsed() < PATIENCE,
         });
         if !write_cache.is_empty() {
-            let seen = |job: &Arc<PodMigrationJob>| {
+            let is_current = |job: &Arc<PodMigrationJob>| {
                 let name = job.metadata.name.as_deref().unwrap_or_default();
                 !write_cache.contains_key(name)
             };
-            jobs.retain(seen);
+            jobs.retain(is_current);
             jobs.extend(write_cache.values().map(|(_, job)| job.clone()));
         }
         drop(write_cache);
@@ -115,14 +117,14 @@ impl Jobs {
 
     /// Returns the newest version of the job of this name.
     pub(super) fn get(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
-        let seen = self.cached(name);
+        let from_informer = self.cached(name);
         let write_cache = self
             .write_cache
             .0
             .lock()
             .get(name)
             .map(|(_, job)| job.clone());
-        [seen, write_cache]
+        [from_informer, write_cache]
             .into_iter()
             .flatten()
             .max_by_key(|job| version(job))

@@ -148,10 +148,10 @@ impl JobController {
                 continue;
             }
             // No request is needed if the job records the time.
-            let known = evict::evicted_at(&job, true, now);
-            let then = match known {
+            let recorded = evict::evicted_at(&job, true, now);
+            let then = match recorded {
                 None if !self.still_exists(&job).await => evict::evicted_at(&job, false, now),
-                known => known,
+                recorded => recorded,
             };
             if let Some(then) = then {
                 went.push((then, Group::from_job(&job), migrations));
@@ -190,7 +190,9 @@ impl JobController {
             self.job_queue.job_changed(&job);
         }
         let workers = self.migrations.iter();
-        let workers = workers.map(|one| one.args.max_concurrent_reconciles).max();
+        let workers = workers
+            .map(|migrations| migrations.args.max_concurrent_reconciles)
+            .max();
         let workers = workers.and_then(|workers| usize::try_from(workers).ok());
         let controller = controller::Controller::new(
             NAME,
@@ -226,10 +228,10 @@ impl JobController {
         let mut all = self.migrations.iter();
         let by_profile = all
             .clone()
-            .find(|one| Some(one.profile.as_str()) == profile);
+            .find(|candidate| Some(candidate.profile.as_str()) == profile);
         let by_process = all
             .clone()
-            .find(|one| Some(one.process.as_str()) == process);
+            .find(|candidate| Some(candidate.process.as_str()) == process);
         by_profile.or(by_process).or_else(|| all.next())
     }
 
@@ -406,10 +408,10 @@ impl JobController {
             return Ok(None);
         }
         let all = Api::<Readable<Reservation>>::all(self.client.clone());
-        let found = all.get_opt(&name).await;
-        let found = found.map_err(|error| error.to_string())?;
-        let found = found.map(|read| read.0).transpose();
-        found.map_err(|unread| format!("Reservation {name} cannot be read: {unread}"))
+        let found_reservation = all.get_opt(&name).await;
+        let found_reservation = found_reservation.map_err(|error| error.to_string())?;
+        let found_reservation = found_reservation.map(|read| read.0).transpose();
+        found_reservation.map_err(|unread| format!("Reservation {name} cannot be read: {unread}"))
     }
 
     /// Deletes the reservation of a deleted job.

@@ -55,13 +55,13 @@ impl Options {
     /// Returns the options that `config` sets.
     #[must_use]
     pub fn new(config: &Configuration) -> Self {
-        let of = &config.leader_election;
+        let leader_election = &config.leader_election;
         Self {
             // Negative intervals are rejected when the configuration is validated.
             interval: config.descheduling_interval.to_std().unwrap_or_default(),
-            election: of
+            election: leader_election
                 .leader_elect
-                .then(|| Election::from_config(of, unique_identity())),
+                .then(|| Election::from_config(leader_election, unique_identity())),
             events: None,
             controller_metrics: None,
             last: LastCycle::default(),
@@ -317,11 +317,11 @@ impl Leader {
             let Ok(done) = outcome else {
                 continue;
             };
-            let said = format!("{}: {}: {done}", planned.strategy, planned.reason);
+            let message = format!("{}: {}: {done}", planned.strategy, planned.reason);
             let regarding = regarding(&pod.namespace, &pod.name, &pod.uid);
             let normal = Severity::Normal;
             self.events
-                .event_with_action(regarding, normal, "Descheduled", "Evicting", said);
+                .event_with_action(regarding, normal, "Descheduled", "Evicting", message);
         }
     }
 }
@@ -330,9 +330,9 @@ impl Leader {
 async fn still_exists(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube::Error> {
     let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     let meta = pods.get_metadata_opt(&pod.name).await?;
-    Ok(meta.is_some_and(|found| {
-        found.metadata.uid.as_deref() == Some(&*pod.uid)
-            && found.metadata.deletion_timestamp.is_none()
+    Ok(meta.is_some_and(|pod_meta| {
+        pod_meta.metadata.uid.as_deref() == Some(&*pod.uid)
+            && pod_meta.metadata.deletion_timestamp.is_none()
     }))
 }
 

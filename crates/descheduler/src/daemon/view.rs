@@ -129,32 +129,37 @@ impl ClusterView {
         let all = || (client.clone(), Scope::default(), stop.clone());
         let workloads = Workloads::new(client.clone(), stop.clone());
         let (client, scope, stop) = all();
-        let of = shapes.clone();
+        let table_owner = shapes.clone();
         let nodes = Informer::start_kept(
             client,
             scope,
-            move |node: Node| NodeInfo::new(node, of.table()),
+            move |node: Node| NodeInfo::new(node, table_owner.table()),
             stop,
         );
         let (client, scope, stop) = all();
-        let of = shapes.clone();
-        let pods = Informer::start_kept(client, scope, move |pod| DecodedPod::new(pod, &of), stop);
+        let table_owner = shapes.clone();
+        let pods = Informer::start_kept(
+            client,
+            scope,
+            move |pod| DecodedPod::new(pod, &table_owner),
+            stop,
+        );
         let queue_handle = Arc::new(JobQueueHandle::default());
-        let told = queue_handle.clone();
+        let handle = queue_handle.clone();
         let pods = Lister::with_handler(pods, move |change: Change<DecodedPod>| {
             if let Change::Applied { new: pod, .. } | Change::Deleted(pod) = change {
                 let (namespace, name) = pod.names();
-                told.pod_changed(namespace, name);
+                handle.pod_changed(namespace, name);
             }
         });
         let (client, scope, stop) = all();
-        let of = shapes.clone();
+        let table_owner = shapes.clone();
         let usage = Informer::start_readable(
             client,
             scope,
             move |read| {
                 Decoded::from_readable(read, |metric: NodeMetric| {
-                    NodeUsage::new(metric, of.table())
+                    NodeUsage::new(metric, table_owner.table())
                 })
             },
             stop,
@@ -163,17 +168,17 @@ impl ClusterView {
         let as_it_is = |read| Decoded::from_readable(read, |job: PodMigrationJob| job);
         let jobs = Informer::start_readable(client, scope, as_it_is, stop);
         let write_cache = Arc::new(WriteCache::default());
-        let (told, known) = (queue_handle.clone(), write_cache.clone());
+        let (handle, known) = (queue_handle.clone(), write_cache.clone());
         let jobs = Lister::with_handler(jobs, move |change| match change {
             Change::Applied { new, .. } => {
                 if let Decoded::Object(job) = &*new {
-                    told.job_changed(job);
+                    handle.job_changed(job);
                 }
             }
             Change::Deleted(gone) => match &*gone {
                 Decoded::Object(job) => {
                     known.remove(&job.metadata);
-                    told.job_deleted(job);
+                    handle.job_deleted(job);
                 }
                 Decoded::Unread(unread) => known.remove(&unread.metadata),
             },
@@ -182,11 +187,11 @@ impl ClusterView {
         let (client, scope, stop) = all();
         let as_it_is = |read| Decoded::from_readable(read, |reservation: Reservation| reservation);
         let reservations = Informer::start_readable(client, scope, as_it_is, stop);
-        let told = queue_handle.clone();
+        let handle = queue_handle.clone();
         let reservations =
             Lister::with_handler(reservations, move |change: Change<Decoded<Reservation>>| {
                 if let Change::Applied { new, .. } | Change::Deleted(new) = change {
-                    told.reservation_changed(new.names().1);
+                    handle.reservation_changed(new.names().1);
                 }
             });
         let start = all();
@@ -237,8 +242,8 @@ impl ClusterView {
 
     /// Returns the reservation of this name from the informer's store.
     pub(super) fn reservation(&self, name: &str) -> Option<Arc<Reservation>> {
-        let found = self.reservations.store.get(&ObjectKey::new("", name))?;
-        found.object().cloned()
+        let decoded = self.reservations.store.get(&ObjectKey::new("", name))?;
+        decoded.object().cloned()
     }
 
     /// Looks up the workloads of these controllers, as far as they have pods, by UID of the controller.
@@ -246,22 +251,24 @@ impl ClusterView {
         &self,
         controllers: &FxHashSet<Arc<str>>,
     ) -> FxHashMap<Arc<str>, Workload> {
-        let seen = self.pods.store.list();
-        let pods = seen.iter().filter_map(|seen| match &**seen {
+        let decoded_pods = self.pods.store.list();
+        let pods = decoded_pods.iter().filter_map(|decoded| match &**decoded {
             DecodedPod::Pod(pod) => Some(pod),
             DecodedPod::Unread { .. } => None,
         });
-        let of = |pod: &&Arc<PodInfo>| {
+        let is_controlled = |pod: &&Arc<PodInfo>| {
             let owner = pod.controller();
             owner.is_some_and(|owner| controllers.contains(&owner.uid))
         };
-        self.workloads.resolve(owners(pods.filter(of))).await
+        self.workloads
+            .resolve(owners(pods.filter(is_controlled)))
+            .await
     }
 
     /// Returns a snapshot of the cluster, dated `now`.
     pub(super) async fn snapshot(&self, now: Timestamp) -> Snapshot {
         let pods = self.pods.store.list().into_iter();
-        let pods = pods.filter_map(|seen| match &*seen {
+        let pods = pods.filter_map(|decoded_pod| match &*decoded_pod {
             DecodedPod::Pod(pod) => Some(pod.clone()),
             DecodedPod::Unread { .. } => None,
         });
@@ -293,8 +300,8 @@ impl ClusterView {
             names.insert((text(&pod.namespace), text(&pod.name)));
             uids.extend(pod.uid.clone());
         }
-        let seen = self.pods.store.list();
-        let all = seen.iter().filter_map(|seen| match &**seen {
+        let decoded_pods = self.pods.store.list();
+        let all = decoded_pods.iter().filter_map(|decoded| match &**decoded {
             DecodedPod::Pod(pod) => Some(pod),
             DecodedPod::Unread { .. } => None,
         });
@@ -344,8 +351,8 @@ fn owners<'a>(
         if let Some(owner) = pod.controller()
             && !owners.contains_key(&owner.uid)
         {
-            let of = (pod.namespace.clone(), owner.clone());
-            owners.insert(owner.uid.clone(), of);
+            let entry = (pod.namespace.clone(), owner.clone());
+            owners.insert(owner.uid.clone(), entry);
         }
     }
     owners
@@ -358,8 +365,8 @@ fn only<'a>(
     owners: &FxHashSet<Arc<str>>,
 ) -> Vec<Arc<PodInfo>> {
     let is = |pod: &&Arc<PodInfo>| {
-        let mut of = pod.owners.iter();
-        meant.contains(&pod.uid) || of.any(|owner| owners.contains(&owner.uid))
+        let mut pod_owners = pod.owners.iter();
+        meant.contains(&pod.uid) || pod_owners.any(|owner| owners.contains(&owner.uid))
     };
     pods.filter(is).cloned().collect()
 }

@@ -223,8 +223,8 @@ impl Workloads {
         &self,
         owners: FxHashMap<Arc<str>, (Arc<str>, Owner)>,
     ) -> FxHashMap<Arc<str>, Workload> {
-        let mut known = FxHashMap::default();
-        let mut asked = Vec::new();
+        let mut by_kind = FxHashMap::default();
+        let mut by_scale = Vec::new();
         let mut listers = FxHashMap::default();
         for (uid, (namespace, owner)) in owners {
             match WorkloadKind::from_owner(&owner) {
@@ -232,11 +232,11 @@ impl Workloads {
                     for kind in [kind].into_iter().chain(parent_kind(kind)) {
                         listers.entry(kind).or_insert_with(|| self.lister(kind));
                     }
-                    known.insert(uid, (kind, namespace, owner));
+                    by_kind.insert(uid, (kind, namespace, owner));
                 }
                 // Pods of these controllers are bound to one node and never moved.
                 None if matches!(&*owner.kind, "DaemonSet" | "Node") => {}
-                None => asked.push((uid, namespace, owner)),
+                None => by_scale.push((uid, namespace, owner)),
             }
         }
         let synced = async {
@@ -244,39 +244,39 @@ impl Workloads {
                 lister.wait_synced().await;
             }
         };
-        let late = tokio::time::timeout(PATIENCE, synced).await.is_err();
+        let timed_out = tokio::time::timeout(PATIENCE, synced).await.is_err();
         let sets = listers.get(&WorkloadKind::ReplicaSet);
         let sets = sets.map(|lister| replica_sets_by_deployment(&lister.store.list()));
         let sets = sets.unwrap_or_default();
         let find = |kind, namespace: &str, name: &str, uid: &str| {
             let lister: &Arc<Lister<CachedController>> = listers.get(&kind)?;
-            let found = lister.store.get(&ObjectKey::new(namespace, name));
-            found.filter(|found| *found.uid == *uid)
+            let cached = lister.store.get(&ObjectKey::new(namespace, name));
+            cached.filter(|cached| *cached.uid == *uid)
         };
         let resolve = |kind: WorkloadKind, namespace: &str, owner: &Owner| {
-            let Some(found) = find(kind, namespace, &owner.name, &owner.uid) else {
-                if late {
+            let Some(cached) = find(kind, namespace, &owner.name, &owner.uid) else {
+                if timed_out {
                     let kind = &owner.kind;
                     return Workload::Error(format!("{kind}s could not be listed yet"));
                 }
                 return Workload::Unresolved;
             };
-            match &found.owner {
+            match &cached.owner {
                 Some((above, name, uid))
                     if kind == WorkloadKind::ReplicaSet && above == "Deployment" =>
                 {
-                    let found = find(WorkloadKind::Deployment, namespace, name, uid);
+                    let cached = find(WorkloadKind::Deployment, namespace, name, uid);
                     let sets = sets.get(uid).cloned().unwrap_or_default();
-                    found.map_or(Workload::Unresolved, |found| found.to_workload(sets))
+                    cached.map_or(Workload::Unresolved, |cached| cached.to_workload(sets))
                 }
-                _ => found.to_workload(vec![owner.uid.clone()]),
+                _ => cached.to_workload(vec![owner.uid.clone()]),
             }
         };
-        let resolved = known.into_iter();
+        let resolved = by_kind.into_iter();
         let mut resolved: FxHashMap<_, _> = resolved
             .map(|(uid, (kind, namespace, owner))| (uid, resolve(kind, &namespace, &owner)))
             .collect();
-        let scales = stream::iter(asked).map(|(uid, namespace, owner)| async move {
+        let scales = stream::iter(by_scale).map(|(uid, namespace, owner)| async move {
             let scale = self.scale(&namespace, &owner).await;
             (uid, scale)
         });
@@ -316,7 +316,7 @@ impl Workloads {
         let mut kinds = self.kinds.lock().await;
         let resource = kinds.resource(&owner.api_version, &owner.kind).await?;
         // There may be thousands of objects of a kind without a scale.
-        let resource = resource.filter(|found| kinds.has_scale(found));
+        let resource = resource.filter(|kind| kinds.has_scale(kind));
         drop(kinds);
         let Some(resource) = resource else {
             return Ok(Workload::Unresolved);
@@ -348,13 +348,16 @@ fn parent_kind(kind: WorkloadKind) -> Option<WorkloadKind> {
 fn replica_sets_by_deployment(
     sets: &[Arc<CachedController>],
 ) -> FxHashMap<Arc<str>, Vec<Arc<str>>> {
-    let mut by = FxHashMap::<Arc<str>, Vec<Arc<str>>>::default();
+    let mut by_deployment = FxHashMap::<Arc<str>, Vec<Arc<str>>>::default();
     for set in sets {
         if let Some((_, _, uid)) = &set.owner {
-            by.entry(uid.clone()).or_default().push(set.uid.clone());
+            by_deployment
+                .entry(uid.clone())
+                .or_default()
+                .push(set.uid.clone());
         }
     }
-    by
+    by_deployment
 }
 
 #[cfg(test)]

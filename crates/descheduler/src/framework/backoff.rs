@@ -47,8 +47,8 @@ impl EvictionBackoff {
             return Ok(());
         };
         let (times, left) = (failure.attempt, failure.until - self.cycle);
-        let said = format!("its move failed {times} times in a row: not again for {left} cycles");
-        Err(Why::new("MoveRefused", said))
+        let detail = format!("its move failed {times} times in a row: not again for {left} cycles");
+        Err(Why::new("MoveRefused", detail))
     }
 
     /// Records the outcomes of `plan`, which was made at `now`, in the order of its actions.

@@ -75,10 +75,13 @@ impl Framework {
     pub fn migrations(&self) -> Vec<Arc<Migrations>> {
         let mut all = Vec::<Arc<Migrations>>::new();
         for profile in &self.profiles {
-            let of_filters = profile.filters.iter().filter_map(|one| one.migrations());
-            for one in profile.evictor.migrations().into_iter().chain(of_filters) {
-                if !all.iter().any(|known| Arc::ptr_eq(known, &one)) {
-                    all.push(one);
+            let of_filters = profile
+                .filters
+                .iter()
+                .filter_map(|migration| migration.migrations());
+            for migration in profile.evictor.migrations().into_iter().chain(of_filters) {
+                if !all.iter().any(|existing| Arc::ptr_eq(existing, &migration)) {
+                    all.push(migration);
                 }
             }
         }
@@ -130,9 +133,9 @@ impl Framework {
         let nodes = selected(nodes, self.node_selector.as_ref())
             .map_err(|error| format!("nodeSelector: {error}"))?;
         if nodes.len() < 2 {
-            let there = nodes.len();
+            let count = nodes.len();
             return Err(format!(
-                "{there} nodes are ready and selected: nothing is moved with fewer than two"
+                "{count} nodes are ready and selected: nothing is moved with fewer than two"
             ));
         }
         if let Some(placement) = &mut shared.placement {
@@ -443,13 +446,13 @@ impl<'a> Cycle<'a> {
 
     /// Records that `pod` was considered and stays.
     pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, why: Why) {
-        let kept = SkippedPod {
+        let skipped = SkippedPod {
             pod: pod.clone(),
             profile: self.profile.clone(),
             strategy: self.strategy,
             why,
         };
-        self.shared.plan.kept.push(kept);
+        self.shared.plan.kept.push(skipped);
     }
 
     /// Adds a note about a node, or about the whole cluster.

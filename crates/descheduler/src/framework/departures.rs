@@ -63,7 +63,11 @@ impl ProfileDepartures<'_> {
     #[must_use]
     pub fn is_planned(&self, pod: &PodInfo) -> bool {
         let shown_by = self.departures.planned.get(&pod.uid);
-        shown_by.is_some_and(|by| by.as_deref().is_none_or(|by| by == self.profile))
+        shown_by.is_some_and(|profile| {
+            profile
+                .as_deref()
+                .is_none_or(|profile| profile == self.profile)
+        })
     }
 
     /// Returns true if `pod` leaves its node: by the plan, by a job, or because it is being deleted.

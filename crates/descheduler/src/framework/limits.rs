@@ -43,24 +43,24 @@ impl Limiter {
         let exceeds = |count: u64, limit: Option<u64>| limit.filter(|limit| count >= *limit);
         let (limits, node) = (&self.limits, pod.node.as_ref());
         if let Some(limit) = exceeds(self.total, limits.total) {
-            let said = format!("{limit} pods go in this cycle, which are all that may");
-            return Err(Why::new("MaxNoOfPodsToEvictTotal", said));
+            let detail = format!("{limit} pods go in this cycle, which are all that may");
+            return Err(Why::new("MaxNoOfPodsToEvictTotal", detail));
         }
         if let Some(node) = node
             && let Some(limit) =
                 exceeds(self.nodes.get(node).copied().unwrap_or(0), limits.per_node)
         {
-            let said =
+            let detail =
                 format!("{limit} pods of node {node} go in this cycle, which are all that may");
-            return Err(Why::new("MaxNoOfPodsToEvictPerNode", said));
+            return Err(Why::new("MaxNoOfPodsToEvictPerNode", detail));
         }
-        let there = self.namespaces.get(&pod.namespace).copied().unwrap_or(0);
-        if let Some(limit) = exceeds(there, limits.per_namespace) {
+        let in_namespace = self.namespaces.get(&pod.namespace).copied().unwrap_or(0);
+        if let Some(limit) = exceeds(in_namespace, limits.per_namespace) {
             let namespace = &pod.namespace;
-            let said = format!(
+            let detail = format!(
                 "{limit} pods of namespace {namespace} go in this cycle, which are all that may"
             );
-            return Err(Why::new("MaxNoOfPodsToEvictPerNamespace", said));
+            return Err(Why::new("MaxNoOfPodsToEvictPerNamespace", detail));
         }
         Ok(())
     }

@@ -68,12 +68,12 @@ fn a_plan_has_who_goes_and_who_stays_and_why() {
     for _ in 0..2 {
         let plan = framework.run(&world.snapshot());
         assert_eq!(moved(&plan), ["p1", "p3"]);
-        let kept: Vec<_> = plan
+        let skipped: Vec<_> = plan
             .kept
             .iter()
-            .map(|kept| (&*kept.pod.name, kept.why.rule))
+            .map(|skipped| (&*skipped.pod.name, skipped.why.rule))
             .collect();
-        assert_eq!(kept, [("no", "Named"), ("p2", "OneEach")]);
+        assert_eq!(skipped, [("no", "Named"), ("p2", "OneEach")]);
         assert!(plan.moves().all(|planned| planned.intent.is_some()));
     }
     framework.dry_run = true;
@@ -94,7 +94,7 @@ fn limits_are_of_a_cycle_and_over_all_profiles() {
         framework.run(&world.snapshot());
         let plan = framework.run(&world.snapshot());
         let rules: std::collections::BTreeSet<_> =
-            plan.kept.iter().map(|kept| kept.why.rule).collect();
+            plan.kept.iter().map(|skipped| skipped.why.rule).collect();
         (moved(&plan).len(), rules.into_iter().next())
     };
     let limits = Limits::default();
@@ -185,23 +185,23 @@ fn who_is_refused_for_ever_does_not_use_up_what_may_go_in_a_cycle() {
     let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
     framework.limits.total = Some(1);
     let failing = ["no", "p1"];
-    let mut asked = Vec::new();
+    let mut planned = Vec::new();
     for _ in 0..12 {
         let snapshot = world.snapshot();
         let plan = framework.run(&snapshot);
         framework.record_outcomes(&snapshot, &plan, &outcomes(&plan, &failing));
-        asked.push(moved(&plan).join(" "));
+        planned.push(moved(&plan).join(" "));
         world.now += SignedDuration::from_secs(10);
     }
     // They pause for one cycle, then for two, then for four.
     let expected = [
         "no", "p1", "no", "p1", "p2", "no", "p1", "p2", "p2", "p2", "no", "p1",
     ];
-    assert_eq!(asked, expected);
+    assert_eq!(planned, expected);
     let plan = framework.run(&world.snapshot());
-    let why = plan.kept.iter().find(|kept| &*kept.pod.name == "no");
+    let why = plan.kept.iter().find(|skipped| &*skipped.pod.name == "no");
     assert_eq!(
-        why.map(|kept| kept.why.to_string()).as_deref(),
+        why.map(|skipped| skipped.why.to_string()).as_deref(),
         Some("MoveRefused: its move failed 4 times in a row: not again for 7 cycles")
     );
     // An hour later nothing is retained_until, and with what succeeds nothing is from then on.

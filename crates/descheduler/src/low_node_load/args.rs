@@ -149,11 +149,11 @@ impl From<RawArgs> for Args {
     fn from(raw: RawArgs) -> Self {
         let condition = raw.anomaly_condition.unwrap_or(BY_DEFAULT);
         let condition = condition.or(BY_DEFAULT);
-        let given = [&raw.low_thresholds, &raw.high_thresholds];
-        let given = given.into_iter().flatten().flat_map(BTreeMap::keys);
-        let given = given.map(String::as_str).chain(["cpu", "memory"]);
+        let configured = [&raw.low_thresholds, &raw.high_thresholds];
+        let configured = configured.into_iter().flatten().flat_map(BTreeMap::keys);
+        let configured = configured.map(String::as_str).chain(["cpu", "memory"]);
         let mut weights = raw.resource_weights.unwrap_or_default();
-        for resource in given {
+        for resource in configured {
             match weights.get_mut(resource) {
                 Some(weight) if *weight > 0 => {}
                 Some(weight) => *weight = 1,
@@ -206,8 +206,8 @@ fn inherit(own: &mut Option<Thresholds>, top: &Option<Thresholds>) {
 impl AnomalyCondition {
     /// Returns how long a node stays classified as hot for long enough.
     pub(super) fn timeout(&self) -> GoDuration {
-        let given = Some(self.timeout).filter(|timeout| timeout.as_nanos() > 0);
-        given.unwrap_or(BY_DEFAULT.timeout)
+        let configured = Some(self.timeout).filter(|timeout| timeout.as_nanos() > 0);
+        configured.unwrap_or(BY_DEFAULT.timeout)
     }
 
     /// Extends the timeout to at least two cycles of length `interval`.
@@ -264,13 +264,13 @@ impl Args {
     /// Returns the first field with an invalid value.
     pub fn check(&self) -> Result<(), String> {
         if self.number_of_nodes < 0 {
-            let given = self.number_of_nodes;
-            return Err(format!("numberOfNodes: {given} is below 0"));
+            let value = self.number_of_nodes;
+            return Err(format!("numberOfNodes: {value} is below 0"));
         }
         if self.node_metric_expiration_seconds <= 0 {
-            let given = self.node_metric_expiration_seconds;
+            let value = self.node_metric_expiration_seconds;
             return Err(format!(
-                "nodeMetricExpirationSeconds: {given} is not above 0"
+                "nodeMetricExpirationSeconds: {value} is not above 0"
             ));
         }
         self.selection().check()?;

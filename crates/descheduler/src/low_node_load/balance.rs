@@ -46,7 +46,7 @@ impl<'a> BalanceRun<'_, 'a> {
     /// Runs both passes.
     pub(super) fn run(&mut self, classes: &Classes, sources: &[usize], prod_sources: &[usize]) {
         let resources = self.watched.resources.len();
-        let of = |loads: &[Load<'_>], targets: &[usize], usage_kind| {
+        let capacity_of = |loads: &[Load<'_>], targets: &[usize], usage_kind| {
             headroom(loads, targets, usage_kind, resources)
         };
         let node_targets: Vec<_> = classes
@@ -61,18 +61,18 @@ impl<'a> BalanceRun<'_, 'a> {
             .chain(&classes.both_low)
             .copied()
             .collect();
-        let prod_only = of(self.loads, &classes.prod_low, UsageKind::Prod);
-        let both_node = of(self.loads, &classes.both_low, UsageKind::Node);
-        let both_prod = of(self.loads, &classes.both_low, UsageKind::Prod);
-        let mut budget = of(self.loads, &node_targets, UsageKind::Node);
+        let prod_only = capacity_of(self.loads, &classes.prod_low, UsageKind::Prod);
+        let both_node = capacity_of(self.loads, &classes.both_low, UsageKind::Node);
+        let both_prod = capacity_of(self.loads, &classes.both_low, UsageKind::Prod);
+        let mut budget = capacity_of(self.loads, &node_targets, UsageKind::Node);
         self.run_kind(UsageKind::Node, sources, &node_targets, &mut budget);
         // The first pass has used capacity of nodes that are cold by both kinds of usage.
-        let both = both_prod.iter().zip(&both_node).zip(&budget);
-        let both = both.map(|((prod, node), left)| *prod.min(node).min(left));
+        let shared = both_prod.iter().zip(&both_node).zip(&budget);
+        let shared = shared.map(|((prod, node), left)| *prod.min(node).min(left));
         let mut budget: Row = prod_only
             .iter()
-            .zip(both)
-            .map(|(prod, both)| prod.saturating_add(both))
+            .zip(shared)
+            .map(|(prod, shared)| prod.saturating_add(shared))
             .collect();
         self.run_kind(UsageKind::Prod, prod_sources, &prod_targets, &mut budget);
     }
@@ -88,13 +88,13 @@ impl<'a> BalanceRun<'_, 'a> {
             return;
         }
         if targets.is_empty() {
-            let what = match usage_kind {
+            let message = match usage_kind {
                 UsageKind::Node => "no node is cold",
                 UsageKind::Prod => "no node uses little for pods of prod",
             };
             return self
                 .cycle
-                .note(None, format!("{what}: there is nowhere to go"));
+                .note(None, format!("{message}: there is nowhere to go"));
         }
         match self.args.victim_selection {
             VictimSelection::Greedy => self.greedy(usage_kind, sources, targets, budget),
@@ -157,7 +157,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
         budget
             .iter()
-            .position(|left| *left <= 0)
+            .position(|remaining| *remaining <= 0)
             .map(StopReason::Full)
     }
 

@@ -23,9 +23,9 @@ pub(super) struct Excess {
 /// Returns how close the usage of a pod is to the excess: higher is better, and usage above the excess scores
 /// higher than below.
 pub(super) fn closeness(metric: &Amounts, excess: &[Excess]) -> f64 {
-    let known = excess.iter().filter(|excess| metric.contains(excess.id));
+    let reported = excess.iter().filter(|excess| metric.contains(excess.id));
     let (mut sum, mut weights) = (0.0, 0_i64);
-    for Excess { id, amount, weight } in known {
+    for Excess { id, amount, weight } in reported {
         let ratio = if *amount == 0 {
             0.0
         } else {
@@ -58,7 +58,7 @@ impl<'a> BalanceRun<'_, 'a> {
             let mut pods = Vec::new();
             let mut metrics = FxHashMap::default();
             let all = self.candidates(*source, usage_kind);
-            let there = all.len();
+            let total = all.len();
             for candidate in all {
                 if !self.removable(usage_kind, targets, &candidate) {
                     continue;
@@ -69,7 +69,7 @@ impl<'a> BalanceRun<'_, 'a> {
                 pods.push(candidate.pod.clone());
             }
             if pods.is_empty() {
-                self.note_outcome(*source, 0, &format!("none of {there} may"));
+                self.note_outcome(*source, 0, &format!("none of {total} may"));
                 continue;
             }
             self.sort(usage_kind, *source, &mut pods, &metrics);
@@ -160,9 +160,9 @@ impl<'a> BalanceRun<'_, 'a> {
             return true;
         }
         let count = targets.len();
-        let said =
+        let detail =
             format!("it fits none of {count} cold nodes, or would take them over a threshold");
-        self.cycle.skip_pod(pod, Why::new("NodeFit", said));
+        self.cycle.skip_pod(pod, Why::new("NodeFit", detail));
         false
     }
 
@@ -178,11 +178,11 @@ impl<'a> BalanceRun<'_, 'a> {
         };
         let excess: Vec<_> = load
             .over(usage_kind)
-            .filter_map(|at| {
-                let resource = self.watched.resources.get(at)?;
+            .filter_map(|index| {
+                let resource = self.watched.resources.get(index)?;
                 let (used, high) = (
-                    load.used(usage_kind).get(at)?,
-                    load.bounds(usage_kind).high.get(at)?,
+                    load.used(usage_kind).get(index)?,
+                    load.bounds(usage_kind).high.get(index)?,
                 );
                 Some(Excess {
                     id: resource.id,

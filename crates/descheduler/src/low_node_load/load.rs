@@ -72,7 +72,7 @@ impl PoolResources {
         } else {
             100.0
         };
-        let both = |low: &Option<Thresholds>, high: &Option<Thresholds>, name: &str| {
+        let thresholds_of = |low: &Option<Thresholds>, high: &Option<Thresholds>, name: &str| {
             let get =
                 |map: &Option<Thresholds>| map.as_ref().and_then(|map| map.get(name).copied());
             match get(low) {
@@ -90,9 +90,9 @@ impl PoolResources {
                 .unwrap_or(0)
         };
         let resource = |name: String| {
-            let (low, high) = both(&pool.low_thresholds, &pool.high_thresholds, &name);
+            let (low, high) = thresholds_of(&pool.low_thresholds, &pool.high_thresholds, &name);
             let (prod_low, prod_high) =
-                both(&pool.prod_low_thresholds, &pool.prod_high_thresholds, &name);
+                thresholds_of(&pool.prod_low_thresholds, &pool.prod_high_thresholds, &name);
             Resource {
                 id: table.intern(&name),
                 weight: weight(&name),
@@ -233,7 +233,7 @@ impl<'a> Load<'a> {
         let mut prod_used = Amounts::new();
         for metric in &report.pods {
             let place = places.get(&(&*metric.namespace, &*metric.name)).copied();
-            let pod = place.and_then(|at| pods.get(at));
+            let pod = place.and_then(|index| pods.get(index));
             let counts = match pod {
                 Some(pod) => stays(pod),
                 None if planned.contains(&(&*metric.namespace, &*metric.name)) => false,
@@ -314,8 +314,8 @@ impl<'a> Load<'a> {
     }
 
     fn check_usage(&self, watched: &PoolResources) -> Result<(), UsageRejection> {
-        let both = self.usage.iter().zip(&self.capacity);
-        let mut all = watched.resources.iter().zip(both);
+        let usage = self.usage.iter().zip(&self.capacity);
+        let mut all = watched.resources.iter().zip(usage);
         all.try_for_each(|(resource, (used, has))| {
             check_plausible(&resource.name, resource.id, *used, *has)
         })
@@ -354,11 +354,11 @@ impl<'a> Load<'a> {
 
     /// Returns the indexes of the resources that exceed their high thresholds.
     pub(super) fn over(&self, usage_kind: UsageKind) -> impl Iterator<Item = usize> + '_ {
-        let both = self
+        let usage = self
             .used(usage_kind)
             .iter()
             .zip(&self.bounds(usage_kind).high);
-        let over = both.enumerate().filter(|(_, (used, high))| used > high);
+        let over = usage.enumerate().filter(|(_, (used, high))| used > high);
         over.map(|(at, _)| at)
     }
 
@@ -403,49 +403,55 @@ impl<'a> Load<'a> {
 
     /// Lists the exceeded thresholds: `cpu usage 71.00% > threshold 65.00%`.
     pub(super) fn describe_hot(&self, usage_kind: UsageKind, watched: &PoolResources) -> String {
-        let what = match usage_kind {
+        let label = match usage_kind {
             UsageKind::Node => "usage",
             UsageKind::Prod => "usage of prod",
         };
-        let said = self.over(usage_kind).map(|at| {
+        let exceeded = self.over(usage_kind).map(|index| {
             let name = watched
                 .resources
-                .get(at)
+                .get(index)
                 .map_or("", |resource| &resource.name);
-            let high = self.bounds(usage_kind).high.get(at).copied().unwrap_or(0);
-            let has = self.capacity.get(at).copied().unwrap_or(0);
-            let (used, high) = (self.percent(usage_kind, at), percent(high, has));
-            format!("{name} {what} {used:.2}% > threshold {high:.2}%")
+            let high = self
+                .bounds(usage_kind)
+                .high
+                .get(index)
+                .copied()
+                .unwrap_or(0);
+            let has = self.capacity.get(index).copied().unwrap_or(0);
+            let (used, high) = (self.percent(usage_kind, index), percent(high, has));
+            format!("{name} {label} {used:.2}% > threshold {high:.2}%")
         });
-        said.collect::<Vec<_>>().join(", ")
+        exceeded.collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the reason of evictions from the node, in upstream's words.
     pub(super) fn reason(&self, usage_kind: UsageKind, watched: &PoolResources) -> String {
-        let what = match usage_kind {
+        let label = match usage_kind {
             UsageKind::Node => "node",
             UsageKind::Prod => "prod",
         };
-        let said = self.over(usage_kind).filter_map(|at| {
-            let resource = watched.resources.get(at)?;
+        let exceeded = self.over(usage_kind).filter_map(|index| {
+            let resource = watched.resources.get(index)?;
             let high = match usage_kind {
                 UsageKind::Node => resource.high,
                 UsageKind::Prod => resource.prod_high,
             };
-            let (name, used) = (&resource.name, self.percent(usage_kind, at));
+            let (name, used) = (&resource.name, self.percent(usage_kind, index));
             Some(format!(
-                "{what} {name} usage({used:.2}%)>threshold({high:.2}%)"
+                "{label} {name} usage({used:.2}%)>threshold({high:.2}%)"
             ))
         });
-        let said = said.collect::<Vec<_>>().join(", ");
-        format!("node is overutilized, {said}")
+        let exceeded = exceeded.collect::<Vec<_>>().join(", ");
+        format!("node is overutilized, {exceeded}")
     }
 
     /// Classifies the node by its usage.
     pub(super) fn class(&self) -> LoadClass {
         let with = |used: &[i64]| -> Row {
-            let both = used.iter().zip(&self.coming);
-            both.map(|(used, coming)| used.saturating_add(*coming))
+            let pairs = used.iter().zip(&self.coming);
+            pairs
+                .map(|(used, coming)| used.saturating_add(*coming))
                 .collect()
         };
         let takes = !self.node.unschedulable;

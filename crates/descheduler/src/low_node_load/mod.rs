@@ -164,9 +164,9 @@ impl LowNodeLoad {
         self.record_not_hot(cycle, at, pool, &loads, &classes);
         if classes.hot() == 0 {
             let cold = classes.low.len() + classes.both_low.len();
-            let there = nodes.len();
-            let said = format!("pool {name}: no node is hot; {cold} of {there} are cold");
-            return cycle.note(None, said);
+            let total = nodes.len();
+            let text = format!("pool {name}: no node is hot; {cold} of {total} are cold");
+            return cycle.note(None, text);
         }
         let mut sources = self.hot_long_enough(
             cycle,
@@ -188,21 +188,21 @@ impl LowNodeLoad {
         );
         if sources.is_empty() && prod_sources.is_empty() {
             let hot = classes.hot();
-            let said = format!("pool {name}: none of {hot} hot nodes was hot for long enough");
-            return cycle.note(None, said);
+            let text = format!("pool {name}: none of {hot} hot nodes was hot for long enough");
+            return cycle.note(None, text);
         }
         if classes.cold() == 0 {
-            let there = nodes.len();
-            let said = format!("pool {name}: no node of {there} is cold: there is nowhere to go");
-            return cycle.note(None, said);
+            let total = nodes.len();
+            let text = format!("pool {name}: no node of {total} is cold: there is nowhere to go");
+            return cycle.note(None, text);
         }
         self.reset_cold(at, &loads, &classes);
         let (cold, least) = (classes.cold(), self.args.number_of_nodes);
         if usize::try_from(least).is_ok_and(|least| cold <= least) {
-            let said = format!(
+            let text = format!(
                 "pool {name}: {cold} nodes are cold, and numberOfNodes is {least}: more are needed"
             );
-            return cycle.note(None, said);
+            return cycle.note(None, text);
         }
         if cold == nodes.len() {
             return cycle.note(None, format!("pool {name}: all nodes are cold"));
@@ -282,10 +282,10 @@ impl LowNodeLoad {
         if let Some((node, why)) = unread {
             let (pool, name) = (&pool.name, &node.name);
             let (unread, there) = (nodes.len() - loads.len(), nodes.len());
-            let said = format!(
+            let text = format!(
                 "pool {pool}: {unread} of {there} nodes are not looked at, as node {name}: {why}"
             );
-            cycle.note(None, said);
+            cycle.note(None, text);
         }
         loads
     }
@@ -347,8 +347,8 @@ impl LowNodeLoad {
             } else {
                 let times = detectors.abnormal_count(at, &node.uid);
                 let needed = condition.consecutive_abnormalities.saturating_add(1);
-                let said = format!("hot: {said}, {times} of {needed} cycles");
-                cycle.hot(&node.name, said, true);
+                let text = format!("hot: {text}, {times} of {needed} cycles");
+                cycle.hot(&node.name, text, true);
             }
         }
         long
@@ -401,12 +401,12 @@ fn by_score(
 fn headroom(loads: &[Load<'_>], targets: &[usize], usage_kind: UsageKind, resources: usize) -> Row {
     let mut out = vec![0_i64; resources];
     for load in targets.iter().filter_map(|place| loads.get(*place)) {
-        let both = load
+        let pairs = load
             .bounds(usage_kind)
             .high
             .iter()
             .zip(load.used(usage_kind));
-        for (room, (high, used)) in out.iter_mut().zip(both) {
+        for (room, (high, used)) in out.iter_mut().zip(pairs) {
             *room = room.saturating_add(high.saturating_sub(*used));
         }
     }

@@ -53,9 +53,9 @@ pub(super) struct Work(pub(super) u64);
 impl Work {
     /// Uses up one unit; returns false if none was left.
     fn spend(&mut self) -> bool {
-        let left = self.0.checked_sub(1);
-        self.0 = left.unwrap_or(0);
-        left.is_some()
+        let remaining = self.0.checked_sub(1);
+        self.0 = remaining.unwrap_or(0);
+        remaining.is_some()
     }
 }
 
@@ -192,28 +192,28 @@ impl Bins {
     ) -> Option<Pair> {
         let mut best: Option<Pair> = None;
         for (item_at, item) in items {
-            let mut near = 0;
-            for at in &self.order {
-                if near == NEAR {
+            let mut tried = 0;
+            for index in &self.order {
+                if tried == NEAR {
                     break;
                 }
                 if !work.spend() {
                     return best;
                 }
-                let Some(bin) = self.bins.get(*at).filter(|bin| bin.takes(item)) else {
+                let Some(bin) = self.bins.get(*index).filter(|bin| bin.takes(item)) else {
                     continue;
                 };
                 let gain = self.gain(source, bin, item);
                 let better = gain > 0.0 && best.is_none_or(|best| gain > best.gain);
                 // A pair that would not be better is not checked.
-                if better && !allows(item_at, *at) {
+                if better && !allows(item_at, *index) {
                     continue;
                 }
-                near += 1;
+                tried += 1;
                 if better {
                     best = Some(Pair {
                         item: item_at,
-                        bin: *at,
+                        bin: *index,
                         gain,
                     });
                 }

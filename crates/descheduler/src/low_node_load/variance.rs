@@ -27,15 +27,15 @@ struct Refusals {
 impl Refusals {
     /// Returns the kind of pods of this shape; `None` if there are too many kinds to distinguish.
     fn kind(&mut self, shape: &Arc<Shape>) -> Option<usize> {
-        let known = self
+        let position = self
             .kinds
             .iter()
             .position(|(one, _)| same_requirements(one, shape));
-        if known.is_none() && self.kinds.len() < KINDS {
+        if position.is_none() && self.kinds.len() < KINDS {
             self.kinds.push((shape.clone(), FxHashSet::default()));
             return Some(self.kinds.len() - 1);
         }
-        known
+        position
     }
 
     /// Returns true if `bin` accepts pods of `kind`; calls `ask` if that is not recorded.
@@ -81,8 +81,9 @@ struct PassState {
 
 fn bin(load: &Load<'_>) -> Bin {
     let with = |used: &Row| -> Row {
-        let both = used.iter().zip(&load.coming);
-        both.map(|(used, more)| used.saturating_add(*more))
+        let pairs = used.iter().zip(&load.coming);
+        pairs
+            .map(|(used, more)| used.saturating_add(*more))
             .collect()
     };
     Bin {
@@ -104,10 +105,10 @@ impl<'a> BalanceRun<'_, 'a> {
     ) {
         let mut state = self.pass_state(usage_kind, targets);
         for source in sources {
-            let there = self.candidates(*source, usage_kind).len();
+            let total = self.candidates(*source, usage_kind).len();
             let mut movable = self.movable(usage_kind, *source, &mut state.refusals);
             if movable.is_empty() {
-                self.note_outcome(*source, 0, &format!("none of {there} may"));
+                self.note_outcome(*source, 0, &format!("none of {total} may"));
                 continue;
             }
             let (moved, why) = self.relieve(usage_kind, *source, &mut movable, &mut state, budget);
@@ -131,22 +132,22 @@ impl<'a> BalanceRun<'_, 'a> {
         let resources = 0..self.watched.resources.len();
         let weights = resources
             .clone()
-            .map(|at| weight(at).unwrap_or(0.0))
+            .map(|index| weight(index).unwrap_or(0.0))
             .collect();
-        let mean = resources.map(|at| {
+        let mean = resources.map(|index| {
             let sum: f64 = self
                 .loads
                 .iter()
-                .map(|load| load.percent(usage_kind, at))
+                .map(|load| load.percent(usage_kind, index))
                 .sum();
             sum / 100.0 / self.loads.len().max(1) as f64
         });
         let named = self.loads.iter().enumerate();
         let named = named.map(|(place, load)| (load.node.name.clone(), (place, None)));
         let mut nodes: FxHashMap<_, _> = named.collect();
-        for (at, place) in targets.iter().enumerate() {
+        for (index, place) in targets.iter().enumerate() {
             if let Some(load) = self.loads.get(*place) {
-                nodes.insert(load.node.name.clone(), (*place, Some(at)));
+                nodes.insert(load.node.name.clone(), (*place, Some(index)));
             }
         }
         PassState {
@@ -247,12 +248,12 @@ impl<'a> BalanceRun<'_, 'a> {
         let over: Vec<_> = load.over(usage_kind).collect();
         // A pod that does not use an exceeded resource brings no relief.
         let relieves = |item: &Item| {
-            let mut used = over.iter().filter_map(|at| item.usage.get(*at));
+            let mut used = over.iter().filter_map(|index| item.usage.get(*index));
             used.any(|used| *used > 0)
         };
         let items = group.iter().enumerate();
         let items = items.filter(|(_, movable)| !movable.tried && relieves(&movable.item));
-        let items = items.map(|(at, movable)| (at, &movable.item));
+        let items = items.map(|(index, movable)| (index, &movable.item));
         let PassState {
             bins,
             places,
@@ -339,10 +340,11 @@ impl<'a> BalanceRun<'_, 'a> {
     /// Records the pods in `group` that were not tried as skipped, with the reason.
     fn skip_rest(&mut self, group: &[MovablePod<'a>], targets: usize) {
         for movable in group.iter().filter(|movable| !movable.tried) {
-            let said = format!(
+            let detail = format!(
                 "none of {targets} cold nodes takes it so that the load is more even and no threshold exceeded"
             );
-            self.cycle.skip_pod(&movable.pod, Why::new("NodeFit", said));
+            self.cycle
+                .skip_pod(&movable.pod, Why::new("NodeFit", detail));
         }
     }
 }

@@ -112,12 +112,15 @@ pub fn by_creation(jobs: &mut [PendingJob]) {
 
 /// Sorts jobs as `sort` sorts their pods; those without a pod come first.
 pub fn by_pod(jobs: &mut [PendingJob], sort: impl Fn(&mut [Arc<PodInfo>])) {
-    let mut pods: Vec<_> = jobs.iter().filter_map(|one| one.pod.clone()).collect();
+    let mut pods: Vec<_> = jobs
+        .iter()
+        .filter_map(|pending| pending.pod.clone())
+        .collect();
     sort(&mut pods);
     let ranks = pods.iter().enumerate();
     let ranks: FxHashMap<&str, usize> = ranks.map(|(at, pod)| (&*pod.uid, at + 1)).collect();
-    jobs.sort_by_key(|one| {
-        let rank = one.pod.as_ref().and_then(|pod| ranks.get(&*pod.uid));
+    jobs.sort_by_key(|pending| {
+        let rank = pending.pod.as_ref().and_then(|pod| ranks.get(&*pod.uid));
         rank.copied().unwrap_or(0)
     });
 }
@@ -142,14 +145,14 @@ pub fn by_controller(jobs: &mut [PendingJob]) {
 
 /// Moves the jobs of batch Jobs with the most migrating pods to the front.
 pub fn by_migrating(jobs: &mut [PendingJob], snapshot: &Snapshot) {
-    let mut known = FxHashMap::default();
+    let mut counts = FxHashMap::default();
     for owner in jobs.iter().filter_map(batch_job) {
-        known
+        counts
             .entry(owner.uid.clone())
             .or_insert_with(|| migrating(snapshot, &owner.uid));
     }
-    jobs.sort_by_key(|one| {
-        let count = batch_job(one).and_then(|owner| known.get(&owner.uid));
+    jobs.sort_by_key(|pending| {
+        let count = batch_job(pending).and_then(|owner| counts.get(&owner.uid));
         Reverse(count.copied().unwrap_or(0))
     });
 }
@@ -157,8 +160,8 @@ pub fn by_migrating(jobs: &mut [PendingJob], snapshot: &Snapshot) {
 /// Returns the number of running jobs that move pods of `owner`.
 #[must_use]
 pub fn migrating(snapshot: &Snapshot, owner: &str) -> usize {
-    let of = |pod: &&Arc<PodInfo>| pod.owners.iter().any(|one| &*one.uid == owner);
-    let pods: Vec<_> = snapshot.pods.iter().filter(of).collect();
+    let owned = |pod: &&Arc<PodInfo>| pod.owners.iter().any(|reference| &*reference.uid == owner);
+    let pods: Vec<_> = snapshot.pods.iter().filter(owned).collect();
     let moves = |job: &&Arc<PodMigrationJob>| {
         let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
         let runs = has_passed(job) || phase == Some(&PodMigrationJobPhase::Running);

@@ -293,8 +293,8 @@ impl MigrationControllerArgs {
         for (at, name) in self.skip_eviction_gates.iter().enumerate() {
             if Gate::named(name).is_none() {
                 let field = format!("skipEvictionGates[{at}]");
-                let known: Vec<_> = Gate::ALL.iter().map(|(name, _)| *name).collect();
-                let problem = format!("is no gate; there are {}", known.join(", "));
+                let names: Vec<_> = Gate::ALL.iter().map(|(name, _)| *name).collect();
+                let problem = format!("is no gate; there are {}", names.join(", "));
                 return refuse(field, name, problem);
             }
         }

@@ -43,9 +43,9 @@ impl Policy {
         job: Option<&BTreeMap<String, String>>,
         by_default: Self,
     ) -> Self {
-        let mut said = [pod, job].into_iter().flatten();
+        let mut label_sets = [pod, job].into_iter().flatten();
         let named =
-            said.find_map(|labels| labels.get(EVICT_POLICY).filter(|name| !name.is_empty()));
+            label_sets.find_map(|labels| labels.get(EVICT_POLICY).filter(|name| !name.is_empty()));
         named
             .and_then(|name| Self::named(name))
             .unwrap_or(by_default)
@@ -77,9 +77,9 @@ pub fn trigger(job: &PodMigrationJob) -> &str {
 /// Returns the reason of the eviction for users.
 #[must_use]
 pub fn reason(job: &PodMigrationJob) -> &str {
-    let said = [EVICT_REASON, EVICT_TRIGGER].into_iter();
-    let mut said = said.filter_map(|key| annotation(job, key));
-    said.find(|text| !text.is_empty()).unwrap_or("NotSet")
+    let reasons = [EVICT_REASON, EVICT_TRIGGER].into_iter();
+    let mut reasons = reasons.filter_map(|key| annotation(job, key));
+    reasons.find(|text| !text.is_empty()).unwrap_or("NotSet")
 }
 
 /// Returns the value of annotation `scheduling.koordinator.sh/soft-eviction` for `job`, created at `now`.

@@ -31,13 +31,16 @@ impl PodsByOwner {
     /// Builds the index of all owners.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
-        let mut by = FxHashMap::<_, Vec<_>>::default();
+        let mut by_owner = FxHashMap::<_, Vec<_>>::default();
         for pod in &snapshot.pods {
             for owner in &pod.owners {
-                by.entry(owner.uid.clone()).or_default().push(pod.clone());
+                by_owner
+                    .entry(owner.uid.clone())
+                    .or_default()
+                    .push(pod.clone());
             }
         }
-        Self(by)
+        Self(by_owner)
     }
 
     /// Returns the pods that have one of `owners` as an owner.
@@ -103,8 +106,8 @@ impl MigrationCounts {
         if let Some(pod) = pod {
             self.add_on_node(pod);
             if let Some(owner) = pod.controller() {
-                let of = (name.0.clone(), owner.uid.clone());
-                let pods = self.of_workload.entry(of).or_default();
+                let key = (name.0.clone(), owner.uid.clone());
+                let pods = self.of_workload.entry(key).or_default();
                 pods.entry(name.clone()).or_default().insert(uid);
             }
         }
@@ -154,8 +157,8 @@ impl MigrationCounts {
         pod: &'a PodInfo,
         owner: &Owner,
     ) -> impl Iterator<Item = &'a Name> {
-        let of = (pod.namespace.clone(), owner.uid.clone());
-        let pods = self.of_workload.get(&of).into_iter().flatten();
+        let key = (pod.namespace.clone(), owner.uid.clone());
+        let pods = self.of_workload.get(&key).into_iter().flatten();
         let other = move |(_, uids): &(&Name, &FxHashSet<Arc<str>>)| {
             uids.len() > usize::from(uids.contains(&pod.uid))
         };
@@ -182,7 +185,7 @@ impl Rules {
         let value = threshold.and_then(|threshold| threshold.value);
         let name = threshold.map(|threshold| threshold.name.as_str());
         let name = name.filter(|name| value.is_none() && !name.is_empty());
-        let known = name.and_then(|name| classes.get(name).copied());
+        let class_value = name.and_then(|name| classes.get(name).copied());
         let bare = args.skips(Gate::BarePods);
         let labels = args.label_selector.clone();
         Self {
@@ -195,14 +198,14 @@ impl Rules {
                 evict_local_storage_pods: args.evict_local_storage_pods
                     || args.skips(Gate::LocalStorage),
                 ignore_pvc_pods: args.ignore_pvc_pods && !args.skips(Gate::Pvc),
-                priority_threshold: value.or(known),
+                priority_threshold: value.or(class_value),
                 label_selector: labels.filter(|_| !args.skips(Gate::LabelSelector)),
             },
             namespaces: args
                 .namespaces
                 .clone()
                 .filter(|_| !args.skips(Gate::Namespaces)),
-            unknown_class: name.filter(|_| known.is_none()).map(str::to_owned),
+            unknown_class: name.filter(|_| class_value.is_none()).map(str::to_owned),
             args,
         }
     }
@@ -231,9 +234,10 @@ impl Rules {
         if args.default_job_mode != RESERVATION_FIRST || args.scheduler_names.contains(scheduler) {
             return Ok(());
         }
-        let known = args.scheduler_names.join(", ");
-        let said = format!("nothing can be reserved: its scheduler is {scheduler}, not {known}");
-        Err(Why::new("SchedulerName", said))
+        let supported = args.scheduler_names.join(", ");
+        let detail =
+            format!("nothing can be reserved: its scheduler is {scheduler}, not {supported}");
+        Err(Why::new("SchedulerName", detail))
     }
 
     /// Checks whether `pod` may be moved at all. A refusal is permanent, except for [`WORKLOAD_UNKNOWN`].
@@ -247,21 +251,21 @@ impl Rules {
         if let Some(namespaces) = &self.namespaces
             && !namespaces.allow(&pod.namespace)
         {
-            let said = format!("namespaces leave {} out", pod.namespace);
-            return Err(Why::new("Namespaces", said));
+            let detail = format!("namespaces leave {} out", pod.namespace);
+            return Err(Why::new("Namespaces", detail));
         }
         let cost = pod.annotation(annotations::EVICTION_COST);
         let cost = cost.and_then(|cost| parse_eviction_cost(cost).ok());
         if cost == Some(i32::MAX) {
-            let said = format!("its {} says never", annotations::EVICTION_COST);
-            return Err(Why::new("MaxEvictionCost", said));
+            let detail = format!("its {} says never", annotations::EVICTION_COST);
+            return Err(Why::new("MaxEvictionCost", detail));
         }
         if let (Some(name), false) = (
             &self.unknown_class,
             self.evictable.evict_system_critical_pods,
         ) {
-            let said = format!("priorityThreshold: there is no PriorityClass {name}");
-            return Err(Why::new("PriorityThreshold", said));
+            let detail = format!("priorityThreshold: there is no PriorityClass {name}");
+            return Err(Why::new("PriorityThreshold", detail));
         }
         self.evictable.check(pod)?;
         self.has_spare_replicas(snapshot, pod)
@@ -283,7 +287,7 @@ impl Rules {
             return Ok(());
         }
         let (kind, name) = (&owner.kind, &owner.name);
-        let said = match replicas {
+        let detail = match replicas {
             0 => match snapshot.workloads.get(&owner.uid) {
                 Some(Workload::Known { .. }) => format!("{kind} {name} wants no replica"),
                 _ => format!("the number of replicas of {kind} {name} cannot be determined"),
@@ -297,7 +301,7 @@ impl Rules {
             }
             _ => return Ok(()),
         };
-        Err(Why::new(RULE, said))
+        Err(Why::new(RULE, detail))
     }
 
     /// Checks whether limits allow to move `pod` now, in addition to the pods in `migration_counts`.
@@ -322,8 +326,8 @@ impl Rules {
         let reached = |rule: &'static str, count: usize, limit: Option<usize>, whose: &str| {
             let limit = limit.filter(|limit| count >= *limit);
             limit.map_or(Ok(()), |limit| {
-                let said = format!("{count} pods {whose} move already, {limit} may");
-                Err(Why::new(rule, said))
+                let detail = format!("{count} pods {whose} move already, {limit} may");
+                Err(Why::new(rule, detail))
             })
         };
         let global = limit(args.max_migrating_globally, Gate::MaxMigratingGlobally);
@@ -374,8 +378,8 @@ impl Rules {
             // The first pod of a workload passes: whether it may be moved at all is checked elsewhere.
             if !away.is_empty() && exceeds(away.len(), most) {
                 let count = away.len();
-                let said = format!("{count} pods of {kind} {name} move already, {most} may");
-                return Err(Why::new("MaxMigratingPerWorkload", said));
+                let detail = format!("{count} pods of {kind} {name} move already, {most} may");
+                return Err(Why::new("MaxMigratingPerWorkload", detail));
             }
         }
         if skips[1] {
@@ -390,9 +394,9 @@ impl Rules {
         }
         if exceeds(away.len(), most) {
             let count = away.len();
-            let said =
+            let detail =
                 format!("{count} pods of {kind} {name} move or are not ready, {most} may be so");
-            return Err(Why::new("MaxUnavailablePerWorkload", said));
+            return Err(Why::new("MaxUnavailablePerWorkload", detail));
         }
         Ok(())
     }
@@ -408,8 +412,8 @@ fn replicas(snapshot: &Snapshot, owner: &Owner) -> Result<i64, Why> {
     match snapshot.workloads.get(&owner.uid) {
         Some(Workload::Known { replicas, .. }) => Ok(*replicas),
         Some(Workload::Error(error)) => {
-            let said = format!("{} {}: {error}", owner.kind, owner.name);
-            Err(Why::new(WORKLOAD_UNKNOWN, said))
+            let detail = format!("{} {}: {error}", owner.kind, owner.name);
+            Err(Why::new(WORKLOAD_UNKNOWN, detail))
         }
         Some(Workload::Unresolved) | None => Ok(0),
     }

@@ -38,8 +38,8 @@ pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
             Some(0) => 1,
             Some(number) => number,
             None => {
-                let said = format!("{share:?} is neither a number nor a percentage");
-                return Err(Why::new("MalformedLimit", said));
+                let detail = format!("{share:?} is neither a number nor a percentage");
+                return Err(Why::new("MalformedLimit", detail));
             }
         },
     };
@@ -139,8 +139,8 @@ impl ObjectLimits {
                     LimitedObject::Workload => ("WorkloadLimiter", "its workload"),
                     LimitedObject::Namespace => ("NamespaceLimiter", "its namespace"),
                 };
-                let said = format!("pods of {whose} went within {} already", limiter.duration);
-                return Err(Why::new(rule, said));
+                let detail = format!("pods of {whose} went within {} already", limiter.duration);
+                return Err(Why::new(rule, detail));
             }
         }
         Ok(())

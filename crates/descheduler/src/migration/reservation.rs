@@ -24,10 +24,10 @@ pub fn name(job: &PodMigrationJob) -> String {
     let by_ref = options.and_then(|options| options.reservation_ref.as_ref()?.name.clone());
     let template = options.and_then(|options| options.template.as_ref());
     let by_user = template.and_then(|template| template.metadata.as_ref()?.name.clone());
-    let given = [by_ref, by_user].into_iter().flatten();
-    let mut given = given.filter(|name| !name.is_empty());
+    let names = [by_ref, by_user].into_iter().flatten();
+    let mut names = names.filter(|name| !name.is_empty());
     let uid = || job.metadata.uid.clone().unwrap_or_default();
-    given.next().unwrap_or_else(uid)
+    names.next().unwrap_or_else(uid)
 }
 
 /// Returns the reservation options of `job`: the user's settings, completed from `pod`. If `without_claims`,
@@ -43,9 +43,9 @@ pub fn options(
     let mut template = options.template.take().unwrap_or_default();
     let meta = template.metadata.get_or_insert_default();
     meta.name = Some(name(job));
-    let known = meta.labels.get_or_insert_default();
-    known.insert(CREATED_BY.to_owned(), CREATOR.to_owned());
-    known.insert(labels::RESERVATION_ORDER.to_owned(), order(now));
+    let reservation_labels = meta.labels.get_or_insert_default();
+    reservation_labels.insert(CREATED_BY.to_owned(), CREATOR.to_owned());
+    reservation_labels.insert(labels::RESERVATION_ORDER.to_owned(), order(now));
     let spec = &mut template.spec;
     if spec.template == PodTemplateSpec::default() {
         spec.template = template_of(pod);
@@ -155,8 +155,12 @@ fn owners(pod: &Pod) -> Vec<ReservationOwner> {
     let scheduled = status.into_iter().flat_map(|status| &status.conditions);
     let mut scheduled = scheduled
         .flatten()
-        .filter(|one| one.type_ == "PodScheduled");
-    if pending && scheduled.next().is_some_and(|one| one.status == "False") {
+        .filter(|condition| condition.type_ == "PodScheduled");
+    if pending
+        && scheduled
+            .next()
+            .is_some_and(|condition| condition.status == "False")
+    {
         let object = ObjectReference {
             kind: Some("Pod".to_owned()),
             namespace: meta.namespace.clone(),

@@ -24,7 +24,10 @@ pub fn condition<'a>(
     status: &'a PodMigrationJobStatus,
     kind: &str,
 ) -> Option<&'a PodMigrationJobCondition> {
-    status.conditions.iter().find(|one| one.type_ == kind)
+    status
+        .conditions
+        .iter()
+        .find(|existing| existing.type_ == kind)
 }
 
 /// Returns when `job` was created, at most `now`.
@@ -62,8 +65,11 @@ pub fn set_condition(
         // The API has a resolution of whole seconds.
         last_transition_time: Some(Time(Timestamp::from_second(now.as_second()).unwrap_or(now))),
     };
-    let known = status.conditions.iter_mut();
-    let Some(old) = known.into_iter().find(|one| one.type_ == state.kind) else {
+    let conditions = status.conditions.iter_mut();
+    let Some(old) = conditions
+        .into_iter()
+        .find(|condition| condition.type_ == state.kind)
+    else {
         status.conditions.push(new);
         return true;
     };

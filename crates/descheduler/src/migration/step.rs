@@ -194,12 +194,12 @@ pub fn bound<'a>(
 ) -> Option<&'a ObjectReference> {
     let status = reservation.and_then(|reservation| reservation.status.as_ref());
     let owner = status.and_then(|status| status.current_owners.first());
-    let known = || {
+    let recorded = || {
         let status = job.status.as_ref()?;
         let bound = status::condition(status, conditions::RESERVATION_BOUND)?;
         (bound.status == "True").then_some(status.pod_ref.as_ref())?
     };
-    owner.or_else(known)
+    owner.or_else(recorded)
 }
 
 /// Returns the status of `job` after its eviction was refused because of `why`; `None` if unchanged.
@@ -292,8 +292,8 @@ pub fn step(view: &JobView<'_>) -> Step {
         Ok(step) | Err(step) => step,
     };
     if let (Requeue::Wait(longest), Some(due)) = (&mut step.next, due) {
-        let left = Duration::try_from(due.duration_since(view.now)).unwrap_or_default();
-        *longest = (*longest).min(left);
+        let remaining = Duration::try_from(due.duration_since(view.now)).unwrap_or_default();
+        *longest = (*longest).min(remaining);
     }
     step
 }
@@ -417,7 +417,9 @@ impl<'a> JobView<'a> {
             return Err(self.missing_pod());
         };
         let owners = pod.metadata.owner_references.iter().flatten();
-        let owner = owners.into_iter().find(|one| one.controller == Some(true));
+        let owner = owners
+            .into_iter()
+            .find(|owner_ref| owner_ref.controller == Some(true));
         let owner = owner.filter(|_| annotation(job, CONTROLLER).is_none());
         if text(&named.uid).is_empty() || owner.is_some() {
             let mut job = job.clone();
@@ -576,15 +578,15 @@ impl<'a> JobView<'a> {
         let state = reservation.status.clone().unwrap_or_default();
         let find = |kind: &str, reason: &str| {
             let mut all = state.conditions.iter();
-            all.find(|one| one.type_ == kind && one.reason == reason)
+            all.find(|candidate| candidate.type_ == kind && candidate.reason == reason)
         };
         let unschedulable = find(
             RESERVATION_CONDITION_SCHEDULED,
             RESERVATION_REASON_UNSCHEDULABLE,
         );
         let status = self.status();
-        let known = status::condition(&status, conditions::RESERVATION_SCHEDULED);
-        let is_scheduled = known.is_some_and(|known| known.status == "True");
+        let recorded = status::condition(&status, conditions::RESERVATION_SCHEDULED);
+        let is_scheduled = recorded.is_some_and(|recorded| recorded.status == "True");
         if let (false, Some(why)) = (is_scheduled, unschedulable) {
             let state = State {
                 kind: conditions::RESERVATION_SCHEDULED,
@@ -604,12 +606,12 @@ impl<'a> JobView<'a> {
         if phase == Some(&ReservationPhase::Failed) && expired.is_some() {
             return Err(self.failed(reasons::RESERVATION_EXPIRED, "Reservation expired"));
         }
-        let holds = |one: &ReservationCondition| one.status == "True";
-        let there = find(
+        let holds = |candidate: &ReservationCondition| candidate.status == "True";
+        let scheduled_condition = find(
             RESERVATION_CONDITION_SCHEDULED,
             RESERVATION_REASON_SCHEDULED,
         );
-        if state.node_name.is_empty() || !there.is_some_and(holds) {
+        if state.node_name.is_empty() || !scheduled_condition.is_some_and(holds) {
             let why = unschedulable.map(|why| why.message.clone());
             return Err(self.failed(reasons::UNSCHEDULABLE, why.unwrap_or_default()));
         }
@@ -647,7 +649,7 @@ impl<'a> JobView<'a> {
         };
         let all = pod.status.iter().flat_map(|status| &status.conditions);
         let mut all = all.flatten();
-        let scheduled = all.find(|one| one.type_ == "PodScheduled");
+        let scheduled = all.find(|condition| condition.type_ == "PodScheduled");
         if scheduled.is_none_or(|scheduled| scheduled.status == "False") {
             let status = reservation.status.clone().unwrap_or_default();
             let mut owners = status.current_owners.iter();
@@ -686,8 +688,8 @@ impl<'a> JobView<'a> {
     fn bound(&self, owner: &ObjectReference, reservation: String) -> Result<Step, Step> {
         let name = format!("{}/{}", text(&owner.namespace), text(&owner.name));
         let status = self.status();
-        let known = status::condition(&status, conditions::BOUND_POD_READY);
-        if known.is_none_or(|known| known.status != "True") {
+        let recorded = status::condition(&status, conditions::BOUND_POD_READY);
+        if recorded.is_none_or(|recorded| recorded.status != "True") {
             // Like in upstream, a pod that is gone again counts as ready.
             if self.bound.is_some_and(|pod| !evicting::is_ready(pod)) {
                 let state = State {
@@ -697,10 +699,10 @@ impl<'a> JobView<'a> {
                     message: "",
                 };
                 let message = format!("Waiting for Bound Pod {name} Ready");
-                let said = self.report_condition(&state);
-                let said =
-                    said.map(|step| step.with_event(reasons::WAIT_FOR_BOUND_POD_READY, message));
-                return Err(said.unwrap_or_else(Step::wait));
+                let next_step = self.report_condition(&state);
+                let next_step = next_step
+                    .map(|step| step.with_event(reasons::WAIT_FOR_BOUND_POD_READY, message));
+                return Err(next_step.unwrap_or_else(Step::wait));
             }
             let state = State {
                 kind: conditions::BOUND_POD_READY,

@@ -57,7 +57,7 @@ pub(super) fn failed_at(job: &PodMigrationJob, now: Timestamp) -> Option<Timesta
         return Some(status::bounded(job, deadline, now));
     }
     let times = state.conditions.iter();
-    let times = times.filter_map(|one| one.last_transition_time.as_ref());
+    let times = times.filter_map(|condition| condition.last_transition_time.as_ref());
     let times = times.map(|time| status::bounded(job, time.0, now));
     times.chain(status::created(job, now)).max()
 }

@@ -77,7 +77,7 @@ pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable, now: Timestamp)
             return None;
         }
     };
-    let at = status::created(job, now)?;
+    let created_at = status::created(job, now)?;
     let mut usage = amounts(&record.usage, table);
     for (id, amount) in usage.clone().iter() {
         usage.set(id, amount.max(0));
@@ -85,10 +85,10 @@ pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable, now: Timestamp)
     Some(Entry {
         uid: job.spec.pod_ref.uid.as_deref()?.into(),
         key: record.workload,
-        at,
+        at: created_at,
         job: Some(job.metadata.name.as_deref()?.into()),
         outcome: MoveOutcome::Pending,
-        moved: at,
+        moved: created_at,
         attempt: record.attempt,
         from: record.node,
         to: record.target,

@@ -164,11 +164,11 @@ impl Filter for MigrationController {
             let labels = serde_json::json!({"metadata": {"labels": node.labels}});
             selector.is_everything() || selector.matches_object(&labels)
         });
-        let mut others = chosen.filter(|node| pod.node.as_ref() != Some(&node.name));
+        let mut other_nodes = chosen.filter(|node| pod.node.as_ref() != Some(&node.name));
         self.with(snapshot, |cache, _| {
             let moved = &cache.moved;
             let fit = cache.fit.get_or_insert_with(|| without(snapshot, moved));
-            if others.any(|node| fit.can_place(pod, node)) {
+            if other_nodes.any(|node| fit.can_place(pod, node)) {
                 return Ok(());
             }
             Err(Why::new("NodeFit", "it fits no other node"))

@@ -136,18 +136,18 @@ impl Registry {
     }
 
     fn check_names(&self, path: &str, set: &PluginSet) -> Result<(), ConfigError> {
-        let mut seen = BTreeSet::new();
+        let mut distinct = BTreeSet::new();
         for (at, PluginRef { name }) in set.enabled.iter().enumerate() {
             let path = format!("{path}.enabled[{at}].name");
             if !self.plugins.contains_key(name.as_str()) {
-                let there: Vec<_> = self.names().collect();
-                let there = there.join(", ");
+                let names: Vec<_> = self.names().collect();
+                let names = names.join(", ");
                 return refuse(
                     path,
-                    format!("there is no plugin {name:?}; there are {there}"),
+                    format!("there is no plugin {name:?}; there are {names}"),
                 );
             }
-            if !seen.insert(name) {
+            if !distinct.insert(name) {
                 return refuse(path, format!("{name:?} is listed twice"));
             }
         }

@@ -190,10 +190,10 @@ fn what_is_on_is_spelled_out() {
     );
     // Written and read again, it is the same.
     let text = completed.config.written().unwrap();
-    let again = registry()
+    let reparsed = registry()
         .complete(Configuration::parse(&text).unwrap())
         .unwrap();
-    let written = again.config.written().unwrap();
+    let written = reparsed.config.written().unwrap();
     assert_eq!(written, text);
 }
 

@@ -29,14 +29,14 @@ struct Namespace {
 
 impl Namespace {
     fn new(budgets: Vec<Budget>) -> Self {
-        let mut asked = FxHashMap::<(&str, &str), usize>::default();
+        let mut label_uses = FxHashMap::<(&str, &str), usize>::default();
         for (label, value) in budgets.iter().flat_map(|budget| labels(&budget.selector)) {
-            *asked.entry((label, value)).or_default() += 1;
+            *label_uses.entry((label, value)).or_default() += 1;
         }
         let mut by_label = FxHashMap::<String, FxHashMap<String, Vec<usize>>>::default();
-        let mut others = Vec::new();
+        let mut unlabeled = Vec::new();
         for (at, budget) in budgets.iter().enumerate() {
-            let rarest = labels(&budget.selector).min_by_key(|pair| asked.get(pair).copied());
+            let rarest = labels(&budget.selector).min_by_key(|pair| label_uses.get(pair).copied());
             match rarest {
                 Some((label, value)) => by_label
                     .entry(label.to_owned())
@@ -44,13 +44,13 @@ impl Namespace {
                     .entry(value.to_owned())
                     .or_default()
                     .push(at),
-                None => others.push(at),
+                None => unlabeled.push(at),
             }
         }
         Self {
             budgets,
             by_label,
-            others,
+            others: unlabeled,
         }
     }
 
@@ -63,9 +63,9 @@ impl Namespace {
             let budget = self.budgets.get(*at);
             budget.is_some_and(|budget| selects(&budget.selector, pod))
         };
-        let mut found: Vec<_> = all.filter(selects).collect();
-        found.sort_unstable();
-        found
+        let mut matches: Vec<_> = all.filter(selects).collect();
+        matches.sort_unstable();
+        matches
     }
 }
 
@@ -147,18 +147,18 @@ impl Budgets {
         let Some(of) = self.by_namespace.get_mut(&*pod.namespace) else {
             return;
         };
-        for at in of.matching(pod) {
-            if let Some(budget) = of.budgets.get_mut(at) {
-                budget.left = budget.left.map(|left| left.saturating_sub(1));
+        for index in of.matching(pod) {
+            if let Some(budget) = of.budgets.get_mut(index) {
+                budget.left = budget.left.map(|remaining| remaining.saturating_sub(1));
             }
         }
     }
 
     fn matching(&self, pod: &PodInfo) -> impl Iterator<Item = &Budget> {
-        let of = self.by_namespace.get(&*pod.namespace);
-        of.into_iter().flat_map(|of| {
-            let found = of.matching(pod).into_iter();
-            found.filter_map(|at| of.budgets.get(at))
+        let in_namespace = self.by_namespace.get(&*pod.namespace);
+        in_namespace.into_iter().flat_map(|in_namespace| {
+            let matches = in_namespace.matching(pod).into_iter();
+            matches.filter_map(|index| in_namespace.budgets.get(index))
         })
     }
 }

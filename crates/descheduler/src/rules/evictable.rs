@@ -49,8 +49,8 @@ fn useless(pod: &PodInfo) -> Option<Why> {
     }
     match pod.annotation(SOURCE) {
         Some(source) if source != "api" => {
-            let said = format!("a static pod stays: its source is {source:?}");
-            return Some(Why::new("Static", said));
+            let detail = format!("a static pod stays: its source is {source:?}");
+            return Some(Why::new("Static", detail));
         }
         _ => {}
     }
@@ -74,8 +74,8 @@ impl Evictable {
         if !self.evict_daemon_set_pods
             && let Some(owner) = owners.find(|owner| &*owner.kind == "DaemonSet")
         {
-            let said = format!("DaemonSet {} would put it back", owner.name);
-            return Err(Why::new("OwnedByDaemonSet", said));
+            let detail = format!("DaemonSet {} would put it back", owner.name);
+            return Err(Why::new("OwnedByDaemonSet", detail));
         }
         let failed = self.evict_failed_bare_pods && pod.phase == Phase::Failed;
         if pod.owners.is_empty() && !self.evict_all_bare_pods && !failed {
@@ -87,14 +87,14 @@ impl Evictable {
         self.by_priority(pod)?;
         let volumes = &pod.shape.volumes;
         if volumes.local && !self.evict_local_storage_pods {
-            let said = "it has a hostPath or an emptyDir, which does not move along";
-            return Err(Why::new("LocalStorage", said));
+            let detail = "it has a hostPath or an emptyDir, which does not move along";
+            return Err(Why::new("LocalStorage", detail));
         }
         if self.ignore_pvc_pods
             && let Some(claim) = volumes.claims.first()
         {
-            let said = format!("it has PersistentVolumeClaim {claim}");
-            return Err(Why::new("PVC", said));
+            let detail = format!("it has PersistentVolumeClaim {claim}");
+            return Err(Why::new("PVC", detail));
         }
         match &self.label_selector {
             Some(labels) if !selector::matches(labels, &pod.shape.labels).unwrap_or(false) => Err(
@@ -112,13 +112,13 @@ impl Evictable {
             return Ok(());
         }
         if priority >= SYSTEM_CRITICAL {
-            let said = format!("the system needs it: its priority is {priority}");
-            return Err(Why::new("SystemCritical", said));
+            let detail = format!("the system needs it: its priority is {priority}");
+            return Err(Why::new("SystemCritical", detail));
         }
         match self.priority_threshold {
             Some(threshold) if priority >= threshold => {
-                let said = format!("its priority {priority} is not below {threshold}");
-                Err(Why::new("PriorityThreshold", said))
+                let detail = format!("its priority {priority} is not below {threshold}");
+                Err(Why::new("PriorityThreshold", detail))
             }
             _ => Ok(()),
         }

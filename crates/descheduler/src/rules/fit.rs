@@ -130,10 +130,10 @@ impl Fit {
     #[must_use]
     pub fn reasons(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> String {
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
-        let others = nodes
+        let other_nodes = nodes
             .iter()
             .filter(|node| pod.node.as_ref() != Some(&node.name));
-        for misfit in others
+        for misfit in other_nodes
             .filter_map(|node| self.fits(pod, node).err())
             .flatten()
         {
@@ -172,8 +172,8 @@ impl Fit {
         let requested = self.requested.get(&node.name);
         for (id, wanted) in shape.requests.iter() {
             let taken = requested.map_or(0, |of_node| of_node.get(id));
-            let left = node.allocatable.get(id).saturating_sub(taken);
-            if wanted > left && !found(&|table| FitError::Insufficient(table.name(id))) {
+            let free = node.allocatable.get(id).saturating_sub(taken);
+            if wanted > free && !found(&|table| FitError::Insufficient(table.name(id))) {
                 return;
             }
         }

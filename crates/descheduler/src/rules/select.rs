@@ -101,8 +101,8 @@ impl PodSelection {
         if let Some(namespaces) = &self.namespaces
             && !namespaces.allow(&pod.namespace)
         {
-            let said = format!("evictableNamespaces leave {} out", pod.namespace);
-            return Err(Why::new("Namespaces", said));
+            let detail = format!("evictableNamespaces leave {} out", pod.namespace);
+            return Err(Why::new("Namespaces", detail));
         }
         let with = || {
             let entries = self.selectors.iter();

@@ -105,7 +105,7 @@ impl Snapshot {
     /// Returns the pods of a node in every phase, sorted by namespace and name.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<PodInfo>> {
         let on = self.on_node.get(node).map_or(&[][..], Vec::as_slice);
-        on.iter().filter_map(|at| self.pods.get(*at))
+        on.iter().filter_map(|index| self.pods.get(*index))
     }
 
     /// Returns the pods of a node that have not ended.
@@ -116,8 +116,8 @@ impl Snapshot {
     /// Returns the node of this name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&Arc<NodeInfo>> {
-        let at = self.nodes.binary_search_by(|node| (*node.name).cmp(name));
-        self.nodes.get(at.ok()?)
+        let index = self.nodes.binary_search_by(|node| (*node.name).cmp(name));
+        self.nodes.get(index.ok()?)
     }
 
     /// Returns the job of this name.

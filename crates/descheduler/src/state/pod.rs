@@ -336,7 +336,7 @@ fn containers(status: &PodStatus) -> Vec<ContainerInfo> {
             &status.ephemeral_container_statuses,
         ),
     ];
-    let of = |(kind, list): (ContainerKind, &Option<Vec<ContainerStatus>>)| {
+    let infos = |(kind, list): (ContainerKind, &Option<Vec<ContainerStatus>>)| {
         let read = |status: &ContainerStatus| {
             let state = status.state.as_ref();
             let text = |text: &Option<String>| text.clone().unwrap_or_default().into_boxed_str();
@@ -357,7 +357,7 @@ fn containers(status: &PodStatus) -> Vec<ContainerInfo> {
         };
         list.iter().flatten().map(read).collect::<Vec<_>>()
     };
-    lists.into_iter().flat_map(of).collect()
+    lists.into_iter().flat_map(infos).collect()
 }
 
 /// Intern pool of the shapes of all pods. Clones share it.

@@ -12,7 +12,7 @@ fn pods_of_one_workload_share_what_they_have_in_common() {
         "overhead": {"cpu": "100m"},
     }});
     let pods: Vec<_> = (0..50)
-        .map(|at| world.pod(&format!("p{at}"), "n", spec.clone()))
+        .map(|i| world.pod(&format!("p{i}"), "n", spec.clone()))
         .collect();
     assert!(
         pods.iter()

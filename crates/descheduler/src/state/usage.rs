@@ -97,8 +97,8 @@ pub fn check_plausible(
         return Ok(());
     }
     let (used, has) = (shown(id, used), shown(id, has));
-    let said = format!("its NodeMetric says it uses {name} {used} of {has}");
-    Err(UsageRejection::new(rejection::ABSURD, said))
+    let detail = format!("its NodeMetric says it uses {name} {used} of {has}");
+    Err(UsageRejection::new(rejection::ABSURD, detail))
 }
 
 impl NodeUsage {
@@ -127,13 +127,13 @@ impl NodeUsage {
             Ok(()) => {}
             Err(ReportTimeError::Expired { age, life }) => {
                 let (age, limit) = (age.as_secs(), life.as_secs());
-                let said = format!("its NodeMetric is {age} s old, and expires after {limit} s");
-                return no(rejection::OLD, said);
+                let detail = format!("its NodeMetric is {age} s old, and expires after {limit} s");
+                return no(rejection::OLD, detail);
             }
             Err(ReportTimeError::Ahead { ahead, .. }) => {
                 let ahead = ahead.as_secs();
-                let said = format!("its NodeMetric is of {ahead} s in the future");
-                return no(rejection::AHEAD, said);
+                let detail = format!("its NodeMetric is of {ahead} s in the future");
+                return no(rejection::AHEAD, detail);
             }
         }
         Ok(())

@@ -85,13 +85,13 @@ impl DefaultEvictorFilter {
             let key = (pod.namespace.clone(), Arc::from(&**claim));
             let class = snapshot.storage_classes.get(&key);
             let Some(class) = class.filter(|class| !class.is_empty()) else {
-                let said =
+                let detail =
                     format!("the storage class of PersistentVolumeClaim {claim} is not known");
-                return Err(Why::new("PVC", said));
+                return Err(Why::new("PVC", detail));
             };
             if protected.contains(&&**class) {
-                let said = format!("PersistentVolumeClaim {claim} has storage class {class}");
-                return Err(Why::new("PVC", said));
+                let detail = format!("PersistentVolumeClaim {claim} has storage class {class}");
+                return Err(Why::new("PVC", detail));
             }
         }
         Ok(())
@@ -102,11 +102,11 @@ impl DefaultEvictorFilter {
         let (least, [owner]) = (self.args.min_replicas, &pod.owners[..]) else {
             return Ok(());
         };
-        let there = self.cycle.replicas.get(&owner.uid).copied().unwrap_or(0);
-        if least > 1 && there < least {
+        let count = self.cycle.replicas.get(&owner.uid).copied().unwrap_or(0);
+        if least > 1 && count < least {
             let (kind, name) = (&owner.kind, &owner.name);
-            let said = format!("{kind} {name} has {there} pods, which are fewer than {least}");
-            return Err(Why::new("MinReplicas", said));
+            let detail = format!("{kind} {name} has {count} pods, which are fewer than {least}");
+            return Err(Why::new("MinReplicas", detail));
         }
         Ok(())
     }
@@ -122,8 +122,8 @@ impl DefaultEvictorFilter {
             Some(age) if age >= i128::from(least.as_nanos()) => Ok(()),
             Some(age) => {
                 let age = age / 1_000_000_000;
-                let said = format!("it runs for {age} s, which is less than {least}");
-                Err(Why::new("MinPodAge", said))
+                let detail = format!("it runs for {age} s, which is less than {least}");
+                Err(Why::new("MinPodAge", detail))
             }
             None => Err(Why::new("MinPodAge", format!("it has not run for {least}"))),
         }
@@ -177,15 +177,15 @@ impl Filter for DefaultEvictorFilter {
             return Ok(());
         }
         if self.args.is_mandatory() && pod.annotation(PREFER_NO_EVICTION).is_some() {
-            let said = format!("it has annotation {PREFER_NO_EVICTION}");
-            return Err(Why::new("NoEviction", said));
+            let detail = format!("it has annotation {PREFER_NO_EVICTION}");
+            return Err(Why::new("NoEviction", detail));
         }
         self.evictable.check(pod)?;
         if let Some(name) = &self.cycle.unknown_class
             && self.protects(Protection::SystemCriticalPods)
         {
-            let said = format!("PriorityClass {name} of priorityThreshold does not exist");
-            return Err(Why::new("PriorityThreshold", said));
+            let detail = format!("PriorityClass {name} of priorityThreshold does not exist");
+            return Err(Why::new("PriorityThreshold", detail));
         }
         self.storage_class(snapshot, pod)?;
         if self.protects(Protection::PodsWithoutPDB) && !has_budget(snapshot, pod) {
@@ -210,11 +210,11 @@ impl Filter for DefaultEvictorFilter {
         if let Some((nodes, capacity)) = &self.cycle.capacity
             && !capacity.any_other(snapshot, pod, nodes)
         {
-            let said = format!(
+            let detail = format!(
                 "no other node has room: {}",
                 capacity.obstacles(snapshot, pod, nodes)
             );
-            return Err(Why::new("NodeFit", said));
+            return Err(Why::new("NodeFit", detail));
         }
         let Some(wanted) = self
             .args
@@ -226,15 +226,15 @@ impl Filter for DefaultEvictorFilter {
         };
         let none = BTreeMap::new();
         let labels = snapshot.namespaces.get(&pod.namespace).unwrap_or(&none);
-        let known = snapshot.namespaces.contains_key(&pod.namespace);
-        if known && selector::matches(wanted, labels).unwrap_or(false) {
+        let exists = snapshot.namespaces.contains_key(&pod.namespace);
+        if exists && selector::matches(wanted, labels).unwrap_or(false) {
             return Ok(());
         }
-        let said = format!(
+        let detail = format!(
             "namespaceLabelSelector does not select namespace {}",
             pod.namespace
         );
-        Err(Why::new("NamespaceLabelSelector", said))
+        Err(Why::new("NamespaceLabelSelector", detail))
     }
 }
 

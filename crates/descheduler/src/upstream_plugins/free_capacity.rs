@@ -81,8 +81,8 @@ impl FreeCapacity {
         pod: &PodInfo,
         nodes: &[Arc<NodeInfo>],
     ) -> bool {
-        let mut others = nodes.iter().filter(|node| !is_on(pod, node));
-        others.any(|node| self.takes(snapshot, pod, node))
+        let mut other_nodes = nodes.iter().filter(|node| !is_on(pod, node));
+        other_nodes.any(|node| self.takes(snapshot, pod, node))
     }
 
     /// Explains why none of `nodes` other than its own has capacity for `pod`: `3 insufficient cpu, 1 taint
@@ -93,12 +93,12 @@ impl FreeCapacity {
         pod: &PodInfo,
         nodes: &[Arc<NodeInfo>],
     ) -> String {
-        let others = nodes
+        let other_nodes = nodes
             .iter()
             .filter(|node| !is_on(pod, node))
             .take(EXPLAINED_NODES);
         let mut counts = BTreeMap::<String, usize>::new();
-        for node in others {
+        for node in other_nodes {
             let obstacle = match self.fit.fits(pod, node) {
                 Err(misfits) => misfits.first().map(ToString::to_string),
                 Ok(()) if self.is_full(node) => Some("too many pods".to_owned()),
@@ -125,8 +125,8 @@ impl FreeCapacity {
     }
 
     fn is_full(&self, node: &NodeInfo) -> bool {
-        let there = self.pods.get(&node.name).copied().unwrap_or(0);
-        there >= node.allocatable.get(PODS)
+        let count = self.pods.get(&node.name).copied().unwrap_or(0);
+        count >= node.allocatable.get(PODS)
     }
 
     /// Returns true if the required anti-affinity of `pod` excludes it from `node` because of a pod there.
@@ -134,8 +134,8 @@ impl FreeCapacity {
         let terms = anti_affinity(pod).iter();
         let mut terms = terms.filter(|term| node.label(&term.topology_key).is_some());
         terms.any(|term| {
-            let there = snapshot.active_on(&node.name);
-            let mut staying = there.filter(|other| !self.leaving.contains(&other.uid));
+            let pods_there = snapshot.active_on(&node.name);
+            let mut staying = pods_there.filter(|other| !self.leaving.contains(&other.uid));
             staying.any(|other| anti_affinity_matches(snapshot, pod, term, other))
         })
     }

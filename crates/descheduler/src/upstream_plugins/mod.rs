@@ -158,8 +158,8 @@ fn check_selected(
     pod: &PodInfo,
 ) -> Result<(), Why> {
     if namespaces.is_some_and(|namespaces| !namespaces.allow(&pod.namespace)) {
-        let said = format!("namespaces leave {} out", pod.namespace);
-        return Err(Why::new("Namespaces", said));
+        let detail = format!("namespaces leave {} out", pod.namespace);
+        return Err(Why::new("Namespaces", detail));
     }
     match labels {
         // Selectors were validated when the configuration was parsed.

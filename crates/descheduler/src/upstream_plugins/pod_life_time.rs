@@ -147,18 +147,18 @@ impl Args {
                     reasons.push(format!("lives for {age} s, which is more than {limit} s"));
                 }
                 age => {
-                    let said = format!(
+                    let detail = format!(
                         "it lives for {} s, which is not more than {limit} s",
                         age.unwrap_or(0)
                     );
-                    return Err(Why::new("TooYoung", said));
+                    return Err(Why::new("TooYoung", detail));
                 }
             }
         }
         if !self.states.is_empty() {
             let Some(state) = self.state_of(pod) else {
-                let said = format!("it is in none of the states {}", self.states.join(", "));
-                return Err(Why::new("States", said));
+                let detail = format!("it is in none of the states {}", self.states.join(", "));
+                return Err(Why::new("States", detail));
             };
             reasons.push(format!("is in state {state}"));
         }
@@ -191,10 +191,10 @@ impl Args {
             self.including_ephemeral_containers,
         );
         let containers = statuses(pod, init, ephemeral).filter_map(state_reason);
-        let mut there = [pod.phase.as_str(), &*pod.reason]
+        let mut states = [pod.phase.as_str(), &*pod.reason]
             .into_iter()
             .chain(containers);
-        there.find(|state| self.states.iter().any(|wanted| wanted == state))
+        states.find(|state| self.states.iter().any(|wanted| wanted == state))
     }
 
     fn check_owners(&self, pod: &PodInfo) -> Result<(), Why> {
@@ -206,8 +206,8 @@ impl Args {
             owners.find(|owner| by.iter().any(|kind| **kind == *owner.kind))
         };
         if !kinds.include.is_empty() && owned(&kinds.include).is_none() {
-            let said = format!("none of {} owns it", kinds.include.join(", "));
-            return Err(Why::new("OwnerKinds", said));
+            let detail = format!("none of {} owns it", kinds.include.join(", "));
+            return Err(Why::new("OwnerKinds", detail));
         }
         match owned(&kinds.exclude) {
             Some(owner) => Err(Why::new("OwnerKinds", format!("a {} owns it", owner.kind))),

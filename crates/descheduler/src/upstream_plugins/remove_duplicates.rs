@@ -102,24 +102,26 @@ impl Strategy for RemoveDuplicates {
                         owner,
                         images,
                     };
-                    let found = sets.entry(set).or_default();
-                    found.pods += alike.leaving + alike.fixed + alike.movable.len();
-                    found.fixed.insert(&node.name, alike.fixed.max(first));
+                    let duplicate_set = sets.entry(set).or_default();
+                    duplicate_set.pods += alike.leaving + alike.fixed + alike.movable.len();
+                    duplicate_set
+                        .fixed
+                        .insert(&node.name, alike.fixed.max(first));
                     let duplicates = alike.movable.iter().skip(first).copied();
                     let duplicates: Vec<_> = duplicates.collect();
                     if !duplicates.is_empty() {
-                        found.duplicates.insert(&node.name, duplicates);
+                        duplicate_set.duplicates.insert(&node.name, duplicates);
                     }
                 }
             }
         }
         // A pod with several owners is in several sets.
-        let mut gone = FxHashSet::default();
-        for (set, found) in sets
+        let mut evicted = FxHashSet::default();
+        for (set, duplicate_set) in sets
             .iter()
-            .filter(|(_, found)| !found.duplicates.is_empty())
+            .filter(|(_, duplicate_set)| !duplicate_set.duplicates.is_empty())
         {
-            spread(cycle, set, found, &mut gone);
+            spread(cycle, set, duplicate_set, &mut evicted);
         }
         Ok(())
     }
@@ -162,25 +164,25 @@ fn spread(
     };
     for (node, pods) in &found.duplicates {
         let fixed = found.fixed.get(node).copied().unwrap_or(0);
-        let there = pods.len() + fixed;
+        let count = pods.len() + fixed;
         for (at, pod) in pods.iter().enumerate() {
             if gone.contains(&pod.uid) {
                 continue;
             }
             if targets < 2 {
-                let said = format!(
-                    "{there} pods of {kind} {owner} are on node {node}, but only {targets} nodes take them"
+                let detail = format!(
+                    "{count} pods of {kind} {owner} are on node {node}, but only {targets} nodes take them"
                 );
-                cycle.skip_pod(pod, Why::new("NoTarget", said));
+                cycle.skip_pod(pod, Why::new("NoTarget", detail));
             } else if fixed + at < most {
-                let said = format!(
+                let detail = format!(
                     "node {node} may have {most} of {} pods of {kind} {owner}",
                     found.pods
                 );
-                cycle.skip_pod(pod, Why::new("Spread", said));
+                cycle.skip_pod(pod, Why::new("Spread", detail));
             } else {
                 let reason = format!(
-                    "is one of {there} pods of {kind} {owner} on node {node}, {most} of which are enough"
+                    "is one of {count} pods of {kind} {owner} on node {node}, {most} of which are enough"
                 );
                 if try_evict(cycle, pod, reason) {
                     gone.insert(pod.uid.clone());

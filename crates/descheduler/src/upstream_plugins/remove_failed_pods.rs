@@ -77,8 +77,8 @@ impl Args {
             self.min_pod_lifetime_seconds,
         );
         if age < least {
-            let said = format!("it lives for {age} s, which is less than {least} s");
-            return Err(Why::new("TooYoung", said));
+            let detail = format!("it lives for {age} s, which is less than {least} s");
+            return Err(Why::new("TooYoung", detail));
         }
         let excluded = |kind: &str| self.exclude_owner_kinds.iter().any(|other| other == kind);
         if let Some(owner) = pod.owners.iter().find(|owner| excluded(&owner.kind)) {
@@ -91,11 +91,12 @@ impl Args {
         let containers = || statuses(pod, self.including_init_containers, false);
         if !self.reasons.is_empty() {
             let reasons = containers().filter_map(state_reason).chain([&*pod.reason]);
-            let mut given = reasons.filter(|reason| !reason.is_empty());
-            let Some(found) = given.find(|given| self.reasons.iter().any(|wanted| wanted == given))
+            let mut actual = reasons.filter(|reason| !reason.is_empty());
+            let Some(found) =
+                actual.find(|actual| self.reasons.iter().any(|wanted| wanted == actual))
             else {
-                let said = format!("it failed for none of {}", self.reasons.join(", "));
-                return Err(Why::new("Reasons", said));
+                let detail = format!("it failed for none of {}", self.reasons.join(", "));
+                return Err(Why::new("Reasons", detail));
             };
             reason += &format!(", {found}");
         }

@@ -73,8 +73,8 @@ impl Args {
         check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let threshold = self.pod_restart_threshold;
         if restarts < i64::from(threshold) {
-            let said = format!("it restarted {restarts} times, which is less than {threshold}");
-            return Err(Why::new("FewRestarts", said));
+            let detail = format!("it restarted {restarts} times, which is less than {threshold}");
+            return Err(Why::new("FewRestarts", detail));
         }
         if self.states.is_empty() {
             return Ok(());
@@ -84,11 +84,11 @@ impl Args {
             ContainerState::Waiting(reason) => Some(&**reason),
             _ => None,
         });
-        let mut there = [pod.phase.as_str()].into_iter().chain(waiting);
-        if there.any(|state| self.states.iter().any(|wanted| wanted == state)) {
+        let mut states = [pod.phase.as_str()].into_iter().chain(waiting);
+        if states.any(|state| self.states.iter().any(|wanted| wanted == state)) {
             return Ok(());
         }
-        let said = format!("it is in none of the states {}", self.states.join(", "));
-        Err(Why::new("States", said))
+        let detail = format!("it is in none of the states {}", self.states.join(", "));
+        Err(Why::new("States", detail))
     }
 }

@@ -101,17 +101,17 @@ impl<'a> PodsByNode<'a> {
                 self.domains.insert(key.clone(), by_value);
             }
             let domain = self.domains.get(key);
-            let near = domain.and_then(|values| values.get(node.label(key)?));
-            let near = near.map_or(&[][..], Vec::as_slice).iter().copied();
+            let neighbors = domain.and_then(|values| values.get(node.label(key)?));
+            let neighbors = neighbors.map_or(&[][..], Vec::as_slice).iter().copied();
             // The pod's own node is always in its domain, with or without the label.
-            let near = near.filter(|other| other.name != node.name);
-            for near in [node].into_iter().chain(near) {
-                let pods = self.pods.get(&near.name).into_iter().flatten();
-                let mut left = pods.filter(|other| !self.gone.contains(&other.uid));
-                let found =
-                    left.find(|other| anti_affinity_matches(self.snapshot, pod, term, other));
-                if let Some(found) = found {
-                    return Some((*found).clone());
+            let neighbors = neighbors.filter(|other| other.name != node.name);
+            for neighbor in [node].into_iter().chain(neighbors) {
+                let pods = self.pods.get(&neighbor.name).into_iter().flatten();
+                let mut remaining = pods.filter(|other| !self.gone.contains(&other.uid));
+                let conflicting =
+                    remaining.find(|other| anti_affinity_matches(self.snapshot, pod, term, other));
+                if let Some(conflicting) = conflicting {
+                    return Some((*conflicting).clone());
                 }
             }
         }

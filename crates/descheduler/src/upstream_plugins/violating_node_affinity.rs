@@ -94,11 +94,11 @@ impl ViolatingNodeAffinity {
                         capacity.leave(pod);
                     }
                 } else {
-                    let said = format!(
+                    let detail = format!(
                         "{reason}, but no such node has room: {}",
                         capacity.obstacles(snapshot, pod, nodes)
                     );
-                    cycle.skip_pod(pod, Why::new("NodeFit", said));
+                    cycle.skip_pod(pod, Why::new("NodeFit", detail));
                 }
             }
         }
@@ -132,8 +132,8 @@ fn preferred(pod: &PodInfo, node: &NodeInfo, nodes: &[Arc<NodeInfo>]) -> Option<
     );
     let better = best > here;
     better.then(|| {
-        let said = format!("prefers another node to {} by {best} to {here}", node.name);
-        (said, Some(here))
+        let reason = format!("prefers another node to {} by {best} to {here}", node.name);
+        (reason, Some(here))
     })
 }
 

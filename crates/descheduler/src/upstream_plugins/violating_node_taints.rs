@@ -54,14 +54,14 @@ impl Strategy for NodeTaints {
                 }
                 continue;
             }
-            let mut asked = 0;
+            let mut untolerated = 0;
             for pod in cycle.active_on(&node.name) {
                 let tolerations = &pod.shape.tolerations;
                 let Some(taint) = counting.iter().find(|taint| !tolerates(tolerations, taint))
                 else {
                     continue;
                 };
-                asked += 1;
+                untolerated += 1;
                 match check_selected(
                     self.0.namespaces.as_ref(),
                     self.0.label_selector.as_ref(),
@@ -73,7 +73,10 @@ impl Strategy for NodeTaints {
                     Err(why) => cycle.skip_pod(pod, why),
                 }
             }
-            let text = format!("{asked} pods do not tolerate all of {}", list(&counting));
+            let text = format!(
+                "{untolerated} pods do not tolerate all of {}",
+                list(&counting)
+            );
             cycle.note(Some(&node.name), text);
         }
         Ok(())

@@ -79,8 +79,8 @@ impl Strategy for ViolatingSpread {
         for (namespace, pods) in namespaces {
             if pods.iter().any(|pod| self.is_constrained(pod)) {
                 let mut members = self.members(cycle, pods);
-                for at in 0..members.constraints.len() {
-                    self.spread(cycle, namespace, &mut members, at, &mut capacity);
+                for index in 0..members.constraints.len() {
+                    self.spread(cycle, namespace, &mut members, index, &mut capacity);
                 }
             }
         }
@@ -101,7 +101,7 @@ impl ViolatingSpread {
     /// Returns true if the arguments select `pod` and it has a constraint that counts.
     fn is_constrained(&self, pod: &PodInfo) -> bool {
         let mut spread = pod.shape.spread.iter();
-        spread.any(|of| self.counts(&of.when_unsatisfiable)) && self.selects(pod)
+        spread.any(|constraint| self.counts(&constraint.when_unsatisfiable)) && self.selects(pod)
     }
 
     fn selects(&self, pod: &PodInfo) -> bool {
@@ -126,7 +126,9 @@ impl ViolatingSpread {
             }
             if member.is_movable {
                 let spread = pod.shape.spread.iter();
-                for spread in spread.filter(|of| self.counts(&of.when_unsatisfiable)) {
+                for spread in
+                    spread.filter(|constraint| self.counts(&constraint.when_unsatisfiable))
+                {
                     member.constraints.push(members.constraint(spread, pod));
                 }
             }

@@ -77,8 +77,8 @@ impl Strategy for Stuck {
         self.cycles += 1;
         let snapshot = cycle.snapshot();
         let node: std::sync::Arc<str> = "hot".into();
-        let said = format!("hot: cpu {}%", 70 + self.cycles % 20);
-        cycle.hot(&node, said, false);
+        let text = format!("hot: cpu {}%", 70 + self.cycles % 20);
+        cycle.hot(&node, text, false);
         for pod in snapshot.active_on("hot") {
             let rule = if self.cycles < 180 {
                 "DaemonSet"
@@ -161,12 +161,13 @@ impl Cluster {
 
     /// The start of the last cycle, in seconds since the beginning.
     fn at(&self) -> Option<i64> {
-        let at = self.last.get()?.at.as_second();
+        let seconds = self.last.get()?.at.as_second();
         Some(
-            at - "2026-01-01T00:00:00Z"
-                .parse::<jiff::Timestamp>()
-                .unwrap()
-                .as_second(),
+            seconds
+                - "2026-01-01T00:00:00Z"
+                    .parse::<jiff::Timestamp>()
+                    .unwrap()
+                    .as_second(),
         )
     }
 
@@ -237,13 +238,13 @@ pub(crate) async fn a_cycle_carries_its_plan_out_and_shows_it() {
     assert!(!running.is_finished());
     let (status, text) = cluster.get("/debug/descheduler/hot").await;
     assert_eq!(status, StatusCode::OK);
-    for said in [
+    for part in [
         "test/Clearing: 2 nodes",
         "move default/p: hot",
         "is evicted",
         "has no NodeMetric",
     ] {
-        assert!(text.contains(said), "{said}: {text}");
+        assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains("Cold"), "{text}");
     let (_, text) = cluster.get("/debug/descheduler").await;
@@ -469,12 +470,12 @@ pub(crate) async fn a_node_that_stays_hot_says_why_and_not_again_and_again() {
     let mut events = events.list(&ListParams::default()).await.unwrap().items;
     events.retain(|event| event.reason.as_deref() == Some("NotDescheduled"));
     events.sort_by_key(|event| event.first_timestamp.clone());
-    let said: Vec<_> = events
+    let texts: Vec<_> = events
         .iter()
         .map(|event| (event.count, event.message.clone().unwrap_or_default()))
         .collect();
-    let [(Some(1), first), (Some(1), second)] = &said[..] else {
-        panic!("300 cycles and two reasons: {said:?}");
+    let [(Some(1), first), (Some(1), second)] = &texts[..] else {
+        panic!("300 cycles and two reasons: {texts:?}");
     };
     assert!(first.starts_with("nothing was moved: test/Stuck: hot: cpu 71%"));
     assert!(first.contains("Stuck: DaemonSet keeps 2 pods"), "{first}");

@@ -96,18 +96,18 @@ pub(crate) async fn pods_are_evicted_unless_their_storage_is_protected() {
     let (ctx, last) = (Context::with_clock(clock), options.last.clone());
     let running = tokio::spawn(daemon::run(options, framework, limited, ctx.clone()));
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let left = pods.list(&ListParams::default()).await.unwrap();
-    let left: Vec<_> = left
+    let remaining = pods.list(&ListParams::default()).await.unwrap();
+    let remaining: Vec<_> = remaining
         .items
         .iter()
         .map(|pod| pod.metadata.name.as_deref())
         .collect();
-    assert_eq!(left, [Some("precious")]);
+    assert_eq!(remaining, [Some("precious")]);
     let report = last.get().unwrap();
-    let kept = &report.nodes["a"].kept["PodLifeTime: PVC"];
+    let skipped = &report.nodes["a"].kept["PodLifeTime: PVC"];
     assert!(
-        format!("{kept:?}").contains("has storage class precious"),
-        "{kept:?}"
+        format!("{skipped:?}").contains("has storage class precious"),
+        "{skipped:?}"
     );
     ctx.shutdown.cancel();
     running.await.unwrap().unwrap();

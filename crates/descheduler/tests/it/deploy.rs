@@ -122,15 +122,15 @@ fn the_descheduler_uses_all_of_its_rights() {
     let used = USED.take();
     let roles = documents("rbac.yaml");
     let roles = roles.iter().filter(|object| object["rules"].is_array());
-    let given: BTreeSet<_> = roles
+    let granted: BTreeSet<_> = roles
         .flat_map(|role| given_rights(&role["rules"]))
         .collect();
-    let wide: Vec<_> = given.iter().filter(|right| right.contains('*')).collect();
+    let wide: Vec<_> = granted.iter().filter(|right| right.contains('*')).collect();
     // Who has a scale is nobody's to know beforehand.
     assert_eq!(wide, ["get */scale.*"], "least rights");
-    let unused: BTreeSet<_> = given.difference(&used).map(String::as_str).collect();
-    let known: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
-    assert_eq!(unused, known, "given, and nothing uses it");
+    let unused: BTreeSet<_> = granted.difference(&used).map(String::as_str).collect();
+    let listed: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
+    assert_eq!(unused, listed, "given, and nothing uses it");
 }
 
 #[test]
@@ -141,14 +141,14 @@ fn the_manifests_fit_together() {
     };
     let pod = &deployment["spec"]["template"]["spec"];
     let roles = documents("rbac.yaml");
-    let of = |kind: &str| roles.iter().find(|object| object["kind"] == kind).unwrap();
-    let account = &of("ServiceAccount")["metadata"];
+    let object_of = |kind: &str| roles.iter().find(|object| object["kind"] == kind).unwrap();
+    let account = &object_of("ServiceAccount")["metadata"];
     assert_eq!(pod["serviceAccountName"], account["name"]);
     for (binding, role) in [
         ("ClusterRoleBinding", "ClusterRole"),
         ("RoleBinding", "Role"),
     ] {
-        let (binding, role) = (of(binding), of(role));
+        let (binding, role) = (object_of(binding), object_of(role));
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
         assert_eq!(
             binding["metadata"]["namespace"],
@@ -178,9 +178,9 @@ fn the_manifests_fit_together() {
         "every flag has an effect"
     );
     let election = &config.leader_election;
-    let here = &of("Role")["metadata"]["namespace"];
+    let here = &object_of("Role")["metadata"]["namespace"];
     assert_eq!(election.resource_namespace, *here);
-    let rules = of("Role")["rules"].as_array().unwrap().iter();
+    let rules = object_of("Role")["rules"].as_array().unwrap().iter();
     let mut named = rules.filter_map(|rule| rule["resourceNames"].as_array());
     assert_eq!(named.next(), Some(&vec![json!(election.resource_name)]));
     let ports = container["ports"].as_array().unwrap();

@@ -91,8 +91,8 @@ impl Filter {
                 None => kind == HEADERS,
                 Some(open) => kind == CONTINUATION && stream == open.stream,
             };
-            let held = self.open.as_ref().map_or(0, |open| open.frames.len());
-            if !expected || held + length > BLOCK {
+            let buffered = self.open.as_ref().map_or(0, |open| open.frames.len());
+            if !expected || buffered + length > BLOCK {
                 if let Some(open) = self.open.take() {
                     out.put(open.frames);
                     self.passthrough = true;

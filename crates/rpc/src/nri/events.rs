@@ -32,24 +32,24 @@ const CONTAINERS: [Event; 9] = [
 ///
 /// The name that is none.
 pub fn events_named<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Event>, String> {
-    let mut found = Vec::new();
+    let mut events = Vec::new();
     for name in names.into_iter().flat_map(|names| names.split(',')) {
         let name = name.trim();
         let plain = plain(name);
         match plain.as_str() {
-            "all" => found.extend(PODS.into_iter().chain(CONTAINERS)),
-            "pod" | "podsandbox" => found.extend(PODS),
-            "container" => found.extend(CONTAINERS),
+            "all" => events.extend(PODS.into_iter().chain(CONTAINERS)),
+            "pod" | "podsandbox" => events.extend(PODS),
+            "container" => events.extend(CONTAINERS),
             _ => {
                 let mut all = PODS.into_iter().chain(CONTAINERS);
                 let event = all.find(|event| self::plain(event.as_str_name()) == plain);
-                found.push(event.ok_or_else(|| format!("there is no event {name:?}"))?);
+                events.push(event.ok_or_else(|| format!("there is no event {name:?}"))?);
             }
         }
     }
-    found.sort_unstable();
-    found.dedup();
-    Ok(found)
+    events.sort_unstable();
+    events.dedup();
+    Ok(events)
 }
 
 fn plain(name: &str) -> String {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_runtime_is_asked_for_what_it_knows() {
-        let of = |runtime_name: &str, runtime_version: &str, nri_version: &str| {
+        let supported_events = |runtime_name: &str, runtime_version: &str, nri_version: &str| {
             supported(&ConfigureRequest {
                 runtime_name: runtime_name.into(),
                 runtime_version: runtime_version.into(),
@@ -141,7 +141,11 @@ mod tests {
             ("other", "", "0.9.0", old),
             ("containerd", "", "", old),
         ] {
-            assert_eq!(of(name, version, nri), expected, "{name} {version} {nri}");
+            assert_eq!(
+                supported_events(name, version, nri),
+                expected,
+                "{name} {version} {nri}"
+            );
         }
     }
 }

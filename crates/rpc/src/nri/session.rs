@@ -91,8 +91,8 @@ impl<H: Handler> Session<H> {
             Ok(Err(_)) => Outcome::Refused,
             Err(outcome) => *outcome,
         };
-        let seen = Seen::Answered(event, begun.elapsed(), outcome);
-        self.handler.seen(&seen);
+        let stub_event = Seen::Answered(event, begun.elapsed(), outcome);
+        self.handler.seen(&stub_event);
         match answer {
             Ok(answer) => answer
                 .map(Some)

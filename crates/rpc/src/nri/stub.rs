@@ -195,7 +195,10 @@ impl Settings {
     fn check(&self) -> Result<(), String> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
         if self.name.is_empty() || !self.name.chars().all(plain) {
-            return Err(format!("name {:?}: expected letters, digits and -_.+", self.name));
+            return Err(format!(
+                "name {:?}: expected letters, digits and -_.+",
+                self.name
+            ));
         }
         if self.index.len() != 2 || !self.index.bytes().all(|b| b.is_ascii_digit()) {
             return Err(format!("index {:?}: expected two digits", self.index));

@@ -164,8 +164,8 @@ impl Client {
 
     async fn exchange(&self, request: Vec<u8>) -> Result<CallResult, Error> {
         let shared = &self.shared;
-        let room = tokio::select! {
-            room = shared.queue.reserve() => room.map_err(|_| shared.why())?,
+        let permit = tokio::select! {
+            permit = shared.queue.reserve() => permit.map_err(|_| shared.why())?,
             () = shared.closed.cancelled() => return Err(shared.why()),
         };
         let (tell, told) = oneshot::channel();
@@ -180,7 +180,7 @@ impl Client {
             };
             calls.next = stream.checked_add(2);
             calls.waiting.insert(stream, tell);
-            room.send((stream, request));
+            permit.send((stream, request));
             stream
         };
         let _guard = PendingCallGuard { shared, stream };

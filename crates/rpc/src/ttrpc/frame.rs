@@ -115,9 +115,9 @@ impl Decoder {
             }
         };
         if header.length as usize > self.limit {
-            let gone = self.discard.min(buffer.len());
-            buffer.advance(gone);
-            self.discard -= gone;
+            let discarded = self.discard.min(buffer.len());
+            buffer.advance(discarded);
+            self.discard -= discarded;
             if self.discard > 0 {
                 return None;
             }

@@ -127,7 +127,7 @@ impl Server {
     ) -> Result<(), Error> {
         let mut decoder = Decoder::new(self.limit);
         let mut buffer = BytesMut::new();
-        let room = Arc::new(Semaphore::new(AT_A_TIME));
+        let slots = Arc::new(Semaphore::new(AT_A_TIME));
         let mut calls = JoinSet::new();
         let mut last = 0;
         loop {
@@ -141,7 +141,7 @@ impl Server {
                     Admission::Ignored => continue,
                 };
                 while calls.try_join_next().is_some() {}
-                let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+                let Ok(permit) = Arc::clone(&slots).acquire_owned().await else {
                     return Err(Error::closed("no room"));
                 };
                 let answers = answers.clone();
@@ -248,7 +248,7 @@ async fn bounded(
 
 /// Encodes a response.
 fn finish(answer: Result<Vec<u8>, Status>) -> Vec<u8> {
-    let of = |status: Status| wire::Response {
+    let error_response = |status: Status| wire::Response {
         status: Some(wire::Status {
             code: status.code as i32,
             message: status.message,
@@ -260,12 +260,12 @@ fn finish(answer: Result<Vec<u8>, Status>) -> Vec<u8> {
             status: None,
             payload,
         },
-        Err(status) => of(status),
+        Err(status) => error_response(status),
     };
     let length = response.encoded_len();
     if length <= MESSAGE_LIMIT {
         return response.encode_to_vec();
     }
     let message = format!("an answer of {length} bytes is above the limit of {MESSAGE_LIMIT}");
-    of(Status::new(Code::ResourceExhausted, message)).encode_to_vec()
+    error_response(Status::new(Code::ResourceExhausted, message)).encode_to_vec()
 }

@@ -95,8 +95,11 @@ impl Handler for Quota {
         _: &Container,
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String> {
-        let asked = requested.cpu.as_ref().and_then(|cpu| cpu.quota);
-        self.tell(format!("update {:?}", asked.map(|quota| quota.value)));
+        let requested_quota = requested.cpu.as_ref().and_then(|cpu| cpu.quota);
+        self.tell(format!(
+            "update {:?}",
+            requested_quota.map(|quota| quota.value)
+        ));
         Ok(vec![self.update("")])
     }
 

@@ -41,7 +41,7 @@ fn lengths() -> impl Strategy<Value = Vec<usize>> {
 
 fn content(size: usize, seed: usize) -> Vec<u8> {
     (0..size)
-        .map(|at| ((at * 31 + seed * 7) % 251) as u8)
+        .map(|i| ((i * 31 + seed * 7) % 251) as u8)
         .collect()
 }
 
@@ -64,7 +64,7 @@ proptest! {
         }
         let mut decoder = Decoder::new(limit);
         let mut buffer = BytesMut::new();
-        let mut found = Vec::new();
+        let mut frames = Vec::new();
         for piece in cut(&stream, &lengths) {
             buffer.extend_from_slice(piece);
             while let Some(frame) = decoder.next(&mut buffer) {
@@ -78,13 +78,13 @@ proptest! {
                     Kind::Data => 3,
                     Kind::Other(byte) => byte,
                 };
-                found.push((header.stream, kind, message, header.length as usize));
+                frames.push((header.stream, kind, message, header.length as usize));
             }
             // An oversized message takes no room while it comes.
             prop_assert!(buffer.len() < limit + 10 + piece.len());
         }
         prop_assert!(buffer.is_empty());
-        prop_assert!(found == expected);
+        prop_assert!(frames == expected);
     }
 
     #[test]
@@ -101,18 +101,18 @@ proptest! {
         }
         let mut decoder = mux::Decoder::default();
         let mut buffer = BytesMut::new();
-        let mut found = vec![Vec::new(); 4];
+        let mut channels = vec![Vec::new(); 4];
         for piece in cut(&stream, &lengths) {
             buffer.extend_from_slice(piece);
             while let Some((channel, bytes)) = decoder.next(&mut buffer).unwrap() {
                 prop_assert!(!bytes.is_empty());
-                found[channel as usize].extend(bytes);
+                channels[channel as usize].extend(bytes);
             }
             // A frame need not be whole.
             prop_assert!(buffer.len() < mux::HEADER);
         }
         prop_assert!(buffer.is_empty());
-        prop_assert!(found == expected);
+        prop_assert!(channels == expected);
     }
 
     #[test]
@@ -161,8 +161,8 @@ proptest! {
     ) {
         let mut bytes = sample().encode_to_vec();
         for (at, byte) in &damage {
-            let at = at.index(bytes.len());
-            bytes[at] = *byte;
+            let position = at.index(bytes.len());
+            bytes[position] = *byte;
         }
         bytes.truncate(end.index(bytes.len()) + 1);
         assert_decodes(&bytes.into());
@@ -209,8 +209,8 @@ fn assert_decodes(bytes: &Bytes) {
     macro_rules! decode {
         ($($message:ty),* $(,)?) => {$(
             if let Ok(message) = <$message>::decode(bytes.clone()) {
-                let again = <$message>::decode(message.encode_to_vec().as_slice());
-                assert_eq!(again.as_ref(), Ok(&message));
+                let decoded = <$message>::decode(message.encode_to_vec().as_slice());
+                assert_eq!(decoded.as_ref(), Ok(&message));
             }
         )*};
     }

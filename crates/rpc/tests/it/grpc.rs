@@ -92,9 +92,9 @@ fn serve(socket: &Path) -> Serving {
     let server = tonic::transport::Server::builder().add_service(service());
     let (end, told) = oneshot::channel();
     let task = tokio::spawn(async move {
-        let told = async { drop(told.await) };
+        let stopped = async { drop(told.await) };
         server
-            .serve_with_incoming_shutdown(incoming(listener), told)
+            .serve_with_incoming_shutdown(incoming(listener), stopped)
             .await
             .unwrap();
     });
@@ -143,8 +143,8 @@ async fn a_channel_outlives_its_server() {
         let server = serve(&place.socket);
         client.get(named("x")).await.unwrap();
         server.end().await;
-        let gone = client.get(named("x")).await.unwrap_err();
-        assert_eq!(gone.code(), Code::Unavailable, "{gone}");
+        let error = client.get(named("x")).await.unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
     }
 }
 
@@ -296,11 +296,17 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
             expected
         );
         // From the table: te 62, content-type 63, :authority 64, :path 65.
-        let again = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
-        assert_eq!(ask(&mut stream, 3, &again).await.unwrap(), expected);
+        let indexed_block = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+        assert_eq!(ask(&mut stream, 3, &indexed_block).await.unwrap(), expected);
         // Not entered into the table, and never to be.
         for (id, first) in [(5, 0x01), (7, 0x11)] {
-            let block = [&again[..3], &[first], &string(b"/run/y.sock"), &again[4..]].concat();
+            let block = [
+                &indexed_block[..3],
+                &[first],
+                &string(b"/run/y.sock"),
+                &indexed_block[4..],
+            ]
+            .concat();
             assert_eq!(ask(&mut stream, id, &block).await.unwrap(), expected);
         }
     }

@@ -105,15 +105,15 @@ fn events_of_nri_have_the_numbers_of_its_mask() {
 /// Why a proxy must not decode and encode what it passes on.
 #[test]
 fn a_field_that_the_definition_lacks_is_lost_in_decoding() {
-    let known = cri::RunPodSandboxRequest {
+    let request = cri::RunPodSandboxRequest {
         runtime_handler: "runc".into(),
         ..Default::default()
     };
-    let mut newer = known.encode_to_vec();
+    let mut newer = request.encode_to_vec();
     // Tag 9999, two bytes.
     newer.extend([0xfa, 0xf0, 0x04, 2, 1, 2]);
     let decoded = cri::RunPodSandboxRequest::decode(newer.as_slice()).unwrap();
-    assert_eq!(decoded, known);
+    assert_eq!(decoded, request);
     assert_eq!(decoded.encode_to_vec().len() + 6, newer.len());
 }
 

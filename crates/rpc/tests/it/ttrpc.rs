@@ -40,8 +40,8 @@ impl Service for Sample {
             match call.method.as_str() {
                 "Echo" => Ok(call.payload.to_vec()),
                 "Large" => {
-                    let asked = Text::decode(call.payload).unwrap().text;
-                    Ok(text(asked.parse().unwrap()).encode_to_vec())
+                    let request_text = Text::decode(call.payload).unwrap().text;
+                    Ok(text(request_text.parse().unwrap()).encode_to_vec())
                 }
                 "Hang" => {
                     let _dropped = Dropped(dropped);
@@ -133,11 +133,11 @@ async fn an_oversized_request_is_refused_and_the_connection_lives() {
 #[tokio::test]
 async fn an_oversized_answer_is_a_status_and_the_connection_lives() {
     let client = connected();
-    let asked = Text {
+    let request = Text {
         text: LIMIT.to_string(),
     };
     assert_eq!(
-        code(call(&client, "Large", &asked).await),
+        code(call(&client, "Large", &request).await),
         Code::ResourceExhausted
     );
     assert_eq!(call(&client, "Echo", &text(5)).await.unwrap(), text(5));
@@ -196,9 +196,9 @@ async fn the_streams_of_a_client_are_odd_and_grow() {
         call(&client, "Echo", &text(3)).await.unwrap();
     }));
     let server = async {
-        for at in 0..50 {
+        for i in 0..50 {
             let (stream, kind, message) = wire::receive(&mut peer).await;
-            assert_eq!((stream, kind), (at * 2 + 1, wire::REQUEST));
+            assert_eq!((stream, kind), (i * 2 + 1, wire::REQUEST));
             let request = Request::decode(message.as_slice()).unwrap();
             let response = Response {
                 status: None,
@@ -218,11 +218,11 @@ async fn time_and_metadata_are_told() {
         timeout: Some(Duration::from_secs(2)),
         metadata: vec![("k".into(), "v".into()), ("k".into(), "w".into())],
     };
-    let told: Text = client
+    let response: Text = client
         .call("sample", "Told", &text(0), &options)
         .await
         .unwrap();
-    assert_eq!(told.text, r#"Some(2s) [("k", "v"), ("k", "w")]"#);
+    assert_eq!(response.text, r#"Some(2s) [("k", "v"), ("k", "w")]"#);
 }
 
 #[tokio::test(start_paused = true)]
@@ -230,9 +230,9 @@ async fn an_answer_that_does_not_come_in_time_is_an_error_on_both_sides() {
     let client = connected();
     let options = Options::within(Duration::from_millis(1500));
     let begun = tokio::time::Instant::now();
-    let late: Result<Text, _> = client.call("sample", "Hang", &text(0), &options).await;
+    let result: Result<Text, _> = client.call("sample", "Hang", &text(0), &options).await;
     // Both clocks end at once; either may be first.
-    match late.unwrap_err() {
+    match result.unwrap_err() {
         Error::Timeout { method, limit } => {
             assert_eq!((method.as_str(), limit.as_millis()), ("sample/Hang", 1500));
         }

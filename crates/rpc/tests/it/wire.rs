@@ -144,8 +144,8 @@ impl GoReader {
         while bytes.len() < length {
             let missing = length - bytes.len();
             if !self.buffered.is_empty() {
-                let there = missing.min(self.buffered.len());
-                bytes.extend(self.buffered.drain(..there));
+                let available = missing.min(self.buffered.len());
+                bytes.extend(self.buffered.drain(..available));
             } else if missing >= Self::BUFFER {
                 bytes.extend(self.take(missing)?);
             } else {

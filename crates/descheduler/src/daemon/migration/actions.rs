@@ -66,17 +66,24 @@ impl JobController {
             }
             Operation::Reserve(reservation) => self.reserve(&reservation, ctx).await,
             Operation::Order { value } => {
-                let Some(name) = ctx.reservation.and_then(|one| one.metadata.name.clone()) else {
+                let Some(name) = ctx
+                    .reservation
+                    .and_then(|reservation_object| reservation_object.metadata.name.clone())
+                else {
                     return WriteOutcome::Conflict;
                 };
-                let uid = ctx.reservation.and_then(|one| one.metadata.uid.clone());
+                let uid = ctx
+                    .reservation
+                    .and_then(|reservation_object| reservation_object.metadata.uid.clone());
                 let change = json!({"metadata": {
                     "uid": uid, "labels": {labels::RESERVATION_ORDER: value},
                 }});
                 WriteOutcome::from_result(patch::merge(&self.reservations(), &name, &change).await)
             }
             Operation::Unreserve => {
-                let meta = ctx.reservation.map(|one| &one.metadata);
+                let meta = ctx
+                    .reservation
+                    .map(|reservation_object| &reservation_object.metadata);
                 let name = meta.and_then(|meta| meta.name.clone());
                 let uid = meta.and_then(|meta| meta.uid.clone());
                 match self.unreserve(&name.unwrap_or_default(), uid).await {
@@ -170,8 +177,8 @@ impl JobController {
     /// success each time although the pod stays.
     fn options(ctx: &JobContext<'_>, pod: &PodInfo) -> Result<EvictOptions, String> {
         let by_default = ctx.migrations.args.default_delete_options.as_ref();
-        let asked = ctx.job.spec.delete_options.as_ref().or(by_default);
-        let dry_run = asked.and_then(|options| options.dry_run.as_ref());
+        let requested_options = ctx.job.spec.delete_options.as_ref().or(by_default);
+        let dry_run = requested_options.and_then(|options| options.dry_run.as_ref());
         if let Some(parts) = dry_run.filter(|parts| !parts.is_empty()) {
             return Err(format!(
                 "deleteOptions.dryRun {parts:?}: nothing would be evicted"
@@ -179,7 +186,7 @@ impl JobController {
         }
         Ok(EvictOptions {
             uid: Some(pod.uid.to_string()),
-            delete_options: asked.cloned(),
+            delete_options: requested_options.cloned(),
             ..EvictOptions::default()
         })
     }
@@ -249,13 +256,14 @@ impl JobController {
             Ok(()) => {
                 std::mem::forget(claim);
                 let reason = evict::reason(ctx.job);
-                let said = format!("Pod evicted from node \"{node}\" by the reason \"{reason}\"");
+                let event_message =
+                    format!("Pod evicted from node \"{node}\" by the reason \"{reason}\"");
                 self.events.event_with_action(
                     regarding(&pod.namespace, &pod.name, &pod.uid),
                     Severity::Normal,
                     "Descheduled",
                     "Migrating",
-                    said,
+                    event_message,
                 );
                 WriteOutcome::Written
             }
@@ -336,16 +344,16 @@ fn delete_params(options: DeleteOptions, pod: &PodInfo) -> Result<DeleteParams, 
         Some("Foreground") => Some(PropagationPolicy::Foreground),
         Some(other) => return Err(format!("deleteOptions.propagationPolicy: {other:?}")),
     };
-    let asked = options
+    let version = options
         .preconditions
-        .and_then(|asked| asked.resource_version);
+        .and_then(|version| version.resource_version);
     Ok(DeleteParams {
         dry_run: false,
         grace_period_seconds: grace,
         propagation_policy: policy,
         preconditions: Some(Preconditions {
             uid: Some(pod.uid.to_string()),
-            resource_version: asked,
+            resource_version: version,
         }),
     })
 }

@@ -23,7 +23,10 @@ const UNREADABLE: &str = "Unreadable";
 
 impl JobController {
     pub(super) async fn arbitrate(&self) {
-        let on = self.migrations.iter().map(|one| &one.args.arbitration_args);
+        let on = self
+            .migrations
+            .iter()
+            .map(|migrations| &migrations.args.arbitration_args);
         let every = on.filter_map(|args| args.interval.to_std()).min();
         let every = every.unwrap_or_default().max(Duration::from_millis(10));
         loop {
@@ -58,8 +61,8 @@ impl JobController {
         let unread = self.view.jobs.unread();
         let mut reported = self.unread.lock();
         let mut now = FxHashMap::default();
-        for one in unread {
-            let meta = &one.metadata;
+        for unread_job in unread {
+            let meta = &unread_job.metadata;
             let name = meta.name.clone().unwrap_or_default();
             let version = meta.resource_version.clone().unwrap_or_default();
             if reported.get(&name) != Some(&version) {
@@ -67,7 +70,7 @@ impl JobController {
                     metadata: meta.clone(),
                     ..PodMigrationJob::default()
                 };
-                let text = format!("it cannot be read, and nothing is done for it: {one}");
+                let text = format!("it cannot be read, and nothing is done for it: {unread_job}");
                 self.record_event(&job, true, UNREADABLE, text);
             }
             now.insert(name, version);
@@ -80,19 +83,20 @@ impl JobController {
         let snapshot = self.view.about_jobs(self.clock.now()).await;
         let rules = self.migrations.iter();
         let rules: Vec<_> = rules
-            .map(|one| Rules::new(one.args.clone(), &snapshot.priority_classes))
+            .map(|migrations| Rules::new(migrations.args.clone(), &snapshot.priority_classes))
             .collect();
         let none = Rules::new(Arc::default(), &snapshot.priority_classes);
-        let of = |job: &PodMigrationJob| {
+        let rules_for = |job: &PodMigrationJob| {
             let mut all = self.migrations.iter().zip(&rules);
             let made = self.migrations_for(job);
-            let found = all.find(|(one, _)| made.is_some_and(|made| Arc::ptr_eq(one, made)));
-            found.map_or(&none, |(_, rules)| rules)
+            let matching =
+                all.find(|(migrations, _)| made.is_some_and(|made| Arc::ptr_eq(migrations, made)));
+            matching.map_or(&none, |(_, rules)| rules)
         };
-        for (job, verdict) in arbitrate(&snapshot, of) {
+        for (job, verdict) in arbitrate(&snapshot, rules_for) {
             let args = self
                 .migrations_for(&job)
-                .map(|one| &one.args.arbitration_args);
+                .map(|migrations| &migrations.args.arbitration_args);
             if !args.is_some_and(|args| args.enabled) {
                 continue;
             }

@@ -40,8 +40,8 @@ impl Cluster {
         let mut config = Config::memory(clock);
         config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let count = asked.clone();
+        let scale_requests = Arc::new(AtomicUsize::new(0));
+        let count = scale_requests.clone();
         let look = move |request: Request, next: Next| {
             if request.uri().path().ends_with("/scale") {
                 count.fetch_add(1, Ordering::SeqCst);
@@ -55,7 +55,7 @@ impl Cluster {
             server,
             client,
             workloads,
-            asked,
+            asked: scale_requests,
         }
     }
 
@@ -82,13 +82,13 @@ impl Cluster {
             };
             (Arc::clone(uid), (Arc::from("default"), owner))
         };
-        let mut found = self
+        let mut workloads = self
             .workloads
             .resolve(owners.iter().map(owner).collect())
             .await;
-        let found = owners.iter().map(|(_, _, _, uid)| found.remove(*uid));
-        found
-            .map(|one| one.unwrap_or(Workload::Unresolved))
+        let workloads = owners.iter().map(|(_, _, _, uid)| workloads.remove(*uid));
+        workloads
+            .map(|workload| workload.unwrap_or(Workload::Unresolved))
             .collect()
     }
 }
@@ -122,12 +122,12 @@ async fn workloads_of_known_kinds_say_how_many_replicas_they_want() {
     let deployment = cluster
         .put(&apps("deployments"), &plain(workload("d", None)))
         .await;
-    let of = Some(("d", &deployment));
+    let owner_ref = Some(("d", &deployment));
     let old = cluster
-        .put(&apps("replicasets"), &plain(workload("d-1", of)))
+        .put(&apps("replicasets"), &plain(workload("d-1", owner_ref)))
         .await;
     let new = cluster
-        .put(&apps("replicasets"), &plain(workload("d-2", of)))
+        .put(&apps("replicasets"), &plain(workload("d-2", owner_ref)))
         .await;
     let lone = cluster
         .put(&apps("replicasets"), &plain(workload("lone", None)))
@@ -156,7 +156,7 @@ async fn workloads_of_known_kinds_say_how_many_replicas_they_want() {
         .unwrap();
     let clone = json!({"apiVersion": "apps.kruise.io/v1alpha1", "kind": "CloneSet", "metadata": {"name": "c"}, "spec": {"replicas": 4}});
     let clone = cluster.put(clones, &clone).await;
-    let found = cluster
+    let workloads = cluster
         .of(&[
             ("apps/v1", "ReplicaSet", "d-1", &old),
             ("apps/v1", "ReplicaSet", "lone", &lone),
@@ -177,20 +177,20 @@ async fn workloads_of_known_kinds_say_how_many_replicas_they_want() {
             ("apps/v1", "DaemonSet", "x", &Arc::from("daemon")),
         ])
         .await;
-    let mut found = found.into_iter();
+    let mut workloads = workloads.into_iter();
     let Some(Workload::Known {
         replicas: 3,
         mut controllers,
         ..
-    }) = found.next()
+    }) = workloads.next()
     else {
         panic!("the Deployment's");
     };
     controllers.sort();
-    let mut both = vec![old.clone(), new];
-    both.sort();
-    assert_eq!(controllers, both, "pods of all its ReplicaSets");
-    let rest: Vec<_> = found.collect();
+    let mut set_uids = vec![old.clone(), new];
+    set_uids.sort();
+    assert_eq!(controllers, set_uids, "pods of all its ReplicaSets");
+    let remaining: Vec<_> = workloads.collect();
     let none = || Workload::Unresolved;
     let expected = [
         resolved(3, &[&lone]),
@@ -203,7 +203,7 @@ async fn workloads_of_known_kinds_say_how_many_replicas_they_want() {
         none(),
         none(),
     ];
-    assert_eq!(rest, expected);
+    assert_eq!(remaining, expected);
 }
 
 /// Without what only StatefulSets have.
@@ -224,13 +224,13 @@ async fn other_kinds_are_asked_for_their_scale_now_and_then() {
         .install_crds(vec![scaled, fixed])
         .await
         .unwrap();
-    let one = |kind: &str, name: &str| json!({"apiVersion": "x.io/v1", "kind": kind, "metadata": {"name": name}, "spec": {"replicas": 7}});
+    let object_of_kind = |kind: &str, name: &str| json!({"apiVersion": "x.io/v1", "kind": kind, "metadata": {"name": name}, "spec": {"replicas": 7}});
     let rollouts = "/apis/x.io/v1/namespaces/default/rollouts";
-    let rollout = cluster.put(rollouts, &one("Rollout", "r")).await;
+    let rollout = cluster.put(rollouts, &object_of_kind("Rollout", "r")).await;
     let fixed = cluster
         .put(
             "/apis/x.io/v1/namespaces/default/fixeds",
-            &one("Fixed", "f"),
+            &object_of_kind("Fixed", "f"),
         )
         .await;
     let missing: Arc<str> = Arc::from("missing");

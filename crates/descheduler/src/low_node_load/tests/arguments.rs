@@ -223,11 +223,11 @@ fn the_shipped_configuration_says_what_it_says() {
         .iter()
         .find(|entry| entry.name == NAME)
         .unwrap();
-    let mut given = entry.args.clone();
+    let mut arguments = entry.args.clone();
     for field in ["apiVersion", "kind"] {
-        given.as_object_mut().unwrap().remove(field);
+        arguments.as_object_mut().unwrap().remove(field);
     }
-    let args = args(given);
+    let args = args(arguments);
     assert_eq!(args.check(), Ok(()));
     let high = args.high_thresholds.unwrap();
     assert_eq!((high["cpu"], high["memory"]), (75.0, 80.0));

@@ -137,7 +137,7 @@ fn a_node_is_remembered_as_long_as_it_exists() {
 /// A descheduler with this interval, of whose pods one goes in each cycle, and the cycles in which one went.
 fn rounds(interval: &str, between: SignedDuration, condition: Value) -> Vec<usize> {
     use super::memory::{Described, report, world};
-    let pods: Vec<_> = (0..9).map(|at| (format!("p{at}"), 100)).collect();
+    let pods: Vec<_> = (0..9).map(|i| (format!("p{i}"), 100)).collect();
     let pods: Vec<_> = pods
         .iter()
         .map(|(name, cpu)| (name.as_str(), *cpu))

@@ -77,10 +77,10 @@ fn reasons_are_in_upstreams_words() {
         );
         let usage = json!({"cpu": cpu, "memory": memory});
         world.usage("test-node", json!({}), json!({}), &[("p", usage)]);
-        let said = of_one(&world, &pool(args), |load, watched| {
+        let reason = of_one(&world, &pool(args), |load, watched| {
             load.reason(usage_kind, watched)
         });
-        assert_eq!(said, [expected]);
+        assert_eq!(reason, [expected]);
     }
 }
 
@@ -132,8 +132,8 @@ fn nodes_are_sorted_by_what_they_use() {
             json!({"status": {"allocatable": {"cpu": "32", "memory": "32Gi", "pods": "110"}}}),
         );
         world.usage(name, json!({}), json!({"cpu": cpu, "memory": memory}), &[]);
-        for at in 0..pods {
-            world.pod(&format!("{name}-{at}"), name, json!({}));
+        for i in 0..pods {
+            world.pod(&format!("{name}-{i}"), name, json!({}));
         }
     }
     let scores = of_one(&world, &pool(weights), |load, watched| {
@@ -152,13 +152,13 @@ fn nodes_are_sorted_by_what_they_use() {
         json!({"cpu": "1220m", "memory": "3038982964"}),
         &[],
     );
-    for at in 0..11 {
-        world.pod(&format!("p{at}"), "n", json!({}));
+    for i in 0..11 {
+        world.pod(&format!("p{i}"), "n", json!({}));
     }
     let watching =
         json!({"lowThresholds": {"cpu": 1, "pods": 1}, "highThresholds": {"cpu": 1, "pods": 1}});
     let shares = of_one(&world, &pool(watching), |load, _| {
-        [0, 1, 2].map(|at| load.percent(UsageKind::Node, at).floor())
+        [0, 1, 2].map(|i| load.percent(UsageKind::Node, i).floor())
     });
     assert_eq!(shares, [[63.0, 90.0, 37.0]]);
 }
@@ -174,7 +174,7 @@ fn closest(pods: &[Amounts], excess: &[Excess]) -> Vec<usize> {
     let mut order: Vec<_> = (0..pods.len()).collect();
     let score = |at: &usize| Some(closeness(&pods[*at], excess));
     order.sort_by(|a, b| by_closeness(score(a), score(b)));
-    order.into_iter().map(|at| at + 1).collect()
+    order.into_iter().map(|i| i + 1).collect()
 }
 
 /// Upstream's `TestSortPodsOnOneOverloadedNode` and `TestSortPods2`.
@@ -192,14 +192,14 @@ fn the_pod_that_is_closest_to_what_has_to_go_is_first() {
     let gi = 1 << 30;
     let pods =
         [(2000, 5), (3000, 4), (4000, 3), (5000, 2)].map(|(cpu, memory)| amounts(cpu, memory * gi));
-    let both = [excess(CPU, 4000, 1), excess(MEMORY, 4 * gi, 2)];
-    assert_eq!(closest(&pods, &both), [2, 1, 3, 4]);
+    let excesses = [excess(CPU, 4000, 1), excess(MEMORY, 4 * gi, 2)];
+    assert_eq!(closest(&pods, &excesses), [2, 1, 3, 4]);
 }
 
 /// Upstream's `TestPodFitsAnyNodeWithThreshold` and `TestBalancePodsSkipsWhenNoTargetNodes`, by what comes of them.
 #[test]
 fn a_pod_that_would_take_every_cold_node_over_its_threshold_stays() {
-    for how in ["Greedy", "Variance"] {
+    for selection in ["Greedy", "Variance"] {
         let mut world = TestCluster::default();
         for (node, cpu) in [("hot", "3"), ("cold", "1")] {
             world.node(node, json!({}));
@@ -211,16 +211,16 @@ fn a_pod_that_would_take_every_cold_node_over_its_threshold_stays() {
             );
         }
         world.pod("big", "hot", json!({}));
-        let args = json!({"lowThresholds": {"cpu": 30}, "highThresholds": {"cpu": 50}, "victimSelection": how});
+        let args = json!({"lowThresholds": {"cpu": 30}, "highThresholds": {"cpu": 50}, "victimSelection": selection});
         let plan = framework(args.clone()).run(&world.snapshot());
-        assert!(crate::testing::moved(&plan).is_empty(), "{how}");
-        assert_eq!(kept(&plan, "big"), ["NodeFit"], "{how}");
+        assert!(crate::testing::moved(&plan).is_empty(), "{selection}");
+        assert_eq!(kept(&plan, "big"), ["NodeFit"], "{selection}");
         world.nodes.retain(|node| &*node.name == "hot");
         world.node("warm", json!({}));
         world.usage("warm", json!({}), json!({"cpu": "1600m"}), &[]);
         let plan = framework(args).run(&world.snapshot());
         assert!(plan.kept.is_empty() && plan.actions.is_empty());
-        let said = notes(&plan, "");
-        assert_eq!(said, ["no node is cold: there is nowhere to go"]);
+        let texts = notes(&plan, "");
+        assert_eq!(texts, ["no node is cold: there is nowhere to go"]);
     }
 }

@@ -105,12 +105,12 @@ fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
     world.now += SignedDuration::from_secs(60);
     let created = world.now.to_string();
     world.pod("p2", "b", of_owner("rs-p1", &created));
-    let rest: &[Described<'_>] = &[
+    let unchanged: &[Described<'_>] = &[
         ("a", 500, &[]),
         ("b", 1600, &[]),
         ("c", 1000, &[("q1", 1700)]),
     ];
-    report(&mut world, rest);
+    report(&mut world, unchanged);
     let plan = framework.run(&world.snapshot());
     assert!(notes(&plan, "b").is_empty(), "{:?}", plan.notes);
     assert_eq!(moved(&plan), ["q1"], "to a, which is cold");
@@ -198,9 +198,9 @@ fn who_matters_less_goes_first_however_much_better_another_would_be() {
     world.pod("small", "a", class("koord-batch"));
     let plan = framework(thresholds()).run(&world.snapshot());
     assert_eq!(moved(&plan), ["small"], "{:?}", plan.notes);
-    let both = framework(merged(thresholds(), json!({"highThresholds": {"cpu": 50}})))
+    let first = framework(merged(thresholds(), json!({"highThresholds": {"cpu": 50}})))
         .run(&world.snapshot());
-    assert_eq!(moved(&both), ["small", "big"]);
+    assert_eq!(moved(&first), ["small", "big"]);
 }
 
 #[test]
@@ -270,8 +270,11 @@ fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
     for _ in 0..20 {
         fastrand::shuffle(&mut world.nodes);
         fastrand::shuffle(&mut world.pods);
-        let again = framework(pooled.clone()).run(&world.snapshot());
-        assert_eq!((moved(&again), &again.notes), (first.clone(), &plan.notes));
+        let repeated = framework(pooled.clone()).run(&world.snapshot());
+        assert_eq!(
+            (moved(&repeated), &repeated.notes),
+            (first.clone(), &plan.notes)
+        );
     }
 }
 
@@ -310,10 +313,13 @@ fn a_node_that_takes_no_pods_is_not_cold() {
     let mut world = world(nodes);
     world.nodes.retain(|node| &*node.name != "b");
     world.node("b", json!({"spec": {"unschedulable": true}}));
-    for how in ["Greedy", "Variance"] {
-        let args = json!({"nodeFit": false, "victimSelection": how});
+    for selection in ["Greedy", "Variance"] {
+        let args = json!({"nodeFit": false, "victimSelection": selection});
         let plan = framework(merged(thresholds(), args)).run(&world.snapshot());
-        assert!(moved(&plan).is_empty() && plan.kept.is_empty(), "{how}");
+        assert!(
+            moved(&plan).is_empty() && plan.kept.is_empty(),
+            "{selection}"
+        );
     }
 }
 
@@ -326,12 +332,12 @@ fn pods_of_prod_go_where_prod_uses_little_though_all_pods_use_more_there() {
     for (node, prod, batch) in [("a", 4, 0), ("b", 0, 1), ("c", 0, 1)] {
         world.node(node, json!({}));
         let mut pods = Vec::new();
-        for at in 0..prod {
-            pods.push((format!("p{at}"), "koord-prod", "600m"));
+        for i in 0..prod {
+            pods.push((format!("p{i}"), "koord-prod", "600m"));
         }
-        for at in 0..batch {
-            pods.push((format!("{node}-batch{at}"), "koord-batch", "2200m"));
-            pods.push((format!("{node}-prod{at}"), "koord-prod", "400m"));
+        for i in 0..batch {
+            pods.push((format!("{node}-batch{i}"), "koord-batch", "2200m"));
+            pods.push((format!("{node}-prod{i}"), "koord-prod", "400m"));
         }
         for (name, of, _) in &pods {
             world.pod(name, node, class(of));
@@ -346,11 +352,11 @@ fn pods_of_prod_go_where_prod_uses_little_though_all_pods_use_more_there() {
         "lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 85},
         "prodLowThresholds": {"cpu": 30}, "prodHighThresholds": {"cpu": 50},
     });
-    for how in ["Greedy", "Variance"] {
-        let args = merged(args.clone(), json!({"victimSelection": how}));
+    for selection in ["Greedy", "Variance"] {
+        let args = merged(args.clone(), json!({"victimSelection": selection}));
         let plan = framework(args).run(&world.snapshot());
-        assert_eq!(moved(&plan).len(), 1, "{how}: {:?}", plan.notes);
-        assert!(moved(&plan)[0].starts_with('p'), "{how}");
+        assert_eq!(moved(&plan).len(), 1, "{selection}: {:?}", plan.notes);
+        assert!(moved(&plan)[0].starts_with('p'), "{selection}");
     }
     // No node takes one that would be hot with it.
     let tight = merged(args, json!({"highThresholds": {"cpu": 75}}));

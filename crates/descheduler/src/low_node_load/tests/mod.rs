@@ -80,15 +80,15 @@ fn report_requests(world: &mut TestCluster) {
 
 /// What a plan says of a node, or of none.
 fn notes(plan: &Plan, node: &str) -> Vec<String> {
-    let of = plan
+    let matching = plan
         .notes
         .iter()
         .filter(|note| note.node.as_deref().unwrap_or("") == node);
-    of.map(|note| note.text.clone()).collect()
+    matching.map(|note| note.text.clone()).collect()
 }
 
 /// The rule that keeps `pod`.
 fn kept(plan: &Plan, pod: &str) -> Vec<&'static str> {
-    let of = plan.kept.iter().filter(|kept| &*kept.pod.name == pod);
-    of.map(|kept| kept.why.rule).collect()
+    let matching = plan.kept.iter().filter(|skipped| &*skipped.pod.name == pod);
+    matching.map(|skipped| skipped.why.rule).collect()
 }

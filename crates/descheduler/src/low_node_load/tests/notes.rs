@@ -35,8 +35,9 @@ fn a_hot_node_says_for_how_long_it_has_been() {
         assert!(moved(&plan).is_empty());
         let expected = format!("hot: cpu usage 75.00% > threshold 65.00%, {cycle} of 6 cycles");
         assert_eq!(notes(&plan, "hot"), [expected]);
-        let said = format!("pool {DEFAULT_POOL}: none of 1 hot nodes was hot for long enough");
-        assert_eq!(notes(&plan, ""), [said]);
+        let expected_note =
+            format!("pool {DEFAULT_POOL}: none of 1 hot nodes was hot for long enough");
+        assert_eq!(notes(&plan, ""), [expected_note]);
     }
     // A cycle in which it is not hot starts the count again.
     let hot = std::mem::take(&mut world.usage);
@@ -110,10 +111,10 @@ fn reports_that_cannot_be_believed_are_left_out_and_that_is_said() {
         world.usage[1] = Arc::new(crate::state::NodeUsage::new(metric, world.shapes.table()));
         let plan = framework(thresholds()).run(&world.snapshot());
         assert!(moved(&plan).is_empty());
-        let said = notes(&plan, "hot");
+        let texts = notes(&plan, "hot");
         assert!(
-            matches!(&said[..], [one] if one.starts_with(&format!("not looked at: {expected}"))),
-            "{said:?}"
+            matches!(&texts[..], [one] if one.starts_with(&format!("not looked at: {expected}"))),
+            "{texts:?}"
         );
     }
     let mut world = hot_and_cold();
@@ -132,9 +133,9 @@ fn every_way_to_stop_is_said() {
     let plan = run(json!({"paused": true}));
     assert_eq!(notes(&plan, ""), ["paused"]);
     let plan = run(json!({"numberOfNodes": 1}));
-    let said =
+    let expected =
         format!("pool {DEFAULT_POOL}: 1 nodes are cold, and numberOfNodes is 1: more are needed");
-    assert_eq!(notes(&plan, ""), [said]);
+    assert_eq!(notes(&plan, ""), [expected]);
     let plan = run(json!({"nodeSelector": {"matchLabels": {"pool": "gone"}}}));
     assert_eq!(
         notes(&plan, ""),
@@ -148,14 +149,14 @@ fn every_way_to_stop_is_said() {
 #[test]
 fn a_dry_run_shows_what_would_go_and_remembers_nothing() {
     let world = hot_and_cold();
-    for how in ["Greedy", "Variance"] {
+    for selection in ["Greedy", "Variance"] {
         let mut framework = framework(merged(
             thresholds(),
-            json!({"dryRun": true, "victimSelection": how}),
+            json!({"dryRun": true, "victimSelection": selection}),
         ));
         for _ in 0..2 {
             let plan = framework.run(&world.snapshot());
-            assert_eq!(moved(&plan).len(), 1, "{how}");
+            assert_eq!(moved(&plan).len(), 1, "{selection}");
             assert!(plan.moves().all(|planned| planned.intent.is_none()));
         }
     }
@@ -164,13 +165,13 @@ fn a_dry_run_shows_what_would_go_and_remembers_nothing() {
 #[test]
 fn what_an_evictor_only_shows_is_not_believed_to_have_gone() {
     let world = hot_and_cold();
-    for how in ["Greedy", "Variance"] {
-        let mut framework = framework(merged(thresholds(), json!({"victimSelection": how})));
+    for selection in ["Greedy", "Variance"] {
+        let mut framework = framework(merged(thresholds(), json!({"victimSelection": selection})));
         framework.profiles[0].evictor = Box::new(OnlyShows);
         for cycle in 0..2 {
             let plan = framework.run(&world.snapshot());
-            assert_eq!(moved(&plan).len(), 1, "{how}, cycle {cycle}");
-            assert!(notes(&plan, "hot")[0].starts_with("hot"), "{how}");
+            assert_eq!(moved(&plan).len(), 1, "{selection}, cycle {cycle}");
+            assert!(notes(&plan, "hot")[0].starts_with("hot"), "{selection}");
         }
     }
 }
@@ -187,8 +188,8 @@ fn what_moves_already_is_not_moved_again() {
     // It came to nothing, and the node is hot as before: another try is due.
     world.now += SignedDuration::from_secs(301);
     world.usage.clear();
-    let again = hot_and_cold();
-    for usage in again.usage {
+    let next = hot_and_cold();
+    for usage in next.usage {
         let mut usage = (*usage).clone();
         usage.updated = Some(world.now);
         world.usage.push(Arc::new(usage));
@@ -204,10 +205,10 @@ fn a_pool_says_of_how_many_nodes_nothing_is_known() {
     world.usage.pop();
     let pools = json!({"nodePools": [{"name": "again"}]});
     let plan = framework(merged(thresholds(), pools)).run(&world.snapshot());
-    let said = "1 of 2 nodes are not looked at, as node hot: there is no NodeMetric of it";
+    let skipped = "1 of 2 nodes are not looked at, as node hot: there is no NodeMetric of it";
     let nothing = "no node is hot; 1 of 2 are cold";
     let expected = [DEFAULT_POOL, "again"]
-        .map(|pool| [said, nothing].map(|said| format!("pool {pool}: {said}")));
+        .map(|pool| [skipped, nothing].map(|skipped| format!("pool {pool}: {skipped}")));
     assert_eq!(notes(&plan, ""), expected.concat());
     assert_eq!(
         notes(&plan, "hot"),

@@ -75,8 +75,8 @@ impl Board {
                 panic!("{planned:?}")
             };
             let job = made(job, self.world.now);
-            let mut others = self.world.jobs.iter();
-            assert!(others.all(|one| one.metadata.name != job.metadata.name));
+            let mut existing = self.world.jobs.iter();
+            assert!(existing.all(|existing_job| existing_job.metadata.name != job.metadata.name));
             self.world.jobs.push(Arc::new(job));
         }
         plan
@@ -108,8 +108,9 @@ impl Board {
         let job = self.world.jobs.last_mut().unwrap();
         let mut changed = PodMigrationJob::clone(job);
         let annotations = changed.metadata.annotations.as_mut().unwrap();
-        let known = annotations.insert("descheduler.koordinator.sh/load-move".into(), text.into());
-        assert!(known.is_some());
+        let previous =
+            annotations.insert("descheduler.koordinator.sh/load-move".into(), text.into());
+        assert!(previous.is_some());
         *job = Arc::new(changed);
     }
 
@@ -243,8 +244,8 @@ fn a_move_that_succeeds_ends_the_row_of_failures() {
     let mut board = Board::new(nodes);
     board.world.pods.clear();
     for pod in ["p1", "p2"] {
-        let of = of_owner("rs", "2026-01-01T00:00:00Z");
-        board.world.pod(pod, "a", of);
+        let owner = of_owner("rs", "2026-01-01T00:00:00Z");
+        board.world.pod(pod, "a", owner);
     }
     for pause in [10, 20, 40] {
         assert_eq!(board.moves().len(), 1);
@@ -254,8 +255,8 @@ fn a_move_that_succeeds_ends_the_row_of_failures() {
     assert_eq!(board.moves(), ["p2"]);
     board.says(json!({"phase": "Succeeded"}));
     board.world.pods.retain(|pod| &*pod.name != "p2");
-    let rest: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
-    report(&mut board.world, rest);
+    let without_p1: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
+    report(&mut board.world, without_p1);
     assert_eq!(board.moves(), ["p1"]);
     board.fails();
     board.wait(9);
@@ -391,8 +392,8 @@ fn nothing_uses_less_than_nothing() {
     board.says(json!({"phase": "Succeeded"}));
     board.take_over();
     let plan = board.cycle();
-    let said = &notes(&plan, "a")[0];
-    assert!(said.contains(" 70.00%"), "{said}");
+    let text = &notes(&plan, "a")[0];
+    assert!(text.contains(" 70.00%"), "{text}");
 }
 
 #[test]

@@ -46,13 +46,13 @@ impl Simulation {
             born: 0,
         };
         let nodes = out.rng.usize(6..20);
-        for at in 0..nodes {
+        for i in 0..nodes {
             out.world.node(
-                &format!("n{at:02}"),
+                &format!("n{i:02}"),
                 json!({"status": {"allocatable": {"cpu": "32", "memory": "64G", "pods": "110"}}}),
             );
         }
-        for at in 0..nodes * 10 {
+        for i in 0..nodes * 10 {
             // Half of the pods crowd on a quarter of the nodes.
             let crowd = out.rng.bool();
             let node = out
@@ -63,7 +63,7 @@ impl Simulation {
                 memory: out.rng.i64(100_000_000..2_000_000_000),
                 moved: None,
             };
-            out.bear(&format!("n{node:02}"), at / 5, life);
+            out.bear(&format!("n{node:02}"), i / 5, life);
         }
         out
     }
@@ -90,8 +90,8 @@ impl Simulation {
     /// Use wanders.
     fn wander(&mut self) {
         for life in self.lives.values_mut() {
-            let by = self.rng.i64(90..=111);
-            life.cpu = (life.cpu * by / 100).clamp(50, 6000);
+            let percent = self.rng.i64(90..=111);
+            life.cpu = (life.cpu * percent / 100).clamp(50, 6000);
         }
         self.world.now += CYCLE;
         let mut usage = Vec::new();
@@ -124,13 +124,13 @@ impl Simulation {
     }
 
     fn loads(&self) -> BTreeMap<Arc<str>, i64> {
-        let of = |usage: &Arc<NodeUsage>| {
+        let named_usage = |usage: &Arc<NodeUsage>| {
             usage.system.get(CPU) + usage.pods.iter().map(|pod| pod.usage.get(CPU)).sum::<i64>()
         };
         self.world
             .usage
             .iter()
-            .map(|usage| (usage.name.clone(), of(usage)))
+            .map(|usage| (usage.name.clone(), named_usage(usage)))
             .collect()
     }
 
@@ -184,13 +184,13 @@ struct Emptiest(BTreeMap<Arc<str>, i64>);
 
 impl Placement for Emptiest {
     fn begin(&mut self, snapshot: &Snapshot) {
-        let of = |usage: &Arc<NodeUsage>| {
+        let named_usage = |usage: &Arc<NodeUsage>| {
             usage.system.get(CPU) + usage.pods.iter().map(|pod| pod.usage.get(CPU)).sum::<i64>()
         };
         self.0 = snapshot
             .usage
             .values()
-            .map(|usage| (usage.name.clone(), of(usage)))
+            .map(|usage| (usage.name.clone(), named_usage(usage)))
             .collect();
     }
     fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
@@ -202,8 +202,8 @@ impl Placement for Emptiest {
             .unwrap()
             .usage
             .get(CPU);
-        let others = self.0.iter_mut().filter(|(node, _)| **node != own);
-        let (node, load) = others.min_by_key(|(_, load)| **load).unwrap();
+        let other_nodes = self.0.iter_mut().filter(|(node, _)| **node != own);
+        let (node, load) = other_nodes.min_by_key(|(_, load)| **load).unwrap();
         if (*load + cpu) * 100 > CPUS * HIGH {
             return Err(Why::new(
                 "NoTarget",
@@ -265,7 +265,7 @@ fn simulate(seed: u64, jobs: bool, seen: &mut Seen) {
         seen.rested += plan
             .kept
             .iter()
-            .filter(|kept| kept.why.rule == "MovedLately")
+            .filter(|skipped| skipped.why.rule == "MovedLately")
             .count();
         for planned in plan.moves() {
             let from = planned.pod.node.as_ref().unwrap();
@@ -323,17 +323,17 @@ impl Simulation {
 #[test]
 fn load_evens_out_and_no_pod_is_moved_twice_within_an_hour() {
     for (jobs, seeds) in [(false, 0..24), (true, 24..40)] {
-        let mut seen = Seen::default();
+        let mut totals = Seen::default();
         let all = seeds.clone().count();
         for seed in seeds {
-            simulate(seed, jobs, &mut seen);
+            simulate(seed, jobs, &mut totals);
         }
-        println!("{seen:?}");
-        assert!(seen.hot > 100 && seen.moves > 100, "{seen:?}");
-        assert!(seen.rested > 10, "no pod had to rest: {seen:?}");
-        let apart = seen.apart.expect("no pod was moved a second time");
-        assert!(apart >= SignedDuration::from_hours(1), "{seen:?}");
-        assert!(seen.fell >= all * 5 / 6, "{seen:?}");
-        assert_eq!(seen.leaders > 100, jobs, "{seen:?}");
+        println!("{totals:?}");
+        assert!(totals.hot > 100 && totals.moves > 100, "{totals:?}");
+        assert!(totals.rested > 10, "no pod had to rest: {totals:?}");
+        let apart = totals.apart.expect("no pod was moved a second time");
+        assert!(apart >= SignedDuration::from_hours(1), "{totals:?}");
+        assert!(totals.fell >= all * 5 / 6, "{totals:?}");
+        assert_eq!(totals.leaders > 100, jobs, "{totals:?}");
     }
 }

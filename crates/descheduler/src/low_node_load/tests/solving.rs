@@ -9,7 +9,7 @@ use proptest::prelude::*;
 fn a_bin(resources: usize) -> impl Strategy<Value = Bin> {
     let has = vec(500_i64..2000, resources);
     (has, vec(0.0..0.9_f64, resources)).prop_map(|(has, shares)| {
-        let of = |share: f64| {
+        let amount = |share: f64| {
             has.iter()
                 .map(|has| (*has as f64 * share) as i64)
                 .collect::<Vec<_>>()
@@ -22,8 +22,8 @@ fn a_bin(resources: usize) -> impl Strategy<Value = Bin> {
         Bin {
             prod: used.iter().map(|used| used / 2).collect(),
             used,
-            high: of(0.7),
-            prod_high: of(0.5),
+            high: amount(0.7),
+            prod_high: amount(0.5),
             has,
         }
     })
@@ -34,7 +34,7 @@ fn an_item(resources: usize) -> impl Strategy<Value = Item> {
 }
 
 fn sum(usage_kind: UsageKind, bins: &[&Bin], weights: &[f64], mean: &[f64]) -> f64 {
-    let of = |bin: &&Bin| -> f64 {
+    let deviation = |bin: &&Bin| -> f64 {
         let used = match usage_kind {
             UsageKind::Node => &bin.used,
             UsageKind::Prod => &bin.prod,
@@ -49,7 +49,7 @@ fn sum(usage_kind: UsageKind, bins: &[&Bin], weights: &[f64], mean: &[f64]) -> f
             .map(|((share, weight), mean)| weight * (share - mean).powi(2))
             .sum()
     };
-    bins.iter().map(of).sum()
+    bins.iter().map(deviation).sum()
 }
 
 fn without(bin: &Bin, item: &Item) -> Bin {
@@ -114,11 +114,11 @@ proptest! {
     ) {
         let mut all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0, 1.0], vec![0.3, 0.3]);
         let mut took = vec![Vec::new(); bins.len()];
-        let mut left: Vec<_> = items.iter().enumerate().collect();
-        while let Some(pair) = all.best(&source, left.iter().copied(), |_, _| true, &mut Work(10_000)) {
+        let mut remaining: Vec<_> = items.iter().enumerate().collect();
+        while let Some(pair) = all.best(&source, remaining.iter().copied(), |_, _| true, &mut Work(10_000)) {
             all.put(pair.bin, &items[pair.item]);
             took[pair.bin].push(pair.item);
-            left.retain(|(at, _)| *at != pair.item);
+            remaining.retain(|(at, _)| *at != pair.item);
         }
         for (bin, took) in bins.iter().zip(&took) {
             for (at, high) in bin.high.iter().enumerate() {
@@ -136,14 +136,14 @@ proptest! {
         source in a_bin(1), bins in vec(a_bin(1), 1..30), items in vec(an_item(1), 1..12), work in 0_u64..60,
     ) {
         let all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0], vec![0.1]);
-        let mut left = Work(work);
-        let mut asked = 0;
-        let pair = all.best(&source, items.iter().enumerate(), |item, bin| { asked += 1; (item + bin) % 2 == 0 }, &mut left);
-        prop_assert!(asked <= work && (work > 0 || pair.is_none()));
+        let mut work_left = Work(work);
+        let mut calls = 0;
+        let pair = all.best(&source, items.iter().enumerate(), |item, bin| { calls += 1; (item + bin) % 2 == 0 }, &mut work_left);
+        prop_assert!(calls <= work && (work > 0 || pair.is_none()));
         if let Some(pair) = pair {
             prop_assert_eq!((pair.item + pair.bin) % 2, 0);
         }
-        let looked = work - left.0;
+        let looked = work - work_left.0;
         prop_assert!(looked <= u64::try_from(items.len() * bins.len()).unwrap());
     }
 }
@@ -163,8 +163,8 @@ fn no_more_nodes_are_looked_at_for_a_pod_than_are_near() {
     };
     let all = Bins::new(UsageKind::Node, vec![bin; 1000], vec![1.0], vec![0.1]);
     let items: Vec<_> = (1..=10)
-        .map(|at| Item {
-            usage: vec![at * 10],
+        .map(|i| Item {
+            usage: vec![i * 10],
             prod: false,
         })
         .collect();

@@ -444,17 +444,17 @@ fn as_many_pods_go_as_upstream_evicts() {
     for case in &cases {
         let greedy = merged(case.args.clone(), json!({"victimSelection": "Greedy"}));
         let plan = framework(greedy).run(&world(case).snapshot());
-        let mut gone = moved(&plan);
+        let mut evicted = moved(&plan);
         assert_eq!(
-            gone.len(),
+            evicted.len(),
             case.expected,
-            "{}: {gone:?} {:?}",
+            "{}: {evicted:?} {:?}",
             case.name,
             plan.notes
         );
         if !case.names.is_empty() {
-            gone.sort();
-            assert_eq!(gone, case.names, "{}", case.name);
+            evicted.sort();
+            assert_eq!(evicted, case.names, "{}", case.name);
         }
     }
 }
@@ -463,11 +463,11 @@ fn as_many_pods_go_as_upstream_evicts() {
 fn our_choice_relieves_the_same_nodes() {
     for case in &cases() {
         let plan = framework(case.args.clone()).run(&world(case).snapshot());
-        let gone = moved(&plan);
+        let evicted = moved(&plan);
         assert_eq!(
-            gone.len(),
+            evicted.len(),
             case.ours,
-            "{}: {gone:?} {:?}",
+            "{}: {evicted:?} {:?}",
             case.name,
             plan.notes
         );
@@ -476,16 +476,19 @@ fn our_choice_relieves_the_same_nodes() {
 
 #[test]
 fn limits_of_a_cycle_end_it() {
-    for how in ["Greedy", "Variance"] {
+    for selection in ["Greedy", "Variance"] {
         let case = &cases()[1];
-        let mut framework = framework(merged(case.args.clone(), json!({"victimSelection": how})));
+        let mut framework = framework(merged(
+            case.args.clone(),
+            json!({"victimSelection": selection}),
+        ));
         framework.limits.total = Some(1);
         let plan = framework.run(&world(case).snapshot());
-        assert_eq!(moved(&plan).len(), 1, "{how}");
+        assert_eq!(moved(&plan).len(), 1, "{selection}");
         assert!(
             plan.kept
                 .iter()
-                .any(|kept| kept.why.rule == "MaxNoOfPodsToEvictTotal")
+                .any(|skipped| skipped.why.rule == "MaxNoOfPodsToEvictTotal")
         );
     }
 }

@@ -18,7 +18,7 @@ pub fn is_asked(pod: &Pod) -> bool {
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| &status.conditions);
     let mut conditions = conditions.flatten();
-    conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Returns true if the status of `job` records that the eviction has begun: the pod may be gone because of

@@ -20,18 +20,20 @@ fn owner(of: Option<usize>) -> Value {
 }
 
 fn names(jobs: &[PendingJob]) -> Vec<&str> {
-    let named = jobs.iter().map(|one| one.job.metadata.name.as_deref());
+    let named = jobs
+        .iter()
+        .map(|pending| pending.job.metadata.name.as_deref());
     named.map(Option::unwrap_or_default).collect()
 }
 
 /// Jobs `0`, `1`, … of pods of the batch Jobs that `owners` name by place.
 fn waiting(world: &mut TestCluster, count: usize, owners: &[(usize, usize)]) -> Vec<PendingJob> {
     let owners: BTreeMap<_, _> = owners.iter().copied().collect();
-    let one = |at: usize| PendingJob {
+    let pending_job = |at: usize| PendingJob {
         pod: Some(world.pod(&format!("p{at}"), "n", owner(owners.get(&at).copied()))),
         job: job(&at.to_string(), &format!("p{at}"), json!({})),
     };
-    (0..count).map(one).collect()
+    (0..count).map(pending_job).collect()
 }
 
 fn numbers(expected: &[usize]) -> Vec<String> {
@@ -67,7 +69,7 @@ fn jobs_come_in_the_order_of_their_pods() {
 
 #[test]
 fn the_newest_job_comes_first() {
-    let of = |at: usize, second: i64| {
+    let created_at = |at: usize, second: i64| {
         let created = jiff::Timestamp::from_second(second).unwrap().to_string();
         PendingJob {
             pod: None,
@@ -81,7 +83,7 @@ fn the_newest_job_comes_first() {
     let seconds = [222_222, 222_222_222, 111_111_111, 11_111, 11_111];
     let mut jobs: Vec<_> = (0..)
         .zip(seconds)
-        .map(|(at, second)| of(at, second))
+        .map(|(at, second)| created_at(at, second))
         .collect();
     by_creation(&mut jobs);
     assert_eq!(names(&jobs), ["1", "2", "0", "3", "4"]);
@@ -139,7 +141,7 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
         (10, vec![], 2, vec![], 0, vec![], (0..10).collect()),
         (
             5,
-            (0..5).map(|at| (at, 0)).collect(),
+            (0..5).map(|i| (i, 0)).collect(),
             2,
             vec![(0, 0)],
             0,
@@ -180,10 +182,10 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
         let mut moving = Vec::new();
         for (kind, count, owners) in [("r", running, of_running), ("q", passing, of_passing)] {
             let owners: BTreeMap<_, _> = owners.into_iter().collect();
-            for at in 0..count {
-                let name = format!("{kind}{at}");
-                let of = owners.get(&at).copied();
-                begun(&mut world, &mut moving, &name, of, kind == "r");
+            for i in 0..count {
+                let name = format!("{kind}{i}");
+                let job_owner = owners.get(&i).copied();
+                begun(&mut world, &mut moving, &name, job_owner, kind == "r");
             }
         }
         let mut snapshot = world.snapshot();
@@ -193,14 +195,14 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
     }
     for (waits, runs, passes, expected) in [(3, 3, 3, 6), (4, 0, 0, 0), (1, 2, 3, 5)] {
         let mut world = TestCluster::default();
-        let owners: Vec<_> = (0..waits).map(|at| (at, 0)).collect();
+        let owners: Vec<_> = (0..waits).map(|i| (i, 0)).collect();
         let waiting = waiting(&mut world, waits, &owners);
-        let mut jobs: Vec<_> = waiting.into_iter().map(|one| one.job).collect();
-        for at in 0..runs {
-            begun(&mut world, &mut jobs, &format!("r{at}"), Some(0), true);
+        let mut jobs: Vec<_> = waiting.into_iter().map(|pending| pending.job).collect();
+        for i in 0..runs {
+            begun(&mut world, &mut jobs, &format!("r{i}"), Some(0), true);
         }
-        for at in 0..passes {
-            begun(&mut world, &mut jobs, &format!("q{at}"), Some(0), false);
+        for i in 0..passes {
+            begun(&mut world, &mut jobs, &format!("q{i}"), Some(0), false);
         }
         let mut snapshot = world.snapshot();
         snapshot.jobs = jobs;
@@ -225,7 +227,7 @@ fn what_comes_later_in_the_order_weighs_more() {
     let sorted = sorted(&snapshot, jobs);
     let order = names(&sorted);
     assert_eq!(order[0], "3", "{order:?}");
-    let place = |name: &str| order.iter().position(|one| *one == name).unwrap();
+    let place = |name: &str| order.iter().position(|job_name| *job_name == name).unwrap();
     assert!(place("4") < place("1"), "{order:?}");
     assert_eq!(place("0").abs_diff(place("2")), 1, "{order:?}");
 }
@@ -242,12 +244,12 @@ fn a_job_passes_waits_or_fails() {
     ] {
         let mut world = TestCluster::default();
         let mut jobs = Vec::new();
-        for at in 0..count {
+        for i in 0..count {
             // Whoever may not now is on a node of which another pod moves.
-            let node = if later.contains(&at) { "full" } else { "free" };
-            let name = format!("p{at}");
-            let node = format!("{node}-{at}");
-            let cost = if never.contains(&at) {
+            let node = if later.contains(&i) { "full" } else { "free" };
+            let name = format!("p{i}");
+            let node = format!("{node}-{i}");
+            let cost = if never.contains(&i) {
                 "2147483647"
             } else {
                 "0"
@@ -258,9 +260,9 @@ fn a_job_passes_waits_or_fails() {
                 &node,
                 json!({"metadata": {"annotations": annotations}}),
             );
-            let other = format!("other{at}");
-            world.pod(&other, &format!("full-{at}"), json!({}));
-            jobs.push(job(&at.to_string(), &name, json!({})));
+            let other = format!("other{i}");
+            world.pod(&other, &format!("full-{i}"), json!({}));
+            jobs.push(job(&i.to_string(), &name, json!({})));
             jobs.push(passed(&other, &other));
         }
         let mut snapshot = world.snapshot();
@@ -271,16 +273,16 @@ fn a_job_passes_waits_or_fails() {
         let verdicts = arbitrate(&snapshot, |_| &rules);
         assert_eq!(verdicts.len(), count);
         for (job, verdict) in verdicts {
-            let at: usize = job.metadata.name.as_deref().unwrap().parse().unwrap();
+            let i: usize = job.metadata.name.as_deref().unwrap().parse().unwrap();
             match verdict {
-                Verdict::Pass => assert!(!never.contains(&at) && !later.contains(&at), "{at}"),
-                Verdict::Missing => panic!("{at} is there"),
+                Verdict::Pass => assert!(!never.contains(&i) && !later.contains(&i), "{i}"),
+                Verdict::Missing => panic!("{i} is there"),
                 Verdict::Fail(why) => {
-                    assert!(never.contains(&at), "{at}");
+                    assert!(never.contains(&i), "{i}");
                     assert_eq!(why.rule, "MaxEvictionCost");
                 }
                 Verdict::Wait(why) => {
-                    assert!(later.contains(&at) && !never.contains(&at), "{at}");
+                    assert!(later.contains(&i) && !never.contains(&i), "{i}");
                     assert_eq!(why.rule, "MaxMigratingPerNode");
                 }
             }
@@ -472,8 +474,8 @@ mod limits_hold {
                     let (generation, there, _) = self.pods[*pod];
                     self.pods[*pod] = (generation + usize::from(!there), !there, true);
                     // Who moves it finds out.
-                    let of = self.jobs.iter_mut().filter(|(_, of)| of == pod);
-                    for (job, _) in of.filter(|(job, _)| stage(job) == Stage::Begun) {
+                    let jobs_of_pod = self.jobs.iter_mut().filter(|(_, job_pod)| job_pod == pod);
+                    for (job, _) in jobs_of_pod.filter(|(job, _)| stage(job) == Stage::Begun) {
                         let ended = json!({"phase": "Succeeded"});
                         job.status = Some(serde_json::from_value(ended).unwrap());
                     }
@@ -517,9 +519,9 @@ mod limits_hold {
                 prop_assert!(most(&|pod| pod) <= 1, "of a pod: {begun:?}");
             }
             // It was about something.
-            let asked = events.iter().filter(|event| matches!(event, Event::Ask(_))).count();
+            let requests = events.iter().filter(|event| matches!(event, Event::Ask(_))).count();
             let rounds = events.iter().filter(|event| matches!(event, Event::Round)).count();
-            prop_assert!(model.passed > 0 || rounds == 0 || asked == 0);
+            prop_assert!(model.passed > 0 || rounds == 0 || requests == 0);
         }
     }
 

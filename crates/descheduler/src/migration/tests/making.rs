@@ -70,8 +70,12 @@ fn a_reservation_is_made_from_the_pod_and_avoids_its_node() {
     assert_eq!(affinity(template), json!(expected));
     assert_eq!(template["spec"]["volumes"].as_array().unwrap().len(), 3);
     let value = made(&job, &full, true);
-    let left = &value["spec"]["template"]["spec"]["volumes"];
-    assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
+    let template_volumes = &value["spec"]["template"]["spec"]["volumes"];
+    assert_eq!(
+        template_volumes.as_array().unwrap().len(),
+        1,
+        "{template_volumes}"
+    );
 }
 
 #[test]
@@ -132,11 +136,11 @@ fn a_soft_eviction_says_who_asks_when_and_why() {
     let annotations = json!({"koordinator.sh/evict-reason": "test-reason", "koordinator.sh/evict-trigger": "test-initiator"});
     let over = json!({"metadata": {"annotations": annotations}, "spec": {"deleteOptions": {"gracePeriodSeconds": 7}}});
     let text = evict::soft(&job("j", "p", over), now()).unwrap();
-    let said: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(said["initiator"], "test-initiator");
-    assert_eq!(said["reason"], "test-reason");
-    assert_eq!(said["timestamp"], "2026-01-01T12:00:00Z");
-    assert_eq!(said["deleteOptions"]["gracePeriodSeconds"], 7);
+    let parsed: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(parsed["initiator"], "test-initiator");
+    assert_eq!(parsed["reason"], "test-reason");
+    assert_eq!(parsed["timestamp"], "2026-01-01T12:00:00Z");
+    assert_eq!(parsed["deleteOptions"]["gracePeriodSeconds"], 7);
     assert_eq!(evict::reason(&job("j", "p", json!({}))), "NotSet");
     let trigger = json!({"metadata": {"annotations": {"koordinator.sh/evict-trigger": "T"}}});
     assert_eq!(evict::reason(&job("j", "p", trigger)), "T");

@@ -65,7 +65,7 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
     let of_workload = json!({"duration": "1s", "maxMigrating": 10});
     let workload = json!({"workload": of_workload});
     let burst = json!({"workload": {"duration": "1s", "maxMigrating": 10, "burst": 2}});
-    let both = json!({
+    let limiter_args = json!({
         "workload": of_workload, "namespace": {"duration": "1s", "maxMigrating": 5},
     });
     let off = json!({"workload": of_workload, "namespace": {"duration": "0s"}});
@@ -83,11 +83,11 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         (&none, &same, 10, false),
         (&by_default, &same, 10, true),
         (&burst, &same, 10, false),
-        (&both, &same, 100, true),
-        (&both, &same, 200, false),
+        (&limiter_args, &same, 100, true),
+        (&limiter_args, &same, 200, false),
         (&off, &same, 100, false),
         (&off, &same, 10, true),
-        (&both, &namespace, 100, false),
+        (&limiter_args, &namespace, 100, false),
     ] {
         let args = args(json!({"objectLimiters": limiters}));
         let mut world = TestCluster::default();
@@ -96,8 +96,8 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         let mut limits = ObjectLimits::default();
         limits.count(&args, &Group::from_pod(&first), Some(&of(100)), world.now);
         let allowed = limits.allows(&args, &pod, after(world.now, wait));
-        let what = format!("{limiters} {gone} {wait}: {allowed:?}");
-        assert_eq!(allowed.is_err(), limited, "{what}");
+        let label = format!("{limiters} {gone} {wait}: {allowed:?}");
+        assert_eq!(allowed.is_err(), limited, "{label}");
     }
 }
 

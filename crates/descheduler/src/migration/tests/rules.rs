@@ -96,20 +96,20 @@ const ROWS: [Row; 8] = [
 /// Holds `rows` against the limit `field`; `there` and `elsewhere` are a node and what a pod is like.
 fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &Value)) {
     let workload = ["MaxMigratingPerWorkload", "MaxUnavailablePerWorkload"];
-    let others = match field {
+    let limits = match field {
         "maxMigratingPerWorkload" => json!({"maxUnavailablePerWorkload": 9}),
         _ => json!({"skipEvictionGates": workload}),
     };
-    let others = merged(json!({"maxMigratingPerNode": 0}), others);
+    let limits = merged(json!({"maxMigratingPerNode": 0}), limits);
     for row in rows {
         let (migrating, same_pod, is_there, max, free) = *row;
         let (mut setting, pods) = Setting::migrating(migrating);
         let (node, over) = if is_there { there } else { elsewhere };
         let other = setting.world.pod("p", node, over.clone());
         let pod = if same_pod { &pods[0] } else { &other };
-        let args = merged(others.clone(), json!({field: max}));
-        let said = setting.is_within_limits(args, pod);
-        assert_eq!(said.is_ok(), free, "{field} {row:?}: {said:?}");
+        let args = merged(limits.clone(), json!({field: max}));
+        let result = setting.is_within_limits(args, pod);
+        assert_eq!(result.is_ok(), free, "{field} {row:?}: {result:?}");
     }
     // A gate that is skipped does not count.
     let (mut setting, _) = Setting::migrating(1);
@@ -119,7 +119,7 @@ fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &
     if field != "maxMigratingPerWorkload" {
         gates.extend(workload);
     }
-    let skipped = merged(others, json!({field: 1, "skipEvictionGates": gates}));
+    let skipped = merged(limits, json!({field: 1, "skipEvictionGates": gates}));
     setting.is_within_limits(skipped, &pod).unwrap();
 }
 
@@ -161,18 +161,18 @@ fn so_many_pods_of_a_workload_are_away_or_not_ready() {
     ] {
         let (unavailable, migrating, max, same_workload, free) = row;
         let (mut setting, _) = Setting::migrating(migrating);
-        for at in 0..unavailable {
+        for i in 0..unavailable {
             setting
                 .world
-                .pod(&format!("u{at}"), "test-node", idle.clone());
+                .pod(&format!("u{i}"), "test-node", idle.clone());
         }
-        for at in unavailable + migrating..9 {
-            setting.world.pod(&format!("a{at}"), "test-node", json!({}));
+        for i in unavailable + migrating..9 {
+            setting.world.pod(&format!("a{i}"), "test-node", json!({}));
         }
-        let of = if same_workload { "rs" } else { "other" };
-        let pod = setting.world.pod("p", "test-node", owner(of));
-        let said = setting.is_within_limits(limits(max), &pod);
-        assert_eq!(said.is_ok(), free, "{row:?}: {said:?}");
+        let owner_uid = if same_workload { "rs" } else { "other" };
+        let pod = setting.world.pod("p", "test-node", owner(owner_uid));
+        let result = setting.is_within_limits(limits(max), &pod);
+        assert_eq!(result.is_ok(), free, "{row:?}: {result:?}");
     }
     let (mut setting, _) = Setting::migrating(0);
     setting.world.pod("u", "test-node", idle);
@@ -203,8 +203,8 @@ fn a_workload_that_would_be_away_whole_stays() {
         let limits = json!({
             "maxMigratingPerWorkload": replicas - 1, "maxUnavailablePerWorkload": max,
         });
-        let said = movable(&limits, Some(replicas), &json!({}));
-        assert_eq!(said, expected, "{replicas} {max}");
+        let result = movable(&limits, Some(replicas), &json!({}));
+        assert_eq!(result, expected, "{replicas} {max}");
     }
     // Whoever cannot say how many it wants has none to spare, unless nobody asks.
     let plain = json!({});
@@ -277,7 +277,7 @@ fn what_a_pod_and_the_arguments_say_decides_whether_it_moves_at_all() {
         (plain.clone(), local.clone(), Err("LocalStorage")),
         (skip("LocalStorage", plain.clone()), local, ok),
     ] {
-        let said = movable(&args, Some(10), &pod);
-        assert_eq!(said, expected, "{args} {pod}");
+        let result = movable(&args, Some(10), &pod);
+        assert_eq!(result, expected, "{args} {pod}");
     }
 }

@@ -199,8 +199,11 @@ impl Play {
     /// `status` and `reason` of condition `kind`.
     fn condition(&self, kind: &str) -> Option<(String, String)> {
         let status = self.status();
-        let found = status::condition(&status, kind)?;
-        Some((found.status.clone(), found.reason.clone()))
+        let found_condition = status::condition(&status, kind)?;
+        Some((
+            found_condition.status.clone(),
+            found_condition.reason.clone(),
+        ))
     }
 }
 
@@ -251,9 +254,9 @@ fn a_condition_is_written_when_it_says_something_else() {
             changed,
             "{state:?}"
         );
-        let found = status::condition(&status, state.kind).unwrap();
-        let at = found.last_transition_time.as_ref().unwrap().0;
-        assert_eq!(at.to_string(), since, "{state:?}");
+        let found_condition = status::condition(&status, state.kind).unwrap();
+        let time = found_condition.last_transition_time.as_ref().unwrap().0;
+        assert_eq!(time.to_string(), since, "{state:?}");
         let summary = if changed { state.kind } else { "" };
         assert_eq!(status.status, summary);
     }
@@ -388,7 +391,7 @@ fn a_pod_of_the_same_name_is_its_replacement() {
 fn a_job_fails_for_a_reason() {
     let ready = |reason: &str| json!({"phase": "Failed", "nodeName": "there", "conditions": [{"type": "Ready", "reason": reason}]});
     let unschedulable = json!({"phase": "Failed", "conditions": [{"type": "Scheduled", "reason": "Unschedulable", "message": "no node"}]});
-    let there = || Some(pod(json!({})));
+    let existing_pod = || Some(pod(json!({})));
     let same_node = {
         let mut same = scheduled("Available", None);
         same.status.as_mut().unwrap().node_name = "test-node".to_owned();
@@ -405,37 +408,37 @@ fn a_job_fails_for_a_reason() {
         ),
         (
             "the reservation is gone",
-            there(),
+            existing_pod(),
             None,
             "MissingReservation",
         ),
         (
             "it is another one",
-            there(),
+            existing_pod(),
             Some(replaced),
             "MissingReservation",
         ),
         (
             "it expired",
-            there(),
+            existing_pod(),
             Some(reservation(ready("Expired"))),
             "ReservationExpired",
         ),
         (
             "no node fits",
-            there(),
+            existing_pod(),
             Some(reservation(unschedulable)),
             "Unschedulable",
         ),
         (
             "somebody else uses it",
-            there(),
+            existing_pod(),
             Some(scheduled("Succeeded", Some("other"))),
             "ForbiddenMigratePod",
         ),
         (
             "it is where the pod is",
-            there(),
+            existing_pod(),
             Some(same_node),
             "ForbiddenMigratePod",
         ),
@@ -446,7 +449,7 @@ fn a_job_fails_for_a_reason() {
         assert!(!play.acts.contains(&"evict"), "{what}: {:?}", play.acts);
     }
     let nameless = json!({"spec": {"podRef": {"name": ""}}, "status": null});
-    let mut play = Play::new(running(nameless), there(), None);
+    let mut play = Play::new(running(nameless), existing_pod(), None);
     play.on();
     assert_eq!(play.ends(), failed("InvalidPodRef"));
     // Nothing is reserved for a pod that is gone.
@@ -494,7 +497,7 @@ fn a_job_that_failed_gives_back_what_it_reserved_and_no_more() {
 #[test]
 fn a_job_times_out_with_the_reason() {
     let ttl = || json!({"spec": {"ttl": "30m"}});
-    let at = |minutes: i64| {
+    let minute = |minutes: i64| {
         now()
             .checked_add(jiff::SignedDuration::from_mins(minutes))
             .unwrap()
@@ -519,7 +522,7 @@ fn a_job_times_out_with_the_reason() {
             .as_mut()
             .unwrap()
             .phase = Some("Pending".into());
-        play.now = at(minutes);
+        play.now = minute(minutes);
         play.on();
         assert_eq!(play.phase() == "Failed", ends, "{over} {minutes}");
         assert_eq!(
@@ -534,7 +537,7 @@ fn a_job_times_out_with_the_reason() {
         Some(pod(json!({}))),
         Some(reservation(json!({"phase": "Pending"}))),
     );
-    play.now = at(30)
+    play.now = minute(30)
         .checked_sub(jiff::SignedDuration::from_secs(1))
         .unwrap();
     assert_eq!(play.on(), Requeue::Wait(Duration::from_secs(1)));
@@ -545,7 +548,7 @@ fn a_job_times_out_with_the_reason() {
         Some(scheduled("Available", None)),
     );
     play.job.status = step::refused(&play.job, "Failed evict Pod: disruption budget", now());
-    play.now = at(31);
+    play.now = minute(31);
     play.on();
     assert_eq!(play.ends(), failed("Timeout"));
     let message = play.status().message;
@@ -632,13 +635,13 @@ fn a_soft_eviction_waits_for_somebody_and_is_taken_back_when_nobody_comes() {
 fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
     let waits = |status: Value| pod(json!({"spec": {"nodeName": null}, "status": status}));
     let unscheduled = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "none"}]});
-    let mut held = scheduled("Available", None);
-    held.spec.owners =
+    let mut reservation = scheduled("Available", None);
+    reservation.spec.owners =
         serde_json::from_value(json!([{"object": {"kind": "Pod", "name": "p"}}])).unwrap();
     let mut play = Play::new(
         running(json!({})),
         Some(waits(unscheduled.clone())),
-        Some(held.clone()),
+        Some(reservation.clone()),
     );
     assert!(matches!(play.on(), Requeue::Wait(_)));
     assert_eq!(play.condition("PodScheduled"), is("False", "Unschedulable"));
@@ -653,18 +656,18 @@ fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
     assert!(!play.acts.contains(&"evict"));
     // Somebody else took it, or the pod is gone.
     let mut taken = scheduled("Succeeded", Some("other"));
-    taken.spec.owners.clone_from(&held.spec.owners);
+    taken.spec.owners.clone_from(&reservation.spec.owners);
     let mut play = Play::new(running(json!({})), Some(waits(unscheduled)), Some(taken));
     play.on();
     assert_eq!(play.ends(), failed("ForbiddenMigratePod"));
-    let mut play = Play::new(running(json!({})), None, Some(held));
+    let mut play = Play::new(running(json!({})), None, Some(reservation));
     play.on();
     assert_eq!(play.ends(), failed("MissingPod"));
 }
 
 #[test]
 fn a_job_rests_while_it_is_paused_waits_for_arbitration_or_has_ended() {
-    let there = || Some(pod(json!({})));
+    let existing_pod = || Some(pod(json!({})));
     let phase = |phase: &str| json!({"status": {"phase": phase}});
     for over in [
         json!({"spec": {"paused": true}}),
@@ -673,11 +676,11 @@ fn a_job_rests_while_it_is_paused_waits_for_arbitration_or_has_ended() {
         phase("Failed"),
         json!({"metadata": {"deletionTimestamp": now()}}),
     ] {
-        let step = Play::new(running(over.clone()), there(), None).step();
+        let step = Play::new(running(over.clone()), existing_pod(), None).step();
         assert_eq!((step.act, step.next), (None, Requeue::Done), "{over}");
     }
     let waits = json!({"metadata": {"annotations": null}, "status": null});
-    let mut play = Play::new(running(waits), there(), None);
+    let mut play = Play::new(running(waits), existing_pod(), None);
     assert!(matches!(play.on(), Requeue::Wait(_)) && play.acts.is_empty());
     play.settings.arbitrates = false;
     play.on();
@@ -720,11 +723,11 @@ fn a_reservation_that_cannot_be_made_is_said_once_and_one_without_an_order_gets_
     let condition = status::condition(&status, "ReservationCreated").unwrap();
     assert_eq!(condition.reason, "FailedCreateReservation");
     assert!(condition.message.contains("webhook"));
-    let told = PodMigrationJob {
+    let job_with_status = PodMigrationJob {
         status: Some(status),
         ..job
     };
-    assert!(step::unreserved(&told, "webhook", now()).is_none());
+    assert!(step::unreserved(&job_with_status, "webhook", now()).is_none());
     let mut bare = scheduled("Available", None);
     bare.metadata.labels = None;
     let mut play = Play::new(running(json!({})), Some(pod(json!({}))), Some(bare));

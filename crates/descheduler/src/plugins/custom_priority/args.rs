@@ -94,13 +94,13 @@ pub fn check(args: &CustomPriorityArgs) -> Result<(), String> {
             "evictionOrder: at least 2 classes of nodes are needed, there are {classes}"
         ));
     }
-    let mut seen = BTreeSet::new();
+    let mut distinct = BTreeSet::new();
     for (at, class) in args.eviction_order.iter().enumerate() {
         let path = format!("evictionOrder[{at}]");
         if class.name.is_empty() {
             return Err(format!("{path}.name: is missing"));
         }
-        if !seen.insert(&class.name) {
+        if !distinct.insert(&class.name) {
             return Err(format!("{path}.name: {:?} is there twice", class.name));
         }
         if class.node_selector.is_none() {

@@ -86,16 +86,16 @@ impl TargetCapacity {
 
     fn has_amounts(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
         let taken = self.fit.requested(&node.name);
-        let left = |id| {
+        let free = |id| {
             let taken = taken.map_or(0, |taken| taken.get(id));
             node.allocatable.get(id).saturating_sub(taken)
         };
         let mut wanted = pod.shape.requests.iter();
-        wanted.all(|(id, wanted)| wanted <= left(id))
+        wanted.all(|(id, wanted)| wanted <= free(id))
     }
 
     fn has_pod_slot(&self, node: &NodeInfo) -> bool {
-        let there = self.pods.get(&node.name).copied().unwrap_or(0);
-        !node.allocatable.contains(PODS) || there < node.allocatable.get(PODS)
+        let count = self.pods.get(&node.name).copied().unwrap_or(0);
+        !node.allocatable.contains(PODS) || count < node.allocatable.get(PODS)
     }
 }

@@ -61,12 +61,12 @@ impl CustomPriority {
             })
             .collect();
         for node in nodes {
-            let of = self.args.eviction_order.iter().position(|class| {
+            let class_index = self.args.eviction_order.iter().position(|class| {
                 let labels = class.node_selector.as_ref();
                 labels
                     .is_some_and(|labels| selector::matches(labels, &node.labels).unwrap_or(false))
             });
-            if let Some(class) = of.and_then(|at| classes.get_mut(at)) {
+            if let Some(class) = class_index.and_then(|index| classes.get_mut(index)) {
                 class.nodes.push(node.clone());
             }
         }
@@ -110,8 +110,8 @@ impl CustomPriority {
                 continue;
             }
             if self.args.node_fit && misses >= MISSES {
-                let said = format!("{MISSES} pods that are no larger fit no cheaper node");
-                cycle.skip_pod(&pod, Why::new("NodeFit", said));
+                let detail = format!("{MISSES} pods that are no larger fit no cheaper node");
+                cycle.skip_pod(&pod, Why::new("NodeFit", detail));
                 continue;
             }
             let target = if self.args.node_fit {
@@ -213,10 +213,10 @@ impl CustomPriority {
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
         let classes = self.classes(&nodes);
         if classes.len() < 2 {
-            let there = classes.len();
+            let count = classes.len();
             cycle.note(
                 None,
-                format!("{there} classes have nodes, at least 2 have to"),
+                format!("{count} classes have nodes, at least 2 have to"),
             );
             return Ok(());
         }

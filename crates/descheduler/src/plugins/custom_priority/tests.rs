@@ -122,12 +122,12 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
             Some("evictableNamespaces: only one of"),
         ),
     ] {
-        let found = configured(NAME, args.clone()).err();
+        let error = configured(NAME, args.clone()).err();
         match wanted {
-            None => assert_eq!(found, None, "{args}"),
+            None => assert_eq!(error, None, "{args}"),
             Some(wanted) => assert!(
-                found.as_ref().is_some_and(|found| found.contains(wanted)),
-                "{args}: {found:?}"
+                error.as_ref().is_some_and(|error| error.contains(wanted)),
+                "{args}: {error:?}"
             ),
         }
     }
@@ -268,7 +268,7 @@ fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
     let own = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "t3"}}});
     node(&mut world, "t3", "bronze", "8", "100");
     for pod in ["big", "big2", "big3", "big4", "big5", "big6"] {
-        world.pods.retain(|there| &*there.name != pod);
+        world.pods.retain(|existing| &*existing.name != pod);
     }
     let elsewhere = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "gone"}}});
     for name in ["m1", "m2", "m3", "m4"] {
@@ -411,9 +411,9 @@ fn nothing_is_touched_in_a_dry_run_nor_if_a_node_is_not_cleared() {
         assert_eq!(moved(&plan), ["p1", "p2"]);
         assert!(cordoned(&plan).is_empty());
         assert!(plan.moves().all(|planned| planned.intent.is_none()));
-        let mut whole = framework(json!({"mode": mode, "autoCordon": true}), &[]);
-        whole.dry_run = true;
-        assert!(cordoned(&whole.run(&world.snapshot())).is_empty());
+        let mut unfiltered = framework(json!({"mode": mode, "autoCordon": true}), &[]);
+        unfiltered.dry_run = true;
+        assert!(cordoned(&unfiltered.run(&world.snapshot())).is_empty());
         let mut shows = framework(json!({"mode": mode, "autoCordon": true}), &[]);
         shows.profiles[0].evictor = Box::new(OnlyShows);
         let plan = shows.run(&world.snapshot());
@@ -450,12 +450,12 @@ fn a_node_that_takes_no_pods_already_is_not_cordoned_again() {
 }
 
 fn kept(plan: &Plan) -> Vec<String> {
-    let kept = plan.kept.iter();
-    let mut kept: Vec<_> = kept
-        .map(|kept| format!("{} {}", kept.pod.name, kept.why.rule))
+    let skipped = plan.kept.iter();
+    let mut skipped: Vec<_> = skipped
+        .map(|skipped| format!("{} {}", skipped.pod.name, skipped.why.rule))
         .collect();
-    kept.sort();
-    kept
+    skipped.sort();
+    skipped
 }
 
 #[test]
@@ -466,8 +466,8 @@ fn each_pod_that_stays_has_a_reason() {
     }
     for mode in ["BestEffort", "DrainNode"] {
         let args = |over: Value| merged(json!({"mode": mode}), over);
-        let others = args(json!({"evictableNamespaces": {"exclude": ["default"]}}));
-        let plan = framework(others, &[]).run(&world.snapshot());
+        let excluding = args(json!({"evictableNamespaces": {"exclude": ["default"]}}));
+        let plan = framework(excluding, &[]).run(&world.snapshot());
         assert_eq!(
             kept(&plan),
             ["p1 Namespaces", "p2 Namespaces", "p3 Namespaces"]

@@ -87,9 +87,9 @@ impl Serialize for FragmentationAwareArgs {
 /// Returns the first field with an invalid value.
 pub fn check(args: &FragmentationAwareArgs) -> Result<(), String> {
     selection(args).check()?;
-    let mut seen = BTreeSet::new();
+    let mut distinct = BTreeSet::new();
     for (at, name) in args.resources.iter().enumerate() {
-        if !seen.insert(name) {
+        if !distinct.insert(name) {
             return Err(format!("resources[{at}]: {name:?} is listed twice"));
         }
     }
@@ -133,10 +133,10 @@ impl NodeRequests {
     }
 
     fn without(&self, pod: &PodInfo) -> Self {
-        let mut rest = self.clone();
-        rest.amounts.sub_all(&pod.shape.requests);
-        rest.pods -= 1;
-        rest
+        let mut without_pod = self.clone();
+        without_pod.amounts.sub_all(&pod.shape.requests);
+        without_pod.pods -= 1;
+        without_pod
     }
 
     fn amount(&self, id: ResourceId) -> i64 {
@@ -151,10 +151,10 @@ impl NodeRequests {
 /// Returns the standard deviation of the requested shares of `resources`; resources that `node` lacks do not
 /// count.
 fn imbalance(node: &NodeInfo, requested: &NodeRequests, resources: &[ResourceId]) -> f64 {
-    let there = resources.iter().map(|id| (*id, node.allocatable.get(*id)));
-    let shares = there.filter(|(_, there)| *there != 0);
+    let capacities = resources.iter().map(|id| (*id, node.allocatable.get(*id)));
+    let shares = capacities.filter(|(_, capacity)| *capacity != 0);
     let shares: Vec<_> = shares
-        .map(|(id, there)| requested.amount(id) as f64 / there as f64)
+        .map(|(id, capacity)| requested.amount(id) as f64 / capacity as f64)
         .collect();
     if shares.is_empty() {
         return 0.0;
@@ -206,10 +206,10 @@ impl FragmentationAware {
             let gain = before - after;
             if gain <= self.args.min_improvement_threshold {
                 let (gain, least) = (gain, self.args.min_improvement_threshold);
-                let said = format!(
+                let detail = format!(
                     "without it the imbalance falls by {gain:.4}, not by more than {least:.4}"
                 );
-                cycle.skip_pod(pod, Why::new("MinImprovement", said));
+                cycle.skip_pod(pod, Why::new("MinImprovement", detail));
                 continue;
             }
             if let Some((fit, nodes)) = fit
@@ -252,8 +252,8 @@ impl FragmentationAware {
 
 /// Returns why a pod stays when `gone` is evicted.
 fn one_per_node(gone: &PodInfo) -> Why {
-    let said = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
-    Why::new("OnePerNode", said)
+    let detail = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
+    Why::new("OnePerNode", detail)
 }
 
 impl Strategy for FragmentationAware {
@@ -288,11 +288,13 @@ impl Strategy for FragmentationAware {
                 format!("imbalance {before:.4} > threshold {threshold:.4}"),
             );
             let candidates = self.candidates(cycle, node, &requested, before, &resources, fit);
-            let mut gone = None;
+            let mut evicted = None;
             for candidate in &candidates {
-                match gone {
-                    Some(gone) => cycle.skip_pod(candidate.pod, one_per_node(gone)),
-                    None if self.try_evict(cycle, candidate, before) => gone = Some(candidate.pod),
+                match evicted {
+                    Some(evicted) => cycle.skip_pod(candidate.pod, one_per_node(evicted)),
+                    None if self.try_evict(cycle, candidate, before) => {
+                        evicted = Some(candidate.pod)
+                    }
                     None => {}
                 }
             }

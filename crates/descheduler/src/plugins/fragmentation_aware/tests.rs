@@ -24,15 +24,16 @@ fn framework(over: Value) -> Framework {
 /// Two nodes of 4 CPUs, 4,000 bytes and 10 pods.
 fn world() -> TestCluster {
     let mut world = TestCluster::default();
-    let room = json!({"status": {"allocatable": {"cpu": "4", "memory": "4000", "pods": "10"}}});
+    let allocatable =
+        json!({"status": {"allocatable": {"cpu": "4", "memory": "4000", "pods": "10"}}});
     world.node(
         "node1",
         merged(
-            room.clone(),
+            allocatable.clone(),
             json!({"metadata": {"labels": {"pool": "test"}}}),
         ),
     );
-    world.node("node2", room);
+    world.node("node2", allocatable);
     world
 }
 
@@ -112,12 +113,12 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
             Some("args.imbalanceTreshold: unknown field"),
         ),
     ] {
-        let found = configured(NAME, args.clone()).err();
+        let error = configured(NAME, args.clone()).err();
         match wanted {
-            None => assert_eq!(found, None, "{args}"),
+            None => assert_eq!(error, None, "{args}"),
             Some(wanted) => assert!(
-                found.as_ref().is_some_and(|found| found.contains(wanted)),
-                "{args}: {found:?}"
+                error.as_ref().is_some_and(|error| error.contains(wanted)),
+                "{args}: {error:?}"
             ),
         }
     }
@@ -154,9 +155,9 @@ fn the_pod_goes_without_which_a_node_is_balanced_best() {
     assert_eq!(goes(json!({}), &best), ["pod1"]);
     let balanced = [pod("pod1", "node1", 2000, 2000)];
     assert!(goes(json!({"imbalanceThreshold": 0.5}), &balanced).is_empty());
-    let one = [pod("pod1", "node1", 2500, 500)];
-    assert_eq!(goes(json!({}), &one), ["pod1"]);
-    assert!(goes(json!({"minImprovementThreshold": 0.5}), &one).is_empty());
+    let pods = [pod("pod1", "node1", 2500, 500)];
+    assert_eq!(goes(json!({}), &pods), ["pod1"]);
+    assert!(goes(json!({"minImprovementThreshold": 0.5}), &pods).is_empty());
     // The first of two alike.
     let alike = [
         pod("pod2", "node1", 1500, 100),
@@ -168,14 +169,18 @@ fn the_pod_goes_without_which_a_node_is_balanced_best() {
 #[test]
 fn thresholds_have_to_be_exceeded() {
     // Shares of 0.5 and 0: a deviation of exactly 0.25, and all of it is gained.
-    let one = [pod("pod1", "node1", 2000, 0)];
+    let pods = [pod("pod1", "node1", 2000, 0)];
     for (over, goes_) in [
         (json!({"imbalanceThreshold": 0.25}), false),
         (json!({"imbalanceThreshold": 0.2499}), true),
         (json!({"minImprovementThreshold": 0.25}), false),
         (json!({"minImprovementThreshold": 0.2499}), true),
     ] {
-        assert_eq!(goes(over.clone(), &one).len(), usize::from(goes_), "{over}");
+        assert_eq!(
+            goes(over.clone(), &pods).len(),
+            usize::from(goes_),
+            "{over}"
+        );
     }
 }
 
@@ -226,9 +231,9 @@ fn pods_that_ended_do_not_count() {
 
 #[test]
 fn a_pod_that_fits_no_other_node_stays() {
-    let one = [pod("pod1", "node1", 5000, 500)];
-    assert!(goes(json!({"nodeFit": true}), &one).is_empty());
-    assert_eq!(goes(json!({"nodeFit": false}), &one), ["pod1"]);
+    let pods = [pod("pod1", "node1", 5000, 500)];
+    assert!(goes(json!({"nodeFit": true}), &pods).is_empty());
+    assert_eq!(goes(json!({"nodeFit": false}), &pods), ["pod1"]);
     let fits = [
         pod("pod1", "node1", 3000, 500),
         pod("full", "node2", 1000, 1000),
@@ -240,12 +245,12 @@ fn a_pod_that_fits_no_other_node_stays() {
     let mut world = world();
     world.pod("pod1", "node1", requests("5", "500"));
     let plan = framework(json!({})).run(&world.snapshot());
-    let kept: Vec<_> = plan
+    let skipped: Vec<_> = plan
         .kept
         .iter()
-        .map(|kept| (kept.why.rule, &*kept.why.detail))
+        .map(|skipped| (skipped.why.rule, &*skipped.why.detail))
         .collect();
-    assert_eq!(kept, [("NodeFit", "1 insufficient cpu")]);
+    assert_eq!(skipped, [("NodeFit", "1 insufficient cpu")]);
 }
 
 /// Has nothing against anybody, until the last question.
@@ -315,18 +320,28 @@ fn imbalance_of(allocatable: Value, pods: &[Value], resources: &[&str]) -> f64 {
 
 #[test]
 fn imbalance_is_the_deviation_of_shares() {
-    let room = || json!({"cpu": "1", "memory": "1024"});
-    let both = ["cpu", "memory"];
-    assert_eq!(imbalance_of(room(), &[], &[]), 0.0);
+    let allocatable = || json!({"cpu": "1", "memory": "1024"});
+    let names = ["cpu", "memory"];
+    assert_eq!(imbalance_of(allocatable(), &[], &[]), 0.0);
     assert_eq!(
-        imbalance_of(room(), &[json!({"cpu": "500m", "memory": "512"})], &both),
+        imbalance_of(
+            allocatable(),
+            &[json!({"cpu": "500m", "memory": "512"})],
+            &names
+        ),
         0.0
     );
-    assert!(imbalance_of(room(), &[json!({"cpu": "900m", "memory": "100"})], &both) > 0.1);
+    assert!(
+        imbalance_of(
+            allocatable(),
+            &[json!({"cpu": "900m", "memory": "100"})],
+            &names
+        ) > 0.1
+    );
     // A resource that the node does not have does not count, and one alone does not deviate.
     let pod = [json!({"cpu": "500m", "memory": "512"})];
     assert_eq!(
-        imbalance_of(json!({"cpu": "1", "memory": "0"}), &pod, &both),
+        imbalance_of(json!({"cpu": "1", "memory": "0"}), &pod, &names),
         0.0
     );
     let gpu = json!({"cpu": "1", "memory": "1024", "example.com/gpu": "2"});
@@ -336,28 +351,28 @@ fn imbalance_is_the_deviation_of_shares() {
         0.25
     );
     // Pods count as a resource that nobody asks for.
-    let room = json!({"cpu": "1", "pods": "4"});
+    let allocatable = json!({"cpu": "1", "pods": "4"});
     assert_eq!(
-        imbalance_of(room, &[json!({}), json!({})], &["cpu", "pods"]),
+        imbalance_of(allocatable, &[json!({}), json!({})], &["cpu", "pods"]),
         0.25
     );
 }
 
 #[test]
 fn what_a_pod_takes_along_can_be_good_or_bad() {
-    let room = || json!({"cpu": "1", "memory": "1024"});
-    let both = ["cpu", "memory"];
-    let of = |pods: &[Value]| imbalance_of(room(), pods, &both);
+    let allocatable = || json!({"cpu": "1", "memory": "1024"});
+    let resources = ["cpu", "memory"];
+    let imbalance = |pods: &[Value]| imbalance_of(allocatable(), pods, &resources);
     let (heavy, light) = (
         json!({"cpu": "800m", "memory": "100"}),
         json!({"cpu": "100m", "memory": "100"}),
     );
-    assert!(of(&[heavy, light.clone()]) > of(&[light]));
+    assert!(imbalance(&[heavy, light.clone()]) > imbalance(&[light]));
     let (a, b) = (
         json!({"cpu": "200m", "memory": "800"}),
         json!({"cpu": "600m", "memory": "100"}),
     );
-    assert!(of(&[a.clone(), b]) < of(&[a]));
+    assert!(imbalance(&[a.clone(), b]) < imbalance(&[a]));
 }
 
 #[test]
@@ -381,23 +396,23 @@ fn each_pod_that_stays_has_a_reason_and_the_next_best_goes_for_one_that_may_not(
             framework.profiles[0].evictor = evictor;
         }
         let plan = framework.run(&world.snapshot());
-        let kept = plan.kept.iter();
-        let mut kept: Vec<_> = kept
-            .map(|kept| format!("{} {}", kept.pod.name, kept.why.rule))
+        let skipped = plan.kept.iter();
+        let mut skipped: Vec<_> = skipped
+            .map(|skipped| format!("{} {}", skipped.pod.name, skipped.why.rule))
             .collect();
-        kept.sort();
-        (moved(&plan), kept)
+        skipped.sort();
+        (moved(&plan), skipped)
     };
-    let (goes, kept) = run(None);
+    let (goes, skipped) = run(None);
     assert_eq!(goes, ["best"]);
     assert_eq!(
-        kept,
+        skipped,
         ["last OnePerNode", "next OnePerNode", "other Namespaces"]
     );
-    let (goes, kept) = run(Some(Box::new(crate::testing::Refuses(&["best"]))));
+    let (goes, skipped) = run(Some(Box::new(crate::testing::Refuses(&["best"]))));
     assert_eq!(goes, ["next"]);
     assert_eq!(
-        kept,
+        skipped,
         ["best Refuses", "last OnePerNode", "other Namespaces"]
     );
 }
@@ -448,14 +463,14 @@ fn what_another_strategy_has_moved_rests_too() {
     let mut built = crate::plugins::migration_controller::build(args, "test");
     let mut framework = framework(json!({"nodeFit": false}));
     framework.profiles[0].evictor = built.evict.take().unwrap();
-    let known = crate::state::Workload::Known {
+    let workload = crate::state::Workload::Known {
         replicas: 10,
         controllers: Vec::new(),
         deleting: false,
     };
     let snapshot = |world: &TestCluster| {
         let mut snapshot = world.snapshot();
-        snapshot.workloads.insert("rs".into(), known.clone());
+        snapshot.workloads.insert("rs".into(), workload.clone());
         snapshot
     };
     let memo = json!({"workload": "rs", "node": "node2", "usage": {"cpu": "1"}}).to_string();

@@ -17,14 +17,14 @@ fn asked(args: Value, over: Value) -> Result<Intent, &'static str> {
         delete_options: None,
     };
     let evictor = built.evict.as_mut().unwrap();
-    let mut asked = || {
+    let mut evict = || {
         evictor.admits(&snapshot, &pod)?;
         evictor.evict(&snapshot, &ask)
     };
-    let first = asked().map_err(|why| why.rule);
+    let first = evict().map_err(|why| why.rule);
     if matches!(first, Ok(Intent::Job(_))) {
-        let again = asked().unwrap_err();
-        assert_eq!(again.rule, "ExistingJob", "once in a cycle");
+        let repeated = evict().unwrap_err();
+        assert_eq!(repeated.rule, "ExistingJob", "once in a cycle");
     }
     first
 }
@@ -113,7 +113,7 @@ fn an_object_limiter_keeps_pods_of_its_workload_from_getting_jobs() {
 fn what_a_cycle_has_planned_counts_in_it() {
     let mut world = TestCluster::default();
     let pods: Vec<_> = (0..3)
-        .map(|at| world.pod(&format!("p{at}"), "n", json!({})))
+        .map(|i| world.pod(&format!("p{i}"), "n", json!({})))
         .collect();
     let mut snapshot = world.snapshot();
     replicas(&mut snapshot, "rs", 100);
@@ -123,8 +123,8 @@ fn what_a_cycle_has_planned_counts_in_it() {
     for pod in &pods[..2] {
         filter.filter(&snapshot, pod).unwrap();
         filter.moved(&snapshot, pod);
-        let again = filter.filter(&snapshot, pod).unwrap_err();
-        assert_eq!(again.rule, "ExistingJob");
+        let repeated = filter.filter(&snapshot, pod).unwrap_err();
+        assert_eq!(repeated.rule, "ExistingJob");
     }
     let why = filter.filter(&snapshot, &pods[2]).unwrap_err();
     assert_eq!(why.rule, "MaxMigratingPerNode");
@@ -141,7 +141,7 @@ fn the_last_question_is_whether_it_fits_another_node() {
     let requests = json!({"requests": {"cpu": "3"}});
     let container = json!([{"name": "c", "image": "c", "resources": requests}]);
     let pod = world.pod("p", "n", json!({"spec": {"containers": container}}));
-    let asked = |args: Value, snapshot: &Snapshot| {
+    let pre_evict = |args: Value, snapshot: &Snapshot| {
         let built = build(tests::args(args), "profile");
         let filter = built.filter.unwrap();
         let verdict = filter.pre_evict(snapshot, &snapshot.nodes, &pod);
@@ -149,15 +149,15 @@ fn the_last_question_is_whether_it_fits_another_node() {
     };
     let fit = json!({"nodeFit": true});
     let mut snapshot = world.snapshot();
-    assert_eq!(asked(fit.clone(), &snapshot), Ok(()));
+    assert_eq!(pre_evict(fit.clone(), &snapshot), Ok(()));
     let selected = json!({"nodeFit": true, "nodeSelector": "pool=a"});
-    assert_eq!(asked(selected, &snapshot), Err("NodeFit"));
+    assert_eq!(pre_evict(selected, &snapshot), Err("NodeFit"));
     world.pod("q", "m", json!({"spec": {"containers": container}}));
     snapshot = world.snapshot();
-    assert_eq!(asked(fit, &snapshot), Err("NodeFit"));
-    assert_eq!(asked(json!({}), &snapshot), Ok(()));
+    assert_eq!(pre_evict(fit, &snapshot), Err("NodeFit"));
+    assert_eq!(pre_evict(json!({}), &snapshot), Ok(()));
     let gate = json!({"nodeFit": true, "skipEvictionGates": ["NodeFit"]});
-    assert_eq!(asked(gate, &snapshot), Ok(()));
+    assert_eq!(pre_evict(gate, &snapshot), Ok(()));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_pod_that_a_budget_keeps_gets_no_job() {
     let deleted = world.pod("deleted", "d", merged(label("web"), deleted));
     let mut snapshot = world.snapshot();
     replicas(&mut snapshot, "rs", 100);
-    let mut asked = |left: i32, args: Value| {
+    let mut evict = |left: i32, args: Value| {
         let budget = json!({
             "metadata": {"name": "budget", "namespace": "default", "generation": 1},
             "spec": {"selector": {"matchLabels": {"app": "web"}}},
@@ -188,12 +188,12 @@ fn a_pod_that_a_budget_keeps_gets_no_job() {
             verdict
         })
     };
-    let kept = Err("PodDisruptionBudget");
-    assert_eq!(asked(0, json!({})), [kept, kept, Ok(())]);
-    assert_eq!(asked(1, json!({})), [Ok(()), kept, Ok(())]);
-    assert_eq!(asked(2, json!({})), [Ok(()); 3]);
+    let refused = Err("PodDisruptionBudget");
+    assert_eq!(evict(0, json!({})), [refused, refused, Ok(())]);
+    assert_eq!(evict(1, json!({})), [Ok(()), refused, Ok(())]);
+    assert_eq!(evict(2, json!({})), [Ok(()); 3]);
     // Who is deleted, or asked to go, goes whatever budgets say.
-    assert_eq!(asked(0, json!({"evictionPolicy": "Delete"})), [Ok(()); 3]);
+    assert_eq!(evict(0, json!({"evictionPolicy": "Delete"})), [Ok(()); 3]);
 }
 
 /// Has room for one pod in each cycle.
@@ -258,8 +258,8 @@ fn who_gets_no_job_takes_no_room_from_others() {
         let claimed = migrations.claim(workload, &limited, false, snapshot.now);
         claimed.unwrap();
         let plan = framework.run(&snapshot);
-        let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.rule).collect();
-        assert_eq!(kept, ["WorkloadLimiter"]);
+        let skipped: Vec<_> = plan.kept.iter().map(|skipped| skipped.why.rule).collect();
+        assert_eq!(skipped, ["WorkloadLimiter"]);
         assert_eq!(crate::testing::moved(&plan), ["other"]);
     }
 }

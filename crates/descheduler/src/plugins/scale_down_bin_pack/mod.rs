@@ -78,12 +78,12 @@ impl ScaleDownBinPack {
     /// not be evicted, and all others.
     fn classify_pods(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
         let mut pods = NodePods::new(node);
-        let there = match self.args.strategy {
+        let pods_there = match self.args.strategy {
             // Otherwise a rank would change with each move that begins and ends.
             ExecutionMode::CalculateOnly => cycle.snapshot().active_on(&node.name).collect(),
             ExecutionMode::EvictDirectly => cycle.active_on(&node.name),
         };
-        for pod in there {
+        for pod in pods_there {
             if self.args.strategy == ExecutionMode::EvictDirectly && cycle.is_leaving(pod) {
                 cycle.filter(pod);
                 continue;
@@ -128,11 +128,12 @@ impl ScaleDownBinPack {
         }
         // Pods of other namespaces must not be touched.
         let namespaces = self.selection.namespaces.as_ref();
-        let ours = |pod: &&Arc<PodInfo>| namespaces.is_none_or(|all| all.allow(&pod.namespace));
+        let is_selected =
+            |pod: &&Arc<PodInfo>| namespaces.is_none_or(|all| all.allow(&pod.namespace));
         for pod in ranked
             .iter()
             .flat_map(|node| &node.pods.skipped)
-            .filter(ours)
+            .filter(is_selected)
         {
             set_cost(cycle, pod, LAST);
         }
@@ -141,19 +142,19 @@ impl ScaleDownBinPack {
     fn evict(&mut self, cycle: &mut Cycle<'_>, ranked: &[RankedNode]) {
         let most = self.args.max_pods_to_evict;
         let most = most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(0));
-        let mut left = most;
+        let mut remaining = most;
         let now = cycle.snapshot().now;
         for pod in ranked.iter().flat_map(|node| &node.pods.eligible) {
-            if left == 0 {
-                let said = format!("{most} pods go, which are all that may");
-                cycle.skip_pod(pod, Why::new("MaxPodsToEvict", said));
+            if remaining == 0 {
+                let detail = format!("{most} pods go, which are all that may");
+                cycle.skip_pod(pod, Why::new("MaxPodsToEvict", detail));
                 continue;
             }
             if cycle.accept_or_skip(pod, self.history.allows(pod, now))
                 && cycle.evict(pod, "scale-down binpack").is_ok()
             {
                 self.history.record_planned(cycle, pod);
-                left -= 1;
+                remaining -= 1;
             }
         }
     }
@@ -161,8 +162,8 @@ impl ScaleDownBinPack {
 
 /// Sets the deletion cost of `pod`, unless the pod has it already.
 fn set_cost(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, cost: i32) {
-    let there = pod.annotation(DELETION_COST);
-    if there.and_then(|there| there.parse().ok()) != Some(cost) {
+    let current = pod.annotation(DELETION_COST);
+    if current.and_then(|current| current.parse().ok()) != Some(cost) {
         cycle.add_action(Action::DeletionCost {
             pod: pod.clone(),
             cost,

@@ -78,16 +78,16 @@ fn share<'a>(
     pods: impl Iterator<Item = &'a Arc<PodInfo>> + Clone,
     weights: &[(ResourceId, f64)],
 ) -> f64 {
-    let of = |(id, weight): &(ResourceId, f64)| {
-        let there = node.allocatable.get(*id);
-        if there <= 0 {
+    let weighted = |(id, weight): &(ResourceId, f64)| {
+        let capacity = node.allocatable.get(*id);
+        if capacity <= 0 {
             return 0.0;
         }
         let wanted = pods.clone().map(|pod| pod.shape.requests.get(*id));
         let wanted = wanted.fold(0, i64::saturating_add);
-        weight * (wanted as f64 / there as f64)
+        weight * (wanted as f64 / capacity as f64)
     };
-    weights.iter().map(of).sum()
+    weights.iter().map(weighted).sum()
 }
 
 fn score(pods: &NodePods, weights: &[(ResourceId, f64)]) -> f64 {

@@ -27,8 +27,8 @@ fn world(nodes: &[&str]) -> TestCluster {
         } else {
             "eu-west"
         };
-        let room = json!({"status": {"allocatable": {"cpu": "4", "memory": "8Gi"}}, "metadata": {"labels": {"zone": zone}}});
-        world.node(name, room);
+        let allocatable = json!({"status": {"allocatable": {"cpu": "4", "memory": "8Gi"}}, "metadata": {"labels": {"zone": zone}}});
+        world.node(name, allocatable);
     }
     world
 }
@@ -73,18 +73,18 @@ fn score_of(plan: &Plan, node: &str) -> f64 {
 
 #[test]
 fn arguments_have_upstreams_defaults() {
-    let of = |over: Value| {
+    let parsed = |over: Value| {
         let args = args(over);
         let weights: Vec<_> = args.resource_weights.into_iter().collect();
         (args.paused, args.strategy, args.resources, weights)
     };
     let weight = |name: &str, weight: f64| (name.to_owned(), weight);
-    let both = vec!["cpu".to_owned(), "memory".to_owned()];
+    let resources = vec!["cpu".to_owned(), "memory".to_owned()];
     for nothing in [json!({}), json!({"strategy": "", "resources": []})] {
         let ones = vec![weight("cpu", 1.0), weight("memory", 1.0)];
         assert_eq!(
-            of(nothing),
-            (false, ExecutionMode::CalculateOnly, both.clone(), ones)
+            parsed(nothing),
+            (false, ExecutionMode::CalculateOnly, resources.clone(), ones)
         );
     }
     let cpu = json!({"paused": true, "strategy": "EvictDirectly", "resources": ["cpu"], "resourceWeights": {"cpu": 2.5}});
@@ -94,12 +94,12 @@ fn arguments_have_upstreams_defaults() {
         vec!["cpu".to_owned()],
         vec![weight("cpu", 2.5)],
     );
-    assert_eq!(of(cpu), only_cpu);
+    assert_eq!(parsed(cpu), only_cpu);
     let partial = json!({"resources": ["cpu", "memory"], "resourceWeights": {"cpu": 2.5}});
     let filled = vec![weight("cpu", 2.5), weight("memory", 1.0)];
     assert_eq!(
-        of(partial),
-        (false, ExecutionMode::CalculateOnly, both, filled)
+        parsed(partial),
+        (false, ExecutionMode::CalculateOnly, resources, filled)
     );
 }
 
@@ -149,12 +149,12 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
             Some("args.resourceWeight: unknown field"),
         ),
     ] {
-        let found = configured(NAME, args.clone()).err();
+        let error = configured(NAME, args.clone()).err();
         match wanted {
-            None => assert_eq!(found, None, "{args}"),
+            None => assert_eq!(error, None, "{args}"),
             Some(wanted) => assert!(
-                found.as_ref().is_some_and(|found| found.contains(wanted)),
-                "{args}: {found:?}"
+                error.as_ref().is_some_and(|error| error.contains(wanted)),
+                "{args}: {error:?}"
             ),
         }
     }
@@ -186,17 +186,17 @@ fn nodes_that_would_be_empty_come_first_then_those_with_few_pods() {
         };
         world.pod(name, node, labelled(app, "1", "1Gi"));
     }
-    let at = |hour: u32, namespace: &str, pod: Value| {
+    let created_at = |hour: u32, namespace: &str, pod: Value| {
         let created = format!("2026-01-01T{hour:02}:00:00Z");
         let meta = json!({"metadata": {"namespace": namespace, "creationTimestamp": created, "labels": {"app": "target"}}});
         crate::testing::merged(pod, meta)
     };
-    world.pod("p6-oldest", "node6", at(9, "default", one()));
-    world.pod("p6-same3", "node6", at(10, "b-ns", one()));
-    world.pod("p6-same2", "node6", at(10, "b-ns", one()));
-    world.pod("p6-same1", "node6", at(10, "a-ns", one()));
-    world.pod("p6-newest", "node6", at(11, "default", one()));
-    world.pod("p6-large", "node6", at(10, "default", two));
+    world.pod("p6-oldest", "node6", created_at(9, "default", one()));
+    world.pod("p6-same3", "node6", created_at(10, "b-ns", one()));
+    world.pod("p6-same2", "node6", created_at(10, "b-ns", one()));
+    world.pod("p6-same1", "node6", created_at(10, "a-ns", one()));
+    world.pod("p6-newest", "node6", created_at(11, "default", one()));
+    world.pod("p6-large", "node6", created_at(10, "default", two));
     let targets =
         json!({"podSelectors": [{"name": "t", "selector": {"matchLabels": {"app": "target"}}}]});
     let plan = framework(targets, &[]).run(&world.snapshot());
@@ -512,8 +512,8 @@ fn each_pod_that_stays_has_a_reason() {
     });
     let plan = framework(over, &[]).run(&world.snapshot());
     assert_eq!(moved(&plan).len(), 1);
-    let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.rule).collect();
-    assert_eq!(kept, ["PodSelectors", "MaxPodsToEvict"]);
+    let skipped: Vec<_> = plan.kept.iter().map(|skipped| skipped.why.rule).collect();
+    assert_eq!(skipped, ["PodSelectors", "MaxPodsToEvict"]);
 }
 
 #[test]

@@ -29,34 +29,34 @@ fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
     let starting = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}});
     let starting = world.pod("starting", "n", merged(labelled("web"), starting));
     let mut snapshot = world.snapshot();
-    let mut kept = |budgets: Vec<Arc<PodDisruptionBudget>>, pod: &crate::state::PodInfo| {
+    let mut refusal = |budgets: Vec<Arc<PodDisruptionBudget>>, pod: &crate::state::PodInfo| {
         snapshot.budgets = budgets;
         let why = Budgets::new(&snapshot).check(pod).err();
         why.map(|why| why.to_string()).unwrap_or_default()
     };
     let used_up = || budget("web", 0, json!({}));
-    let said = "PodDisruptionBudget: budget of-web allows no more disruptions";
-    assert_eq!(kept(vec![used_up()], &web), said);
-    assert_eq!(kept(vec![budget("web", 1, json!({}))], &web), "");
-    assert_eq!(kept(vec![used_up()], &db), "");
-    assert_eq!(kept(vec![used_up()], &elsewhere), "");
+    let expected = "PodDisruptionBudget: budget of-web allows no more disruptions";
+    assert_eq!(refusal(vec![used_up()], &web), expected);
+    assert_eq!(refusal(vec![budget("web", 1, json!({}))], &web), "");
+    assert_eq!(refusal(vec![used_up()], &db), "");
+    assert_eq!(refusal(vec![used_up()], &elsewhere), "");
     // Whether a pod that is not ready may go depends on more than is known here.
-    assert_eq!(kept(vec![used_up()], &starting), "");
+    assert_eq!(refusal(vec![used_up()], &starting), "");
     // Its controller has not looked at it since it was changed, or at all.
     assert_eq!(
-        kept(
+        refusal(
             vec![budget("web", 0, json!({"metadata": {"generation": 2}}))],
             &web
         ),
         ""
     );
     assert_eq!(
-        kept(vec![budget("web", 0, json!({"status": null}))], &web),
+        refusal(vec![budget("web", 0, json!({"status": null}))], &web),
         ""
     );
     // An empty selector selects every pod, none at all does not.
     assert_eq!(
-        kept(
+        refusal(
             vec![budget("web", 0, json!({"spec": {"selector": null}}))],
             &web
         ),
@@ -67,9 +67,12 @@ fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
         0,
         json!({"spec": {"selector": {"matchLabels": null}}}),
     );
-    assert!(kept(vec![every.clone()], &db).contains("of-every"));
-    let both = kept(vec![budget("db", 1, json!({})), every], &db);
-    assert!(both.contains("of-db and of-every both select it"), "{both}");
+    assert!(refusal(vec![every.clone()], &db).contains("of-every"));
+    let refusal_of_both = refusal(vec![budget("db", 1, json!({})), every], &db);
+    assert!(
+        refusal_of_both.contains("of-db and of-every both select it"),
+        "{refusal_of_both}"
+    );
 }
 
 #[test]
@@ -110,20 +113,20 @@ fn as_many_budgets_as_workloads_say_the_same_as_each_by_itself() {
             labels
         };
         let pods: Vec<_> = (0..20)
-            .map(|at| {
+            .map(|i| {
                 let over = json!({"metadata": {"labels": labels(&mut random)}});
-                world.pod(&format!("p{at}"), "n", over)
+                world.pod(&format!("p{i}"), "n", over)
             })
             .collect();
         let budgets: Vec<_> = (0..6)
-            .map(|at| {
+            .map(|i| {
                 let mut selector = json!({"matchLabels": labels(&mut random)});
                 if random.bool() {
                     let key = ["app", "tier"][random.usize(..2)];
                     let operator = ["Exists", "DoesNotExist"][random.usize(..2)];
                     selector["matchExpressions"] = json!([{"key": key, "operator": operator}]);
                 }
-                let name = format!("b{at}");
+                let name = format!("b{i}");
                 let over = json!({"metadata": {"name": name}, "spec": {"selector": null}});
                 let mut budget = PodDisruptionBudget::clone(&budget("", random.i32(0..3), over));
                 let selector = serde_json::from_value(selector).unwrap();
@@ -134,33 +137,32 @@ fn as_many_budgets_as_workloads_say_the_same_as_each_by_itself() {
         let mut snapshot = world.snapshot();
         snapshot.budgets = budgets.clone();
         let mut indexed = Budgets::new(&snapshot);
-        let mut left: Vec<_> = budgets
+        let mut remaining: Vec<_> = budgets
             .iter()
             .map(|budget| budget.status.as_ref().unwrap().disruptions_allowed)
             .collect();
         for pod in &pods {
-            let of: Vec<_> = (0..budgets.len())
-                .filter(|at| {
-                    let selector = budgets[*at].spec.as_ref().unwrap().selector.as_ref();
+            let matching: Vec<_> = (0..budgets.len())
+                .filter(|i| {
+                    let selector = budgets[*i].spec.as_ref().unwrap().selector.as_ref();
                     koord_api::selector::matches(selector.unwrap(), &pod.shape.labels).unwrap()
                 })
                 .collect();
-            let expected = match &of[..] {
+            let expected = match &matching[..] {
                 [] => None,
-                [one] => {
-                    (left[*one] <= 0).then(|| format!("budget b{one} allows no more disruptions"))
-                }
+                [one] => (remaining[*one] <= 0)
+                    .then(|| format!("budget b{one} allows no more disruptions")),
                 [one, other, ..] => Some(format!(
                     "budgets b{one} and b{other} both select it: no such pod is evicted"
                 )),
             };
-            let said = indexed.check(pod).err().map(|why| why.to_string());
+            let actual = indexed.check(pod).err().map(|why| why.to_string());
             let expected = expected.map(|text| format!("PodDisruptionBudget: {text}"));
-            assert_eq!(said, expected);
-            verdicts[of.len().min(2)] += 1;
-            if said.is_none() {
+            assert_eq!(actual, expected);
+            verdicts[matching.len().min(2)] += 1;
+            if actual.is_none() {
                 indexed.count(pod);
-                of.iter().for_each(|at| left[*at] -= 1);
+                matching.iter().for_each(|i| remaining[*i] -= 1);
             }
         }
     }

@@ -75,7 +75,7 @@ fn other_nodes_fit_as_upstream_says() {
     let ten = || json!({"cpu": "10", "memory": "8G", "pods": "12", "ephemeral-storage": "200G"});
     let with = |base: Value, over: Value| merged(base, over);
     let custom = |count: &str| json!({"example.com/custom-resource": count});
-    let there = |cpu, memory, storage| Some(asking(requests(cpu, memory, storage)));
+    let other_pod = |cpu, memory, storage| Some(asking(requests(cpu, memory, storage)));
     let cases = [
         (
             wanting(json!({})),
@@ -114,7 +114,7 @@ fn other_nodes_fit_as_upstream_says() {
             want(),
             spoilt(),
             labelled("yes"),
-            there(12000, 20 * GB, 40 * GB),
+            other_pod(12000, 20 * GB, 40 * GB),
             true,
             "",
         ),
@@ -122,7 +122,7 @@ fn other_nodes_fit_as_upstream_says() {
             want(),
             spoilt(),
             having(json!({"cpu": "4", "memory": "8G", "pods": "12", "ephemeral-storage": "200G"})),
-            there(3000, 4 * GB, 10 * GB),
+            other_pod(3000, 4 * GB, 10 * GB),
             false,
             "1 insufficient cpu, 1 taint hardware",
         ),
@@ -130,7 +130,7 @@ fn other_nodes_fit_as_upstream_says() {
             wanting(requests(2000, 5 * GB, 10 * GB)),
             spoilt(),
             having(ten()),
-            there(2000, 4 * GB, 10 * GB),
+            other_pod(2000, 4 * GB, 10 * GB),
             false,
             "1 insufficient memory, 1 taint hardware",
         ),
@@ -138,7 +138,7 @@ fn other_nodes_fit_as_upstream_says() {
             wanting(requests(2000, 4 * GB, 10 * GB)),
             spoilt(),
             having(with(ten(), json!({"ephemeral-storage": "20G"}))),
-            there(2000, 4 * GB, 11 * GB),
+            other_pod(2000, 4 * GB, 11 * GB),
             false,
             "1 insufficient ephemeral-storage, 1 taint hardware",
         ),
@@ -167,8 +167,8 @@ fn other_nodes_fit_as_upstream_says() {
             "1 insufficient cpu, 1 taint hardware",
         ),
     ];
-    for (at, (pod, first, second, there, expected, said)) in cases.into_iter().enumerate() {
-        let (any, reasons) = fits(pod, first, second, there);
+    for (at, (pod, first, second, other_pod, expected, said)) in cases.into_iter().enumerate() {
+        let (any, reasons) = fits(pod, first, second, other_pod);
         assert_eq!(any, expected, "case {at}: {reasons}");
         if !expected {
             assert_eq!(reasons, said, "case {at}");
@@ -398,8 +398,8 @@ fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
     let pods: Vec<_> = rows
         .iter()
         .map(|(name, over, _)| {
-            let one = asking(json!({"cpu": "1"}));
-            world.pod(name, "elsewhere", merged(one, over.clone()))
+            let one_cpu = asking(json!({"cpu": "1"}));
+            world.pod(name, "elsewhere", merged(one_cpu, over.clone()))
         })
         .collect();
     let snapshot = world.snapshot();

@@ -160,9 +160,9 @@ fn no_annotation_moves_what_would_come_back_or_goes_already() {
     ];
     for (pod, expected) in cases {
         let plain = TestCluster::default().pod("p", "n", pod.clone());
-        let asked = TestCluster::default().pod("p", "n", merged(pod, evict.clone()));
+        let annotated_pod = TestCluster::default().pod("p", "n", merged(pod, evict.clone()));
         assert!(!overrides(&plain));
-        assert_eq!(overrides(&asked), expected, "{asked:?}");
+        assert_eq!(overrides(&annotated_pod), expected, "{annotated_pod:?}");
         assert_eq!(Evictable::default().check(&plain).is_ok(), expected);
     }
 }
@@ -208,17 +208,17 @@ fn a_choice_says_whom_it_leaves_out() {
         let rule = selection.admits(&pod).err().map_or("", |why| why.rule);
         assert_eq!(rule, expected, "{selection:?}");
     }
-    let both = selection(json!({"include": ["a"], "exclude": ["b", "c"]}), json!([]));
-    let said = both.check().unwrap_err();
+    let both_lists = selection(json!({"include": ["a"], "exclude": ["b", "c"]}), json!([]));
+    let error = both_lists.check().unwrap_err();
     assert_eq!(
-        said,
+        error,
         "evictableNamespaces: only one of include (a) and exclude (b, c) can be given"
     );
     let unknown =
         json!([web, {"selector": {"matchExpressions": [{"key": "k", "operator": "Is"}]}}]);
-    let said = selection(json!(null), unknown).check().unwrap_err();
+    let error = selection(json!(null), unknown).check().unwrap_err();
     assert!(
-        said.starts_with("podSelectors[1].selector: ") && said.contains("\"Is\""),
-        "{said}"
+        error.starts_with("podSelectors[1].selector: ") && error.contains("\"Is\""),
+        "{error}"
     );
 }

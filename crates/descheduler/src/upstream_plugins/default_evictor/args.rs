@@ -123,10 +123,10 @@ impl Args {
     }
 
     pub(super) fn threshold(&self) -> Threshold<'_> {
-        let given = self.priority_threshold.as_ref();
+        let given_threshold = self.priority_threshold.as_ref();
         Threshold {
-            value: given.and_then(|given| given.value),
-            name: given.map_or("", |given| &given.name),
+            value: given_threshold.and_then(|given_threshold| given_threshold.value),
+            name: given_threshold.map_or("", |given_threshold| &given_threshold.name),
         }
     }
 
@@ -183,8 +183,8 @@ impl Args {
             ("evictFailedBarePods", self.evict_failed_bare_pods),
             ("ignorePodsWithoutPDB", self.ignore_pods_without_pdb),
         ];
-        let mut given = fields.into_iter().filter(|(_, given)| *given);
-        given.next().map(|(field, _)| field)
+        let mut set_fields = fields.into_iter().filter(|(_, is_set)| *is_set);
+        set_fields.next().map(|(field, _)| field)
     }
 }
 
@@ -243,10 +243,10 @@ fn check_protections(
     known: &[(&str, Protection)],
 ) -> Result<(), String> {
     let field = format!("podProtections.{field}");
-    let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-    super::super::check_listed(&field, names, &known)?;
-    let mut seen = BTreeSet::new();
-    match names.iter().find(|name| !seen.insert(*name)) {
+    let allowed: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+    super::super::check_listed(&field, names, &allowed)?;
+    let mut distinct = BTreeSet::new();
+    match names.iter().find(|name| !distinct.insert(*name)) {
         Some(name) => Err(format!("{field}: {name:?} is listed twice")),
         None => Ok(()),
     }

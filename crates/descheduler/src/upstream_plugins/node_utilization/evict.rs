@@ -64,9 +64,9 @@ impl Eviction<'_> {
         let staying = cycle.staying_on(&node.node.name).into_iter();
         let mut pods: Vec<_> = staying.cloned().collect();
         by_importance(&mut pods);
-        let mut gone = 0;
+        let mut evicted = 0;
         for pod in &pods {
-            if let Some(enough) = self.enough(cycle, &node, free, gone) {
+            if let Some(enough) = self.enough(cycle, &node, free, evicted) {
                 cycle.skip_pod(pod, enough);
                 continue;
             }
@@ -83,7 +83,7 @@ impl Eviction<'_> {
                 Source::All => format!("node {name} is under-utilized"),
             };
             if super::super::try_evict(cycle, pod, reason) {
-                gone += 1;
+                evicted += 1;
                 node.used.sub_all(&used);
                 free.sub_all(&used);
             }
@@ -91,7 +91,7 @@ impl Eviction<'_> {
         let name = &node.node.name;
         cycle.note(
             Some(name),
-            format!("{gone} of {} pods are to go", pods.len()),
+            format!("{evicted} of {} pods are to go", pods.len()),
         );
     }
 
@@ -106,20 +106,20 @@ impl Eviction<'_> {
         let name = &node.node.name;
         let mut used = node.used.iter();
         if self.source == Source::AboveLimit && !used.any(|(id, used)| node.limit.get(id) < used) {
-            let said = format!("node {name} is not over-utilized any more");
-            return Some(Why::new("NodeRelieved", said));
+            let detail = format!("node {name} is not over-utilized any more");
+            return Some(Why::new("NodeRelieved", detail));
         }
         if let Some((id, _)) = free.iter().find(|(_, left)| *left < 1) {
             let resource = cycle.snapshot().table.name(id);
-            let said = format!("the nodes that take pods have no {resource} left");
-            return Some(Why::new("NoRoom", said));
+            let detail = format!("the nodes that take pods have no {resource} left");
+            return Some(Why::new("NoRoom", detail));
         }
         match self.per_node {
             Some(limit) if gone >= limit => {
-                let said = format!(
+                let detail = format!(
                     "{gone} pods of node {name} go, which are all that may by evictionLimits.node"
                 );
-                Some(Why::new("EvictionLimitsNode", said))
+                Some(Why::new("EvictionLimitsNode", detail))
             }
             _ => None,
         }
@@ -129,8 +129,8 @@ impl Eviction<'_> {
     fn judge(&self, pod: &Arc<PodInfo>, targets: &[NodeUtilization<'_>]) -> Result<Amounts, Why> {
         let asks = |id: &ResourceId| pod.shape.requests.contains(*id);
         if !self.only_with.is_empty() && !self.only_with.iter().any(asks) {
-            let said = "it asks for none of the resources of thresholds";
-            return Err(Why::new("OnlyThresholdingResources", said));
+            let detail = "it asks for none of the resources of thresholds";
+            return Err(Why::new("OnlyThresholdingResources", detail));
         }
         let tolerations = &pod.shape.tolerations;
         let borne = |node: &NodeUtilization<'_>| {
@@ -138,14 +138,14 @@ impl Eviction<'_> {
             taints.all(|taint| tolerates(tolerations, taint))
         };
         if !targets.iter().any(borne) {
-            let said = "it tolerates the taints of no node that has room";
-            return Err(Why::new("Taints", said));
+            let detail = "it tolerates the taints of no node that has room";
+            return Err(Why::new("Taints", detail));
         }
         if let Some(namespaces) = self.excluded
             && !namespaces.allow(&pod.namespace)
         {
-            let said = format!("evictableNamespaces leave {} out", pod.namespace);
-            return Err(Why::new("Namespaces", said));
+            let detail = format!("evictableNamespaces leave {} out", pod.namespace);
+            return Err(Why::new("Namespaces", detail));
         }
         let used = self.usages.pod_amounts(pod);
         used.map_err(|why| Why::new("NoMetric", why))

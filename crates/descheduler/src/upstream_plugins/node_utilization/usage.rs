@@ -127,8 +127,8 @@ impl Percent {
         reason = "upstream computes with such numbers too"
     )]
     pub(super) fn used(node: &NodeInfo, used: &Amounts) -> Self {
-        let known = used.iter().filter(|(id, _)| node.allocatable.contains(*id));
-        let percent = known.map(|(id, used)| match node.allocatable.get(id) {
+        let known_resources = used.iter().filter(|(id, _)| node.allocatable.contains(*id));
+        let percent = known_resources.map(|(id, used)| match node.allocatable.get(id) {
             total if total > 0 => (id, used as f64 / total as f64 * 100.0),
             _ => (id, 0.0),
         });
@@ -139,8 +139,8 @@ impl Percent {
     #[allow(clippy::cast_precision_loss, reason = "far fewer nodes than 2^52")]
     pub(super) fn average<'p>(of: impl Iterator<Item = &'p Self> + Clone, wanted: &Self) -> Self {
         let average = |(id, _): &(ResourceId, f64)| {
-            let known = of.clone().filter_map(|percent| percent.find(*id));
-            let (sum, count) = known.fold((0.0, 0_usize), |(sum, count), value| {
+            let values = of.clone().filter_map(|percent| percent.find(*id));
+            let (sum, count) = values.fold((0.0, 0_usize), |(sum, count), value| {
                 (sum + value, count + 1)
             });
             (count > 0).then(|| (*id, sum / count as f64))
@@ -193,8 +193,8 @@ impl Percent {
     }
 
     pub(super) fn find(&self, id: ResourceId) -> Option<f64> {
-        let mut found = self.0.iter().filter(|(of, _)| *of == id);
-        found.next().map(|(_, value)| *value)
+        let mut entries = self.0.iter().filter(|(of, _)| *of == id);
+        entries.next().map(|(_, value)| *value)
     }
 
     fn get(&self, id: ResourceId) -> f64 {

@@ -12,8 +12,9 @@ fn plan(plugin: &str, args: Value, evictor: Value, case: &Value) -> Plan {
 }
 
 fn kept(plan: &Plan) -> Vec<String> {
-    let kept = plan.kept.iter();
-    kept.map(|kept| format!("{} {}", kept.pod.name, kept.why.rule))
+    let skipped = plan.kept.iter();
+    skipped
+        .map(|skipped| format!("{} {}", skipped.pod.name, skipped.why.rule))
         .collect()
 }
 
@@ -65,13 +66,13 @@ fn spread(priorities: [i32; 3], rest: Value) -> Value {
         .enumerate()
         .map(|(at, priority)| json!([format!("p{at}"), "x", "1", "-", pod(*priority)]))
         .collect();
-    let there = json!(["q", "y", "1", "-", pod(0)]);
+    let in_y = json!(["q", "y", "1", "-", pod(0)]);
     case(
         json!([
             ["x", "4", "4G", "10", zone("x")],
             ["y", "4", "4G", "10", merged(zone("y"), rest)]
         ]),
-        [pods, vec![there]].concat().into(),
+        [pods, vec![in_y]].concat().into(),
     )
 }
 
@@ -88,10 +89,10 @@ fn of_a_crowded_domain_who_matters_least_goes() {
 #[test]
 fn of_a_crowded_domain_nobody_goes_who_finds_no_place_elsewhere() {
     let full = spread([0, 0, 0], json!({"spec": {"unschedulable": true}}));
-    let held = plan(SPREAD, json!({}), json!({}), &full);
-    assert!(gone(&held).is_empty());
-    assert_eq!(kept(&held), ["p2 NodeFit"]);
-    let text = &held.notes[0].text;
+    let unmoved = plan(SPREAD, json!({}), json!({}), &full);
+    assert!(gone(&unmoved).is_empty());
+    assert_eq!(kept(&unmoved), ["p2 NodeFit"]);
+    let text = &unmoved.notes[0].text;
     assert!(
         text.contains("maxSkew 1") && text.contains("x: 3, y: 1"),
         "{text}"
@@ -121,9 +122,9 @@ fn a_pod_does_not_go_for_a_better_node_that_has_no_room() {
     let args = || json!({"nodeAffinityType": ["preferredDuringSchedulingIgnoredDuringExecution"]});
     let plan = |case: &Value| plan("RemovePodsViolatingNodeAffinity", args(), json!({}), case);
     assert_eq!(gone(&plan(&case("2"))), ["p"]);
-    let held = plan(&case("1"));
-    assert!(gone(&held).is_empty());
-    assert_eq!(kept(&held), ["p NodeFit"]);
+    let unmoved = plan(&case("1"));
+    assert!(gone(&unmoved).is_empty());
+    assert_eq!(kept(&unmoved), ["p NodeFit"]);
 }
 
 #[test]
@@ -283,10 +284,10 @@ fn a_node_takes_as_many_pods_as_it_says() {
     let fit = || json!({"nodeFit": true});
     let plan = |case: &Value| plan("RemovePodsViolatingNodeTaints", json!({}), fit(), case);
     assert_eq!(gone(&plan(&case("2"))), ["p"]);
-    let held = plan(&case("1"));
-    assert!(gone(&held).is_empty());
+    let unmoved = plan(&case("1"));
+    assert!(gone(&unmoved).is_empty());
     // The other one is outside the profile.
-    let why = &held.kept[0].why;
+    let why = &unmoved.kept[0].why;
     assert_eq!(
         why.to_string(),
         "NodeFit: no other node has room: 1 too many pods, 1 unschedulable"
@@ -393,10 +394,10 @@ fn nodes_whose_report_cannot_be_so_are_not_looked_at() {
             "not looked at: its NodeMetric says it uses cpu -1 of 4",
         ),
     ] {
-        let said = plan
+        let is_noted = plan
             .notes
             .iter()
             .any(|note| note.node.as_deref() == Some(node) && note.text == expected);
-        assert!(said, "{node}: {:#?}", plan.notes);
+        assert!(is_noted, "{node}: {:#?}", plan.notes);
     }
 }

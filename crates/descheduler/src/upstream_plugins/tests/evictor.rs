@@ -56,15 +56,21 @@ fn rule(args: Value, over: Value, class: Option<(&str, i32)>) -> Option<&'static
 #[test]
 fn a_priority_threshold_may_be_the_name_of_a_class() {
     let args = || json!({"priorityThreshold": {"name": "high"}});
-    let of = |priority: i32| json!({"spec": {"priority": priority}});
+    let with_priority = |priority: i32| json!({"spec": {"priority": priority}});
     let high = Some(("high", 1000));
-    assert_eq!(rule(args(), of(999), high), None);
-    assert_eq!(rule(args(), of(1000), high), Some("PriorityThreshold"));
+    assert_eq!(rule(args(), with_priority(999), high), None);
+    assert_eq!(
+        rule(args(), with_priority(1000), high),
+        Some("PriorityThreshold")
+    );
     assert_eq!(rule(args(), json!({}), high), None);
     // While there is no such class, nobody goes.
-    assert_eq!(rule(args(), of(1), None), Some("PriorityThreshold"));
+    assert_eq!(
+        rule(args(), with_priority(1), None),
+        Some("PriorityThreshold")
+    );
     let off = merged(args(), json!({"evictSystemCriticalPods": true}));
-    assert_eq!(rule(off, of(1), None), None);
+    assert_eq!(rule(off, with_priority(1), None), None);
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn rows(list: &Value) -> &[Value] {
 }
 
 fn texts(row: &Value) -> [&str; 4] {
-    [0, 1, 2, 3].map(|at| row[at].as_str().unwrap_or_default())
+    [0, 1, 2, 3].map(|i| row[i].as_str().unwrap_or_default())
 }
 
 fn rest(row: &Value) -> Value {
@@ -197,7 +197,7 @@ fn cases(table: &str) -> Vec<Value> {
 
 /// Who goes, by name.
 fn gone(plan: &Plan) -> Vec<String> {
-    let mut gone = crate::testing::moved(plan);
-    gone.sort();
-    gone
+    let mut names = crate::testing::moved(plan);
+    names.sort();
+    names
 }

@@ -5,16 +5,18 @@ use crate::testing::moved;
 
 /// A framework with these plugins and `DefaultEvictor`; each runs at `point`, in order.
 fn framework_of(plugins: &[(&str, &str, Value)]) -> Framework {
-    let at = |point: &str| -> Vec<Value> {
-        let of = plugins.iter().filter(|(of, ..)| *of == point);
-        of.map(|(_, name, _)| json!({"name": name})).collect()
+    let plugins_at = |point: &str| -> Vec<Value> {
+        let matching = plugins
+            .iter()
+            .filter(|(plugin_point, ..)| *plugin_point == point);
+        matching.map(|(_, name, _)| json!({"name": name})).collect()
     };
     let only = json!({"disabled": [{"name": "*"}], "enabled": [{"name": "DefaultEvictor"}]});
     let config: Vec<_> = plugins
         .iter()
         .map(|(_, name, args)| json!({"name": name, "args": args}))
         .collect();
-    let enabled = |point: &str| json!({"disabled": [{"name": "*"}], "enabled": at(point)});
+    let enabled = |point: &str| json!({"disabled": [{"name": "*"}], "enabled": plugins_at(point)});
     let config = json!({
         "apiVersion": "descheduler/v1alpha2",
         "kind": "DeschedulerConfiguration",
@@ -73,11 +75,11 @@ fn plain(over: Value) -> Value {
 }
 
 fn spread(keys: &[&str]) -> Value {
-    let of = |key: &&str| {
+    let constraint = |key: &&str| {
         json!({"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule",
                "labelSelector": {"matchLabels": {"app": "a"}}})
     };
-    json!({"spec": {"topologySpreadConstraints": keys.iter().map(of).collect::<Vec<_>>()}})
+    json!({"spec": {"topologySpreadConstraints": keys.iter().map(constraint).collect::<Vec<_>>()}})
 }
 
 fn shuns() -> Value {
@@ -308,15 +310,19 @@ fn rules_subtract_what_earlier_rules_evict() {
         }
         report_requests(&mut world);
         let second = (case.point, case.plugin, case.args);
-        let both = [first_rule(), second.clone()];
-        for (plugins, expected) in [(&both[1..], case.alone), (&both[..], case.after)] {
+        let rules = [first_rule(), second.clone()];
+        for (plugins, expected) in [(&rules[1..], case.alone), (&rules[..], case.after)] {
             let plan = framework_of(plugins).run(&world.snapshot());
             if gone(&plan) != expected || plan.error.is_some() {
                 let (count, name) = (plugins.len(), second.1);
                 let notes: Vec<_> = plan.notes.iter().map(|note| &note.text).collect();
-                let kept: Vec<_> = plan.kept.iter().map(|kept| kept.why.to_string()).collect();
+                let skipped: Vec<_> = plan
+                    .kept
+                    .iter()
+                    .map(|skipped| skipped.why.to_string())
+                    .collect();
                 wrong.push(format!(
-                    "{name}, {count} rules: {:?} for {expected:?}: {notes:#?} {kept:#?}",
+                    "{name}, {count} rules: {:?} for {expected:?}: {notes:#?} {skipped:#?}",
                     gone(&plan)
                 ));
             }

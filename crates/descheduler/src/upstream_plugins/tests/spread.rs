@@ -6,13 +6,13 @@ use proptest::prelude::*;
 /// `counts` pods on each host of each rack; all are spread over both.
 fn cluster(counts: &[Vec<usize>]) -> TestCluster {
     let mut world = TestCluster::default();
-    let of = |key: &str| {
+    let constraint = |key: &str| {
         json!({"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule",
                "labelSelector": {"matchLabels": {"app": "a"}}})
     };
     let pod = json!({
         "metadata": {"labels": {"app": "a"}},
-        "spec": {"topologySpreadConstraints": [of("rack"), of("kubernetes.io/hostname")]},
+        "spec": {"topologySpreadConstraints": [constraint("rack"), constraint("kubernetes.io/hostname")]},
     });
     for (rack, hosts) in counts.iter().enumerate() {
         for (host, pods) in hosts.iter().enumerate() {
@@ -38,8 +38,9 @@ fn evicted(counts: &[Vec<usize>]) -> Vec<Vec<usize>> {
     assert!(plan.error.is_none(), "{:?}", plan.error);
     let of_host = |rack: usize, host: usize| {
         let name = format!("r{rack}-{host}");
-        let of = plan.moves();
-        of.filter(|planned| planned.pod.node.as_deref() == Some(&*name))
+        let on_host = plan.moves();
+        on_host
+            .filter(|planned| planned.pod.node.as_deref() == Some(&*name))
             .count()
     };
     let racks = counts.iter().enumerate();
@@ -70,7 +71,7 @@ fn an_empty_rack_of_four_costs_16_evictions_of_64_pods() {
 
 /// The fewest pods that have to move until both constraints hold, by trying all distributions.
 fn fewest(counts: &[Vec<usize>]) -> usize {
-    let there: Vec<usize> = counts.iter().flatten().copied().collect();
+    let initial: Vec<usize> = counts.iter().flatten().copied().collect();
     let racks: Vec<usize> = counts
         .iter()
         .enumerate()
@@ -78,18 +79,23 @@ fn fewest(counts: &[Vec<usize>]) -> usize {
         .collect();
     let mut best = usize::MAX;
     let mut chosen = Vec::new();
-    distribute(there.iter().sum(), there.len(), &mut chosen, &mut |after| {
-        let skew = |sizes: &[usize]| sizes.iter().max().unwrap() - sizes.iter().min().unwrap();
-        let mut by_rack = vec![0; counts.len()];
-        for (rack, pods) in racks.iter().zip(after) {
-            by_rack[*rack] += pods;
-        }
-        if skew(after) <= 1 && skew(&by_rack) <= 1 {
-            let both = there.iter().zip(after);
-            let moves = both.map(|(before, after)| before.saturating_sub(*after));
-            best = best.min(moves.sum());
-        }
-    });
+    distribute(
+        initial.iter().sum(),
+        initial.len(),
+        &mut chosen,
+        &mut |after| {
+            let skew = |sizes: &[usize]| sizes.iter().max().unwrap() - sizes.iter().min().unwrap();
+            let mut by_rack = vec![0; counts.len()];
+            for (rack, pods) in racks.iter().zip(after) {
+                by_rack[*rack] += pods;
+            }
+            if skew(after) <= 1 && skew(&by_rack) <= 1 {
+                let pairs = initial.iter().zip(after);
+                let moves = pairs.map(|(before, after)| before.saturating_sub(*after));
+                best = best.min(moves.sum());
+            }
+        },
+    );
     best
 }
 

@@ -26,21 +26,23 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
         use_metrics(&mut world, &case["usage"]);
         let plan = framework.run(&snapshot(&world, case));
         let gone = gone(&plan);
-        let who = case["who"]
+        let expected_names = case["who"]
             .as_str()
-            .map(|who| who.split_whitespace().collect::<Vec<_>>());
+            .map(|expected_names| expected_names.split_whitespace().collect::<Vec<_>>());
         let right = gone.len() as u64 == case["count"].as_u64().unwrap()
-            && who.as_ref().is_none_or(|who| *who == gone)
+            && expected_names
+                .as_ref()
+                .is_none_or(|expected_names| *expected_names == gone)
             && plan.error.is_none();
         if !right {
-            let kept: Vec<_> = plan
+            let skipped: Vec<_> = plan
                 .kept
                 .iter()
-                .map(|kept| format!("{}: {}", kept.pod.name, kept.why))
+                .map(|skipped| format!("{}: {}", skipped.pod.name, skipped.why))
                 .collect();
             let notes: Vec<_> = plan.notes.iter().map(|note| &note.text).collect();
             wrong.push(format!(
-                "{name} {}: {gone:?} {:?}\n  wanted {} {who:?}\n  kept {kept:#?}\n  {notes:?}",
+                "{name} {}: {gone:?} {:?}\n  wanted {} {expected_names:?}\n  kept {skipped:#?}\n  {notes:?}",
                 at + 1,
                 plan.error,
                 case["count"]

@@ -32,7 +32,7 @@ fn arguments_are_refused_as_upstream_does() {
 
 #[test]
 fn what_is_refused_is_named() {
-    let both = json!({"include": ["a"], "exclude": ["b"]});
+    let both_lists = json!({"include": ["a"], "exclude": ["b"]});
     let low = |over: Value| {
         merged(
             json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50}}),
@@ -52,7 +52,7 @@ fn what_is_refused_is_named() {
         ),
         (
             "RemoveFailedPods",
-            json!({"namespaces": both}),
+            json!({"namespaces": both_lists}),
             "namespaces: only one of include (a) and exclude (b)",
         ),
         (

@@ -80,13 +80,13 @@ impl<'a> Candidates<'a> {
         self.buckets.clear();
         for (order, (place, _)) in self.ranked.split_off(from).into_iter().enumerate() {
             let surplus = constraint_counts.surplus(place);
-            let at = *places.entry(surplus.clone()).or_insert_with(|| {
+            let index = *places.entry(surplus.clone()).or_insert_with(|| {
                 self.buckets.push((surplus, Vec::new()));
                 self.buckets.len() - 1
             });
-            self.buckets.get_mut(at)?.1.push((order, place));
+            self.buckets.get_mut(index)?.1.push((order, place));
         }
-        let heads = (0..self.buckets.len()).filter_map(|at| self.head(at, constraint_counts));
+        let heads = (0..self.buckets.len()).filter_map(|index| self.head(index, constraint_counts));
         self.heap = heads.collect();
         self.fits = rank.0;
         Some(())

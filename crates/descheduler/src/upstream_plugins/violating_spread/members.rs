@@ -58,8 +58,11 @@ impl<'a> Members<'a> {
         pod: &Arc<PodInfo>,
     ) -> usize {
         let constraint = Constraint::new(of, pod);
-        let known = self.constraints.iter().position(|one| *one == constraint);
-        known.unwrap_or_else(|| {
+        let position = self
+            .constraints
+            .iter()
+            .position(|existing| *existing == constraint);
+        position.unwrap_or_else(|| {
             self.constraints.push(constraint);
             self.constraints.len() - 1
         })
@@ -182,19 +185,22 @@ impl<'m, 'a> ConstraintCounts<'m, 'a> {
         let Some(member) = members.pods.get(place) else {
             return Surplus::new();
         };
-        let others = member.constraints.iter().filter(|at| **at != self.judged);
+        let other_constraints = member
+            .constraints
+            .iter()
+            .filter(|index| **index != self.judged);
         let mut surplus = Surplus::new();
-        for at in others {
-            let Some(constraint) = members.constraints.get(*at) else {
+        for index in other_constraints {
+            let Some(constraint) = members.constraints.get(*index) else {
                 continue;
             };
             if constraint.selects(member.pod)
                 && let Some(value) = domain_of(cycle, member.pod, &constraint.topology_key)
             {
                 self.others
-                    .entry(*at)
+                    .entry(*index)
                     .or_insert_with(|| DomainCounts::new(cycle, members, constraint));
-                surplus.push((*at, value));
+                surplus.push((*index, value));
             }
         }
         surplus

@@ -130,8 +130,8 @@ impl Cluster {
             let ready = json!({"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
             cluster.put::<Node>(ready).await;
         }
-        for at in 0..sets {
-            let name = format!("set{at}");
+        for i in 0..sets {
+            let name = format!("set{i}");
             let spec = json!({"schedulerName": "koord-scheduler", "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "c", "image": "i"}]});
             let set = json!({"metadata": {"name": name}, "spec": {"replicas": 4,
@@ -160,9 +160,9 @@ impl Cluster {
                 () = world.turn() => {}
             }
         });
-        let there = |pods: &[Pod]| pods.len() == 4 * sets && pods.iter().all(is_ready);
+        let is_complete = |pods: &[Pod]| pods.len() == 4 * sets && pods.iter().all(is_ready);
         cluster
-            .until("the pods run", async || there(&cluster.pods().await))
+            .until("the pods run", async || is_complete(&cluster.pods().await))
             .await;
         cluster.hot.store(false, Ordering::SeqCst);
         cluster
@@ -389,7 +389,7 @@ pub(super) fn node_of(pod: &Pod) -> Option<String> {
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| &status.conditions);
     let mut conditions = conditions.flatten();
-    conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// The rest of the cluster.
@@ -413,8 +413,8 @@ impl World {
     /// Reservations get a node that is not the pod's; pods that of a reservation for their controller.
     async fn schedule(&self) {
         let reservations = Api::<Reservation>::all(self.client.clone());
-        let mut held = super::wire::all::<Reservation>(&self.client).await;
-        for (at, one) in held.iter_mut().enumerate() {
+        let mut all_reservations = super::wire::all::<Reservation>(&self.client).await;
+        for (at, one) in all_reservations.iter_mut().enumerate() {
             if one
                 .status
                 .as_ref()
@@ -442,19 +442,20 @@ impl World {
                 .map(|owner| owner.uid.clone());
             let free = |one: &&mut Reservation| {
                 let status = one.status.clone().unwrap_or_default();
-                let of = one
+                let owner_controller = one
                     .spec
                     .owners
                     .iter()
                     .filter_map(|owner| owner.controller.as_ref());
-                let mut of = of.map(|controller| controller.uid.clone());
+                let mut owner_controller =
+                    owner_controller.map(|controller| controller.uid.clone());
                 status
                     .phase
                     .is_some_and(|phase| phase.as_str() == "Available")
                     && status.current_owners.is_empty()
-                    && of.any(|uid| Some(&uid) == owner.as_ref())
+                    && owner_controller.any(|uid| Some(&uid) == owner.as_ref())
             };
-            let used = held.iter_mut().find(free);
+            let used = all_reservations.iter_mut().find(free);
             let node = match &used {
                 Some(one) => one.status.clone().unwrap_or_default().node_name,
                 None if self.hot.load(Ordering::SeqCst) => "hot".to_owned(),

@@ -93,7 +93,7 @@ struct Death {
 
 /// One run in which the first leader dies with its `at`th write.
 async fn run(at: usize, end: Last) -> Death {
-    let what = format!("dead at write {at}, {end:?}");
+    let context = format!("dead at write {at}, {end:?}");
     let cluster = Cluster::start(2).await;
     let before: BTreeSet<_> = cluster
         .pods_on("hot")
@@ -113,7 +113,7 @@ async fn run(at: usize, end: Last) -> Death {
     };
     tokio::select! {
         () = fuse.blown() => {}
-        () = cluster.until(&what, finished) => {}
+        () = cluster.until(&context, finished) => {}
     }
     let mut death = Death {
         writes: fuse.used(),
@@ -122,17 +122,17 @@ async fn run(at: usize, end: Last) -> Death {
     };
     if at < usize::MAX {
         // It fell where it was meant to, before all was done.
-        assert_eq!(death.writes, at, "{what}");
+        assert_eq!(death.writes, at, "{context}");
         assert!(
             !death.last.is_empty() && !finished().await,
-            "{what}: {}",
+            "{context}: {}",
             death.last
         );
     }
     first.kill(&fuse).await;
     cluster.leader("two").await;
-    cluster.until(&what, finished).await;
-    let what = format!("{what} ({})", death.last);
+    cluster.until(&context, finished).await;
+    let context = format!("{context} ({})", death.last);
     // No job is lost, none is double: each pod has moved once.
     let jobs = cluster.jobs().await;
     let moved: BTreeSet<_> = jobs
@@ -146,45 +146,53 @@ async fn run(at: usize, end: Last) -> Death {
         .collect();
     assert!(
         ends.iter().all(|end| end.0.as_deref() == Some("Succeeded")),
-        "{what}: {ends:?}"
+        "{context}: {ends:?}"
     );
-    assert_eq!((jobs.len(), &moved), (8, &before), "{what}");
+    assert_eq!((jobs.len(), &moved), (8, &before), "{context}");
     let pods = cluster.pods().await;
-    assert_eq!(pods.len(), 8, "{what}");
+    assert_eq!(pods.len(), 8, "{context}");
     assert!(
         pods.iter().all(|pod| !before.contains(&pod.metadata.uid)),
-        "{what}"
+        "{context}"
     );
     assert!(
         pods.iter()
             .all(|pod| node_of(pod).as_deref() != Some("hot")),
-        "{what}"
+        "{context}"
     );
     // Every reservation was used, or is gone.
-    for one in cluster.reservations().await {
-        let owners = one.status.clone().unwrap_or_default().current_owners;
-        assert_eq!(owners.len(), 1, "{what}: {:?}", one.metadata.name);
+    for item in cluster.reservations().await {
+        let owners = item.status.clone().unwrap_or_default().current_owners;
+        assert_eq!(owners.len(), 1, "{context}: {:?}", item.metadata.name);
     }
     let evictions = cluster.seen.evictions.lock().clone();
-    let real: Vec<_> = evictions.iter().filter(|one| !one.dry).collect();
-    assert!(real.iter().all(|one| one.reserved), "{what}: {real:?}");
-    let names: BTreeSet<_> = real.iter().map(|one| &one.pod).collect();
-    assert_eq!((real.len(), names.len()), (8, 8), "{what}: {real:?}");
+    let real: Vec<_> = evictions.iter().filter(|item| !item.dry).collect();
+    assert!(real.iter().all(|item| item.reserved), "{context}: {real:?}");
+    let names: BTreeSet<_> = real.iter().map(|item| &item.pod).collect();
+    assert_eq!((real.len(), names.len()), (8, 8), "{context}: {real:?}");
     let problems = watch.problems.lock().clone();
-    assert!(problems.is_empty(), "{what}: {problems:?}");
+    assert!(problems.is_empty(), "{context}: {problems:?}");
     assert_eq!(
         *watch.most.lock(),
         PER_NODE,
-        "{what}: the limit was reached"
+        "{context}: the limit was reached"
     );
     second.stop().await;
     // What comes late is done already. One may always ask what an eviction would come to.
     death.came.clone_from(&cluster.seen.came.lock());
-    assert_eq!(death.came.len(), usize::from(end == Last::Late), "{what}");
+    assert_eq!(
+        death.came.len(),
+        usize::from(end == Last::Late),
+        "{context}"
+    );
     let refused = |(about, said): &(String, StatusCode)| {
         said.is_client_error() || about.contains("/eviction")
     };
-    assert!(death.came.iter().all(refused), "{what}: {:?}", death.came);
+    assert!(
+        death.came.iter().all(refused),
+        "{context}: {:?}",
+        death.came
+    );
     death
 }
 
@@ -220,8 +228,8 @@ async fn a_new_leader_knows_all_jobs_before_it_looks_for_pods_to_move() {
 
 /// Method, resource and sub-resource of a write, which begins with its method and path.
 fn kind(write: &str) -> String {
-    let mut words = write.split(' ');
-    let (method, path) = words.next().zip(words.next()).unwrap();
+    let mut path_parts = write.split(' ');
+    let (method, path) = path_parts.next().zip(path_parts.next()).unwrap();
     let mut kinds = ["podmigrationjobs", "reservations", "pods"].into_iter();
     let kind = kinds.rfind(|kind| path.contains(kind)).unwrap_or("?");
     let mut parts = ["status", "eviction"].into_iter();
@@ -233,21 +241,21 @@ fn kind(write: &str) -> String {
 async fn migrations_outlive_their_leaders() {
     let wanted = std::env::var("KOORD_MIGRATION_DEATHS");
     let wanted: usize = wanted.map_or(12, |text| text.parse().expect("a number"));
-    let whole = run(usize::MAX, Last::Arrives).await.writes;
-    assert!(whole >= 60, "{whole} writes");
+    let writes = run(usize::MAX, Last::Arrives).await.writes;
+    assert!(writes >= 60, "{writes} writes");
     let mut fell = BTreeMap::<String, usize>::new();
     let mut came = BTreeMap::<String, usize>::new();
     for number in 0..wanted {
         // All over the run; before the last few, after which nothing is left to be done.
-        let at = 1 + number * (whole - 12) / wanted.max(1);
+        let write_index = 1 + number * (writes - 12) / wanted.max(1);
         let end = [Last::Late, Last::Arrives, Last::Vanishes][number % 3];
-        let death = run(at, end).await;
+        let death = run(write_index, end).await;
         *fell.entry(kind(&death.last)).or_default() += 1;
-        for (about, said) in death.came {
-            let said = format!("{}: {said}", kind(&about));
-            *came.entry(said).or_default() += 1;
+        for (about, answer) in death.came {
+            let answer = format!("{}: {answer}", kind(&about));
+            *came.entry(answer).or_default() += 1;
         }
     }
-    println!("{wanted} deaths in runs of {whole} writes: {fell:?}; late: {came:?}");
+    println!("{wanted} deaths in runs of {writes} writes: {fell:?}; late: {came:?}");
     assert!(fell.len() >= 3, "{fell:?}");
 }

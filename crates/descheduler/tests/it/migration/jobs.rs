@@ -51,9 +51,12 @@ pub(crate) async fn a_hot_node_is_left_for_what_was_reserved() {
         );
     }
     let evictions = cluster.seen.evictions.lock().clone();
-    let real: Vec<_> = evictions.iter().filter(|one| !one.dry).collect();
+    let real: Vec<_> = evictions.iter().filter(|eviction| !eviction.dry).collect();
     assert_eq!(real.len(), 8, "{evictions:?}");
-    assert!(real.iter().all(|one| one.reserved), "{evictions:?}");
+    assert!(
+        real.iter().all(|eviction| eviction.reserved),
+        "{evictions:?}"
+    );
     // Asked before room is held.
     assert!(evictions.len() >= 16, "{evictions:?}");
     let events = cluster.events().await;
@@ -68,7 +71,7 @@ pub(crate) async fn a_hot_node_is_left_for_what_was_reserved() {
         "Descheduled",
     ] {
         assert!(
-            events.iter().any(|one| one == reason),
+            events.iter().any(|event| event == reason),
             "{reason}: {events:?}"
         );
     }
@@ -134,7 +137,7 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
         .unwrap();
     cluster.ask("soft", &name, json!({})).await;
     let key = "scheduling.koordinator.sh/soft-eviction";
-    let asked = async || {
+    let request = async || {
         let pod = cluster.of::<Pod>().get(&name).await.unwrap();
         pod.metadata
             .annotations
@@ -143,16 +146,16 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
             .cloned()
     };
     cluster
-        .until("it is asked", async || asked().await.is_some())
+        .until("it is asked", async || request().await.is_some())
         .await;
-    let said: Value = serde_json::from_str(&asked().await.unwrap()).unwrap();
-    assert_eq!(said["reason"], "NotSet", "{said}");
+    let spec: Value = serde_json::from_str(&request().await.unwrap()).unwrap();
+    assert_eq!(spec["reason"], "NotSet", "{spec}");
     tokio::time::sleep(Duration::from_secs(30)).await;
     cluster.delete_pod(&name).await;
     assert_eq!(cluster.end_of("soft").await.0, "Succeeded");
     // Nobody comes for this one.
-    let late = cluster.pods_on("hot").await;
-    let name = name_of(&late[0]);
+    let last_pods = cluster.pods_on("hot").await;
+    let name = name_of(&last_pods[0]);
     patch::merge(&cluster.of::<Pod>(), &name, &label)
         .await
         .unwrap();
@@ -296,16 +299,18 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     cluster
         .ask("bare", &name_of(&pods[1]), json!({"ttl": "5m"}))
         .await;
-    let held = async || {
+    let open_reservation = async || {
         let all = cluster.reservations().await;
         all.into_iter()
-            .find(|one| !spent(one))
-            .and_then(|one| one.metadata.name)
+            .find(|reservation| !spent(reservation))
+            .and_then(|reservation| reservation.metadata.name)
     };
     cluster
-        .until("it is reserved", async || held().await.is_some())
+        .until("it is reserved", async || {
+            open_reservation().await.is_some()
+        })
         .await;
-    let name = held().await.unwrap();
+    let name = open_reservation().await.unwrap();
     let named = async || {
         let job = cluster.all::<PodMigrationJob>().get("bare").await.unwrap();
         job.spec
@@ -358,7 +363,7 @@ pub(crate) async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
                 .unwrap();
         }
         // Without a time to live it is swept after half an hour.
-        let held = async || {
+        let reservation_exists = async || {
             cluster
                 .all::<Reservation>()
                 .get_opt(&uid)
@@ -367,7 +372,7 @@ pub(crate) async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
                 .is_some()
         };
         cluster
-            .until("its room is free", async || !held().await)
+            .until("its room is free", async || !reservation_exists().await)
             .await;
         cluster
             .until("it is gone", async || cluster.jobs().await.is_empty())
@@ -434,8 +439,8 @@ pub(crate) async fn jobs_wait_for_their_turn_and_say_why() {
     );
     // Those that waited in vain say for what.
     let mut waited = 0;
-    for at in 0..3 {
-        let (phase, reason, message) = cluster.end_of(&format!("j{at}")).await;
+    for i in 0..3 {
+        let (phase, reason, message) = cluster.end_of(&format!("j{i}")).await;
         assert_eq!((phase.as_str(), reason.as_str()), ("Failed", "Timeout"));
         waited += usize::from(message.contains("MaxMigratingGlobally"));
     }
@@ -512,8 +517,8 @@ pub(crate) async fn pods_of_any_controller_move() {
         cluster.until(kind, made).await;
         moves(&cluster, kind).await;
         // It and its pods make room for the next.
-        let of = cluster.delete(&format!("{path}/x")).await;
-        assert!(of, "{kind}");
+        let deleted = cluster.delete(&format!("{path}/x")).await;
+        assert!(deleted, "{kind}");
         cluster
             .until(kind, async || cluster.pods().await.is_empty())
             .await;

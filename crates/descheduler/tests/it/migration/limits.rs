@@ -13,12 +13,12 @@ fn args() -> Value {
 
 /// Waits until so many pods were evicted; returns the second in which they were.
 async fn evicted(cluster: &Cluster, count: usize) -> i64 {
-    let what = format!("{count} evictions");
-    let there = async || {
+    let context = format!("{count} evictions");
+    let is_reached = async || {
         let evictions = cluster.seen.evictions.lock();
-        evictions.iter().filter(|one| !one.dry).count() >= count
+        evictions.iter().filter(|eviction| !eviction.dry).count() >= count
     };
-    cluster.until(&what, there).await;
+    cluster.until(&context, is_reached).await;
     cluster.clock.now().as_second()
 }
 

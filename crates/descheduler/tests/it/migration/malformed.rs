@@ -31,8 +31,8 @@ fn job(name: &str, pod: &Pod, over: Value) -> Value {
 /// A pod that is not `pod`: those that come in the place of others have any name.
 async fn another(cluster: &Cluster, pod: &Pod) -> Pod {
     let all = cluster.pods().await.into_iter();
-    let mut others = all.filter(|one| name_of(one) != name_of(pod));
-    others.next().unwrap()
+    let mut other_pods = all.filter(|candidate| name_of(candidate) != name_of(pod));
+    other_pods.next().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,8 +58,8 @@ async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
         let good = format!("good-{name}");
         cluster.post(JOBS, &job(&good, &pod, json!({}))).await;
         assert_eq!(cluster.end_of(&good).await.0, "Succeeded");
-        let late = job(&format!("late-{name}"), &pods[0], json!({"ttl": "no"}));
-        cluster.post(JOBS, &late).await;
+        let late_job = job(&format!("late-{name}"), &pods[0], json!({"ttl": "no"}));
+        cluster.post(JOBS, &late_job).await;
         let pod = another(&cluster, &pods[0]).await;
         let good = format!("better-{name}");
         cluster.post(JOBS, &job(&good, &pod, json!({}))).await;
@@ -68,12 +68,13 @@ async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
     }
     let events = cluster.of::<Event>().list(&Default::default()).await;
     let events = events.unwrap().items;
-    let said = |name: &str| {
-        let of = events.iter().filter(|event| {
+    let message_of = |name: &str| {
+        let matching = events.iter().filter(|event| {
             event.involved_object.name.as_deref() == Some(name)
                 && event.reason.as_deref() == Some("Unreadable")
         });
-        of.filter_map(|event| event.message.clone())
+        matching
+            .filter_map(|event| event.message.clone())
             .collect::<Vec<_>>()
             .join("\n")
     };
@@ -82,8 +83,11 @@ async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
         ("late-second", "spec.ttl: ", "\"no\""),
         ("odd", "spec.reservationOptions.template.spec: ", "7"),
     ] {
-        let said = said(name);
-        assert!(said.contains(field) && said.contains(value), "{said}");
+        let message_of = message_of(name);
+        assert!(
+            message_of.contains(field) && message_of.contains(value),
+            "{message_of}"
+        );
     }
     // They are not touched, and can be mended.
     cluster.of::<Pod>().get(&name_of(&pods[0])).await.unwrap();
@@ -109,8 +113,8 @@ async fn a_job_whose_reservation_cannot_be_read_ends_by_its_time_and_says_so() {
         })
         .await;
     let all = cluster.all::<Reservation>();
-    let held = cluster.reservations().await.remove(0);
-    let name = held.metadata.name.unwrap();
+    let reservation = cluster.reservations().await.remove(0);
+    let name = reservation.metadata.name.unwrap();
     let _ = patch::merge(&all, &name, &json!({"spec": {"ttl": "a day"}})).await;
     let (phase, reason, message) = cluster.end_of("j").await;
     assert_eq!((phase.as_str(), reason.as_str()), ("Failed", "Timeout"));

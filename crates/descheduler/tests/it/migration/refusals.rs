@@ -29,12 +29,12 @@ async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
     assert_eq!(now.metadata.uid, pod.metadata.uid, "{name}");
     assert_eq!(now.metadata.deletion_timestamp, None, "{name}");
     assert!(cluster.reservations().await.is_empty(), "{name}");
-    let asked = cluster.seen.asked.load(Ordering::SeqCst) - before;
-    assert!(asked <= 10, "{name}: asked {asked} times");
-    let told = cluster.events().await;
+    let attempts = cluster.seen.asked.load(Ordering::SeqCst) - before;
+    assert!(attempts <= 10, "{name}: asked {attempts} times");
+    let reasons = cluster.events().await;
     assert!(
-        !told.iter().any(|reason| reason == "Descheduled"),
-        "{name}: {told:?}"
+        !reasons.iter().any(|reason| reason == "Descheduled"),
+        "{name}: {reasons:?}"
     );
 }
 

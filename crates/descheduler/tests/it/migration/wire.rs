@@ -161,7 +161,7 @@ where
     let list = all.list(&ListParams::default()).await.unwrap();
     list.items
         .into_iter()
-        .filter_map(|one| one.0.ok())
+        .filter_map(|object| object.0.ok())
         .collect()
 }
 
@@ -179,20 +179,20 @@ impl Wire {
     /// Whether a reservation that nobody has used holds room for what replaces `pod`.
     async fn is_reserved(&self, name: &str) -> bool {
         let jobs = all::<PodMigrationJob>(&self.client).await;
-        let held = all::<Reservation>(&self.client).await;
-        let of = |job: &&PodMigrationJob| {
+        let reservations = all::<Reservation>(&self.client).await;
+        let is_of_pod = |job: &&PodMigrationJob| {
             let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
             job.spec.pod_ref.name.as_deref() == Some(name)
                 && phase.is_some_and(|phase| phase.as_str() == "Running")
         };
-        let mut named = jobs.iter().filter(of).filter_map(|job| {
+        let mut named = jobs.iter().filter(is_of_pod).filter_map(|job| {
             let options = job.spec.reservation_options.as_ref()?;
             options.reservation_ref.as_ref()?.uid.clone()
         });
         named.any(|uid| {
-            held.iter().any(|one| {
-                let status = one.status.clone().unwrap_or_default();
-                one.metadata.uid.as_ref() == Some(&uid)
+            reservations.iter().any(|reservation| {
+                let status = reservation.status.clone().unwrap_or_default();
+                reservation.metadata.uid.as_ref() == Some(&uid)
                     && status.phase == Some(ReservationPhase::Available)
                     && !status.node_name.is_empty()
                     && status.current_owners.is_empty()
@@ -266,10 +266,17 @@ impl tower::Service<Request<Body>> for Wire {
             if last.is_some() {
                 return dead();
             }
-            let late = wire.seen.late.lock().take_if(|late| late.about == about);
-            if let Some(late) = late {
-                let said = wire.arrive(late.head, late.bytes).await?.status();
-                wire.seen.came.lock().push((about, said));
+            let late_write = wire
+                .seen
+                .late
+                .lock()
+                .take_if(|late_write| late_write.about == about);
+            if let Some(late_write) = late_write {
+                let status = wire
+                    .arrive(late_write.head, late_write.bytes)
+                    .await?
+                    .status();
+                wire.seen.came.lock().push((about, status));
             }
             Ok(answer)
         }

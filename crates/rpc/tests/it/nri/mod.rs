@@ -399,8 +399,8 @@ async fn a_synchronization_without_end_is_refused() {
         .unwrap_err();
     assert_eq!(refused.code, Code::ResourceExhausted as i32);
     // From the beginning again.
-    let whole: nri::SynchronizeResponse = peer.call("Synchronize", &part(false)).await.unwrap();
-    assert!(!whole.more);
+    let response: nri::SynchronizeResponse = peer.call("Synchronize", &part(false)).await.unwrap();
+    assert!(!response.more);
     assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 60000");
 }
 
@@ -449,18 +449,18 @@ async fn a_handler_that_hangs_or_panics_changes_nothing_and_costs_no_connection(
 async fn containers_are_updated_outside_of_events() {
     let (fixture, mut peer) = started(|_| {}).await;
     let runtime = fixture.stub.runtime().borrow().clone().unwrap();
-    let asked = nri::UpdateContainersRequest {
+    let request = nri::UpdateContainersRequest {
         update: vec![update_of("c", shares(5))],
         evict: Vec::new(),
     };
     let failed = nri::UpdateContainersResponse {
-        failed: asked.update.clone(),
+        failed: request.update.clone(),
     };
     let options = Options::within(Duration::from_secs(60));
-    let call = runtime.update_containers(&asked, &options);
+    let call = runtime.update_containers(&request, &options);
     let (answer, heard) = tokio::join!(call, peer.serve("UpdateContainers", &failed));
     assert_eq!(answer.unwrap(), failed);
-    assert_eq!(asked, heard);
+    assert_eq!(request, heard);
 }
 
 #[tokio::test(start_paused = true)]
@@ -614,5 +614,8 @@ fn what_a_runtime_would_refuse_is_refused() {
     assert!(refused(|settings| settings.events.clear()).starts_with("events"));
     let environment = |name: &str| (name == "NRI_PLUGIN_SOCKET").then(|| "three".to_owned());
     let error = settings().launched(environment).unwrap_err();
-    assert_eq!(error, "NRI_PLUGIN_SOCKET: \"three\" is not a file descriptor");
+    assert_eq!(
+        error,
+        "NRI_PLUGIN_SOCKET: \"three\" is not a file descriptor"
+    );
 }

@@ -58,10 +58,10 @@ impl Peer {
                     return came;
                 }
             }
-            let of = self.io.read_u32().await.unwrap();
+            let sender = self.io.read_u32().await.unwrap();
             let mut bytes = vec![0; self.io.read_u32().await.unwrap() as usize];
             self.io.read_exact(&mut bytes).await.unwrap();
-            self.frames.entry(of).or_default().push(bytes);
+            self.frames.entry(sender).or_default().push(bytes);
         }
     }
 
