@@ -211,7 +211,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_node_waits_if_every_strategy_that_finds_it_hot_does() {
+    fn node_is_early_if_all_strategies_wait() {
         let mut world = TestCluster::default();
         world.node("a", json!({}));
         let (waits, long) = ("hot: cpu 71%, 2 of 5 cycles", "hot: cpu 71%");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_by_node_what_was_done_and_which_rule_kept_whom() {
+    fn report_lists_actions_and_skipped_pods_by_node() {
         let mut world = TestCluster::default();
         world.node("a", json!({}));
         world.node(

@@ -15,7 +15,7 @@ pub(crate) fn shipped() -> Configuration {
 }
 
 #[test]
-fn nothing_said_is_the_default() {
+fn empty_file_is_the_default() {
     let config = parse("").unwrap();
     assert_eq!(config, Configuration::default());
     let nulls = parse("profiles:\nnodeSelector: null\nleaderElection: {leaseDuration: }\n");
@@ -47,7 +47,7 @@ fn nothing_said_is_the_default() {
 }
 
 #[test]
-fn the_manifest_says_what_it_says() {
+fn shipped_manifest_is_parsed_completely() {
     let config = shipped();
     assert_eq!(config.descheduling_interval.to_string(), "10s");
     assert_eq!(config.healthz_bind_address, "127.0.0.1:10251");
@@ -62,7 +62,7 @@ fn the_manifest_says_what_it_says() {
 }
 
 #[test]
-fn what_is_written_says_the_same() {
+fn written_configuration_parses_to_the_same() {
     let mut config = shipped();
     config.node_selector =
         Some(serde_json::from_value(serde_json::json!({"matchLabels": {"a": "b"}})).unwrap());
@@ -101,7 +101,7 @@ fn addresses_are_completed() {
 }
 
 #[test]
-fn defaults_are_merged_with_what_profiles_say() {
+fn defaults_are_merged_with_profiles() {
     let set = |text: &str| {
         let plugins = format!("profiles: [{{plugins: {{evict: {text}}}}}]\n");
         let config = parse(&plugins).unwrap();

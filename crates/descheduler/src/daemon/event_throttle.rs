@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_node_is_spoken_of_when_the_reason_changes_and_not_too_often() {
+    fn hot_node_event_is_throttled() {
         let mut throttle = EventThrottle::default();
         let daemons = report_of(&[("a", keeps("DaemonSet", "d/p"))]);
         let events = throttle.due(&at(&daemons, 0));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_hot_nodes_from_which_nothing_went_are_spoken_of() {
+    fn only_hot_nodes_without_moves_get_events() {
         let done = |success| Done {
             what: "move d/p: hot".to_owned(),
             strategy: "S".to_owned(),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn when_no_pod_was_looked_at_what_concerns_all_nodes_is_said() {
+    fn event_without_pod_reasons_has_cluster_notes() {
         let alone = NodeReport {
             kept: Default::default(),
             ..keeps("", "")
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_hot_again_is_spoken_of_again() {
+    fn node_that_is_hot_again_gets_an_event() {
         let hot = report_of(&[("a", keeps("DaemonSet", "d/p"))]);
         let mut cool = hot.clone();
         cool.nodes.get_mut("a").unwrap().hot = false;
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_all_nodes_is_a_reason_too() {
+    fn cluster_notes_count_as_reasons() {
         let alone = NodeReport {
             kept: Default::default(),
             ..keeps("", "")
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn many_nodes_are_spoken_of_cycle_by_cycle() {
+    fn events_of_many_nodes_are_spread_over_cycles() {
         let nodes: Vec<_> = (0..50).map(|n| format!("n{n:02}")).collect();
         let nodes: Vec<_> = nodes
             .iter()

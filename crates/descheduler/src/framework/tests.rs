@@ -59,7 +59,7 @@ fn two_nodes() -> TestCluster {
 }
 
 #[test]
-fn a_plan_has_who_goes_and_who_stays_and_why() {
+fn plan_lists_moves_and_skipped_pods() {
     let world = two_nodes();
     let mut framework = balancing(
         Box::new(All),
@@ -153,7 +153,7 @@ impl Placement for OnlyB {
 }
 
 #[test]
-fn who_finds_no_place_stays() {
+fn pod_without_target_is_skipped() {
     let world = two_nodes();
     let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
     framework.placement = Some(Box::new(OnlyB));
@@ -180,7 +180,7 @@ fn outcomes(plan: &Plan, failing: &[&str]) -> Vec<Result<String, String>> {
 }
 
 #[test]
-fn who_is_refused_for_ever_does_not_use_up_what_may_go_in_a_cycle() {
+fn refused_pods_do_not_use_up_the_cycle_limit() {
     let mut world = two_nodes();
     let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
     framework.limits.total = Some(1);
@@ -210,7 +210,7 @@ fn who_is_refused_for_ever_does_not_use_up_what_may_go_in_a_cycle() {
 }
 
 #[test]
-fn what_was_not_tried_for_another_one_does_not_pause() {
+fn untried_moves_are_not_backed_off() {
     /// Clears node `a`.
     #[derive(Debug)]
     struct Clears;

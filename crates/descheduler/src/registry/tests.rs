@@ -161,7 +161,7 @@ fn errors_of_strategies_are_gathered() {
 }
 
 #[test]
-fn what_is_on_is_spelled_out() {
+fn completed_configuration_lists_plugins() {
     let completed = completed(
         "[{plugins: {deschedule: {enabled: [{name: Named}]}},
            pluginConfig: [{name: Unknown, args: {a: 1}}, {name: Balancer, args: {names: [x]}}]}]",

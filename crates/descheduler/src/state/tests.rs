@@ -4,7 +4,7 @@ use koord_model::resources::{CPU, MEMORY};
 use serde_json::json;
 
 #[test]
-fn pods_of_one_workload_share_what_they_have_in_common() {
+fn pods_of_one_workload_share_a_shape() {
     let mut world = TestCluster::default();
     let spec = json!({"spec": {
         "initContainers": [{"name": "i", "image": "i", "resources": {"requests": {"cpu": "2"}}}],
@@ -38,7 +38,7 @@ fn pods_of_one_workload_share_what_they_have_in_common() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said() {
+fn unparsable_fields_are_reported() {
     let mut world = TestCluster::default();
     let node = world.node("n", json!({
         "metadata": {"annotations": {"node.koordinator.sh/raw-allocatable": "{\"cpu\": \"lots\"}"}},

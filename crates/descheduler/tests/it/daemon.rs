@@ -373,7 +373,7 @@ pub(crate) async fn the_configuration_is_shown_and_debugging_can_be_off() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn counters_begin_anew_when_metrics_are_deleted() {
+pub(crate) async fn deleting_metrics_resets_counters() {
     let cluster = Cluster::start().await;
     let running = cluster.run(0, false);
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -451,7 +451,7 @@ pub(crate) async fn a_replica_waits_for_the_lease_and_gives_it_back() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_node_that_stays_hot_says_why_and_not_again_and_again() {
+pub(crate) async fn hot_node_event_repeats_hourly() {
     let cluster = Cluster::start().await;
     let mut framework = framework(false);
     framework.profiles[0].deschedule = vec![Box::new(Stuck::default())];

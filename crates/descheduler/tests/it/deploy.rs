@@ -113,10 +113,10 @@ fn the_descheduler_uses_all_of_its_rights() {
     crate::daemon::a_cycle_carries_its_plan_out_and_shows_it();
     crate::daemon::a_replica_waits_for_the_lease_and_gives_it_back();
     crate::default_evictor::pods_are_evicted_unless_their_storage_is_protected();
-    crate::migration::jobs::a_hot_node_is_left_for_what_was_reserved();
+    crate::migration::jobs::pods_leave_a_hot_node_for_reservations();
     crate::migration::jobs::users_ask_for_jobs_of_every_kind();
     crate::migration::jobs::a_target_that_vanishes_ends_its_job_and_frees_its_room();
-    crate::migration::jobs::what_a_deleted_or_forgotten_job_holds_goes_with_it();
+    crate::migration::jobs::reservation_is_deleted_with_its_job();
     crate::migration::jobs::pods_of_any_controller_move();
     crate::migration::jobs::a_users_own_reservation_is_used();
     let used = USED.take();

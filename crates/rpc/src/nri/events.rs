@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_is_asked_for_what_it_knows() {
+    fn only_supported_events_are_requested() {
         let supported_events = |runtime_name: &str, runtime_version: &str, nri_version: &str| {
             supported(&ConfigureRequest {
                 runtime_name: runtime_name.into(),

@@ -157,7 +157,7 @@ fn sandbox(group: &str) -> cri::PodSandboxConfig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn containers_of_a_real_containerd_are_adjusted_before_they_start() {
+async fn containerd_containers_are_adjusted_before_start() {
     if !Path::new("/sys/fs/cgroup/cpu").is_dir() {
         return skip(
             "cgroup-v1",

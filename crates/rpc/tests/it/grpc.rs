@@ -386,7 +386,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn what_has_no_authority_passes_as_it_is(
+    fn frames_without_authority_pass_unchanged(
         frames in other_frames(),
         cuts in prop::collection::vec(1usize..200, 1..6),
     ) {

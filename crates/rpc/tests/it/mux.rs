@@ -73,7 +73,7 @@ async fn written(sizes: &[usize]) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_peer_in_go_can_read_what_is_written() {
+async fn go_peer_can_read_written_frames() {
     let sizes = [0, 10, 4086, 4087, 5000, 60_000, (4 << 20) - 64];
     let frames = written(&sizes).await;
     assert_eq!(frames.len(), 2 * sizes.len());
@@ -120,7 +120,7 @@ async fn a_channel_that_is_not_read_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_channel_that_nobody_reads_ends_the_connection() {
+async fn unread_channel_ends_the_connection() {
     let (mut peer, far) = duplex(1 << 16);
     let (mux, [_slow, mut other]) = Mux::open(far, [1, 2]);
     let large = vec![7; 8 << 20];

@@ -96,7 +96,7 @@ async fn a_message_of_any_size_is_answered() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_unimplemented() {
+async fn unknown_method_is_unimplemented() {
     let client = connected();
     assert_eq!(
         code(call(&client, "Other", &text(1)).await),
@@ -212,7 +212,7 @@ async fn the_streams_of_a_client_are_odd_and_grow() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_and_metadata_are_told() {
+async fn timeout_and_metadata_are_sent() {
     let client = connected();
     let options = Options {
         timeout: Some(Duration::from_secs(2)),
@@ -226,7 +226,7 @@ async fn time_and_metadata_are_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_does_not_come_in_time_is_an_error_on_both_sides() {
+async fn late_response_is_an_error_on_both_sides() {
     let client = connected();
     let options = Options::within(Duration::from_millis(1500));
     let begun = tokio::time::Instant::now();
@@ -256,7 +256,7 @@ async fn an_answer_that_does_not_come_in_time_is_an_error_on_both_sides() {
 }
 
 #[tokio::test]
-async fn a_call_that_hangs_or_is_dropped_holds_up_nobody() {
+async fn hanging_or_dropped_call_blocks_no_other() {
     let sample = Sample::default();
     let hanging = Arc::clone(&sample.hanging);
     let client = Client::new(serve(sample).0);
@@ -270,7 +270,7 @@ async fn a_call_that_hangs_or_is_dropped_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_waits_for_is_dropped() {
+async fn response_without_caller_is_dropped() {
     let (near, mut peer) = duplex(1 << 16);
     let client = Client::new(near);
     peer.write_all(&frame(77, wire::RESPONSE, &[]))

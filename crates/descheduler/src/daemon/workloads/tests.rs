@@ -117,7 +117,7 @@ fn workload(name: &str, owner: Option<(&str, &Arc<str>)>) -> Value {
 
 /// Upstream's three, and the other kinds.
 #[tokio::test(start_paused = true)]
-async fn workloads_of_known_kinds_say_how_many_replicas_they_want() {
+async fn replicas_of_known_kinds_are_resolved() {
     let cluster = Cluster::start().await;
     let deployment = cluster
         .put(&apps("deployments"), &plain(workload("d", None)))
@@ -215,7 +215,7 @@ fn plain(mut value: Value) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_kinds_are_asked_for_their_scale_now_and_then() {
+async fn scale_of_other_kinds_is_cached() {
     let cluster = Cluster::start().await;
     let scaled = definition("x.io", "v1", "Rollout", "rollouts", true);
     let fixed = definition("x.io", "v1", "Fixed", "fixeds", false);

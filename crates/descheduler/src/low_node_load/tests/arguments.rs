@@ -55,7 +55,7 @@ fn condition(timeout: i64, abnormal: u32, normal: u32) -> AnomalyCondition {
 
 /// Upstream's `TestSetDefaults_NodePoolsUseDefaultArgsFromLowNodeLoadArgs`.
 #[test]
-fn pools_inherit_what_they_do_not_say() {
+fn pools_inherit_absent_fields() {
     let top = json!({
         "highThresholds": {"cpu": 80, "memory": 80}, "lowThresholds": {"cpu": 20, "memory": 20},
         "prodHighThresholds": {"cpu": 90}, "prodLowThresholds": {"cpu": 10},
@@ -215,7 +215,7 @@ fn a_threshold_without_its_other_half_is_refused() {
 }
 
 #[test]
-fn the_shipped_configuration_says_what_it_says() {
+fn shipped_configuration_is_parsed_completely() {
     let config = crate::config::tests::shipped();
     let profile = &config.profiles[0];
     let entry = profile

@@ -65,7 +65,7 @@ fn a_detector_is_right_again_only_after_enough_in_a_row() {
 
 /// Upstream's `Test_filterRealAbnormalNodes`.
 #[test]
-fn nodes_are_hot_for_long_as_upstream_says() {
+fn hot_for_long_matches_upstream() {
     let cases: [(u32, &[&str], usize, &[&str]); 4] = [
         (1, &[], 0, &["n1", "n2"]),
         (2, &[], 0, &[]),
@@ -92,7 +92,7 @@ fn nodes_are_hot_for_long_as_upstream_says() {
 
 /// Upstream's `Test_resetNodesAsNormal` and `Test_tryMarkNodesAsNormal`.
 #[test]
-fn nodes_cool_down_as_upstream_says() {
+fn cooling_down_matches_upstream() {
     let (condition, node) = (condition(0, 2, 2), Arc::from("n"));
     let hot = || {
         let mut detectors = Detectors::default();
@@ -117,7 +117,7 @@ fn nodes_cool_down_as_upstream_says() {
 }
 
 #[test]
-fn a_node_is_remembered_as_long_as_it_exists() {
+fn detector_lives_as_long_as_its_node() {
     let (condition, mut detectors) = (condition(60, 2, 3), Detectors::default());
     let (old, new) = (Arc::from("uid-old"), Arc::from("uid-new"));
     let day = SignedDuration::from_hours(24);
@@ -174,7 +174,7 @@ fn rounds(interval: &str, between: SignedDuration, condition: Value) -> Vec<usiz
 }
 
 #[test]
-fn a_node_that_has_been_hot_for_long_is_so_in_the_next_cycle_too() {
+fn hot_for_long_lasts_into_next_cycle() {
     let (two, secs) = (
         json!({"consecutiveAbnormalities": 2}),
         SignedDuration::from_secs,
@@ -189,7 +189,7 @@ fn a_node_that_has_been_hot_for_long_is_so_in_the_next_cycle_too() {
 }
 
 #[test]
-fn cycles_in_which_nothing_is_known_of_a_node_end_a_row() {
+fn missing_observation_resets_the_count() {
     use super::memory::{Described, report, thresholds, world};
     let nodes: &[Described<'_>] = &[
         ("a", 1800, &[("p1", 1000)]),

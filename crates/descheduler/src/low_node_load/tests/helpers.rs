@@ -118,7 +118,7 @@ fn a_pool_has_the_nodes_that_it_selects() {
 
 /// Upstream's `TestResourceUsagePercentages` and `TestSortNodesByUsage…`.
 #[test]
-fn nodes_are_sorted_by_what_they_use() {
+fn nodes_are_sorted_by_usage() {
     let weights = json!({"resourceWeights": {"cpu": 1, "memory": 1, "pods": 1}, "lowThresholds": {"cpu": 1}, "highThresholds": {"cpu": 1}});
     let mut world = TestCluster::default();
     let nodes = [
@@ -179,7 +179,7 @@ fn closest(pods: &[Amounts], excess: &[Excess]) -> Vec<usize> {
 
 /// Upstream's `TestSortPodsOnOneOverloadedNode` and `TestSortPods2`.
 #[test]
-fn the_pod_that_is_closest_to_what_has_to_go_is_first() {
+fn closest_pod_to_the_excess_is_first() {
     let excess = |id, amount, weight| Excess { id, amount, weight };
     let pods = [
         (1000, 27_487_790_694),
@@ -198,7 +198,7 @@ fn the_pod_that_is_closest_to_what_has_to_go_is_first() {
 
 /// Upstream's `TestPodFitsAnyNodeWithThreshold` and `TestBalancePodsSkipsWhenNoTargetNodes`, by what comes of them.
 #[test]
-fn a_pod_that_would_take_every_cold_node_over_its_threshold_stays() {
+fn pod_too_large_for_every_cold_node_stays() {
     for selection in ["Greedy", "Variance"] {
         let mut world = TestCluster::default();
         for (node, cpu) in [("hot", "3"), ("cold", "1")] {

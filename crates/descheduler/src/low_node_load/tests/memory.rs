@@ -48,12 +48,12 @@ pub(super) fn report(world: &mut TestCluster, nodes: &[Described<'_>]) {
 }
 
 #[test]
-fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+fn replacement_is_not_moved_for_an_hour() {
     rests("Variance");
 }
 
 #[test]
-fn it_rests_with_upstreams_choice_too() {
+fn replacement_is_not_moved_with_greedy_selection() {
     rests("Greedy");
 }
 
@@ -85,7 +85,7 @@ fn rests(how: &str) {
 }
 
 #[test]
-fn a_node_is_not_hot_by_what_is_only_expected_on_it_but_takes_no_more() {
+fn expected_usage_fills_but_does_not_heat_a_node() {
     let hot: &[Described<'_>] = &[
         ("a", 1000, &[("p1", 1700)]),
         ("b", 900, &[]),
@@ -159,7 +159,7 @@ impl Placement for Picky {
 }
 
 #[test]
-fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
+fn pod_without_target_stays_others_move() {
     let nodes: &[Described<'_>] = &[
         ("a", 1600, &[("p1", 800), ("p2", 700), ("p3", 300)]),
         ("b", 100, &[]),
@@ -185,7 +185,7 @@ fn a_pod_without_a_promised_place_stays_and_another_goes_where_there_is_one() {
 }
 
 #[test]
-fn who_matters_less_goes_first_however_much_better_another_would_be() {
+fn less_important_pod_is_evicted_first() {
     let nodes: &[Described<'_>] = &[
         ("a", 1600, &[("big", 1000), ("small", 100)]),
         ("b", 100, &[]),
@@ -204,7 +204,7 @@ fn who_matters_less_goes_first_however_much_better_another_would_be() {
 }
 
 #[test]
-fn of_pods_that_matter_equally_the_one_that_evens_most_goes() {
+fn among_equal_pods_the_best_balance_wins() {
     let nodes: &[Described<'_>] = &[
         ("a", 1400, &[("p1", 200), ("p2", 1200), ("p3", 300)]),
         ("b", 500, &[]),
@@ -279,7 +279,7 @@ fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
 }
 
 #[test]
-fn what_moves_already_is_not_asked_for_again_though_its_node_stays_hot() {
+fn moving_pod_is_not_requested_again() {
     let nodes: &[Described<'_>] = &[("a", 2700, &[("p1", 400)]), ("b", 100, &[])];
     let world = world(nodes);
     let mut framework = framework(thresholds());
@@ -325,7 +325,7 @@ fn a_node_that_takes_no_pods_is_not_cold() {
 
 /// A node that is hot of prod beside two that are full of batch: what all pods use would be less even.
 #[test]
-fn pods_of_prod_go_where_prod_uses_little_though_all_pods_use_more_there() {
+fn prod_pods_move_by_prod_usage() {
     let class =
         |class: &str| json!({"metadata": {"labels": {"koordinator.sh/priority-class": class}}});
     let mut world = TestCluster::default();

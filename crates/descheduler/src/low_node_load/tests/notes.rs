@@ -25,7 +25,7 @@ fn thresholds() -> Value {
 }
 
 #[test]
-fn a_hot_node_says_for_how_long_it_has_been() {
+fn hot_node_note_counts_cycles() {
     let mut world = hot_and_cold();
     let patient =
         json!({"anomalyCondition": {"consecutiveAbnormalities": 5, "consecutiveNormalities": 3}});
@@ -67,7 +67,7 @@ fn a_hot_node_says_for_how_long_it_has_been() {
 }
 
 #[test]
-fn reports_that_cannot_be_believed_are_left_out_and_that_is_said() {
+fn unusable_node_metrics_are_skipped_with_a_note() {
     let cases = [
         (
             json!({"status": {"updateTime": "2026-01-01T11:56:59Z"}}),
@@ -127,7 +127,7 @@ fn reports_that_cannot_be_believed_are_left_out_and_that_is_said() {
 }
 
 #[test]
-fn every_way_to_stop_is_said() {
+fn every_stop_reason_is_noted() {
     let world = hot_and_cold();
     let run = |over: Value| framework(merged(thresholds(), over)).run(&world.snapshot());
     let plan = run(json!({"paused": true}));
@@ -147,7 +147,7 @@ fn every_way_to_stop_is_said() {
 }
 
 #[test]
-fn a_dry_run_shows_what_would_go_and_remembers_nothing() {
+fn dry_run_shows_moves_and_records_nothing() {
     let world = hot_and_cold();
     for selection in ["Greedy", "Variance"] {
         let mut framework = framework(merged(
@@ -163,7 +163,7 @@ fn a_dry_run_shows_what_would_go_and_remembers_nothing() {
 }
 
 #[test]
-fn what_an_evictor_only_shows_is_not_believed_to_have_gone() {
+fn shown_moves_are_not_recorded() {
     let world = hot_and_cold();
     for selection in ["Greedy", "Variance"] {
         let mut framework = framework(merged(thresholds(), json!({"victimSelection": selection})));
@@ -177,7 +177,7 @@ fn what_an_evictor_only_shows_is_not_believed_to_have_gone() {
 }
 
 #[test]
-fn what_moves_already_is_not_moved_again() {
+fn pod_with_a_job_is_not_moved_again() {
     let mut world = hot_and_cold();
     let mut framework = framework(thresholds());
     let first = moved(&framework.run(&world.snapshot()));
@@ -198,7 +198,7 @@ fn what_moves_already_is_not_moved_again() {
 }
 
 #[test]
-fn a_pool_says_of_how_many_nodes_nothing_is_known() {
+fn pool_note_counts_nodes_without_usage() {
     let mut world = hot_and_cold();
     let plan = framework(thresholds()).run(&world.snapshot());
     assert!(plan.notes.iter().all(|note| note.node.is_some()));

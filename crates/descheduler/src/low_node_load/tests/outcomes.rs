@@ -122,7 +122,7 @@ impl Board {
 const HOT: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
 
 #[test]
-fn a_pod_whose_job_failed_is_free_again_after_a_pause_that_grows() {
+fn failed_job_pauses_its_pod_with_backoff() {
     let mut board = Board::new(HOT);
     assert_eq!(board.moves(), ["p1"]);
     let mut pauses = Vec::new();
@@ -158,7 +158,7 @@ fn a_job_that_was_never_made_is_as_one_that_failed() {
 }
 
 #[test]
-fn the_other_pods_of_its_workload_pause_with_it_and_others_do_not() {
+fn failed_job_pauses_only_its_workload() {
     let nodes: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
     let mut board = Board::new(nodes);
     assert_eq!(board.moves(), ["p1"]);
@@ -178,7 +178,7 @@ fn the_other_pods_of_its_workload_pause_with_it_and_others_do_not() {
 }
 
 #[test]
-fn what_was_to_come_is_not_expected_any_more_once_its_job_failed() {
+fn failed_job_ends_the_expected_usage() {
     // With p1 node b is full.
     let nodes: &[Described<'_>] = &[
         ("a", 1000, &[("p1", 1700)]),
@@ -290,7 +290,7 @@ fn report_turned(board: &mut Board) {
 }
 
 #[test]
-fn the_next_leader_knows_what_the_last_one_moved() {
+fn next_leader_reads_moves_of_the_last() {
     let mut board = Board::new(HOT);
     assert_eq!(board.moves(), ["p1"]);
     board.take_over();
@@ -316,7 +316,7 @@ fn the_next_leader_knows_what_the_last_one_moved() {
 }
 
 #[test]
-fn the_next_leader_expects_what_moves_where_the_last_one_sent_it() {
+fn next_leader_expects_pods_on_their_targets() {
     // With p1 node b is full, and c is hot.
     let nodes: &[Described<'_>] = &[
         ("a", 1000, &[("p1", 1700)]),
@@ -363,7 +363,7 @@ fn the_next_leader_goes_on_with_a_row_of_failures() {
 }
 
 #[test]
-fn what_people_write_into_jobs_does_no_harm() {
+fn invalid_move_records_are_ignored() {
     for text in [
         "",
         "{}",

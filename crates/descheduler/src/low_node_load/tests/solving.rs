@@ -73,7 +73,7 @@ fn with(bin: &Bin, item: &Item) -> Bin {
 
 proptest! {
     #[test]
-    fn the_sum_falls_by_what_a_pair_gains(
+    fn objective_decreases_by_the_gain(
         source in a_bin(2), bins in vec(a_bin(2), 1..12), items in vec(an_item(2), 1..12), mean in vec(0.1..0.6_f64, 2),
         prod in any::<bool>(),
     ) {
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn no_node_is_over_anything_for_what_it_took(
+    fn moves_exceed_no_threshold_of_the_target(
         source in a_bin(2), bins in vec(a_bin(2), 1..12), items in vec(an_item(2), 1..30),
     ) {
         let mut all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0, 1.0], vec![0.3, 0.3]);
@@ -132,7 +132,7 @@ proptest! {
     }
 
     #[test]
-    fn work_is_bounded_and_what_may_not_be_is_not(
+    fn work_is_bounded_and_refused_pairs_are_skipped(
         source in a_bin(1), bins in vec(a_bin(1), 1..30), items in vec(an_item(1), 1..12), work in 0_u64..60,
     ) {
         let all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0], vec![0.1]);

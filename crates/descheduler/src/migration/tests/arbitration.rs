@@ -211,7 +211,7 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
 }
 
 #[test]
-fn what_comes_later_in_the_order_weighs_more() {
+fn later_sort_keys_take_precedence() {
     let mut world = TestCluster::default();
     let mut jobs = waiting(&mut world, 4, &[(0, 0), (2, 0), (3, 1)]);
     let mut moving = Vec::new();
@@ -292,7 +292,7 @@ fn a_job_passes_waits_or_fails() {
 
 /// An API server that cannot answer now is no reason to end a job.
 #[test]
-fn a_job_waits_while_nobody_can_say_how_large_the_workload_is() {
+fn job_waits_while_workload_size_is_unknown() {
     let mut world = TestCluster::default();
     let owned = json!({"metadata": {"ownerReferences": [
         {"apiVersion": "x.io/v1", "kind": "Set", "name": "s", "uid": "rs", "controller": true}]}});

@@ -79,7 +79,7 @@ fn a_reservation_is_made_from_the_pod_and_avoids_its_node() {
 }
 
 #[test]
-fn what_the_user_says_of_a_reservation_stands() {
+fn user_reservation_options_are_kept() {
     let template = json!({"metadata": {"name": "mine", "labels": {"a": "b"}},
         "spec": {"ttl": "1h", "allocateOnce": false, "owners": [{"labelSelector": {}}],
             "template": {"spec": {"containers": [{"name": "c"}]}}}});
@@ -132,7 +132,7 @@ fn labels_choose_how_a_pod_is_evicted() {
 }
 
 #[test]
-fn a_soft_eviction_says_who_asks_when_and_why() {
+fn soft_eviction_has_initiator_time_and_reason() {
     let annotations = json!({"koordinator.sh/evict-reason": "test-reason", "koordinator.sh/evict-trigger": "test-initiator"});
     let over = json!({"metadata": {"annotations": annotations}, "spec": {"deleteOptions": {"gracePeriodSeconds": 7}}});
     let text = evict::soft(&job("j", "p", over), now()).unwrap();

@@ -124,7 +124,7 @@ fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &
 }
 
 #[test]
-fn so_many_pods_of_the_cluster_a_node_a_namespace_and_a_workload_move() {
+fn migration_limits_match_upstream() {
     let same = json!({});
     let global = [ROWS[0], ROWS[1], ROWS[2], ROWS[3]];
     let here = ("test-node", &same);
@@ -145,7 +145,7 @@ fn so_many_pods_of_the_cluster_a_node_a_namespace_and_a_workload_move() {
 }
 
 #[test]
-fn so_many_pods_of_a_workload_are_away_or_not_ready() {
+fn unavailable_limit_matches_upstream() {
     let idle = json!({"status": {"phase": "Pending", "conditions": null}});
     let limits = |max: i64| json!({"maxMigratingPerNode": 0, "maxMigratingPerWorkload": 9, "maxUnavailablePerWorkload": max});
     for row in [
@@ -216,7 +216,7 @@ fn a_workload_that_would_be_away_whole_stays() {
 }
 
 #[test]
-fn what_a_pod_and_the_arguments_say_decides_whether_it_moves_at_all() {
+fn movable_pods_depend_on_pod_and_arguments() {
     let annotated = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
     let cost = |value: &str| annotated("scheduling.koordinator.sh/eviction-cost", value);
     let evict = annotated("descheduler.alpha.kubernetes.io/evict", "true");

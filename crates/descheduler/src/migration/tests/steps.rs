@@ -217,7 +217,7 @@ fn is(status: &str, reason: &str) -> Option<(String, String)> {
 
 /// Upstream's three of conditions that are found, and three of those that change.
 #[test]
-fn a_condition_is_written_when_it_says_something_else() {
+fn condition_is_written_when_it_changes() {
     let value = json!({"conditions": [
         {"type": "ReservationScheduled", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"},
         {"type": "ReservationCreated", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"},
@@ -279,7 +279,7 @@ fn a_pod_is_evicted_directly() {
 }
 
 #[test]
-fn a_pod_moves_to_what_was_reserved_for_it() {
+fn pod_moves_to_its_reservation() {
     let over =
         json!({"spec": {"reservationOptions": null, "podRef": {"uid": null}}, "status": null});
     let mut play = Play::new(running(over), Some(pod(json!({}))), None);
@@ -463,7 +463,7 @@ fn a_job_fails_for_a_reason() {
 }
 
 #[test]
-fn a_job_that_failed_gives_back_what_it_reserved_and_no_more() {
+fn failed_job_releases_only_its_own_reservation() {
     let mut expired = reservation(
         json!({"phase": "Failed", "conditions": [{"type": "Ready", "reason": "Expired"}]}),
     );
@@ -609,7 +609,7 @@ fn the_next_leader_goes_on_where_the_last_one_stopped() {
 }
 
 #[test]
-fn a_soft_eviction_waits_for_somebody_and_is_taken_back_when_nobody_comes() {
+fn soft_eviction_is_withdrawn_on_timeout() {
     let over = json!({"spec": {"ttl": "5m"}});
     let mut play = Play::new(
         running(over),
@@ -666,7 +666,7 @@ fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
 }
 
 #[test]
-fn a_job_rests_while_it_is_paused_waits_for_arbitration_or_has_ended() {
+fn paused_waiting_and_ended_jobs_do_nothing() {
     let existing_pod = || Some(pod(json!({})));
     let phase = |phase: &str| json!({"status": {"phase": phase}});
     for over in [
@@ -717,7 +717,7 @@ fn a_limited_pod_waits_only_before_its_eviction() {
 }
 
 #[test]
-fn a_reservation_that_cannot_be_made_is_said_once_and_one_without_an_order_gets_one() {
+fn reservation_failure_is_reported_once() {
     let job = running(json!({}));
     let status = step::unreserved(&job, "webhook", now()).unwrap();
     let condition = status::condition(&status, "ReservationCreated").unwrap();

@@ -246,7 +246,7 @@ fn pods_that_ended_stay() {
 }
 
 #[test]
-fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
+fn five_misfits_in_a_row_end_the_search() {
     let mut world = world();
     for (name, cpu) in [
         ("small", "100m"),
@@ -362,7 +362,7 @@ fn a_node_is_drained_if_all_its_pods_fit_elsewhere() {
 }
 
 #[test]
-fn room_that_a_node_was_promised_in_vain_is_free_again() {
+fn unused_capacity_is_released() {
     let mut world = world();
     node(&mut world, "s2", "gold", "8", "100");
     world.pod("p1", "s1", requests("900m", "100"));
@@ -487,7 +487,7 @@ fn each_pod_that_stays_has_a_reason() {
 }
 
 #[test]
-fn what_came_in_the_place_of_a_pod_rests_unless_its_node_is_cleared() {
+fn replacement_moves_only_when_its_node_is_drained() {
     for (mode, expected) in [("BestEffort", &[][..]), ("DrainNode", &["p2"][..])] {
         let mut world = world();
         world.pod("p1", "s1", requests("100m", "100"));

@@ -185,7 +185,7 @@ fn thresholds_have_to_be_exceeded() {
 }
 
 #[test]
-fn who_may_not_go_counts_but_stays() {
+fn filtered_pods_count_but_stay() {
     let selectors = json!([{"selector": {"matchLabels": {"foo": "bar"}}}, {}]);
     let labelled = [
         ("pod1", "node1", 2000, 500, "default", json!({"foo": "bar"})),
@@ -270,7 +270,7 @@ impl Filter for NotAtLast {
 }
 
 #[test]
-fn the_last_question_is_asked_and_the_reason_says_what_is_gained() {
+fn pre_evict_is_checked_and_gain_is_in_the_reason() {
     let mut world = world();
     world.pod("pod1", "node1", requests("2500m", "500"));
     let plan = framework(json!({})).run(&world.snapshot());
@@ -359,7 +359,7 @@ fn imbalance_is_the_deviation_of_shares() {
 }
 
 #[test]
-fn what_a_pod_takes_along_can_be_good_or_bad() {
+fn removal_can_raise_or_lower_imbalance() {
     let allocatable = || json!({"cpu": "1", "memory": "1024"});
     let resources = ["cpu", "memory"];
     let imbalance = |pods: &[Value]| imbalance_of(allocatable(), pods, &resources);
@@ -376,7 +376,7 @@ fn what_a_pod_takes_along_can_be_good_or_bad() {
 }
 
 #[test]
-fn each_pod_that_stays_has_a_reason_and_the_next_best_goes_for_one_that_may_not() {
+fn next_best_pod_replaces_a_refused_one() {
     let mut world = world();
     for (name, cpu) in [("best", "2"), ("next", "1500m"), ("last", "500m")] {
         world.pod(name, "node1", requests(cpu, "10"));
@@ -423,7 +423,7 @@ fn of_owner(owner: &str, created: &str) -> Value {
 }
 
 #[test]
-fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+fn replacement_is_not_moved_for_an_hour() {
     let mut world = world();
     world.pod("p1", "node1", requests("2", "10"));
     let mut framework = framework(json!({"nodeFit": false}));
@@ -451,7 +451,7 @@ fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
 }
 
 #[test]
-fn what_another_strategy_has_moved_rests_too() {
+fn moves_of_other_strategies_are_respected() {
     let mut world = world();
     let created = "2026-01-01T11:55:00Z";
     world.pod(

@@ -91,7 +91,7 @@ fn the_same_decision_makes_the_same_job_and_a_later_one_another() {
 }
 
 #[test]
-fn an_object_limiter_keeps_pods_of_its_workload_from_getting_jobs() {
+fn object_limiter_blocks_new_jobs() {
     let mut world = TestCluster::default();
     let pod = world.pod("p", "n", json!({}));
     let mut snapshot = world.snapshot();
@@ -110,7 +110,7 @@ fn an_object_limiter_keeps_pods_of_its_workload_from_getting_jobs() {
 }
 
 #[test]
-fn what_a_cycle_has_planned_counts_in_it() {
+fn planned_moves_count_in_their_cycle() {
     let mut world = TestCluster::default();
     let pods: Vec<_> = (0..3)
         .map(|i| world.pod(&format!("p{i}"), "n", json!({})))
@@ -229,7 +229,7 @@ impl Strategy for All {
 }
 
 #[test]
-fn who_gets_no_job_takes_no_room_from_others() {
+fn refused_pod_claims_no_target() {
     let mut world = TestCluster::default();
     world.node("hot", json!({}));
     world.node("cold", json!({}));

@@ -166,7 +166,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
 }
 
 #[test]
-fn nodes_that_would_be_empty_come_first_then_those_with_few_pods() {
+fn emptiest_nodes_are_ranked_first() {
     let mut world = world(&["node1", "node2", "node3", "node4", "node5", "node6"]);
     let (one, two) = (|| requests("1", "1Gi"), requests("2", "2Gi"));
     for (name, node) in [
@@ -226,7 +226,7 @@ fn nodes_that_would_be_empty_come_first_then_those_with_few_pods() {
 }
 
 #[test]
-fn what_a_node_does_not_have_does_not_count() {
+fn missing_resources_do_not_count() {
     let mut world = world(&["node-normal"]);
     world.node(
         "node-zero",
@@ -240,7 +240,7 @@ fn what_a_node_does_not_have_does_not_count() {
 }
 
 #[test]
-fn who_is_meant_but_may_not_go_weighs_on_its_node_and_is_taken_last() {
+fn selected_but_filtered_pods_rank_last() {
     let mut world = world(&["node-normal", "node-skipped"]);
     world.pod("p-eligible", "node-skipped", requests("1", "1Gi"));
     world.pod("p-skipped", "node-skipped", requests("1", "1Gi"));
@@ -359,7 +359,7 @@ fn pods_that_ended_do_not_count() {
 }
 
 #[test]
-fn selectors_say_who_is_meant() {
+fn selectors_choose_the_ranked_pods() {
     let web = json!({"name": "web", "selector": {"matchLabels": {"app": "web"}}});
     let all = json!({"name": "all"});
     // Pod `system` with label app=system beside pod `web`: what becomes of it.
@@ -381,7 +381,7 @@ fn selectors_say_who_is_meant() {
 }
 
 #[test]
-fn a_cluster_in_which_nobody_may_go_is_left_alone() {
+fn cluster_without_evictable_pods_is_unchanged() {
     let mut world = world(&["node1", "node2"]);
     world.pod("p1", "node1", requests("100m", "64Mi"));
     let plan = framework(json!({}), &["p1"]).run(&world.snapshot());
@@ -474,7 +474,7 @@ impl crate::framework::Filter for Busy {
 }
 
 #[test]
-fn who_may_not_go_for_the_moment_keeps_its_rank() {
+fn temporarily_refused_pod_keeps_its_rank() {
     let mut world = world(&["node1", "node2"]);
     for (name, node) in [
         ("a", "node1"),
@@ -517,7 +517,7 @@ fn each_pod_that_stays_has_a_reason() {
 }
 
 #[test]
-fn what_came_in_the_place_of_a_pod_rests_for_an_hour() {
+fn replacement_is_not_moved_for_an_hour() {
     let mut world = world(&["node1", "node2"]);
     world.pod("p1", "node1", requests("1", "1Gi"));
     let over = json!({"strategy": "EvictDirectly", "maxPodsToEvict": 5});

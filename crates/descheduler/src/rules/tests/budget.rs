@@ -98,7 +98,7 @@ fn pods_that_go_use_budgets_up() {
 
 /// Budgets are found by one of their labels; it makes no difference to looking at each.
 #[test]
-fn as_many_budgets_as_workloads_say_the_same_as_each_by_itself() {
+fn budget_index_agrees_with_a_linear_search() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut verdicts = [0; 3];
     for _ in 0..50 {

@@ -64,7 +64,7 @@ fn fits(pod: Value, first: Value, second: Value, there: Option<Value>) -> (bool,
 
 /// Upstream's `TestPodFitsAnyOtherNode`.
 #[test]
-fn other_nodes_fit_as_upstream_says() {
+fn fit_of_other_nodes_matches_upstream() {
     let want = || wanting(requests(2000, 2 * GB, 10 * GB));
     let overhead = |cpu: &str| {
         let overhead = json!({"cpu": cpu, "memory": "1G", "ephemeral-storage": "1G"});
@@ -178,7 +178,7 @@ fn other_nodes_fit_as_upstream_says() {
 
 /// Upstream's `TestPodFitsCurrentNode` and `TestPodFitsAnyNode`.
 #[test]
-fn nodes_fit_by_required_affinity_as_upstream_says() {
+fn required_affinity_fit_matches_upstream() {
     let wants = |key: &str, values: &[&str]| {
         let term = json!({"matchExpressions": [{"key": key, "operator": "In", "values": values}]});
         let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}});

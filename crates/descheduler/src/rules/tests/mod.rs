@@ -137,7 +137,7 @@ fn rules_keep_the_pods_that_upstream_keeps() {
 }
 
 #[test]
-fn no_annotation_moves_what_would_come_back_or_goes_already() {
+fn evict_annotation_spares_static_and_leaving_pods() {
     let evict = annotated(json!({"descheduler.alpha.kubernetes.io/evict": ""}));
     let cases = [
         (json!({}), true),
@@ -168,7 +168,7 @@ fn no_annotation_moves_what_would_come_back_or_goes_already() {
 }
 
 #[test]
-fn a_threshold_keeps_its_own_priority_and_no_priority_is_below_it() {
+fn priority_threshold_is_inclusive() {
     let below = Evictable {
         priority_threshold: Some(800),
         ..Evictable::default()
@@ -184,7 +184,7 @@ fn a_threshold_keeps_its_own_priority_and_no_priority_is_below_it() {
 }
 
 #[test]
-fn a_choice_says_whom_it_leaves_out() {
+fn selection_names_the_excluding_argument() {
     let selection = |namespaces: Value, selectors: Value| PodSelection {
         namespaces: serde_json::from_value(namespaces).unwrap(),
         selectors: serde_json::from_value(selectors).unwrap(),

@@ -19,7 +19,7 @@ fn kept(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn who_stays_has_a_reason() {
+fn skipped_pods_have_a_reason() {
     let made = |at: &str| json!({"metadata": {"creationTimestamp": at}, "owner": "ReplicaSet/r"});
     let case = case(
         json!([["a", "4", "4G", "10"]]),
@@ -79,7 +79,7 @@ fn spread(priorities: [i32; 3], rest: Value) -> Value {
 const SPREAD: &str = "RemovePodsViolatingTopologySpreadConstraint";
 
 #[test]
-fn of_a_crowded_domain_who_matters_least_goes() {
+fn least_important_pod_leaves_a_crowded_domain() {
     for (priorities, expected) in [([1, 2, 3], "p0"), ([3, 1, 2], "p1"), ([2, 3, 1], "p2")] {
         let plan = plan(SPREAD, json!({}), json!({}), &spread(priorities, json!({})));
         assert_eq!(gone(&plan), [expected], "{priorities:?}");
@@ -87,7 +87,7 @@ fn of_a_crowded_domain_who_matters_least_goes() {
 }
 
 #[test]
-fn of_a_crowded_domain_nobody_goes_who_finds_no_place_elsewhere() {
+fn pods_without_target_stay_in_a_crowded_domain() {
     let full = spread([0, 0, 0], json!({"spec": {"unschedulable": true}}));
     let unmoved = plan(SPREAD, json!({}), json!({}), &full);
     assert!(gone(&unmoved).is_empty());
@@ -207,7 +207,7 @@ fn nodes_without_a_fresh_report_are_not_looked_at() {
 }
 
 #[test]
-fn nodes_say_why_nothing_is_moved() {
+fn nodes_note_why_nothing_moves() {
     let pods = |on: &str| json!([["p q", on, "1", "-", {"owner": "ReplicaSet/r"}]]);
     let two = || json!([["a", "4", "4G", "10"], ["b", "4", "4G", "10"]]);
     let low = |cpu: u8, over: Value| {
@@ -270,7 +270,7 @@ fn nodes_say_why_nothing_is_moved() {
 }
 
 #[test]
-fn a_node_takes_as_many_pods_as_it_says() {
+fn node_takes_pods_up_to_its_capacity() {
     let tainted = json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}});
     let case = |pods: &str| {
         case(
@@ -295,7 +295,7 @@ fn a_node_takes_as_many_pods_as_it_says() {
 }
 
 #[test]
-fn who_a_budget_keeps_does_not_use_up_what_may_go_in_a_cycle() {
+fn budget_blocked_pods_do_not_use_up_the_limit() {
     let pod = |at: &str, app: &str| {
         json!({"metadata": {"creationTimestamp": at, "labels": {"app": app}}, "owner": "ReplicaSet/r",
                "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
@@ -342,7 +342,7 @@ fn who_a_budget_keeps_does_not_use_up_what_may_go_in_a_cycle() {
 }
 
 #[test]
-fn an_over_utilized_node_is_one_of_which_people_hear_why_nothing_goes() {
+fn over_utilized_node_is_reported_as_hot() {
     let pods = json!([["p q", "a", "2", "-", {"owner": "ReplicaSet/r"}]]);
     let nodes = json!([["a", "4", "4G", "10"], ["b", "4", "4G", "10"]]);
     let args =

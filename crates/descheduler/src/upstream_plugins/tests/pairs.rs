@@ -298,7 +298,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn rules_subtract_what_earlier_rules_evict() {
+fn rules_account_for_earlier_evictions() {
     let tainted =
         json!({"spec": {"taints": [{"key": "t", "effect": "NoSchedule"}], "unschedulable": true}});
     let mut wrong = Vec::new();

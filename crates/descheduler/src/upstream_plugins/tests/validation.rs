@@ -31,7 +31,7 @@ fn arguments_are_refused_as_upstream_does() {
 }
 
 #[test]
-fn what_is_refused_is_named() {
+fn refused_arguments_are_named() {
     let both_lists = json!({"include": ["a"], "exclude": ["b"]});
     let low = |over: Value| {
         merged(

@@ -198,7 +198,7 @@ async fn run(at: usize, end: Last) -> Death {
 
 /// What the last leader wrote may not have been seen by who leads now.
 #[tokio::test(start_paused = true)]
-async fn a_new_leader_knows_all_jobs_before_it_looks_for_pods_to_move() {
+async fn new_leader_lists_jobs_before_its_first_cycle() {
     let cluster = Cluster::start(1).await;
     let first = cluster.deschedule("one", &args(), false, Fuse::endless());
     cluster.leader("one").await;

@@ -18,7 +18,7 @@ fn quick() -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_hot_node_is_left_for_what_was_reserved() {
+pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
     let cluster = Cluster::start(2).await;
     let before = cluster.pods_on("hot").await.len();
     assert_eq!(before, 8);
@@ -192,7 +192,7 @@ async fn budget(cluster: &Cluster) {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_refusal_for_ever_ends_in_a_failure_that_says_so() {
+pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
     let cluster = Cluster::start(1).await;
     budget(&cluster).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
@@ -340,7 +340,7 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
+pub(crate) async fn reservation_is_deleted_with_its_job() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     cluster.closed.store(true, Ordering::SeqCst);
@@ -396,7 +396,7 @@ pub(crate) async fn what_a_deleted_or_forgotten_job_holds_goes_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn jobs_wait_for_their_turn_and_say_why() {
+pub(crate) async fn waiting_jobs_record_the_reason() {
     let cluster = Cluster::start(1).await;
     cluster.closed.store(true, Ordering::SeqCst);
     let args =
@@ -591,7 +591,7 @@ pub(crate) async fn a_users_own_reservation_is_used() {
 
 /// The job of a move that is remembered outlives others, and its reservation does not.
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_job_that_the_next_leader_has_to_know_of_is_not_swept_yet() {
+pub(crate) async fn job_needed_by_next_leader_is_not_swept() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;

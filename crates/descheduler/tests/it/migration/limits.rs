@@ -47,7 +47,7 @@ async fn a_change_of_leader_makes_no_pod_go_sooner() {
 
 /// A user's job without a reservation says nothing of the workload by itself.
 #[tokio::test(start_paused = true)]
-async fn what_users_asked_for_counts_for_the_next_leader_too() {
+async fn user_jobs_count_for_the_next_leader() {
     let cluster = Cluster::start(1).await;
     let fuse = Fuse::endless();
     let first = cluster.deschedule("one", &args(), false, fuse.clone());

@@ -36,7 +36,7 @@ async fn another(cluster: &Cluster, pod: &Pod) -> Pod {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
+async fn undecodable_objects_are_skipped_and_reported() {
     let cluster = Cluster::start(1).await;
     let pods = cluster.pods().await;
     let bad = job("bad", &pods[0], json!({"ttl": "5 minutes"}));
@@ -101,7 +101,7 @@ async fn what_cannot_be_read_stops_nobody_and_is_told_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_whose_reservation_cannot_be_read_ends_by_its_time_and_says_so() {
+async fn job_with_undecodable_reservation_times_out() {
     let cluster = Cluster::start(1).await;
     cluster.closed.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());

@@ -58,7 +58,7 @@ async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
 
 /// What kept the job is over by the time that it runs out of time.
 #[tokio::test(start_paused = true)]
-async fn a_timeout_names_what_the_job_waits_for_and_not_what_it_waited_for() {
+async fn timeout_names_the_current_reason() {
     let cluster = Cluster::start(0).await;
     cluster.hot.store(true, Ordering::SeqCst);
     let args = json!({"skipCheckExpectedReplicas": true, "maxMigratingPerWorkload": 1, "defaultJobTTL": "3m"});

@@ -405,7 +405,7 @@ async fn a_synchronization_without_end_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_hangs_or_panics_changes_nothing_and_costs_no_connection() {
+async fn hanging_or_panicking_handler_keeps_the_connection() {
     let (mut fixture, mut peer) = started(|_| {}).await;
     let begun = Instant::now();
     let answer = async { create(&mut peer, "hang").await };
@@ -528,7 +528,7 @@ fn assert_between(wait: Duration, seconds: f64) {
 }
 
 #[tokio::test]
-async fn told_to_stop_it_closes_the_connection() {
+async fn stop_closes_the_connection() {
     let (fixture, mut peer) = started(|_| {}).await;
     fixture.stop.cancel();
     fixture.running.await.unwrap();
@@ -592,7 +592,7 @@ async fn a_launched_plugin_has_one_connection() {
 }
 
 #[test]
-fn what_a_runtime_would_refuse_is_refused() {
+fn invalid_settings_are_refused() {
     let refused = |change: fn(&mut Settings)| {
         let mut settings = settings();
         change(&mut settings);
