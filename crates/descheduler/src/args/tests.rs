@@ -68,7 +68,7 @@ fn of_a_file_flags_override_the_leader_election_alone() {
     assert_eq!(election.retry_period, GoDuration::from_secs(3));
     assert_eq!(from_flags.config.healthz_bind_address, "127.0.0.1:1");
     assert_eq!(from_flags.config.metrics_bind_address, "127.0.0.1:2");
-    // What is ignored is said.
+    // Ignored flags are reported.
     let [note] = &from_flags.notes[..] else {
         panic!("{:?}", from_flags.notes);
     };

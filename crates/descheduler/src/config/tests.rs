@@ -6,7 +6,7 @@ fn parse(body: &str) -> Result<Configuration, ConfigError> {
     Configuration::parse(&format!("{HEAD}{body}"))
 }
 
-/// The configuration of our manifests.
+/// Returns the configuration of the shipped manifests.
 pub(crate) fn shipped() -> Configuration {
     let text = include_str!("../../../../deploy/descheduler/config.yaml");
     let map: Value = serde_saphyr::from_str(text).unwrap();
@@ -132,7 +132,7 @@ fn defaults_are_merged_with_profiles() {
     assert_eq!(set(replaced), "MigrationController A B");
     let off = "{disabled: [{name: '*'}], enabled: [{name: A}, {name: MigrationController}]}";
     assert_eq!(set(off), "A MigrationController");
-    // What is there twice is kept, to be found when the profile is built.
+    // Duplicates are kept, and reported when the profile is built.
     assert_eq!(
         set("{enabled: [{name: A}, {name: A}]}"),
         "MigrationController A A"
@@ -215,7 +215,7 @@ fn mistakes_are_refused_by_name() {
         let error = parse(body).unwrap_err().to_string();
         assert!(error.contains(expected), "{body}: {error}");
     }
-    // Without an election its times are nobody's business.
+    // Durations are not validated without leader election.
     assert!(parse("leaderElection: {leaderElect: false, leaseDuration: 1s}\n").is_ok());
     for (text, expected) in [
         (

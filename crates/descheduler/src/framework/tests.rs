@@ -3,7 +3,7 @@ use crate::testing::{AllowAll, TestCluster, balancing, moved};
 use jiff::SignedDuration;
 use serde_json::json;
 
-/// Wants every pod gone.
+/// A strategy that evicts every pod.
 #[derive(Debug)]
 struct All;
 
@@ -23,7 +23,7 @@ impl Strategy for All {
     }
 }
 
-/// Keeps pods whose name begins with `no`, and more than one of a node.
+/// A filter that refuses pods whose name begins with `no`, and more than one pod of a node.
 #[derive(Debug, Default)]
 struct Picky(Vec<Arc<str>>);
 
@@ -138,7 +138,7 @@ fn nodes_are_selected_and_fewer_than_two_are_left_alone() {
     assert!(framework.run(&world.snapshot()).error.is_some());
 }
 
-/// Promises `b` to everybody but `p2`.
+/// A placement that returns `b` for every pod except `p2`.
 #[derive(Debug)]
 struct OnlyB;
 
@@ -168,7 +168,7 @@ fn pod_without_target_is_skipped() {
     }
 }
 
-/// What comes of a plan if the moves of these pods fail.
+/// Returns the outcomes of a plan in which the moves of these pods fail.
 fn outcomes(plan: &Plan, failing: &[&str]) -> Vec<Result<String, String>> {
     let outcome = |action: &Action| match action {
         Action::Move(planned) if failing.contains(&&*planned.pod.name) => {
@@ -193,7 +193,7 @@ fn refused_pods_do_not_use_up_the_cycle_limit() {
         planned.push(moved(&plan).join(" "));
         world.now += SignedDuration::from_secs(10);
     }
-    // They pause for one cycle, then for two, then for four.
+    // The backoff is one cycle, then two, then four.
     let expected = [
         "no", "p1", "no", "p1", "p2", "no", "p1", "p2", "p2", "p2", "no", "p1",
     ];
@@ -204,14 +204,14 @@ fn refused_pods_do_not_use_up_the_cycle_limit() {
         why.map(|skipped| skipped.why.to_string()).as_deref(),
         Some("MoveRefused: its move failed 4 times in a row: not again for 7 cycles")
     );
-    // An hour later nothing is retained_until, and with what succeeds nothing is from then on.
+    // A failure expires after an hour, and a success clears it.
     world.now += SignedDuration::from_hours(1);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["no"]);
 }
 
 #[test]
 fn untried_moves_are_not_backed_off() {
-    /// Clears node `a`.
+    /// A strategy that drains node `a`.
     #[derive(Debug)]
     struct Clears;
     impl Strategy for Clears {
@@ -233,7 +233,7 @@ fn untried_moves_are_not_backed_off() {
     framework.record_outcomes(&snapshot, &plan, &outcomes(&plan, &["p1", "p2"]));
     let plan = framework.run(&snapshot);
     assert_eq!(moved(&plan), ["no", "p2"]);
-    // What was only shown did not fail.
+    // A move that was only shown did not fail.
     framework.dry_run = true;
     let plan = framework.run(&snapshot);
     framework.record_outcomes(&snapshot, &plan, &outcomes(&plan, &["no"]));

@@ -1,4 +1,4 @@
-//! Upstream's tables, and what they leave open.
+//! Upstream's test tables and additional cases.
 
 mod arbitration;
 mod arguments;
@@ -14,14 +14,14 @@ use koord_api::scheduling::PodMigrationJob;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Arguments with what `over` says.
+/// Returns arguments modified by `over`.
 pub(crate) fn args(over: Value) -> MigrationControllerArgs {
     serde_json::from_value::<MigrationControllerArgs>(over)
         .unwrap()
         .completed()
 }
 
-/// A job that moves pod `default/POD`, and what `over` says.
+/// Returns a job that moves pod `default/POD`, modified by `over`.
 pub(crate) fn job(name: &str, pod: &str, over: Value) -> Arc<PodMigrationJob> {
     let job = json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
@@ -31,13 +31,13 @@ pub(crate) fn job(name: &str, pod: &str, over: Value) -> Arc<PodMigrationJob> {
     Arc::new(serde_json::from_value(merged(job, over)).unwrap())
 }
 
-/// A job that has passed the arbitration.
+/// Returns a job that has passed the arbitration.
 fn passed(name: &str, pod: &str) -> Arc<PodMigrationJob> {
     let annotations = json!({"descheduler.koordinator.sh/passed-arbitration": "true"});
     job(name, pod, json!({"metadata": {"annotations": annotations}}))
 }
 
-/// Workload `uid` wants so many replicas.
+/// Sets the desired replicas of workload `uid`.
 pub(crate) fn replicas(snapshot: &mut Snapshot, uid: &str, replicas: i64) {
     let workload = Workload::Known {
         replicas,

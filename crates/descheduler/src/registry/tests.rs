@@ -4,7 +4,7 @@ use crate::testing::{AllowAll, TestCluster, moved};
 use serde::Deserialize;
 use serde_json::json;
 
-/// Evicts whatever has one of these names.
+/// A strategy that evicts the pods with one of these names.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Named {
@@ -188,7 +188,7 @@ fn completed_configuration_lists_plugins() {
         completed.notes,
         ["profiles[0].pluginConfig[0].args: there is no plugin Unknown"]
     );
-    // Written and read again, it is the same.
+    // Writing and parsing it again gives the same result.
     let text = completed.config.written().unwrap();
     let reparsed = registry()
         .complete(Configuration::parse(&text).unwrap())
@@ -277,7 +277,7 @@ fn mistakes_of_profiles_are_refused_by_name() {
         let error = framework(&profiles).unwrap_err().to_string();
         assert!(error.contains(expected), "{profiles}: {error}");
     }
-    // Values of a plugin that is not on are only remarked upon, and some plugins take any field.
+    // Values of a disabled plugin only cause a note, and some plugins accept any field.
     let off = completed("[{pluginConfig: [{name: Named, args: {names: ['']}}]}]").unwrap();
     assert!(
         off.notes[0].contains("names: \"\" is empty"),

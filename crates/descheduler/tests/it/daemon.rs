@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
-/// Evicts what is on node `hot`, clearing it, and keeps everything else.
+/// A strategy that drains node `hot` and keeps all other pods.
 #[derive(Debug)]
 struct Clearing;
 
@@ -63,7 +63,8 @@ impl Evictor for Evicting {
     }
 }
 
-/// Finds node `hot` hot, and keeps what is there: after half an hour because of another rule.
+/// A strategy that classifies node `hot` as hot and keeps its pods, after half an hour because of another
+/// rule.
 #[derive(Debug, Default)]
 struct Stuck {
     cycles: usize,
@@ -92,9 +93,9 @@ impl Strategy for Stuck {
 }
 
 struct Cluster {
-    /// May do everything.
+    /// Client with all rights.
     client: Client,
-    /// For the descheduler: may do what the manifests in `deploy/descheduler` allow.
+    /// Client for the descheduler, with the rights of the manifests in `deploy/descheduler`.
     limited: Client,
     refused: Refused,
     ctx: Context,
@@ -102,13 +103,13 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Nodes `hot` and `cold`, with pods `p` and `q` on the first and `r` on the second.
+    /// Starts a cluster of nodes `hot` and `cold`, with pods `p` and `q` on the first and `r` on the second.
     async fn start() -> Self {
-        // No custom resource is installed: nothing waits for them.
+        // No custom resource is installed, and nothing waits for them.
         Self::with(Vec::new()).await
     }
 
-    /// With these custom resources.
+    /// Starts a cluster with these custom resources.
     async fn with(definitions: Vec<serde_json::Value>) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))
@@ -159,7 +160,7 @@ impl Cluster {
         tokio::spawn(daemon::run(options, framework(dry_run), client, ctx))
     }
 
-    /// The start of the last cycle, in seconds since the beginning.
+    /// Returns the start of the last cycle, in seconds since the start of the test.
     fn at(&self) -> Option<i64> {
         let seconds = self.last.get()?.at.as_second();
         Some(
@@ -171,7 +172,7 @@ impl Cluster {
         )
     }
 
-    /// Every object's resourceVersion.
+    /// Returns the resourceVersion of every object.
     async fn versions(&self) -> Vec<(Option<String>, Option<String>)> {
         let pods = self.pods().list(&ListParams::default()).await.unwrap();
         let nodes = Api::<Node>::all(self.client.clone());
@@ -200,7 +201,7 @@ impl Cluster {
     }
 }
 
-/// A single profile of which [`Clearing`] is the strategy.
+/// Returns a single profile with the strategy [`Clearing`].
 fn framework(dry_run: bool) -> Framework {
     let profile = Profile {
         name: "test".into(),
@@ -266,7 +267,7 @@ pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
     let running = cluster.run(10, true);
     tokio::time::sleep(Duration::from_secs(35)).await;
     assert_eq!(cluster.versions().await, before);
-    // From start to start: the fourth cycle was the last.
+    // Intervals are measured from start to start: the fourth cycle was the last.
     assert!(cluster.at() >= Some(30), "{:?}", cluster.at());
     let report = cluster.last.get().unwrap();
     let actions = &report.nodes["hot"].actions;
@@ -295,7 +296,7 @@ pub(crate) async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
         .create(&PostParams::default(), &budget)
         .await
         .unwrap();
-    // Only a pod that runs is protected.
+    // Only running pods are protected.
     for name in ["p", "q"] {
         let status = json!({"status": {"phase": "Running"}});
         patch::merge_status(&cluster.pods(), name, &status)
@@ -325,7 +326,7 @@ pub(crate) async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
     cluster.refused.none();
 }
 
-/// What `GET path` answers, once and with the routes of a whole process.
+/// Returns the responses to `GET path`, once alone and once with the routes of a whole process.
 async fn asked(
     cluster: &Cluster,
     config: &Configuration,
@@ -431,13 +432,14 @@ pub(crate) async fn a_replica_waits_for_the_lease_and_gives_it_back() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(second.0.get().is_none() && second.0.readiness().is_ok());
     assert_eq!(holder().await, leads);
-    // Asked to stop, it ends well and gives the lease back: nobody waits for it to expire.
+    // On shutdown it ends without an error and releases the lease, so that no replica has to wait until it
+    // expires.
     first.1.cancel();
     first.2.await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(second.0.get().is_some());
     assert_ne!(holder().await, leads);
-    // Who finds the lease taken from him ends with an error.
+    // A replica that loses the lease ends with an error.
     let taken = json!({"spec": {"holderIdentity": "another"}});
     patch::merge(&leases, "koord-descheduler", &taken)
         .await
@@ -464,7 +466,7 @@ pub(crate) async fn hot_node_event_repeats_hourly() {
     };
     let (client, ctx) = (cluster.limited.clone(), cluster.ctx.clone());
     let running = tokio::spawn(daemon::run(options, framework, client, ctx));
-    // An event is kept for an hour.
+    // An event expires after an hour.
     tokio::time::sleep(Duration::from_secs(3000)).await;
     let events = Api::<k8s_openapi::api::core::v1::Event>::all(cluster.client.clone());
     let mut events = events.list(&ListParams::default()).await.unwrap().items;

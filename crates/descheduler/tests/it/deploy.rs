@@ -1,7 +1,7 @@
-//! The manifests in `deploy/descheduler`: the rights they give are those that the descheduler uses.
+//! The manifests in `deploy/descheduler`: they grant exactly the rights that the descheduler uses.
 //!
-//! Deschedulers of all tests run as the manifests' service account, and a refused request fails the test. Here tests
-//! are run again, to see that together they use every right.
+//! The deschedulers of all tests run as the manifests' service account, and a denied request fails the test.
+//! Here tests are run again to check that together they use every right.
 
 use axum::Router;
 use koord_apiserver::authz::User;
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-/// Rights that the tests below do not use, and what does.
+/// Rights that the tests below do not use, and where they are used.
 const OTHERWISE_USED: &[(&str, &str)] = &[
     (
         "patch events",
@@ -39,12 +39,12 @@ thread_local! {
     static USED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// What was asked for, and no rule allows.
+/// Denied requests.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Refused(Arc<Mutex<BTreeSet<String>>>);
 
 impl Refused {
-    /// Nothing was.
+    /// Asserts that no request was denied.
     pub(crate) fn none(&self) {
         assert_eq!(
             *self.0.lock(),
@@ -54,7 +54,7 @@ impl Refused {
     }
 }
 
-/// The API server as the descheduler's service account sees it.
+/// Returns the API server as accessed by the descheduler's service account.
 pub(crate) fn service(server: &ApiServer, refused: &Refused) -> Router {
     let user = User::service_account("koordinator-system", "koord-descheduler");
     let refused = refused.0.clone();
@@ -67,7 +67,7 @@ pub(crate) fn service(server: &ApiServer, refused: &Refused) -> Router {
     })
 }
 
-/// The objects in a manifest.
+/// Returns the objects in a manifest.
 fn documents(file: &str) -> Vec<Value> {
     let path = format!(
         "{}/../../deploy/descheduler/{file}",
@@ -80,7 +80,7 @@ fn documents(file: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Creates the namespace, and what gives the service account its rights.
+/// Creates the namespace and the rights of the service account.
 pub(crate) async fn install(client: &Client) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "koordinator-system"}});
     create(client, namespace).await;
@@ -103,7 +103,7 @@ async fn create(client: &Client, object: Value) {
         None => Api::all_with(client.clone(), &resource),
     };
     let created = api.create(&PostParams::default(), &object).await;
-    // The server may bring the namespace along.
+    // The server may create the namespace itself.
     assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
 }
 
@@ -126,7 +126,7 @@ fn the_descheduler_uses_all_of_its_rights() {
         .flat_map(|role| given_rights(&role["rules"]))
         .collect();
     let wide: Vec<_> = granted.iter().filter(|right| right.contains('*')).collect();
-    // Who has a scale is nobody's to know beforehand.
+    // The kinds with a scale are not known beforehand.
     assert_eq!(wide, ["get */scale.*"], "least rights");
     let unused: BTreeSet<_> = granted.difference(&used).map(String::as_str).collect();
     let listed: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
@@ -189,11 +189,11 @@ fn the_manifests_fit_together() {
         .map(|port| port["containerPort"].clone())
         .collect();
     assert_eq!(ports, [json!(args.secure_port)]);
-    // Plain HTTP asks for no rights: it is for those in the pod.
+    // Plain HTTP needs no rights: it is for programs in the pod.
     for address in [&config.healthz_bind_address, &config.metrics_bind_address] {
         assert_eq!(address, "127.0.0.1:10251");
     }
-    // Nothing of it lacks a plugin, and nothing is said in vain.
+    // No plugin is missing, and no setting is without effect.
     let completed = Registry::in_tree().complete(config).unwrap();
     assert_eq!(completed.notes, [""; 0]);
     completed.build().unwrap();

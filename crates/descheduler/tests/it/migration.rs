@@ -1,4 +1,4 @@
-//! Jobs against an API server: how they are worked on, and by whom.
+//! Jobs against an API server: processing, leader changes, limits and errors.
 
 mod cluster;
 mod deaths;

@@ -1,4 +1,4 @@
-//! The stub and the clients against a real containerd, which `bench/containerd` makes.
+//! The stub and the clients against a real containerd, which `bench/containerd` provides.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use koord_rpc::ttrpc::Options;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Gives every container the current quota, and notes what it is told.
+/// A handler that sets the current quota for every container and records its calls.
 struct Quota {
     quota: AtomicI64,
     told: mpsc::UnboundedSender<String>,
@@ -74,7 +74,7 @@ impl Handler for Quota {
         });
         Ok(Reply {
             adjust: Some(ContainerAdjustment {
-                // What a peer with a small buffer would stumble over.
+                // Metadata that a peer with a small buffer could not read.
                 env: vec![KeyValue {
                     key: "LONG".into(),
                     value: "x".repeat(60_000),
@@ -123,7 +123,7 @@ fn file(group: &str, id: &str, controller: &str, name: &str) -> i64 {
     text.trim().parse().unwrap()
 }
 
-/// Waits for this message; what comes before it is of no matter.
+/// Waits for this message; ignores earlier ones.
 async fn until(told: &mut mpsc::UnboundedReceiver<String>, expected: &str) {
     let waiting = async { while told.recv().await.expect("the stub runs") != expected {} };
     let limit = Duration::from_secs(120);
@@ -164,7 +164,7 @@ async fn containerd_containers_are_adjusted_before_start() {
             "the files that are looked at are those of cgroup v1",
         );
     }
-    // Removed after what runs in it has ended.
+    // Removed when the processes in it have ended.
     let groups;
     let Some(containerd) = Containerd::for_test() else {
         return;
@@ -254,7 +254,7 @@ async fn containerd_containers_are_adjusted_before_start() {
         .stdout;
     assert_eq!(output, b"60000\n");
 
-    // What the kubelet asks for is replaced, for the right container.
+    // The kubelet's value is replaced, for the right container.
     handler.quota.store(70_000, Ordering::SeqCst);
     let request = cri::UpdateContainerResourcesRequest {
         container_id: id.clone(),
@@ -283,14 +283,14 @@ async fn containerd_containers_are_adjusted_before_start() {
     assert_eq!(cpu("cpu.cfs_quota_us"), 90_000);
     drop(plugin);
 
-    // Killed and started again, it has what runs synchronized.
+    // After a restart the plugin receives the running containers.
     handler.quota.store(40_000, Ordering::SeqCst);
     containerd.kill();
     until(&mut told, "lost").await;
     containerd.start_again();
     until(&mut told, "synchronize 1 1").await;
     until(&mut told, "connected").await;
-    // It applies the answer after it has it, and says to nobody when that was.
+    // The runtime applies the response after receiving it, at an unknown time.
     let quota = format!("/sys/fs/cgroup/cpu/{group}/{id}/cpu.cfs_quota_us");
     eventually("quota in the container's group", async || {
         (std::fs::read_to_string(&quota).unwrap().trim() == "40000").then_some(())

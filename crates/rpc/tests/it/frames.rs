@@ -1,4 +1,4 @@
-//! Frames of ttrpc and of the mux, wherever the stream is cut and whatever stands in it.
+//! Frames of ttrpc and of the mux, with any split and any content of the stream.
 
 use bytes::{Bytes, BytesMut};
 use koord_rpc::mux::frame as mux;
@@ -9,7 +9,7 @@ use prost::Message;
 
 use crate::wire;
 
-/// Around what buffers and frames of the peers hold.
+/// Sizes around the limits of buffers and frames of the peers.
 fn size() -> impl Strategy<Value = usize> {
     prop_oneof![
         8 => prop::sample::select(vec![0, 1, 9, 10, 11, 4085, 4086, 4087, 4096, 5000, 60_000]),
@@ -18,7 +18,7 @@ fn size() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// `bytes` in pieces of these lengths, again and again.
+/// Splits `bytes` into pieces of these lengths, repeated.
 fn cut<'a>(mut bytes: &'a [u8], lengths: &'a [usize]) -> Vec<&'a [u8]> {
     let mut pieces = Vec::new();
     for length in lengths.iter().cycle() {
@@ -80,7 +80,7 @@ proptest! {
                 };
                 frames.push((header.stream, kind, message, header.length as usize));
             }
-            // An oversized message takes no room while it comes.
+            // An oversized message is not buffered.
             prop_assert!(buffer.len() < limit + 10 + piece.len());
         }
         prop_assert!(buffer.is_empty());
@@ -108,7 +108,7 @@ proptest! {
                 prop_assert!(!bytes.is_empty());
                 channels[channel as usize].extend(bytes);
             }
-            // A frame need not be whole.
+            // A frame may be incomplete.
             prop_assert!(buffer.len() < mux::HEADER);
         }
         prop_assert!(buffer.is_empty());
@@ -131,7 +131,7 @@ proptest! {
         prop_assert_eq!(decoder.next(&mut buffer), Err(mux::TooLong { channel, length }));
     }
 
-    /// Whatever comes, decoders end, take no more than what came, and do not panic.
+    /// For any input, decoders terminate, consume no more than the input, and do not panic.
     #[test]
     fn nothing_that_comes_breaks_a_decoder(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         let bytes = Bytes::from(bytes);
@@ -153,7 +153,7 @@ proptest! {
         assert_decodes(&bytes);
     }
 
-    /// Nearly a message: one with a few bytes changed gets deeper than noise.
+    /// A message with a few changed bytes gets further than noise.
     #[test]
     fn a_damaged_message_breaks_no_decoder(
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
@@ -203,8 +203,8 @@ fn sample() -> nri::CreateContainerRequest {
     }
 }
 
-/// What comes from others, decoded as every kind of message that a component reads: an error, or a
-/// message that is still the same when it was encoded.
+/// Decodes input from other programs as every kind of message that a component reads: the result is an error,
+/// or a message that encoding and decoding preserves.
 fn assert_decodes(bytes: &Bytes) {
     macro_rules! decode {
         ($($message:ty),* $(,)?) => {$(

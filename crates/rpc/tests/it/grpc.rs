@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status};
 
-/// Answers `Get` with a pod of the name and namespace asked for.
+/// A service that answers `Get` with a pod of the requested name and namespace.
 struct Kubelet;
 
 #[tonic::async_trait]
@@ -74,7 +74,7 @@ fn place() -> Place {
     }
 }
 
-/// A server until it is told to end, or forgotten.
+/// A server that runs until it is stopped or dropped.
 struct Serving {
     end: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -126,7 +126,7 @@ async fn messages_of_sixteen_mebibytes_pass_both_ways() {
         .get(named("x".repeat(MESSAGE_LIMIT)))
         .await
         .unwrap_err();
-    // The stream is reset; the connection lives on.
+    // The stream is reset; the connection stays open.
     assert_ne!(above.code(), Code::Unavailable, "{above}");
     client.get(named("x")).await.unwrap();
 }
@@ -139,7 +139,7 @@ async fn a_channel_outlives_its_server() {
     assert_eq!(nobody.code(), Code::Unavailable);
     assert!(format!("{nobody:?}").contains("kubelet.sock"), "{nobody:?}");
     for _ in 0..3 {
-        // The second one finds the socket that the first left.
+        // The second server replaces the socket of the first.
         let server = serve(&place.socket);
         client.get(named("x")).await.unwrap();
         server.end().await;
@@ -205,8 +205,8 @@ fn string(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What grpc-go sends first, but for the Huffman coding: everything is entered into the table, where
-/// `:authority` comes second.
+/// Returns the first block of grpc-go, but without Huffman coding: everything is added to the table, where
+/// `:authority` is second.
 fn first_block(authority: &[u8]) -> Vec<u8> {
     // :method POST, :scheme http
     let mut block = vec![0x83, 0x86];
@@ -226,7 +226,7 @@ fn grpc_message(message: &impl Message) -> Vec<u8> {
     bytes
 }
 
-/// Kind, stream and payload of what the server sends until the stream is over.
+/// Returns kind, stream and payload of the frames from the server until the stream ends.
 async fn answer(from: &mut UnixStream, stream: u8) -> Result<Vec<u8>, String> {
     let mut data = Vec::new();
     loop {
@@ -251,7 +251,7 @@ async fn answer(from: &mut UnixStream, stream: u8) -> Result<Vec<u8>, String> {
 }
 
 async fn ask(to: &mut UnixStream, stream: u8, block: &[u8]) -> Result<Vec<u8>, String> {
-    // In two parts and padded, which is allowed.
+    // Two frames with padding are allowed.
     let (one, two) = block.split_at(block.len() / 2);
     let padded = [&[3][..], one, &[0; 3]].concat();
     let bytes = [
@@ -282,7 +282,7 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
             ..Default::default()
         }),
     });
-    // `/a` in Huffman's code is 0x60 0xff with its padding: five bits each.
+    // `/a` in Huffman coding is 0x60 0xff with its padding: five bits each.
     let coded = [vec![0x82], vec![0x60, 0xff]].concat();
     for authority in [
         string(b"/run/x.sock"),
@@ -298,7 +298,7 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
         // From the table: te 62, content-type 63, :authority 64, :path 65.
         let indexed_block = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
         assert_eq!(ask(&mut stream, 3, &indexed_block).await.unwrap(), expected);
-        // Not entered into the table, and never to be.
+        // Never indexed.
         for (id, first) in [(5, 0x01), (7, 0x11)] {
             let block = [
                 &indexed_block[..3],
@@ -312,7 +312,7 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
     }
 }
 
-/// Why [`koord_rpc::grpc::Tolerant`] is there. Once this fails, it need not be.
+/// Shows why [`koord_rpc::grpc::Tolerant`] is needed. Once this fails, it is not.
 #[tokio::test]
 async fn without_tolerance_the_stream_is_reset() {
     let place = place();
@@ -367,7 +367,7 @@ fn filtered(bytes: &[u8], cuts: &[usize]) -> Vec<u8> {
     out.to_vec()
 }
 
-/// Frames of which none is a header block, or has an authority spelt out.
+/// Frames without a header block, or without a literal authority.
 fn other_frames() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop::sample::select(vec![0u8, 2, 3, 4, 5, 6, 7, 8, 10]);
     let other = (
@@ -395,7 +395,7 @@ proptest! {
         prop_assert_eq!(filtered(&bytes, &cuts), bytes);
     }
 
-    /// Where a block is cut into frames and reads makes no difference.
+    /// The split of a block into frames and reads makes no difference.
     #[test]
     fn an_authority_is_replaced_from_any_cut(
         length in 1usize..120,
@@ -419,7 +419,7 @@ proptest! {
         prop_assert_eq!(filtered(&bytes, &cuts), expected);
     }
 
-    /// Nothing is held back at the end, and noise breaks nothing.
+    /// No bytes are held back at the end, and noise is passed on.
     #[test]
     fn noise_passes(
         noise in prop::collection::vec(any::<u8>(), 0..600),

@@ -1,4 +1,4 @@
-//! Messages and transports, from outside.
+//! Messages and transports, tested from outside.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

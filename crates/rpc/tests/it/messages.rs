@@ -1,4 +1,4 @@
-//! The generated code is what the definitions say, and lays out messages as others do.
+//! The generated code matches the definitions, and encodes messages like other implementations.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,7 @@ fn the_generated_code_is_that_of_the_definitions() {
     }
 }
 
-/// One tag per line, as the tables of the interfaces have them: `tag<<3 | kind`, length, content.
+/// One tag per line, like in the tables of the interfaces: `tag<<3 | kind`, length, content.
 #[test]
 fn a_hook_request_has_the_bytes_of_its_table() {
     let request = hooks::ContainerResourceHookRequest {
@@ -102,7 +102,7 @@ fn events_of_nri_have_the_numbers_of_its_mask() {
     assert_eq!(Last as i32, 15);
 }
 
-/// Why a proxy must not decode and encode what it passes on.
+/// Shows why a proxy must not decode and encode what it passes on.
 #[test]
 fn a_field_that_the_definition_lacks_is_lost_in_decoding() {
     let request = cri::RunPodSandboxRequest {

@@ -44,7 +44,7 @@ async fn both_sides_call_over_one_connection() {
     tokio::join!(many(to_plugin, "plugin"), many(to_runtime, "runtime"));
 }
 
-/// The bytes that a call leaves on the wire, as frames of the channel.
+/// Returns the bytes of calls on the wire, as frames of the channel.
 async fn written(sizes: &[usize]) -> Vec<Vec<u8>> {
     let (near, mut far) = duplex(1 << 16);
     let sizes = sizes.to_vec();
@@ -55,7 +55,7 @@ async fn written(sizes: &[usize]) -> Vec<Vec<u8>> {
         for size in sizes {
             let sent = text(size);
             let call = client.call::<Text>("s", "m", &sent, &options);
-            // Written, not answered.
+            // Written, but not answered.
             let soon = tokio::time::timeout(std::time::Duration::from_secs(1), call);
             assert!(soon.await.is_err());
         }
@@ -86,7 +86,7 @@ async fn go_peer_can_read_written_frames() {
         let request = wire::Request::decode(message.as_slice()).unwrap();
         assert_eq!(request.payload, text(size).encode_to_vec());
     }
-    // The peer's trap: header and message in one frame.
+    // A frame with both header and message would fail on the peer.
     let joined = frames.chunks(2).map(<[Vec<u8>]>::concat);
     let fault = GoReader::new(joined).messages().unwrap_err();
     assert!(fault.ends_with("into 4096"), "{fault}");
@@ -105,7 +105,7 @@ async fn a_channel_that_is_not_read_holds_up_no_other() {
     let mut bytes = vec![0; large.len()];
     slow.read_exact(&mut bytes).await.unwrap();
     assert!(bytes == large);
-    // What was read makes room again.
+    // Reading makes room for more.
     for _ in 0..(UNREAD_LIMIT / large.len()) {
         peer.write_all(&wire::piece(1, &large)).await.unwrap();
     }

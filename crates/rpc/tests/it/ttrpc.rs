@@ -1,4 +1,4 @@
-//! Calls over ttrpc, against a peer that is written byte by byte, and against ourselves.
+//! Calls over ttrpc, against a peer with hand-written bytes, and against the implementation itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use crate::wire::{self, Request, Response, Text, frame, text};
 
 const LIMIT: usize = 4 << 20;
 
-/// `Echo` answers what it got, `Large` with as many bytes as its text says, `Hang` never, `Panic` not
-/// at all, `Told` with what came beside the message.
+/// A service: `Echo` answers its input, `Large` as many bytes as its text is a number, `Hang` never, `Panic`
+/// panics, `Told` with the metadata of the request.
 #[derive(Default)]
 struct Sample {
     hanging: Arc<Notify>,
@@ -85,7 +85,7 @@ fn code(answer: Result<Text, Error>) -> Code {
 #[tokio::test]
 async fn a_message_of_any_size_is_answered() {
     let client = connected();
-    // The largest leaves room for the request around it.
+    // The largest message leaves room for the request around it.
     for size in [0, 1, 10, 4086, 4087, 5000, 60_000, LIMIT - 64] {
         let request = text(size);
         assert!(
@@ -120,7 +120,7 @@ async fn an_oversized_request_is_refused_and_the_connection_lives() {
     let sound = wire::request("sample", "Echo", &text(5));
     assert_eq!(wire::code(&mut peer, 3, &sound).await, 0);
 
-    // Our own client does not even send it.
+    // The client does not even send it.
     let client = connected();
     let error = call(&client, "Echo", &text(LIMIT)).await.unwrap_err();
     assert!(
@@ -177,7 +177,7 @@ async fn streams_are_odd_and_grow() {
     assert_eq!(wire::code(&mut peer, 1, &echo).await, invalid, "smaller");
     assert_eq!(wire::code(&mut peer, 4, &echo).await, invalid, "even");
     assert_eq!(wire::code(&mut peer, 5, &echo).await, 0);
-    // Streaming calls, nonsense, and what a later version may add.
+    // Streaming calls, invalid frames, and extensions of later versions.
     peer.write_all(&frame(7, wire::DATA, b"x")).await.unwrap();
     assert_eq!(wire::code_of(&mut peer, 7).await, invalid);
     peer.write_all(&frame(9, wire::REQUEST, &[0xff; 3]))
@@ -231,7 +231,7 @@ async fn late_response_is_an_error_on_both_sides() {
     let options = Options::within(Duration::from_millis(1500));
     let begun = tokio::time::Instant::now();
     let result: Result<Text, _> = client.call("sample", "Hang", &text(0), &options).await;
-    // Both clocks end at once; either may be first.
+    // Both timeouts expire together; either may be first.
     match result.unwrap_err() {
         Error::Timeout { method, limit } => {
             assert_eq!((method.as_str(), limit.as_millis()), ("sample/Hang", 1500));
@@ -242,7 +242,7 @@ async fn late_response_is_an_error_on_both_sides() {
     assert_eq!(begun.elapsed(), Duration::from_millis(1500));
     assert_eq!(call(&client, "Echo", &text(5)).await.unwrap(), text(5));
 
-    // A caller that goes on waiting hears it from the server.
+    // A caller that waits longer gets the server's error.
     let sample = Sample::default();
     let dropped = Arc::clone(&sample.dropped);
     let (mut peer, _server) = serve(sample);
@@ -309,7 +309,7 @@ async fn a_panic_is_answered() {
 
 #[tokio::test]
 async fn the_end_of_a_connection_ends_its_calls() {
-    // The server goes.
+    // The server is dropped.
     let (near, peer) = duplex(1 << 16);
     let client = Client::new(near);
     let (waiting, asked) = (client.clone(), text(0));
@@ -323,7 +323,7 @@ async fn the_end_of_a_connection_ends_its_calls() {
         Err(Error::Closed(_))
     ));
 
-    // The client goes: the server ends without a fault, and what it did is dropped.
+    // The client is dropped: the server ends without an error, and its work is dropped.
     let sample = Sample::default();
     let (hanging, dropped) = (Arc::clone(&sample.hanging), Arc::clone(&sample.dropped));
     let (near, server) = serve(sample);
@@ -340,7 +340,7 @@ async fn the_end_of_a_connection_ends_its_calls() {
         "a call goes on after its connection"
     );
 
-    // So does it when the last handle is dropped.
+    // Also when the last handle is dropped.
     let (near, server) = serve(Sample::default());
     drop(Client::new(near));
     server.await.unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! The other side of a connection, byte by byte: written from the descriptions of the protocols and
-//! without the code that is tested.
+//! The other end of a connection, byte by byte: written from the descriptions of the protocols and without
+//! the tested code.
 
 use std::collections::VecDeque;
 
@@ -61,7 +61,7 @@ pub(crate) fn text(length: usize) -> Text {
     }
 }
 
-/// A ttrpc frame.
+/// Returns a ttrpc frame.
 pub(crate) fn frame(stream: u32, kind: u8, message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     let mut bytes = Vec::from(length.to_be_bytes());
@@ -71,7 +71,7 @@ pub(crate) fn frame(stream: u32, kind: u8, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A frame of the mux.
+/// Returns a frame of the mux.
 pub(crate) fn piece(channel: u32, bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap();
     let mut frame = Vec::from(channel.to_be_bytes());
@@ -80,7 +80,7 @@ pub(crate) fn piece(channel: u32, bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Stream, kind and message of the next ttrpc frame.
+/// Returns stream, kind and message of the next ttrpc frame.
 pub(crate) async fn receive(from: &mut DuplexStream) -> (u32, u8, Vec<u8>) {
     let length = from.read_u32().await.unwrap();
     let stream = from.read_u32().await.unwrap();
@@ -100,7 +100,7 @@ pub(crate) fn request(service: &str, method: &str, payload: &impl Message) -> Re
     }
 }
 
-/// Sends a request and returns the code of the answer, which must be for its stream.
+/// Sends a request and returns the code of the response, which must be for its stream.
 pub(crate) async fn code(to: &mut DuplexStream, stream: u32, request: &Request) -> i32 {
     let bytes = frame(stream, REQUEST, &request.encode_to_vec());
     to.write_all(&bytes).await.unwrap();
@@ -114,8 +114,8 @@ pub(crate) async fn code_of(to: &mut DuplexStream, stream: u32) -> i32 {
     response.status.map_or(0, |status| status.code)
 }
 
-/// A channel as the peer in Go reads it: each read takes one frame whole, through a buffer of 4,096
-/// bytes, and fails when the frame is longer than what was offered.
+/// A channel as the peer in Go reads it: each read takes one whole frame, through a buffer of 4,096 bytes,
+/// and fails if the frame is longer than requested.
 pub(crate) struct GoReader {
     frames: VecDeque<Vec<u8>>,
     buffered: VecDeque<u8>,
@@ -156,7 +156,7 @@ impl GoReader {
         Ok(bytes)
     }
 
-    /// The messages of all frames.
+    /// Returns the messages of all frames.
     pub(crate) fn messages(mut self) -> Result<Vec<Vec<u8>>, String> {
         let mut messages = Vec::new();
         while !self.frames.is_empty() {

@@ -1,4 +1,4 @@
-//! Against the embedded API server.
+//! Tests against the embedded API server.
 
 use super::*;
 use axum::extract::Request;
@@ -13,11 +13,11 @@ struct Cluster {
     server: Arc<ApiServer>,
     client: Client,
     workloads: Workloads,
-    /// How often a scale was asked for.
+    /// Number of scale requests.
     asked: Arc<AtomicUsize>,
 }
 
-/// A definition; with a path to its replicas it has a scale.
+/// Returns a CustomResourceDefinition; with a path to its replicas it has a scale.
 fn definition(group: &str, version: &str, kind: &str, plural: &str, scale: bool) -> Value {
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let mut version = json!({"name": version, "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}});
@@ -59,7 +59,7 @@ impl Cluster {
         }
     }
 
-    /// Makes an object; returns its UID.
+    /// Creates an object and returns its UID.
     async fn put(&self, path: &str, value: &Value) -> Arc<str> {
         let body = serde_json::to_vec(value).unwrap();
         let request = axum::http::Request::post(path).header("content-type", "application/json");
@@ -115,7 +115,7 @@ fn workload(name: &str, owner: Option<(&str, &Arc<str>)>) -> Value {
         "spec": {"replicas": 3, "serviceName": name, "selector": {"matchLabels": {"a": "b"}}, "template": template}})
 }
 
-/// Upstream's three, and the other kinds.
+/// Upstream's three cases, and the other kinds.
 #[tokio::test(start_paused = true)]
 async fn replicas_of_known_kinds_are_resolved() {
     let cluster = Cluster::start().await;
@@ -160,7 +160,7 @@ async fn replicas_of_known_kinds_are_resolved() {
         .of(&[
             ("apps/v1", "ReplicaSet", "d-1", &old),
             ("apps/v1", "ReplicaSet", "lone", &lone),
-            // The version does not matter.
+            // The version is ignored.
             ("apps/v1beta9", "Deployment", "d", &deployment),
             ("apps/v1", "StatefulSet", "s", &set),
             ("batch/v1", "Job", "j", &job),
@@ -172,7 +172,7 @@ async fn replicas_of_known_kinds_are_resolved() {
                 &Arc::from("none"),
             ),
             ("v1", "ReplicationController", "r", &Arc::from("gone")),
-            // Another one of this name.
+            // Another object of this name.
             ("apps/v1", "ReplicaSet", "lone", &Arc::from("other")),
             ("apps/v1", "DaemonSet", "x", &Arc::from("daemon")),
         ])
@@ -206,7 +206,7 @@ async fn replicas_of_known_kinds_are_resolved() {
     assert_eq!(remaining, expected);
 }
 
-/// Without what only StatefulSets have.
+/// Removes what only StatefulSets have.
 fn plain(mut value: Value) -> Value {
     if let Some(spec) = value["spec"].as_object_mut() {
         spec.remove("serviceName");
@@ -247,7 +247,7 @@ async fn scale_of_other_kinds_is_cached() {
         ]
     };
     assert_eq!(cluster.resolve(&owners).await, expected(7));
-    // Of kinds that have none nobody is asked.
+    // Kinds without a scale are not requested.
     assert_eq!(cluster.asked.load(Ordering::SeqCst), 1);
     let resource = koord_kube::kube_core::ApiResource {
         group: "x.io".to_owned(),

@@ -40,7 +40,7 @@ fn defaults_are_upstreams() {
         for (field, value) in merged(usual(), expected).as_object().unwrap() {
             assert_eq!(&written[field], value, "{field} of {given}");
         }
-        // What was written says the same.
+        // Writing it again gives the same.
         assert_eq!(args(written), args(given));
     }
 }

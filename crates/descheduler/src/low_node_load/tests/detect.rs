@@ -17,7 +17,8 @@ fn condition(timeout: i64, abnormal: u32, normal: u32) -> AnomalyCondition {
     }
 }
 
-/// Upstream's `TestBasicDetector`: wrong after two in a row, right after one, for three seconds.
+/// Upstream's `TestBasicDetector`: abnormal after two observations in a row, normal after one, with a timeout
+/// of three seconds.
 #[test]
 fn a_detector_goes_wrong_and_right_again() {
     let (condition, mut detector, now) = (condition(3, 1, 0), Detector::default(), now());
@@ -36,7 +37,7 @@ fn a_detector_goes_wrong_and_right_again() {
     assert_eq!(detector.abnormal(), 0);
 }
 
-/// Upstream's `TestBasicDetectorWithCustomNormalCondition`: right after three in a row.
+/// Upstream's `TestBasicDetectorWithCustomNormalCondition`: normal after three observations in a row.
 #[test]
 fn a_detector_is_right_again_only_after_enough_in_a_row() {
     let (condition, mut detector) = (condition(3, 1, 2), Detector::default());
@@ -129,12 +130,13 @@ fn detector_lives_as_long_as_its_node() {
     detectors.retain(&[&new].into_iter().collect());
     assert_eq!(detectors.abnormal_count(0, &old), 0);
     assert!(!detectors.record_over(0, &old, now(), &condition));
-    // Another pool counts for itself.
+    // Another pool has its own detectors.
     assert!(!detectors.record_over(1, &old, now(), &condition));
     assert_eq!(detectors.abnormal_count(1, &old), 1);
 }
 
-/// A descheduler with this interval, of whose pods one goes in each cycle, and the cycles in which one went.
+/// Runs cycles with this interval, each of which evicts one pod, and returns the cycles in which a pod was
+/// evicted.
 fn rounds(interval: &str, between: SignedDuration, condition: Value) -> Vec<usize> {
     use super::memory::{Described, report, world};
     let pods: Vec<_> = (0..9).map(|i| (format!("p{i}"), 100)).collect();
@@ -180,9 +182,9 @@ fn hot_for_long_lasts_into_next_cycle() {
         SignedDuration::from_secs,
     );
     assert_eq!(rounds("2m", secs(120), two.clone()), [3, 4, 5, 8]);
-    // Cycles come a little late.
+    // Cycles start slightly late.
     assert_eq!(rounds("2m", secs(121), two.clone()), [3, 4, 7, 8]);
-    // What is longer than that stands.
+    // A longer configured timeout is kept.
     let long = merged(two.clone(), json!({"timeout": "7m"}));
     assert_eq!(rounds("2m", secs(121), long), [3, 4, 5, 6]);
     assert_eq!(rounds("10s", secs(10), two), [3, 4, 5, 6, 7, 8]);

@@ -1,4 +1,4 @@
-//! Upstream's tests of what LowNodeLoad is made of.
+//! Upstream's tests of the parts of LowNodeLoad.
 
 use super::super::greedy::{Excess, by_closeness, closeness};
 use super::*;
@@ -111,7 +111,7 @@ fn a_pool_has_the_nodes_that_it_selects() {
     assert_eq!(names(&labelled("false"), &[]), Some(vec![]));
     let unknown = json!({"matchExpressions": [{"key": "test", "operator": "non-exist-operator"}]});
     assert_eq!(names(&selecting(unknown), &[]), None);
-    // What another pool had to do with is left out only by a selector.
+    // Nodes of earlier pools are only excluded by a selector.
     assert_eq!(names(&labelled("true"), &["test-node-2"]), Some(vec![]));
     assert_eq!(names(&pool(json!({})), &["test-node-2"]), Some(all));
 }
@@ -196,7 +196,8 @@ fn closest_pod_to_the_excess_is_first() {
     assert_eq!(closest(&pods, &excesses), [2, 1, 3, 4]);
 }
 
-/// Upstream's `TestPodFitsAnyNodeWithThreshold` and `TestBalancePodsSkipsWhenNoTargetNodes`, by what comes of them.
+/// Upstream's `TestPodFitsAnyNodeWithThreshold` and `TestBalancePodsSkipsWhenNoTargetNodes`, tested by their
+/// outcome.
 #[test]
 fn pod_too_large_for_every_cold_node_stays() {
     for selection in ["Greedy", "Variance"] {

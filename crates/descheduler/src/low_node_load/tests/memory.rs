@@ -1,4 +1,4 @@
-//! What is retained_until between cycles, and what pods are promised.
+//! State between cycles, and promises of targets.
 
 use super::*;
 use crate::framework::Placement;
@@ -16,10 +16,10 @@ pub(super) fn of_owner(owner: &str, created: &str) -> Value {
     }})
 }
 
-/// A node: its name, CPU in milli that no pod uses, and pods with what they use.
+/// A node: its name, CPU in milli-cores that no pod uses, and pods with their usage.
 pub(super) type Described<'a> = (&'a str, i64, &'a [(&'a str, i64)]);
 
-/// Nodes with a report each.
+/// Returns a cluster of nodes with a NodeMetric each.
 pub(super) fn world(nodes: &[Described<'_>]) -> TestCluster {
     let mut world = TestCluster::default();
     for (node, _, pods) in nodes {
@@ -62,7 +62,7 @@ fn rests(how: &str) {
     let mut world = world(hot);
     let mut framework = framework(merged(thresholds(), json!({"victimSelection": how})));
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
-    // Its successor runs on b, which is hot now for other reasons, and a is cold.
+    // The replacement runs on b, which is hot now for other reasons, and a is cold.
     world.pods.clear();
     world.now += SignedDuration::from_mins(10);
     let created = world.now.to_string();
@@ -72,12 +72,12 @@ fn rests(how: &str) {
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
     assert_eq!(kept(&plan, "p2"), ["MovedLately"]);
-    // Of another owner it may go.
+    // A pod of another owner may be moved.
     world.pod("q", "b", of_owner("rs-q", &created));
     let with_other: &[Described<'_>] = &[("a", 100, &[]), ("b", 800, &[("p2", 1000), ("q", 1000)])];
     report(&mut world, with_other);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
-    // An hour after its own move the successor may, too.
+    // An hour after its own move the replacement may be moved, too.
     world.pods.retain(|pod| &*pod.name == "p2");
     world.now += SignedDuration::from_mins(50);
     report(&mut world, turned);
@@ -93,14 +93,14 @@ fn expected_usage_fills_but_does_not_heat_a_node() {
     ];
     let mut world = world(hot);
     let mut framework = framework(thresholds());
-    // Both would go to b; with one of them it is full.
+    // Both would move to b; with one of them it is full.
     let plan = framework.run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1"]);
     assert_eq!(
         notes(&plan, "c")[1],
         "0 pods go: what the cold nodes take of cpu is used up"
     );
-    // The successor runs, and nothing is reported of it yet.
+    // The replacement runs, and its usage is not reported yet.
     world.pods.retain(|pod| &*pod.name != "p1");
     world.now += SignedDuration::from_secs(60);
     let created = world.now.to_string();
@@ -114,7 +114,7 @@ fn expected_usage_fills_but_does_not_heat_a_node() {
     let plan = framework.run(&world.snapshot());
     assert!(notes(&plan, "b").is_empty(), "{:?}", plan.notes);
     assert_eq!(moved(&plan), ["q1"], "to a, which is cold");
-    // What is reported of it counts, and once it is settled nothing else does.
+    // The reported usage counts, and once the move is settled nothing else.
     world.now += SignedDuration::from_secs(300);
     let settled: &[Described<'_>] = &[
         ("a", 1000, &[]),
@@ -144,7 +144,7 @@ fn pods_that_are_gone_do_not_make_a_node_hot() {
     assert_eq!(run("Greedy"), ["p1"], "as upstream");
 }
 
-/// Has no room for some, and one node for all others.
+/// A placement without a target for some pods, and with one target for all others.
 #[derive(Debug)]
 struct Picky(&'static [&'static str], &'static str);
 
@@ -175,7 +175,7 @@ fn pod_without_target_stays_others_move() {
         plan.moves()
             .all(|planned| planned.target.as_deref() == Some("c"))
     );
-    // They are expected there, and not where there would have been more room.
+    // They are expected there, and not on the node with more capacity.
     assert_eq!(
         notes(&framework.run(&world.snapshot()), ""),
         [format!(
@@ -218,7 +218,7 @@ fn among_equal_pods_the_best_balance_wins() {
         )
     };
     assert_eq!(run("Variance"), ["p2"]);
-    // 500m have to go: p2 is 2.4 times that, p3 is 0.6 and p1 0.4 of it.
+    // The excess is 500m: p2 uses 2.4 times that, p3 0.6 and p1 0.4 of it.
     assert_eq!(run("Greedy"), ["p2"]);
     let nodes: &[Described<'_>] = &[("a", 1400, &[("p1", 550), ("p2", 1200)]), ("b", 300, &[])];
     let world = self::world(nodes);
@@ -249,7 +249,7 @@ fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
     );
     let plan = framework(pooled.clone()).run(&world.snapshot());
     let first = moved(&plan);
-    // No pod goes twice, though the second pool has the same nodes.
+    // No pod is evicted twice, although the second pool has the same nodes.
     assert_eq!(
         first
             .iter()
@@ -257,7 +257,7 @@ fn pools_are_gone_through_in_order_and_a_plan_is_the_same_again() {
             .len(),
         first.len()
     );
-    // The nodes of the first pool are none of the last one's any more.
+    // The nodes of the first pool are excluded from the last one.
     assert!(
         first.len() >= 2
             && plan
@@ -323,7 +323,8 @@ fn a_node_that_takes_no_pods_is_not_cold() {
     }
 }
 
-/// A node that is hot of prod beside two that are full of batch: what all pods use would be less even.
+/// A node that is hot by prod usage, next to two that are full of batch pods: node usage would become less
+/// even.
 #[test]
 fn prod_pods_move_by_prod_usage() {
     let class =
@@ -358,7 +359,7 @@ fn prod_pods_move_by_prod_usage() {
         assert_eq!(moved(&plan).len(), 1, "{selection}: {:?}", plan.notes);
         assert!(moved(&plan)[0].starts_with('p'), "{selection}");
     }
-    // No node takes one that would be hot with it.
+    // No node accepts a pod that would make it hot.
     let tight = merged(args, json!({"highThresholds": {"cpu": 75}}));
     let plan = framework(tight).run(&world.snapshot());
     assert_eq!(moved(&plan), Vec::<String>::new());

@@ -33,7 +33,7 @@ fn args(value: Value) -> Args {
     serde_json::from_value(value).unwrap()
 }
 
-/// A framework in which the first cycle in which a node is hot is enough, and what `over` says.
+/// Returns a framework in which the first hot cycle is enough, modified by `over`.
 fn framework(over: Value) -> Framework {
     let at_once =
         json!({"anomalyCondition": {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1}});
@@ -42,7 +42,7 @@ fn framework(over: Value) -> Framework {
     balancing(Box::new(LowNodeLoad::new(args)), vec![Box::new(Rules)])
 }
 
-/// A report of each node that says that all pods use what they ask for.
+/// Adds NodeMetrics in which all pods use what they request.
 fn report_requests(world: &mut TestCluster) {
     let table = world.shapes.table().clone();
     for node in &world.nodes {
@@ -78,7 +78,7 @@ fn report_requests(world: &mut TestCluster) {
     }
 }
 
-/// What a plan says of a node, or of none.
+/// Returns the notes of a plan about a node, or about none.
 fn notes(plan: &Plan, node: &str) -> Vec<String> {
     let matching = plan
         .notes
@@ -87,7 +87,7 @@ fn notes(plan: &Plan, node: &str) -> Vec<String> {
     matching.map(|note| note.text.clone()).collect()
 }
 
-/// The rule that keeps `pod`.
+/// Returns the rules that keep `pod`.
 fn kept(plan: &Plan, pod: &str) -> Vec<&'static str> {
     let matching = plan.kept.iter().filter(|skipped| &*skipped.pod.name == pod);
     matching.map(|skipped| skipped.why.rule).collect()

@@ -1,10 +1,10 @@
-//! What is said when nothing moves.
+//! Notes when nothing moves.
 
 use super::*;
 use crate::testing::{OnlyShows, moved};
 use jiff::SignedDuration;
 
-/// A node that uses 3 of 4 CPUs and one that uses nearly none.
+/// Returns a cluster with a node that uses 3 of 4 CPUs and one that uses nearly none.
 fn hot_and_cold() -> TestCluster {
     let mut world = TestCluster::default();
     for node in ["cold", "hot"] {
@@ -39,7 +39,7 @@ fn hot_node_note_counts_cycles() {
             format!("pool {DEFAULT_POOL}: none of 1 hot nodes was hot for long enough");
         assert_eq!(notes(&plan, ""), [expected_note]);
     }
-    // A cycle in which it is not hot starts the count again.
+    // A cycle in which the node is not hot restarts the count.
     let hot = std::mem::take(&mut world.usage);
     world.usage("cold", json!({}), json!({}), &[]);
     world.usage("hot", json!({}), json!({"cpu": "2"}), &[]);
@@ -185,7 +185,7 @@ fn pod_with_a_job_is_not_moved_again() {
     // The job takes a while: the node counts as relieved meanwhile.
     let plan = framework.run(&world.snapshot());
     assert!(plan.actions.is_empty(), "{:?}", plan.notes);
-    // It came to nothing, and the node is hot as before: another try is due.
+    // The job failed, and the node is as hot as before: another attempt is due.
     world.now += SignedDuration::from_secs(301);
     world.usage.clear();
     let next = hot_and_cold();

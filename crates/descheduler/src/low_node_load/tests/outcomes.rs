@@ -1,4 +1,4 @@
-//! What jobs tell of the pods that they move.
+//! Outcomes of moves, read from their jobs.
 
 use super::memory::{Described, of_owner, report, thresholds, world};
 use super::*;
@@ -13,7 +13,7 @@ use koord_api::scheduling::PodMigrationJob;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use std::sync::Arc;
 
-/// Makes jobs of all that is asked for.
+/// An evictor that creates jobs.
 #[derive(Debug)]
 struct Jobs(Migrations);
 
@@ -26,11 +26,11 @@ impl Evictor for Jobs {
     }
 }
 
-/// As an API server keeps it.
+/// Returns the job as an API server stores it.
 pub(super) fn made(job: &PodMigrationJob, now: jiff::Timestamp) -> PodMigrationJob {
     let mut job = job.clone();
     let name = job.metadata.name.clone().unwrap();
-    // Times of objects are whole seconds.
+    // Times in objects have whole seconds.
     let now = jiff::Timestamp::from_second(now.as_second()).unwrap();
     job.metadata.creation_timestamp = Some(Time(now));
     job.metadata.uid = Some(format!("uid-{name}"));
@@ -62,12 +62,12 @@ impl Board {
         }
     }
 
-    /// Another process leads from now on.
+    /// Replaces the leader by another process.
     pub(super) fn take_over(&mut self) {
         self.framework = framework_with_jobs(thresholds());
     }
 
-    /// Runs a cycle and makes the jobs that it wants.
+    /// Runs a cycle and creates its jobs.
     pub(super) fn cycle(&mut self) -> Plan {
         let plan = self.framework.run(&self.world.snapshot());
         for planned in plan.moves() {
@@ -82,12 +82,12 @@ impl Board {
         plan
     }
 
-    /// Whom a cycle moves.
+    /// Runs a cycle and returns the names of the moved pods.
     pub(super) fn moves(&mut self) -> Vec<String> {
         moved(&self.cycle())
     }
 
-    /// The newest job has this status now.
+    /// Sets the status of the newest job.
     pub(super) fn says(&mut self, status: Value) {
         let job = self.world.jobs.last_mut().unwrap();
         let mut changed = PodMigrationJob::clone(job);
@@ -95,7 +95,7 @@ impl Board {
         *job = Arc::new(changed);
     }
 
-    /// The newest job fails, and its pod is where it was.
+    /// Fails the newest job, with its pod unchanged.
     pub(super) fn fails(&mut self) {
         self.says(
             json!({"phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
@@ -103,7 +103,7 @@ impl Board {
         );
     }
 
-    /// The newest job remembers this of its move.
+    /// Sets the move record of the newest job.
     fn writes(&mut self, text: &str) {
         let job = self.world.jobs.last_mut().unwrap();
         let mut changed = PodMigrationJob::clone(job);
@@ -219,14 +219,14 @@ fn a_job_that_ends_after_the_eviction_has_moved_its_pod() {
         board.world.pod("p2", "b", of_owner("rs-p1", &created));
         report(&mut board.world, turned);
         assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"], "{reason}");
-        // An hour from when it went, which was 240 s after it was asked for.
+        // An hour from the eviction, which was 240 s after the request.
         for (wait, goes) in [(3539, false), (1, true)] {
             board.wait(wait);
             report(&mut board.world, turned);
             assert_eq!(!board.moves().is_empty(), goes, "{reason}");
         }
     }
-    // One that was not evicted, and went by itself, is no move.
+    // A pod that was not evicted and left by itself is no move.
     let mut board = Board::new(HOT);
     assert_eq!(board.moves(), ["p1"]);
     board.says(timeout("False", reasons::FAILED_EVICT));
@@ -276,7 +276,7 @@ fn as_long_as_a_job_runs_its_pod_moves() {
     assert_eq!(kept(&board.cycle(), "p1"), ["MovesAlready"]);
 }
 
-/// p1 went from a to b, where p2 runs in its place, and b is hot now.
+/// Moves p1 from a to b, where p2 runs as its replacement, and makes b hot.
 fn turned(board: &mut Board) {
     board.world.pods.clear();
     let created = board.world.now.to_string();
@@ -304,7 +304,7 @@ fn next_leader_reads_moves_of_the_last() {
     turned(&mut board);
     board.take_over();
     assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"]);
-    // The hour does not begin anew.
+    // The hour is not restarted.
     board.wait(2999);
     report_turned(&mut board);
     board.take_over();
@@ -332,7 +332,7 @@ fn next_leader_expects_pods_on_their_targets() {
         moved(&plan).is_empty() && notes(&plan, "a").is_empty(),
         "{plan:?}"
     );
-    // The scheduler has put its reservation somewhere else.
+    // The scheduler has placed its reservation on another node.
     board.says(json!({"phase": "Running", "nodeName": "d"}));
     board.take_over();
     assert_eq!(board.moves(), ["q1"], "to b");
@@ -350,7 +350,7 @@ fn the_next_leader_goes_on_with_a_row_of_failures() {
         assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
         board.wait(1);
     }
-    // Those from before are swept; the newest one tells how many there were.
+    // Earlier jobs are swept; the newest one records the number of failures.
     board.moves();
     board.fails();
     board.world.jobs.drain(..board.world.jobs.len() - 1);
@@ -388,7 +388,7 @@ fn nothing_uses_less_than_nothing() {
     let mut board = Board::new(HOT);
     board.moves();
     board.writes(r#"{"workload":"rs-p1","node":"a","target":"b","usage":{"cpu":"-9"}}"#);
-    // It has ended, and what it says of its pod counts.
+    // The job has ended, and its outcome counts.
     board.says(json!({"phase": "Succeeded"}));
     board.take_over();
     let plan = board.cycle();
@@ -424,8 +424,8 @@ fn jobs_are_kept_as_long_as_their_pods_rest() {
     assert_eq!(until(json!({"phase": "Running"})), None);
 }
 
-/// The clock of the leader that worked on the job was years ahead: its times count as that of the job's creation, so that
-/// the workload is not left alone for as long.
+/// The clock of the job's leader was years ahead: its times count as that of the job's creation, so that the
+/// workload does not pause for as long.
 #[test]
 fn times_of_a_wrong_clock_count_as_creation() {
     const AHEAD: &str = "2035-01-01T00:00:00Z";

@@ -1,4 +1,4 @@
-//! Clusters whose load wanders, for hours of cycles.
+//! Simulated clusters with changing load over hours of cycles.
 
 use super::outcomes::{framework_with_jobs, made};
 use super::*;
@@ -14,12 +14,12 @@ const CYCLE: SignedDuration = SignedDuration::from_secs(60);
 const CPUS: i64 = 32_000;
 const HIGH: i64 = 70;
 
-/// What is known of a pod of the simulation, besides its object.
+/// State of a simulated pod in addition to its object.
 #[derive(Debug, Clone)]
 struct Life {
     cpu: i64,
     memory: i64,
-    /// When it, or what it came in the place of, was moved last.
+    /// Time of the last move of the pod or of one that it replaced.
     moved: Option<Timestamp>,
 }
 
@@ -53,7 +53,7 @@ impl Simulation {
             );
         }
         for i in 0..nodes * 10 {
-            // Half of the pods crowd on a quarter of the nodes.
+            // Half of the pods are on a quarter of the nodes.
             let crowd = out.rng.bool();
             let node = out
                 .rng
@@ -87,7 +87,7 @@ impl Simulation {
         self.lives.insert(name, life);
     }
 
-    /// Use wanders.
+    /// Changes the usage randomly.
     fn wander(&mut self) {
         for life in self.lives.values_mut() {
             let percent = self.rng.i64(90..=111);
@@ -144,7 +144,7 @@ impl Simulation {
         (loads.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / loads.len() as f64).sqrt()
     }
 
-    /// Carries `plan` out at once. How far apart the moves of what took each other's place were, at least.
+    /// Carries out `plan` immediately. Returns the shortest time between moves of a pod and its replacement.
     fn carry_out(&mut self, plan: &Plan) -> Option<SignedDuration> {
         let mut least: Option<SignedDuration> = None;
         for planned in plan.moves() {
@@ -178,7 +178,7 @@ impl Simulation {
     }
 }
 
-/// A scheduler that puts pods on the node that uses least, if that stays within its threshold.
+/// A placement that selects the node with the lowest usage if that stays within its threshold.
 #[derive(Debug, Default)]
 struct Emptiest(BTreeMap<Arc<str>, i64>);
 
@@ -225,7 +225,7 @@ struct Seen {
     leaders: usize,
 }
 
-/// With `jobs` another process leads now and then, which knows of the last one's moves by their jobs alone.
+/// With `jobs`, the leader changes now and then, and reads the moves of the last one only from the jobs.
 fn simulate(seed: u64, jobs: bool, seen: &mut Seen) {
     let mut simulation = Simulation::new(seed);
     let thresholds = json!({"lowThresholds": {"cpu": 50, "memory": 70}, "highThresholds": {"cpu": HIGH, "memory": 90}});
@@ -305,7 +305,7 @@ fn simulate(seed: u64, jobs: bool, seen: &mut Seen) {
 }
 
 impl Simulation {
-    /// What nodes use with the pods that they have now.
+    /// Returns the usage of nodes with their current pods.
     fn settled(&self) -> BTreeMap<Arc<str>, i64> {
         let mut out: BTreeMap<Arc<str>, i64> = self
             .world

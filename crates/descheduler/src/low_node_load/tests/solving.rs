@@ -1,11 +1,11 @@
-//! The solver by itself, on random nodes and pods.
+//! The solver alone, with random nodes and pods.
 
 use super::super::load::UsageKind;
 use super::super::solve::{Bin, Bins, Item, NEAR, Work};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// A node of 1,000 of each resource, of which at most 700 are to be used.
+/// Returns a node with a capacity of 1,000 per resource and a limit of 700.
 fn a_bin(resources: usize) -> impl Strategy<Value = Bin> {
     let has = vec(500_i64..2000, resources);
     (has, vec(0.0..0.9_f64, resources)).prop_map(|(has, shares)| {
@@ -78,7 +78,7 @@ proptest! {
         prod in any::<bool>(),
     ) {
         let usage_kind = if prod { UsageKind::Prod } else { UsageKind::Node };
-        // Where prod is to be even, only its pods are asked about.
+        // With prod usage, only pods of priority class prod are tried.
         let items: Vec<_> = items.into_iter().map(|item| Item { prod: item.prod || prod, ..item }).collect();
         let weights = vec![1.0, 3.0];
         let all = Bins::new(usage_kind, bins.clone(), weights.clone(), mean.clone());

@@ -8,11 +8,11 @@ struct Case {
     args: Value,
     nodes: Vec<(&'static str, Value)>,
     pods: Vec<(&'static str, &'static str, Value)>,
-    /// How many pods upstream evicts.
+    /// Number of pods that upstream evicts.
     expected: usize,
-    /// How many go when selection and accounts are ours.
+    /// Number of pods evicted with our selection and accounting.
     ours: usize,
-    /// Which, if upstream's table says so.
+    /// Names of the pods, if upstream's table has them.
     names: &'static [&'static str],
 }
 
@@ -37,7 +37,7 @@ fn with(
     (name, node, merged(asking(400, 0), over))
 }
 
-/// Three pods of n1 that stay whatever happens: of a DaemonSet, with local storage, critical.
+/// Returns three pods of n1 that are always protected: of a DaemonSet, with local storage, critical.
 fn fixed(base: &Value) -> Vec<(&'static str, &'static str, Value)> {
     let local = json!({
         "metadata": {"annotations": {"kubernetes.io/config.mirror": "mirror", "kubernetes.io/config.source": "api"}},
@@ -383,7 +383,7 @@ fn cases() -> Vec<Case> {
             4,
         ),
         Case {
-            // The cold node takes two: with more, its pods of prod would be over their threshold.
+            // The cold node accepts two: with more, its prod usage would exceed the threshold.
             ours: 2,
             ..case(
                 "for pods of prod not enough is left",

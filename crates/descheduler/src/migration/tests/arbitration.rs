@@ -26,7 +26,7 @@ fn names(jobs: &[PendingJob]) -> Vec<&str> {
     named.map(Option::unwrap_or_default).collect()
 }
 
-/// Jobs `0`, `1`, … of pods of the batch Jobs that `owners` name by place.
+/// Returns jobs `0`, `1`, … for pods of the batch Jobs that `owners` names by index.
 fn waiting(world: &mut TestCluster, count: usize, owners: &[(usize, usize)]) -> Vec<PendingJob> {
     let owners: BTreeMap<_, _> = owners.iter().copied().collect();
     let pending_job = |at: usize| PendingJob {
@@ -108,7 +108,7 @@ fn jobs_of_one_batch_job_come_together() {
     }
 }
 
-/// Adds a job that has begun, of a pod of batch Job `of`.
+/// Adds a started job for a pod of batch Job `of`.
 fn begun(
     world: &mut TestCluster,
     jobs: &mut Vec<Arc<PodMigrationJob>>,
@@ -125,7 +125,8 @@ fn begun(
 
 #[test]
 fn batch_jobs_of_which_most_pods_move_come_first() {
-    /// How many jobs wait, run and have passed, each with the batch Jobs of their pods; the order.
+    /// Numbers of waiting, running and passed jobs, each with the batch Jobs of their pods; and the expected
+    /// order.
     type Row = (usize, Owners, usize, Owners, usize, Owners, Vec<usize>);
     type Owners = Vec<(usize, usize)>;
     let rows: [Row; 6] = [
@@ -216,7 +217,7 @@ fn later_sort_keys_take_precedence() {
     let mut jobs = waiting(&mut world, 4, &[(0, 0), (2, 0), (3, 1)]);
     let mut moving = Vec::new();
     begun(&mut world, &mut moving, "r", Some(1), true);
-    // A pod that matters less is the first of those that have no batch Job.
+    // A less important pod is the first of those without a batch Job.
     let batch = json!({"metadata": {"labels": {"koordinator.sh/priority-class": "koord-batch"}}});
     jobs.push(PendingJob {
         pod: Some(world.pod("p4", "n", batch)),
@@ -232,7 +233,8 @@ fn later_sort_keys_take_precedence() {
     assert_eq!(place("0").abs_diff(place("2")), 1, "{order:?}");
 }
 
-/// Upstream's five of a round, and of one job: a pod that never may, one that may not now.
+/// Upstream's five cases of a round, and of one job: a pod that may never be moved, and one that may not be
+/// moved now.
 #[test]
 fn a_job_passes_waits_or_fails() {
     for (count, never, later) in [
@@ -245,7 +247,7 @@ fn a_job_passes_waits_or_fails() {
         let mut world = TestCluster::default();
         let mut jobs = Vec::new();
         for i in 0..count {
-            // Whoever may not now is on a node of which another pod moves.
+            // A pod that may not be moved now is on a node with another migrating pod.
             let node = if later.contains(&i) { "full" } else { "free" };
             let name = format!("p{i}");
             let node = format!("{node}-{i}");
@@ -290,7 +292,7 @@ fn a_job_passes_waits_or_fails() {
     }
 }
 
-/// An API server that cannot answer now is no reason to end a job.
+/// A job must not fail because the API server cannot answer at the moment.
 #[test]
 fn job_waits_while_workload_size_is_unknown() {
     let mut world = TestCluster::default();
@@ -307,7 +309,7 @@ fn job_waits_while_workload_size_is_unknown() {
         panic!("{:?}", verdict(&snapshot));
     };
     assert_eq!(why.to_string(), "WorkloadUnknown: Set s: scale: 500");
-    // What is known to have none is another matter.
+    // A workload that is known to have no replicas is different.
     snapshot.workloads.insert("rs".into(), Workload::Unresolved);
     assert!(matches!(verdict(&snapshot), Verdict::Fail(_)));
     super::replicas(&mut snapshot, "rs", 1000);
@@ -341,7 +343,7 @@ fn jobs_that_have_begun_or_ended_or_go_are_not_judged() {
     assert_eq!(job.metadata.name.as_deref(), Some("missing"));
 }
 
-/// Under any events: jobs appear for pods anywhere, by users too, in rounds pass, begin and end.
+/// Limits hold under any events: jobs appear for any pod, also by users, and pass, start and end.
 mod limits_hold {
     use super::*;
     use proptest::prelude::*;
@@ -419,7 +421,7 @@ mod limits_hold {
                 Event::Ask(pod) => {
                     let name = format!("j{}", self.jobs.len());
                     let generation = self.pods[*pod].0;
-                    // Every third is a user's, who knows no UID.
+                    // Every third job is a user's, without a UID.
                     let uid = (!self.jobs.len().is_multiple_of(3))
                         .then(|| format!("uid-{pod}-{generation}"));
                     let named = json!({"namespace": format!("ns-{}", pod % 2), "uid": uid});
@@ -473,7 +475,7 @@ mod limits_hold {
                 Event::Gone(pod) => {
                     let (generation, there, _) = self.pods[*pod];
                     self.pods[*pod] = (generation + usize::from(!there), !there, true);
-                    // Who moves it finds out.
+                    // The controller adds the UID.
                     let jobs_of_pod = self.jobs.iter_mut().filter(|(_, job_pod)| job_pod == pod);
                     for (job, _) in jobs_of_pod.filter(|(job, _)| stage(job) == Stage::Begun) {
                         let ended = json!({"phase": "Succeeded"});
@@ -504,7 +506,7 @@ mod limits_hold {
                 if begun.len() <= before.len() {
                     continue;
                 }
-                // Those whose pod is gone find that out; limits are about pods.
+                // Jobs without a pod detect that themselves; limits only concern pods.
                 let live: Vec<_> = begun.iter().filter(|pod| model.pods[**pod].1).collect();
                 let most = |key: &dyn Fn(usize) -> usize| {
                     let mut counts = BTreeMap::<usize, usize>::new();
@@ -518,7 +520,7 @@ mod limits_hold {
                 prop_assert!(most(&|pod| pod % 2) <= 3, "of a workload: {begun:?}");
                 prop_assert!(most(&|pod| pod) <= 1, "of a pod: {begun:?}");
             }
-            // It was about something.
+            // The run contained jobs.
             let requests = events.iter().filter(|event| matches!(event, Event::Ask(_))).count();
             let rounds = events.iter().filter(|event| matches!(event, Event::Round)).count();
             prop_assert!(model.passed > 0 || rounds == 0 || requests == 0);

@@ -35,7 +35,7 @@ fn absent_arguments_have_upstreams_defaults() {
         assert_eq!(args[field], value, "{field}");
     }
     assert!(args.get("maxMigratingGlobally").is_none());
-    // What Go cannot tell from absent is absent.
+    // Zero values that Go cannot distinguish from absent fields.
     let empty = json!({
         "defaultJobMode": "", "schedulerNames": [], "evictionPolicy": "", "objectLimiters": {},
         "arbitrationArgs": {"interval": "0s"},
@@ -43,7 +43,7 @@ fn absent_arguments_have_upstreams_defaults() {
     assert_eq!(super::args(empty), MigrationControllerArgs::default());
 }
 
-/// Upstream's eight, and its five small tables.
+/// Upstream's eight cases, and its five small tables.
 #[test]
 fn arguments_that_cannot_be_meant_are_refused_by_name() {
     let selector = json!({"matchLabels": {"test/a/b/c": "123"}});
@@ -80,7 +80,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_name() {
             json!({"maxMigratingPerNode": -1}),
             "maxMigratingPerNode: -1",
         ),
-        // Ours.
+        // Cases that are not in upstream.
         (
             json!({"maxMigratingPerWorkload": "many"}),
             "maxMigratingPerWorkload: \"many\"",

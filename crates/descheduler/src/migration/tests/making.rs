@@ -21,13 +21,13 @@ fn now() -> Timestamp {
 fn made(job: &PodMigrationJob, pod: &Pod, without_claims: bool) -> Value {
     let options = reservation::options(job, pod, without_claims, now());
     let made = serde_json::to_value(reservation::object(&options)).unwrap();
-    // What is made is what the job says.
+    // The reservation is built from the job's options.
     let options = serde_json::to_value(options).unwrap();
     assert_eq!(options["template"]["spec"], made["spec"]);
     made
 }
 
-/// Upstream's four.
+/// Upstream's four cases.
 #[test]
 fn a_reservation_is_made_from_the_pod_and_avoids_its_node() {
     let elsewhere = json!({"key": "metadata.name", "operator": "NotIn", "values": ["test-node"]});
@@ -53,7 +53,7 @@ fn a_reservation_is_made_from_the_pod_and_avoids_its_node() {
     assert_eq!(affinity(template), json!([{"matchFields": [elsewhere]}]));
     assert_eq!(template["metadata"]["namespace"], "default");
     assert!(template["metadata"].get("resourceVersion").is_none());
-    // Terms are alternatives: each of them says it.
+    // Terms are alternatives, so each of them gets the requirement.
     let expression = |key: &str| json!([{"key": key, "operator": "In", "values": ["xxxx"]}]);
     let terms =
         json!([{"matchExpressions": expression("a")}, {"matchExpressions": expression("b")}]);

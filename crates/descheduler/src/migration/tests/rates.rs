@@ -29,7 +29,7 @@ fn a_workload_may_miss_a_share_of_its_replicas_but_at_least_one() {
         (6, None, 2),
         (50, percent("0%"), 1),
         (6, Some(IntOrString::Int(0)), 1),
-        // Ours: the steps between.
+        // Intermediate steps that are not in upstream.
         (3, None, 1),
         (4, None, 2),
         (10, None, 2),
@@ -53,13 +53,13 @@ fn evictions_refill_evenly_up_to_their_burst() {
     assert!(bucket.take(start) && bucket.take(start) && !bucket.take(start));
     assert!(!bucket.take(after(99)));
     assert!(bucket.take(after(101)) && !bucket.take(after(110)));
-    // A clock that goes back neither gives nor takes.
+    // A clock that is set back neither adds nor removes tokens.
     assert!(!bucket.take(start));
     let later = after(10_000);
     assert!(bucket.take(later) && bucket.take(later) && !bucket.take(later));
 }
 
-/// Upstream's eleven of the workload's and the namespace's limiter, in virtual time.
+/// Upstream's eleven cases of the workload's and the namespace's limiter, in virtual time.
 #[test]
 fn pods_of_a_workload_or_namespace_go_at_its_pace() {
     let of_workload = json!({"duration": "1s", "maxMigrating": 10});
@@ -113,18 +113,18 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
     limits.count(&args, &Group::from_pod(&pod), Some(&of(6)), world.now);
     let why = limits.allows(&args, &pod, world.now).unwrap_err();
     assert_eq!(why.rule, "WorkloadLimiter");
-    // Two of six in a minute: one in half of it.
+    // Two of six in a minute: one per half minute.
     let after = |millis| after(world.now, millis);
     assert!(limits.allows(&args, &pod, after(29_900)).is_err());
     assert!(limits.allows(&args, &pod, after(30_100)).is_ok());
-    // Idle ones are forgotten.
+    // Idle limits are removed.
     limits.tidy(after(89_000));
     assert_eq!(limits.len(), 1);
     limits.tidy(after(90_000));
     assert!(limits.is_empty());
 }
 
-/// A replica that leads again counts what another one evicted before its own evictions.
+/// A replica that leads again counts evictions by another leader before its own.
 #[test]
 fn late_count_of_an_earlier_eviction_refills_nothing() {
     let limiters = json!({"workload": {"duration": "1m", "maxMigrating": 2, "burst": 2}});
@@ -136,7 +136,7 @@ fn late_count_of_an_earlier_eviction_refills_nothing() {
     for then in [60_000, 0] {
         limits.count(&args, &Group::from_pod(&pod), Some(&of(6)), after(then));
     }
-    // Both tokens are taken at the minute, and a clock that is set back brings none.
+    // Both tokens are used up at the minute, and a clock that is set back adds none.
     for (now, is_allowed) in [(59_000, false), (89_000, false), (90_000, true), (0, false)] {
         let allowed = limits.allows(&args, &pod, after(now));
         assert_eq!(allowed.is_ok(), is_allowed, "{now}");
@@ -154,7 +154,7 @@ fn changed_replicas_change_the_rate_of_a_workload() {
     let after = |millis| after(world.now, millis);
     let mut limits = ObjectLimits::default();
     limits.count(&args, &Group::from_pod(&pod), Some(&of(2)), world.now);
-    // Half of the minute's one token is there; from now on there are four per minute.
+    // Half of the minute's one token is available; from now on there are four per minute.
     limits.count(&args, &Group::from_pod(&pod), Some(&of(8)), after(30_000));
     assert!(limits.allows(&args, &pod, after(37_400)).is_err());
     assert!(limits.allows(&args, &pod, after(37_600)).is_ok());

@@ -12,7 +12,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// So many pods of node `test-node` that jobs move.
+    /// Returns `count` pods of node `test-node` that jobs move.
     fn migrating(count: usize) -> (Self, Vec<Arc<PodInfo>>) {
         let mut setting = Self::default();
         let move_one = |at: usize| {
@@ -33,8 +33,8 @@ impl Setting {
         snapshot
     }
 
-    /// Whether limits let `pod` go. Outside of arbitration every job that has not ended counts, within it those that
-    /// have begun: here that is the same.
+    /// Checks whether limits allow to move `pod`. Outside of the arbitration every job that has not ended
+    /// counts, within it those that have started: here both are equal.
     fn is_within_limits(&self, args: Value, pod: &PodInfo) -> Result<(), Why> {
         let snapshot = self.snapshot(10);
         let rules = Rules::new(Arc::new(super::args(args)), &snapshot.priority_classes);
@@ -71,7 +71,7 @@ fn a_pod_has_one_job() {
     };
     assert_eq!(first(&setting, &pods[0]), Err("ExistingJob"));
     assert_eq!(first(&setting, &other), Ok(()));
-    // By its name too, and not once the job has ended.
+    // The name counts as well, but not once the job has ended.
     let nameless = json!({"spec": {"podRef": {"uid": null}}});
     setting.jobs = vec![job("j", "m0", nameless)];
     assert_eq!(first(&setting, &pods[0]), Err("ExistingJob"));
@@ -79,7 +79,8 @@ fn a_pod_has_one_job() {
     assert_eq!(first(&setting, &pods[0]), Ok(()));
 }
 
-/// How many move, whether the pod asked about is one of them, whether it is where they are; the limit; the answer.
+/// Number of moving pods, whether the pod in question is one of them, whether it is in the same place; the
+/// limit; the expected result.
 type Row = (usize, bool, bool, i64, bool);
 
 const ROWS: [Row; 8] = [
@@ -93,7 +94,7 @@ const ROWS: [Row; 8] = [
     (2, false, true, 2, false),
 ];
 
-/// Holds `rows` against the limit `field`; `there` and `elsewhere` are a node and what a pod is like.
+/// Checks `rows` against the limit `field`; `there` and `elsewhere` are a node and pod properties.
 fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &Value)) {
     let workload = ["MaxMigratingPerWorkload", "MaxUnavailablePerWorkload"];
     let limits = match field {
@@ -111,7 +112,7 @@ fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &
         let result = setting.is_within_limits(args, pod);
         assert_eq!(result.is_ok(), free, "{field} {row:?}: {result:?}");
     }
-    // A gate that is skipped does not count.
+    // A skipped gate does not count.
     let (mut setting, _) = Setting::migrating(1);
     let pod = setting.world.pod("p", there.0, there.1.clone());
     let gate = format!("M{}", &field[1..]);
@@ -139,7 +140,7 @@ fn migration_limits_match_upstream() {
     let elsewhere = ("test-node", &namespace);
     limited(&ROWS, "maxMigratingPerNamespace", here, elsewhere);
     let other = owner("other");
-    // Of a workload the first row has no limit of 0: that is read as 1.
+    // For a workload the first row has no limit of 0: that is read as 1.
     let of_workload = ("test-node", &other);
     limited(&ROWS[1..], "maxMigratingPerWorkload", here, of_workload);
 }
@@ -206,7 +207,7 @@ fn a_workload_that_would_be_away_whole_stays() {
         let result = movable(&limits, Some(replicas), &json!({}));
         assert_eq!(result, expected, "{replicas} {max}");
     }
-    // Whoever cannot say how many it wants has none to spare, unless nobody asks.
+    // An unknown size means that no replica is spare, unless the check is skipped.
     let plain = json!({});
     assert_eq!(movable(&plain, None, &plain), stays);
     let gate = json!({"skipEvictionGates": ["ExpectedReplicas"]});
@@ -232,7 +233,7 @@ fn movable_pods_depend_on_pod_and_arguments() {
     let ok = Ok(());
     for (args, pod, expected) in [
         (plain.clone(), plain.clone(), ok),
-        // Upstream's four of the eviction cost.
+        // Upstream's four cases of the eviction cost.
         (plain.clone(), cost("0"), ok),
         (plain.clone(), cost("-100"), ok),
         (plain.clone(), cost("100"), ok),

@@ -21,7 +21,7 @@ fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
 }
 
-/// A job and its surroundings, which change as the steps say.
+/// A job and its objects, which the steps change.
 struct Play {
     now: Timestamp,
     job: PodMigrationJob,
@@ -56,7 +56,7 @@ fn reservation(status: Value) -> Reservation {
     serde_json::from_value(value).unwrap()
 }
 
-/// A reservation on node `there`, in `phase`, used by `owner`.
+/// Returns a reservation on node `there`, in `phase`, used by `owner`.
 fn scheduled(phase: &str, owner: Option<&str>) -> Reservation {
     let owners: Vec<_> = owner
         .map(|name| json!({"namespace": "default", "name": name, "uid": name}))
@@ -68,7 +68,7 @@ fn scheduled(phase: &str, owner: Option<&str>) -> Reservation {
     )
 }
 
-/// A job that runs, with its reservation.
+/// Returns a running job with its reservation.
 fn running(over: Value) -> PodMigrationJob {
     let running = json!({
         "metadata": {"annotations": {"descheduler.koordinator.sh/passed-arbitration": "true"}},
@@ -110,7 +110,7 @@ impl Play {
         step(&self.view())
     }
 
-    /// Does what is asked for until it waits or is done.
+    /// Carries out the steps until the job waits or is done.
     fn on(&mut self) -> Requeue {
         for _ in 0..20 {
             let Step { act, event, next } = self.step();
@@ -191,12 +191,12 @@ impl Play {
             .map_or(String::new(), |phase| phase.to_string())
     }
 
-    /// Phase and reason.
+    /// Returns phase and reason.
     fn ends(&self) -> (String, String) {
         (self.phase(), self.status().reason)
     }
 
-    /// `status` and `reason` of condition `kind`.
+    /// Returns `status` and `reason` of condition `kind`.
     fn condition(&self, kind: &str) -> Option<(String, String)> {
         let status = self.status();
         let found_condition = status::condition(&status, kind)?;
@@ -215,7 +215,7 @@ fn is(status: &str, reason: &str) -> Option<(String, String)> {
     Some((status.to_owned(), reason.to_owned()))
 }
 
-/// Upstream's three of conditions that are found, and three of those that change.
+/// Upstream's three cases of finding conditions, and three of changing them.
 #[test]
 fn condition_is_written_when_it_changes() {
     let value = json!({"conditions": [
@@ -268,7 +268,7 @@ fn a_pod_is_evicted_directly() {
     let mut play = Play::new(running(over), Some(pod(json!({}))), None);
     play.job.status = None;
     assert!(matches!(play.on(), Requeue::Wait(_)));
-    // It is said before it is done.
+    // The status is written before the eviction.
     assert_eq!(play.acts, ["job", "status", "status", "evict"]);
     assert_eq!(play.condition("Eviction"), is("False", "Evicting"));
     play.pod = None;
@@ -284,7 +284,7 @@ fn pod_moves_to_its_reservation() {
         json!({"spec": {"reservationOptions": null, "podRef": {"uid": null}}, "status": null});
     let mut play = Play::new(running(over), Some(pod(json!({}))), None);
     play.on();
-    // Its UID, that it runs, the reservation, its name, that it exists.
+    // The steps are: UID, phase Running, reservation, its name, its existence.
     assert_eq!(play.acts, ["job", "status", "reserve", "job", "status"]);
     assert_eq!(play.job.spec.pod_ref.uid.as_deref(), Some("uid-p"));
     let annotations = play.job.metadata.annotations.clone().unwrap();
@@ -296,7 +296,7 @@ fn pod_moves_to_its_reservation() {
         (Some("j"), Some("uid-made"))
     );
     assert_eq!(play.condition("ReservationCreated"), is("True", ""));
-    // No node fits for now.
+    // No node fits at first.
     let meta = play.reservation.clone().unwrap().metadata;
     let mut unschedulable = reservation(json!({"phase": "Pending", "conditions": [
         {"type": "Scheduled", "status": "False", "reason": "Unschedulable", "message": "none fits"}]}));
@@ -330,7 +330,7 @@ fn pod_moves_to_its_reservation() {
         is("False", "WaitForBoundPodReady")
     );
     assert_eq!(play.status().pod_ref.unwrap().name.as_deref(), Some("new"));
-    // What was reserved is forgotten by the scheduler.
+    // The scheduler drops the reservation.
     play.reservation = None;
     let ready = json!({"metadata": {"name": "new"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     play.bound = Some(pod(ready));
@@ -376,7 +376,7 @@ fn a_pod_of_the_same_name_is_its_replacement() {
     play.reservation = Some(scheduled("Succeeded", Some("p")));
     play.on();
     assert_eq!(play.ends().0, "Succeeded");
-    // Unless nobody evicted the one that was meant.
+    // Unless the intended pod was never evicted.
     let mut play = Play::new(
         running(json!({})),
         Some(pod(json!({"metadata": {"uid": "later"}}))),
@@ -475,7 +475,7 @@ fn failed_job_releases_only_its_own_reservation() {
     play.on();
     assert_eq!(play.acts.last(), Some(&"unreserve"));
     assert_eq!(play.on(), Requeue::Done);
-    // A user's own stays, and so does one that is in use.
+    // A user's own reservation stays, and so does one in use.
     expired
         .metadata
         .labels
@@ -503,7 +503,7 @@ fn a_job_times_out_with_the_reason() {
             .unwrap()
     };
     for (over, minutes, ends) in [
-        // As long as jobs have by default.
+        // The default time to live of jobs.
         (json!({}), 44, false),
         (json!({}), 45, true),
         (ttl(), 29, false),
@@ -531,7 +531,7 @@ fn a_job_times_out_with_the_reason() {
             "what it holds goes with it"
         );
     }
-    // It is looked at again when it is due.
+    // The job is checked again when its time to live ends.
     let mut play = Play::new(
         running(ttl()),
         Some(pod(json!({}))),
@@ -541,7 +541,7 @@ fn a_job_times_out_with_the_reason() {
         .checked_sub(jiff::SignedDuration::from_secs(1))
         .unwrap();
     assert_eq!(play.on(), Requeue::Wait(Duration::from_secs(1)));
-    // A refusal for ever.
+    // A permanent refusal.
     let mut play = Play::new(
         running(ttl()),
         Some(pod(json!({}))),
@@ -580,7 +580,7 @@ fn a_refused_eviction_is_tried_again_and_a_pod_that_goes_is_not() {
     assert_eq!(play.acts.len(), 4, "{:?}", play.acts);
 }
 
-/// A leader died before it could say that the pod is gone, or before it could make it go.
+/// A leader died before it recorded that the pod is gone, or before it evicted it.
 #[test]
 fn the_next_leader_goes_on_where_the_last_one_stopped() {
     let evicting = json!({"status": {"status": "Eviction", "conditions": [{"type": "Eviction", "status": "False", "reason": "Evicting"}]}});
@@ -598,7 +598,7 @@ fn the_next_leader_goes_on_where_the_last_one_stopped() {
     );
     play.on();
     assert_eq!(play.acts.iter().filter(|act| **act == "evict").count(), 1);
-    // The reservation is there, and the job does not know it.
+    // The reservation exists, but the job has no reference to it.
     let over = json!({"spec": {"reservationOptions": null}, "metadata": {"annotations": {"koordinator.sh/job-created-by": "predecessor"}}});
     let mut made = scheduled("Available", None);
     made.metadata.name = Some("j".to_owned());
@@ -654,7 +654,7 @@ fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
     assert_eq!(play.ends().0, "Succeeded");
     assert_eq!(play.condition("PodScheduled"), is("True", ""));
     assert!(!play.acts.contains(&"evict"));
-    // Somebody else took it, or the pod is gone.
+    // Another pod uses the reservation, or the pod is gone.
     let mut taken = scheduled("Succeeded", Some("other"));
     taken.spec.owners.clone_from(&reservation.spec.owners);
     let mut play = Play::new(running(json!({})), Some(waits(unscheduled)), Some(taken));
@@ -708,7 +708,7 @@ fn a_limited_pod_waits_only_before_its_eviction() {
     play.on();
     assert_eq!(play.status().reason, "Evicting");
     assert_eq!(play.acts.last(), Some(&"evict"));
-    // The same name returns, and its workload is limited because of this very eviction.
+    // The same name returns, and its workload is limited because of this eviction.
     play.limited = why();
     play.pod = Some(pod(json!({"metadata": {"uid": "later"}})));
     play.reservation = Some(scheduled("Succeeded", Some("p")));

@@ -5,7 +5,7 @@ use crate::testing::{
 };
 use serde_json::{Value, json};
 
-/// Gold before silver before bronze, with what `over` says.
+/// Returns arguments with gold before silver before bronze, modified by `over`.
 fn tiers(over: Value) -> Value {
     let class = |tier: &str| json!({"name": tier, "nodeSelector": {"matchLabels": {"tier": tier}}});
     let order = ["gold", "silver", "bronze"].map(class);
@@ -29,7 +29,7 @@ fn node(world: &mut TestCluster, name: &str, tier: &str, cpu: &str, pods: &str) 
     );
 }
 
-/// `s1` is gold, `t1` silver with one CPU, `t2` bronze with half of one.
+/// Returns a cluster: `s1` is gold, `t1` silver with one CPU, `t2` bronze with half of one.
 fn world() -> TestCluster {
     let mut world = TestCluster::default();
     node(&mut world, "s1", "gold", "8", "100");
@@ -219,7 +219,7 @@ fn small_pods_go_first_by_cpu_then_memory_then_name() {
     ] {
         world.pod(name, "s1", requests(cpu, memory));
     }
-    // What main containers ask for counts, all of them.
+    // The requests of all main containers count.
     let two = json!([
         {"name": "c", "resources": {"requests": {"cpu": "75m", "memory": "50"}}},
         {"name": "d", "resources": {"requests": {"cpu": "75m", "memory": "50"}}},
@@ -261,7 +261,7 @@ fn five_misfits_in_a_row_end_the_search() {
         |world: &TestCluster, over: Value| moved(&framework(over, &[]).run(&world.snapshot()));
     assert_eq!(goes(&world, json!({})), ["small", "mid"]);
     assert_eq!(goes(&world, json!({"nodeFit": false})).len(), 5);
-    // The sixth is no larger, but would fit a node of its own.
+    // The sixth is no larger, but would fit an empty node.
     for name in ["big4", "big5", "big6"] {
         world.pod(name, "s1", requests("3", "100"));
     }
@@ -276,7 +276,7 @@ fn five_misfits_in_a_row_end_the_search() {
     }
     world.pod("last", "s1", merged(requests("3", "100"), own.clone()));
     assert_eq!(goes(&world, json!({})), ["small", "mid", "last"]);
-    // One that fits in between, and the count begins anew.
+    // A pod that fits in between restarts the count.
     let mut longer = world.clone();
     longer.pod(
         "n1",
@@ -300,7 +300,7 @@ fn five_misfits_in_a_row_end_the_search() {
 
 #[test]
 fn pods_that_go_together_do_not_share_room() {
-    // Upstream would let all four go: each of them fits by itself.
+    // Upstream would evict all four, as each of them fits alone.
     let mut world = world();
     for name in ["p1", "p2", "p3", "p4"] {
         world.pod(name, "s1", requests("450m", "100"));
@@ -308,7 +308,7 @@ fn pods_that_go_together_do_not_share_room() {
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
     assert_eq!(&*plan.kept[0].why.detail, "2 insufficient cpu");
-    // Nor do they share places for pods.
+    // Nor do they share pod slots.
     let mut world = TestCluster::default();
     node(&mut world, "s1", "gold", "8", "100");
     node(&mut world, "t1", "silver", "8", "3");
@@ -347,7 +347,7 @@ fn a_node_is_drained_if_all_its_pods_fit_elsewhere() {
     assert!(
         cordoned(&framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot())).is_empty()
     );
-    // A fourth does not fit: nobody goes, unless it may not go anyway.
+    // A fourth pod does not fit: none is evicted, unless it is protected anyway.
     world.pod("p4", "s1", requests("450m", "100"));
     let plan = framework(drain(), &[]).run(&world.snapshot());
     assert!(plan.actions.is_empty());
@@ -370,7 +370,7 @@ fn unused_capacity_is_released() {
     world.pod("q", "s2", requests("900m", "100"));
     let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["q"]);
-    // But the room of pods that go is gone.
+    // But the capacity for pods that move stays allocated.
     world.pods.retain(|pod| &*pod.name != "p2");
     let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1"]);

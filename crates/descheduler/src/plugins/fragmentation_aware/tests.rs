@@ -21,7 +21,7 @@ fn framework(over: Value) -> Framework {
     )
 }
 
-/// Two nodes of 4 CPUs, 4,000 bytes and 10 pods.
+/// Returns two nodes of 4 CPUs, 4,000 bytes and 10 pods.
 fn world() -> TestCluster {
     let mut world = TestCluster::default();
     let allocatable =
@@ -37,8 +37,8 @@ fn world() -> TestCluster {
     world
 }
 
-/// Which of `pods` (name, node, milli CPU, bytes, namespace, labels) go with these arguments, which have a threshold of
-/// 0.1, an improvement of 0.01 and no `nodeFit` unless they say so.
+/// Returns which of `pods` (name, node, milli-CPUs, bytes, namespace, labels) are evicted with these
+/// arguments, whose defaults are a threshold of 0.1, an improvement of 0.01 and no `nodeFit`.
 fn goes(over: Value, pods: &[(&str, &str, u32, u32, &str, Value)]) -> Vec<String> {
     let mut world = world();
     for (name, node, cpu, memory, namespace, labels) in pods {
@@ -133,7 +133,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
 
 #[test]
 fn the_pod_goes_without_which_a_node_is_balanced_best() {
-    // Each node has 3,000 milli of CPU and 1,000 bytes asked for: shares of 0.75 and 0.25.
+    // Each node has requests of 3,000 milli-CPUs and 1,000 bytes: shares of 0.75 and 0.25.
     let two = [
         pod("pod1", "node1", 3000, 1000),
         pod("pod2", "node2", 3000, 1000),
@@ -147,7 +147,7 @@ fn the_pod_goes_without_which_a_node_is_balanced_best() {
         ["pod1"]
     );
     assert!(goes(json!({"paused": true}), &two).is_empty());
-    // Nothing is left without pod1; without pod2 the deviation is 0.25 as before.
+    // Without pod1 the node is empty; without pod2 the deviation is 0.25 as before.
     let best = [
         pod("pod1", "node1", 2500, 500),
         pod("pod2", "node1", 500, 500),
@@ -158,7 +158,7 @@ fn the_pod_goes_without_which_a_node_is_balanced_best() {
     let pods = [pod("pod1", "node1", 2500, 500)];
     assert_eq!(goes(json!({}), &pods), ["pod1"]);
     assert!(goes(json!({"minImprovementThreshold": 0.5}), &pods).is_empty());
-    // The first of two alike.
+    // The first of two equal pods.
     let alike = [
         pod("pod2", "node1", 1500, 100),
         pod("pod1", "node1", 1500, 100),
@@ -168,7 +168,7 @@ fn the_pod_goes_without_which_a_node_is_balanced_best() {
 
 #[test]
 fn thresholds_have_to_be_exceeded() {
-    // Shares of 0.5 and 0: a deviation of exactly 0.25, and all of it is gained.
+    // Shares of 0.5 and 0: a deviation of exactly 0.25, all of which is gained.
     let pods = [pod("pod1", "node1", 2000, 0)];
     for (over, goes_) in [
         (json!({"imbalanceThreshold": 0.25}), false),
@@ -239,7 +239,7 @@ fn a_pod_that_fits_no_other_node_stays() {
         pod("full", "node2", 1000, 1000),
     ];
     assert_eq!(goes(json!({"nodeFit": true}), &fits), ["pod1"]);
-    // Other nodes are those that the plugin looks at.
+    // Other nodes are those that the plugin considers.
     let pool = json!({"nodeFit": true, "nodeSelector": {"matchLabels": {"pool": "test"}}});
     assert!(goes(pool, &fits).is_empty());
     let mut world = world();
@@ -253,7 +253,7 @@ fn a_pod_that_fits_no_other_node_stays() {
     assert_eq!(skipped, [("NodeFit", "1 insufficient cpu")]);
 }
 
-/// Has nothing against anybody, until the last question.
+/// A filter that refuses pods only in `pre_evict`.
 #[derive(Debug)]
 struct NotAtLast;
 
@@ -300,7 +300,7 @@ fn a_dry_run_only_shows() {
     assert!(plan.moves().all(|planned| planned.intent.is_none()));
 }
 
-/// Imbalance of a node with `allocatable` when `pods` are on it.
+/// Returns the imbalance of a node with `allocatable` that runs `pods`.
 fn imbalance_of(allocatable: Value, pods: &[Value], resources: &[&str]) -> f64 {
     let mut world = TestCluster::default();
     let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}});
@@ -338,7 +338,7 @@ fn imbalance_is_the_deviation_of_shares() {
             &names
         ) > 0.1
     );
-    // A resource that the node does not have does not count, and one alone does not deviate.
+    // A resource that the node lacks does not count, and a single one does not deviate.
     let pod = [json!({"cpu": "500m", "memory": "512"})];
     assert_eq!(
         imbalance_of(json!({"cpu": "1", "memory": "0"}), &pod, &names),
@@ -350,7 +350,7 @@ fn imbalance_is_the_deviation_of_shares() {
         imbalance_of(gpu, &[json!({"example.com/gpu": "1"})], &resources),
         0.25
     );
-    // Pods count as a resource that nobody asks for.
+    // Pods count as a resource without being requested.
     let allocatable = json!({"cpu": "1", "pods": "4"});
     assert_eq!(
         imbalance_of(allocatable, &[json!({}), json!({})], &["cpu", "pods"]),
@@ -486,7 +486,7 @@ fn moves_of_other_strategies_are_respected() {
     let plan = framework.run(&snapshot(&world));
     assert!(moved(&plan).is_empty());
     assert_eq!(plan.kept[0].why.rule, "MovedLately");
-    // And it tells others what it moves itself.
+    // The plugin records its own moves for other strategies.
     world.now += SignedDuration::from_mins(50);
     let plan = framework.run(&snapshot(&world));
     let planned = plan.moves().next().unwrap();

@@ -29,7 +29,7 @@ fn asked(args: Value, over: Value) -> Result<Intent, &'static str> {
     first
 }
 
-/// Upstream's of Evict: dry run, filter, creation.
+/// Upstream's cases of Evict: dry run, filter, creation.
 #[test]
 fn a_pod_that_may_go_gets_a_job() {
     let dry = asked(json!({"dryRun": true}), json!({}));
@@ -104,7 +104,7 @@ fn object_limiter_blocks_new_jobs() {
     assert_eq!(why.rule, "WorkloadLimiter");
     assert_eq!(claim(false), Err(why));
     claim(true).unwrap();
-    // It was refused.
+    // The claim was rejected.
     shared.give_back(&pod);
     shared.allows(&pod, snapshot.now).unwrap();
 }
@@ -192,11 +192,11 @@ fn a_pod_that_a_budget_keeps_gets_no_job() {
     assert_eq!(evict(0, json!({})), [refused, refused, Ok(())]);
     assert_eq!(evict(1, json!({})), [Ok(()), refused, Ok(())]);
     assert_eq!(evict(2, json!({})), [Ok(()); 3]);
-    // Who is deleted, or asked to go, goes whatever budgets say.
+    // Policies other than Eviction ignore budgets.
     assert_eq!(evict(0, json!({"evictionPolicy": "Delete"})), [Ok(()); 3]);
 }
 
-/// Has room for one pod in each cycle.
+/// A placement with capacity for one pod per cycle.
 #[derive(Debug, Default)]
 struct OneSlot(bool);
 
@@ -212,7 +212,7 @@ impl Placement for OneSlot {
     }
 }
 
-/// Wants every pod gone, in order, whatever filters say.
+/// A strategy that evicts every pod in order, without calling filters.
 #[derive(Debug)]
 struct All;
 

@@ -8,7 +8,7 @@ fn args(over: Value) -> ScaleDownBinPackArgs {
     serde_json::from_value(over).unwrap()
 }
 
-/// With `over` in place of the arguments' defaults; pods named `blocked` may not go.
+/// Returns a framework with arguments modified by `over`; pods named `blocked` are refused.
 fn framework(over: Value, blocked: &'static [&'static str]) -> Framework {
     let args = args(over);
     check(&args).unwrap();
@@ -18,7 +18,7 @@ fn framework(over: Value, blocked: &'static [&'static str]) -> Framework {
     )
 }
 
-/// Nodes of 4 CPUs and 8 Gi.
+/// Returns nodes of 4 CPUs and 8 Gi.
 fn world(nodes: &[&str]) -> TestCluster {
     let mut world = TestCluster::default();
     for name in nodes {
@@ -40,7 +40,7 @@ fn labelled(app: &str, cpu: &str, memory: &str) -> Value {
     )
 }
 
-/// The costs that are set, in order.
+/// Returns the deletion costs in the order in which they are set.
 fn costs(plan: &Plan) -> Vec<(String, i32)> {
     let cost = |action: &Action| match action {
         Action::DeletionCost { pod, cost, .. } => Some((pod.name.to_string(), *cost)),
@@ -49,7 +49,7 @@ fn costs(plan: &Plan) -> Vec<(String, i32)> {
     plan.actions.iter().filter_map(cost).collect()
 }
 
-/// Pods with a rank, in its order.
+/// Returns the ranked pods in order.
 fn ranked(plan: &Plan) -> Vec<String> {
     let costs = costs(plan).into_iter();
     let ranked = costs.filter(|(_, cost)| *cost != LAST);
@@ -261,7 +261,7 @@ fn selected_but_filtered_pods_rank_last() {
         (0.0, 1.0)
     );
     assert_eq!(plan.kept[0].why.rule, "AllBut");
-    // Nobody asked for pods of other namespaces to be touched, which upstream would.
+    // Pods of other namespaces must not be touched, unlike in upstream.
     world.pod(
         "p-other",
         "node-skipped",
@@ -362,12 +362,13 @@ fn pods_that_ended_do_not_count() {
 fn selectors_choose_the_ranked_pods() {
     let web = json!({"name": "web", "selector": {"matchLabels": {"app": "web"}}});
     let all = json!({"name": "all"});
-    // Pod `system` with label app=system beside pod `web`: what becomes of it.
+    // Result for pod `system` with label app=system next to pod `web`.
     for (selectors, expected) in [
         (json!([]), Some(1)),
         (json!([all]), Some(1)),
         (json!([web]), None),
-        // An entry without a selector is passed over where pods are chosen, and means all where costs are set.
+        // An entry without a selector is ignored when pods are selected, and matches all pods when costs are
+        // set.
         (json!([web, all]), Some(LAST)),
     ] {
         let mut world = world(&["node1", "node2"]);
@@ -428,7 +429,7 @@ fn the_first_are_evicted_up_to_the_limit() {
             .all(|planned| planned.reason == "scale-down binpack")
     );
     assert!(costs(&plan).is_empty());
-    // Only those that go count.
+    // Only evicted pods count.
     let mut limited = framework(directly(), &[]);
     limited.limits.per_node = Some(0);
     world.pod("q", "node2", requests("1", "100Mi"));
@@ -454,7 +455,7 @@ fn a_dry_run_writes_nothing() {
     }
 }
 
-/// Does not let `b` go for the moment.
+/// A filter that temporarily refuses `b`.
 #[derive(Debug)]
 struct Busy(bool);
 
@@ -493,7 +494,7 @@ fn temporarily_refused_pod_keeps_its_rank() {
     let (free, _) = run(false, json!({}));
     assert_eq!(free.len(), 5);
     assert_eq!(run(true, json!({})).0, free);
-    // Where pods are evicted it stays.
+    // In mode EvictDirectly the pod stays.
     let evict = json!({"strategy": "EvictDirectly", "maxPodsToEvict": 5});
     assert!(run(false, evict.clone()).1.contains(&"b".to_owned()));
     assert!(!run(true, evict).1.contains(&"b".to_owned()));

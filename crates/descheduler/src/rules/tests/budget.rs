@@ -2,7 +2,7 @@ use super::*;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use std::sync::Arc;
 
-/// A budget of pods with label `app=APP` that has so many disruptions left.
+/// Returns a budget for pods with label `app=APP` and `left` remaining disruptions.
 fn budget(app: &str, left: i32, over: Value) -> Arc<PodDisruptionBudget> {
     let budget = json!({
         "metadata": {"name": format!("of-{app}"), "namespace": "default", "generation": 1},
@@ -40,9 +40,9 @@ fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
     assert_eq!(refusal(vec![budget("web", 1, json!({}))], &web), "");
     assert_eq!(refusal(vec![used_up()], &db), "");
     assert_eq!(refusal(vec![used_up()], &elsewhere), "");
-    // Whether a pod that is not ready may go depends on more than is known here.
+    // Whether a pod that is not ready may be evicted depends on more than the snapshot has.
     assert_eq!(refusal(vec![used_up()], &starting), "");
-    // Its controller has not looked at it since it was changed, or at all.
+    // The status is older than the last change, or missing.
     assert_eq!(
         refusal(
             vec![budget("web", 0, json!({"metadata": {"generation": 2}}))],
@@ -54,7 +54,7 @@ fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
         refusal(vec![budget("web", 0, json!({"status": null}))], &web),
         ""
     );
-    // An empty selector selects every pod, none at all does not.
+    // An empty selector selects every pod, a missing one none.
     assert_eq!(
         refusal(
             vec![budget("web", 0, json!({"spec": {"selector": null}}))],
@@ -84,7 +84,7 @@ fn pods_that_go_use_budgets_up() {
     let mut snapshot = world.snapshot();
     snapshot.budgets = vec![budget("web", 2, json!({}))];
     let mut budgets = Budgets::new(&snapshot);
-    // Twice of the same pod is once.
+    // A pod counts once.
     for pod in [&pods[0], &pods[0]] {
         budgets.count(pod);
         assert_eq!(budgets.check(&pods[1]), Ok(()));
@@ -96,7 +96,7 @@ fn pods_that_go_use_budgets_up() {
     );
 }
 
-/// Budgets are found by one of their labels; it makes no difference to looking at each.
+/// Budgets are indexed by one of their labels; the result must equal that of checking each budget.
 #[test]
 fn budget_index_agrees_with_a_linear_search() {
     let mut random = fastrand::Rng::with_seed(7);

@@ -43,7 +43,8 @@ fn having(allocatable: Value) -> Value {
     )
 }
 
-/// Whether `pod`, which runs on a third node that has nothing, fits `first` or `second`, on which `there` runs.
+/// Checks whether `pod`, which runs on a third node without capacity, fits `first` or `second`, on which
+/// `there` runs.
 fn fits(pod: Value, first: Value, second: Value, there: Option<Value>) -> (bool, String) {
     let mut world = TestCluster::default();
     node(&mut world, "node1", first);
@@ -211,7 +212,7 @@ fn required_affinity_fit_matches_upstream() {
     }
 }
 
-/// The cases of upstream's `TestIsEvictable` about node fit.
+/// Upstream's cases of `TestIsEvictable` about node fit.
 #[test]
 fn node_fit_keeps_the_pods_that_upstream_keeps() {
     let size = |cpu: &str, memory: &str| json!({"status": {"allocatable": {"cpu": cpu, "memory": memory}}});
@@ -343,7 +344,7 @@ fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
     let may = "preferredDuringSchedulingIgnoredDuringExecution";
     let tolerating =
         |key: &str| json!({"spec": {"tolerations": [{"key": key, "operator": "Exists"}]}});
-    // What a pod says beside one CPU, and which of these are of one kind.
+    // Requirements in addition to one CPU, and which of these pods are equal.
     let rows = [
         ("plain", json!({}), 0),
         (

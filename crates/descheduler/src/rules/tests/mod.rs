@@ -7,7 +7,7 @@ mod budget;
 mod fit;
 mod order;
 
-/// A pod as upstream's tests make them: nobody owns it.
+/// Returns a pod without an owner, like in upstream's tests.
 fn bare(over: Value) -> Value {
     merged(json!({"metadata": {"ownerReferences": []}}), over)
 }
@@ -29,7 +29,7 @@ fn rule(rules: &Evictable, pod: Value) -> &'static str {
     }
 }
 
-/// Upstream's `TestIsEvictable`, but for its cases of node fit, which are in `fit.rs`.
+/// Upstream's `TestIsEvictable`, except for its cases of node fit, which are in `fit.rs`.
 #[test]
 fn rules_keep_the_pods_that_upstream_keeps() {
     let evict = || annotated(json!({"descheduler.alpha.kubernetes.io/evict": "true"}));
@@ -109,7 +109,7 @@ fn rules_keep_the_pods_that_upstream_keeps() {
         ),
         (owned_by("DaemonSet", evict()), strict(), ""),
         (mirror(), strict(), "Mirror"),
-        // Upstream lets this one go; it would come back to the same node.
+        // Upstream evicts this pod, although it would come back to the same node.
         (merged(mirror(), evict()), strict(), "Mirror"),
         (priority(2_000_000_000), strict(), "SystemCritical"),
         (merged(priority(2_000_000_000), evict()), strict(), ""),

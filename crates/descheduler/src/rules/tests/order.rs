@@ -11,8 +11,8 @@ fn pod(world: &mut TestCluster, name: &str, priority: i32, qos: &str, kube: &str
     world.pod(name, "test-node", crate::testing::merged(pod, over));
 }
 
-/// Upstream's `TestSortPods`. Where it leaves two pods alike (16 and 18, 17 and 19), its expectation is what its sort
-/// happens to do; ours is by name, the last one first.
+/// Upstream's `TestSortPods`. Where it leaves two pods in any order (16 and 18, 17 and 19), it expects the
+/// outcome of its own sort; here the order is by name, descending.
 #[test]
 fn pods_are_sorted_as_upstream_does() {
     let mut world = TestCluster::default();
@@ -67,7 +67,7 @@ fn pods_are_sorted_as_upstream_does() {
             over,
         );
     }
-    // Nothing exceeds a threshold, so what matters of usage is whether it is known.
+    // No usage exceeds a threshold, so only known or unknown usage matters.
     let measured = |pod: &crate::state::PodInfo| {
         ["test-16", "test-17", "test-18", "test-19"].contains(&&*pod.name)
     };

@@ -1,4 +1,4 @@
-//! What upstream's tables do not reach.
+//! Cases that upstream's tables do not cover.
 
 use super::*;
 
@@ -286,7 +286,7 @@ fn node_takes_pods_up_to_its_capacity() {
     assert_eq!(gone(&plan(&case("2"))), ["p"]);
     let unmoved = plan(&case("1"));
     assert!(gone(&unmoved).is_empty());
-    // The other one is outside the profile.
+    // The other node is outside the profile.
     let why = &unmoved.kept[0].why;
     assert_eq!(
         why.to_string(),
@@ -333,7 +333,7 @@ fn budget_blocked_pods_do_not_use_up_the_limit() {
             kept(&plan),
             ["kept1 PodDisruptionBudget", "kept2 PodDisruptionBudget"]
         );
-        // What goes in the cycle uses it up.
+        // Evictions of the cycle use up the budget.
         case["pdbs"] = budget(1);
         let plan = run(&case, 3, dry_run);
         assert_eq!(gone(&plan), ["free", "kept1"]);

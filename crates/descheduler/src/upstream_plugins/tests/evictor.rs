@@ -1,4 +1,4 @@
-//! Who may go, says `DefaultEvictor`.
+//! Pods that `DefaultEvictor` allows to evict.
 
 use super::*;
 use crate::framework::{Filter, Why};
@@ -29,7 +29,8 @@ fn upstreams_cases_have_upstreams_answers() {
     for case in &cases {
         let verdict = verdict(case);
         may += usize::from(verdict.is_ok());
-        // A mirror pod that asks to be evicted comes back to its node: it stays, unlike upstream's.
+        // A mirror pod that requests its eviction would come back to its node, so it stays, unlike in
+        // upstream.
         let mirror = case.to_string().contains("config.mirror");
         if verdict.is_ok() != (case["ok"].as_bool().unwrap() && !mirror) {
             wrong.push(format!("{case}: {verdict:?}"));
@@ -39,7 +40,7 @@ fn upstreams_cases_have_upstreams_answers() {
     assert_eq!((cases.len(), may), (62, 34));
 }
 
-/// The rule that keeps a pod which `over` tells more of.
+/// Returns the rule that keeps a pod modified by `over`.
 fn rule(args: Value, over: Value, class: Option<(&str, i32)>) -> Option<&'static str> {
     let mut world = TestCluster::default();
     world.node("a", json!({}));
@@ -64,7 +65,7 @@ fn a_priority_threshold_may_be_the_name_of_a_class() {
         Some("PriorityThreshold")
     );
     assert_eq!(rule(args(), json!({}), high), None);
-    // While there is no such class, nobody goes.
+    // Without such a class, no pod is evicted.
     assert_eq!(
         rule(args(), with_priority(1), None),
         Some("PriorityThreshold")
@@ -85,7 +86,7 @@ fn ages_are_compared_to_the_second() {
     assert_eq!(rule(args(), json!({}), None), Some("MinPodAge"));
 }
 
-/// What happens to a pod that lives too long, if this is what the evictor is told.
+/// Returns the outcome for a pod that exists for too long with these arguments of the evictor.
 fn outcome(evictor: Value, labels: Value) -> Result<(), String> {
     let mut framework = framework(
         "PodLifeTime",

@@ -1,11 +1,12 @@
-//! Upstream's tables, one case a line, and what they do not reach.
+//! Upstream's test tables, one case per line, and cases that they do not cover.
 //!
-//! A case has `nodes` (`[name, cpu, memory, pods, rest]`), `pods` (`[names, node, cpu, memory, rest]`, where `-` is no
-//! request and `rest` is what else the object says, with `owner`, `ns` and `image` in short), the `name` of a plugin
-//! and its `args`, arguments of `DefaultEvictor`, limits of the cycle, and what upstream does: how many pods go and,
-//! where that does not vary from run to run, which. Where a case has `upstream`, that is what upstream does, which does not
-//! count pods that may not be evicted. Nodes and pods that are not given are those of the case before. It
-//! is always noon of the first day of 2026.
+//! A case has `nodes` (`[name, cpu, memory, pods, rest]`), `pods` (`[names, node, cpu, memory, rest]`, where
+//! `-` is no request and `rest` has other fields of the object, with `owner`, `ns` and `image` in short
+//! form), the `name` of a plugin and its `args`, arguments of `DefaultEvictor`, limits of the cycle, and
+//! upstream's result: how many pods are evicted and, where that does not vary from run to run, which ones.
+//! Where a case has `upstream`, that is upstream's result, which does not count pods that may not be evicted.
+//! Nodes and pods that are absent are those of the previous case. The time is always noon of the first day of
+//! 2026.
 
 mod behaviour;
 mod evictor;
@@ -22,7 +23,7 @@ use crate::testing::{TestCluster, merged};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// A framework in which `plugin` runs at `point` and `DefaultEvictor` has the say.
+/// Returns a framework in which `plugin` runs at `point` and `DefaultEvictor` filters and evicts.
 fn framework(plugin: &str, args: &Value, evictor: &Value) -> Result<Framework, String> {
     let balances = [
         "RemoveDuplicates",
@@ -55,7 +56,7 @@ fn framework(plugin: &str, args: &Value, evictor: &Value) -> Result<Framework, S
     built.map_err(|error| error.to_string())
 }
 
-/// The objects of `case`, and a node outside the profile: a cycle wants two.
+/// Returns the objects of `case`, and a node outside the profile, as a cycle needs two.
 fn world(case: &Value) -> TestCluster {
     let mut world = TestCluster::default();
     for node in rows(&case["nodes"]) {
@@ -128,7 +129,7 @@ fn rest(row: &Value) -> Value {
     }
 }
 
-/// Containers of tables lack fields that have to be there.
+/// Adds required fields that containers in the tables lack.
 fn without_nameless(mut value: Value) -> Value {
     let status = json!({"name": "", "image": "", "imageID": "", "ready": false, "restartCount": 0});
     let spec = json!({"name": "", "image": ""});
@@ -180,7 +181,7 @@ fn snapshot(world: &TestCluster, case: &Value) -> Snapshot {
     snapshot
 }
 
-/// The cases of a table, complete.
+/// Returns the cases of a table, completed.
 fn cases(table: &str) -> Vec<Value> {
     let mut cases: Vec<Value> = Vec::new();
     for line in table.lines() {
@@ -195,7 +196,7 @@ fn cases(table: &str) -> Vec<Value> {
     cases
 }
 
-/// Who goes, by name.
+/// Returns the names of the evicted pods.
 fn gone(plan: &Plan) -> Vec<String> {
     let mut names = crate::testing::moved(plan);
     names.sort();

@@ -1,9 +1,9 @@
-//! Rules of one cycle see each other's evictions, and pods that may not be evicted count where they are.
+//! Strategies of one cycle account for each other's evictions, and protected pods count on their nodes.
 
 use super::*;
 use crate::testing::moved;
 
-/// A framework with these plugins and `DefaultEvictor`; each runs at `point`, in order.
+/// Returns a framework with these plugins and `DefaultEvictor`; each runs at `point`, in order.
 fn framework_of(plugins: &[(&str, &str, Value)]) -> Framework {
     let plugins_at = |point: &str| -> Vec<Value> {
         let matching = plugins
@@ -37,14 +37,14 @@ fn framework_of(plugins: &[(&str, &str, Value)]) -> Framework {
         .unwrap()
 }
 
-/// Evicts the pods with label `first`.
+/// Returns a strategy that evicts the pods with label `first`.
 fn first_rule() -> (&'static str, &'static str, Value) {
     let args =
         json!({"maxPodLifeTimeSeconds": 60, "labelSelector": {"matchLabels": {"first": "yes"}}});
     ("deschedule", "PodLifeTime", args)
 }
 
-/// Nodes `x` and `y` of 4 CPUs and 4,000 bytes.
+/// Returns nodes `x` and `y` of 4 CPUs and 4,000 bytes.
 fn two_nodes() -> TestCluster {
     let mut world = TestCluster::default();
     for name in ["x", "y"] {
@@ -94,7 +94,8 @@ fn requires(zone: &str) -> Value {
     }}}}})
 }
 
-/// A second rule, and what it moves alone and after [`first_rule`], which moves the pods whose name begins with `f`.
+/// A second strategy, and the pods that it evicts alone and after [`first_rule`], which evicts the pods whose
+/// name begins with `f`.
 struct Case {
     point: &'static str,
     plugin: &'static str,
@@ -176,7 +177,7 @@ fn cases() -> Vec<Case> {
                 ("f1", "y", marked(asks(3000, 10))),
                 ("p1", "x", affine("y")),
             ],
-            // Only the first rule makes capacity.
+            // Only the first strategy frees capacity.
             alone: &[],
             after: &["f1", "p1"],
         },
@@ -241,7 +242,7 @@ fn cases() -> Vec<Case> {
                 ("p1", "x", plain(asks(1000, 10))),
             ],
             alone: &["p1"],
-            // Then both nodes are nearly empty, and none takes pods.
+            // Then both nodes are nearly empty, and none is a target.
             after: &["f1"],
         },
         Case {
@@ -331,7 +332,7 @@ fn rules_account_for_earlier_evictions() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A report of each node that all pods use what they ask for.
+/// Adds NodeMetrics in which all pods use what they request.
 fn report_requests(world: &mut TestCluster) {
     let table = world.shapes.table().clone();
     let nodes: Vec<_> = world.nodes.iter().map(|node| node.name.clone()).collect();
@@ -341,7 +342,7 @@ fn report_requests(world: &mut TestCluster) {
             .iter()
             .filter(|pod| pod.node.as_ref() == Some(&node));
         let cpu = |pod: &crate::state::PodInfo| {
-            // In milli.
+            // In milli-cores.
             pod.shape.requests.get(table.intern("cpu"))
         };
         let sum: i64 = on.clone().map(|pod| cpu(pod)).sum();
@@ -361,7 +362,7 @@ fn report_requests(world: &mut TestCluster) {
     }
 }
 
-/// Point, plugin, arguments, pods, and those that go.
+/// Extension point, plugin, arguments, pods, and the expected evictions.
 type Held = (
     &'static str,
     &'static str,
@@ -386,7 +387,7 @@ fn pods_that_may_not_go_count_where_they_are() {
             &["p1"],
         ),
         (
-            // Pods that arguments leave out are where they are, too.
+            // Pods that the arguments exclude count on their nodes, too.
             "balance",
             "RemovePodsViolatingTopologySpreadConstraint",
             json!({"labelSelector": {"matchLabels": {"first": "yes"}}}),
@@ -398,7 +399,7 @@ fn pods_that_may_not_go_count_where_they_are() {
             &["f1"],
         ),
         (
-            // A domain that is full of pods that stay takes no more.
+            // A domain that is full of protected pods takes no more.
             "balance",
             "RemovePodsViolatingTopologySpreadConstraint",
             json!({}),
@@ -452,7 +453,7 @@ fn pods_that_may_not_go_count_where_they_are() {
     }
 }
 
-/// A job that moves `pod`.
+/// Returns a job that moves `pod`.
 fn job(pod: &str, phase: &str) -> Arc<koord_api::scheduling::PodMigrationJob> {
     let job = json!({
         "metadata": {"name": format!("job-{pod}")},

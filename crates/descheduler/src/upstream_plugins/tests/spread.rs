@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// `counts` pods on each host of each rack; all are spread over both.
+/// Returns a cluster with `counts` pods on each host of each rack, all spread over both.
 fn cluster(counts: &[Vec<usize>]) -> TestCluster {
     let mut world = TestCluster::default();
     let constraint = |key: &str| {
@@ -29,7 +29,7 @@ fn cluster(counts: &[Vec<usize>]) -> TestCluster {
     world
 }
 
-/// How many pods are evicted of each host.
+/// Returns the number of evictions per host.
 fn evicted(counts: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let world = cluster(counts);
     let spread = "RemovePodsViolatingTopologySpreadConstraint";
@@ -53,7 +53,7 @@ fn sum(counts: &[Vec<usize>]) -> usize {
     counts.iter().flatten().sum()
 }
 
-/// kubernetes-sigs/descheduler#1535.
+/// Case of kubernetes-sigs/descheduler#1535.
 #[test]
 fn an_empty_rack_of_four_costs_16_evictions_of_64_pods() {
     let counts = [
@@ -69,7 +69,7 @@ fn an_empty_rack_of_four_costs_16_evictions_of_64_pods() {
     }
 }
 
-/// The fewest pods that have to move until both constraints hold, by trying all distributions.
+/// Returns the smallest number of moves that satisfy both constraints, by trying all distributions.
 fn fewest(counts: &[Vec<usize>]) -> usize {
     let initial: Vec<usize> = counts.iter().flatten().copied().collect();
     let racks: Vec<usize> = counts
@@ -99,7 +99,7 @@ fn fewest(counts: &[Vec<usize>]) -> usize {
     best
 }
 
-/// Calls `each` with every way to put `pods` on `hosts`.
+/// Calls `each` with every distribution of `pods` over `hosts`.
 fn distribute(pods: usize, hosts: usize, chosen: &mut Vec<usize>, each: &mut impl FnMut(&[usize])) {
     if hosts == 1 {
         chosen.push(pods);
@@ -125,7 +125,8 @@ proptest! {
             prop_assert!(gone <= there);
         }
         let needed = fewest(&counts);
-        // Upstream's rule evens out to the average, which may be one more for each domain that is too large.
+        // Upstream's strategy balances to the average, which may need one more eviction for each domain that
+        // is too large.
         prop_assert!(
             sum(&evicted) <= needed.saturating_add(1),
             "{} for {needed}: {evicted:?}",

@@ -1,8 +1,8 @@
-//! What strategies do, case by case.
+//! Results of strategies, case by case.
 
 use super::*;
 
-/// Runs every case of `table`; returns how many there are and how many pods went in all.
+/// Replays every case of `table` and returns the number of cases and of evictions.
 fn replay(name: &str, table: &str) -> (usize, usize) {
     let cases = cases(table);
     let mut total = 0;
@@ -13,7 +13,7 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
         let evictor = case.get("evictor").unwrap_or(&none);
         let built = framework(plugin, &case["args"], evictor);
         if case["refused"] == true {
-            // What upstream only says in its log, or what nobody here can tell, such as what a Prometheus says.
+            // Upstream reports these only in its log, or they depend on other systems such as Prometheus.
             assert!(built.is_err(), "{case}");
             continue;
         }
@@ -60,7 +60,7 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
     (cases.len(), total)
 }
 
-/// `{nodes: {name: {cpu, memory}}, pods: {name: {cpu, memory}}}`.
+/// Sets the usage: `{nodes: {name: {cpu, memory}}, pods: {name: {cpu, memory}}}`.
 fn use_metrics(world: &mut TestCluster, usage: &Value) {
     let Some(nodes) = usage["nodes"].as_object() else {
         return;
@@ -112,5 +112,5 @@ table!(
     73
 );
 
-// Made by chance, and answered by upstream.
+// Generated at random, with upstream's results.
 table!(random_clusters_have_upstreams_answers, "random", 42, 47);

@@ -1,8 +1,8 @@
-//! Which arguments are refused, and by which field.
+//! Which arguments are rejected, and by which field.
 
 use super::*;
 
-/// A configuration in which `name` has `args`, whether it is a strategy or not.
+/// Builds a framework in which `name` has `args`, whether it is a strategy or not.
 fn with(name: &str, args: &Value) -> Result<Framework, String> {
     if name == "DefaultEvictor" {
         framework("PodLifeTime", &json!({"maxPodLifeTimeSeconds": 1}), args)
@@ -127,7 +127,7 @@ fn refused_arguments_are_named() {
         assert!(error.contains(expected), "{name} {args}: {error}");
         assert!(error.contains("profiles[0].pluginConfig["), "{error}");
     }
-    // As upstream, fields that nobody knows are ignored, and there is an order at which each runs.
+    // Like in upstream, unknown fields are ignored, and every strategy has an extension point.
     with(
         "PodLifeTime",
         &json!({"maxPodLifeTimeSeconds": 1, "maxPodLifetime": 2}),

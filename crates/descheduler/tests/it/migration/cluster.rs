@@ -1,4 +1,5 @@
-//! A cluster with nodes, Deployments, and stand-ins for a scheduler that knows reservations and for kubelets.
+//! A cluster with nodes, Deployments, and simulations of a scheduler that supports reservations and of
+//! kubelets.
 
 use super::wire::{Fuse, Seen, Wire};
 use crate::deploy::{self, Refused};
@@ -26,10 +27,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// So long, of virtual time, anything may take.
+/// Timeout of anything, in virtual time.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Whatever is on node `hot` goes.
+/// A strategy that evicts all pods of node `hot`.
 #[derive(Debug)]
 struct Cooling;
 
@@ -50,19 +51,19 @@ impl Strategy for Cooling {
 
 pub(super) struct Cluster {
     server: Arc<ApiServer>,
-    /// What deschedulers asked for and may not, by the manifests in `deploy/descheduler`.
+    /// Denied requests of deschedulers, by the manifests in `deploy/descheduler`.
     refused: Refused,
     pub(super) client: Client,
     pub(super) seen: Arc<Seen>,
     pub(super) clock: Clock,
-    /// Whether pods without a reservation are put on node `hot`.
+    /// True if pods without a reservation are scheduled to node `hot`.
     pub(super) hot: Arc<AtomicBool>,
-    /// Whether nothing is scheduled.
+    /// True if nothing is scheduled.
     pub(super) closed: Arc<AtomicBool>,
     _stop: DropGuard,
 }
 
-/// A descheduler.
+/// A running descheduler.
 pub(super) struct Contender {
     pub(super) stop: CancellationToken,
     pub(super) metrics: prometheus::Registry,
@@ -81,7 +82,7 @@ impl Contender {
         (metrics.lines().any(counts), metrics)
     }
 
-    /// The process is gone, and says goodbye to nobody.
+    /// Kills the process without releasing its lease.
     pub(super) async fn kill(self, fuse: &Fuse) {
         fuse.blow();
         self.stop.cancel();
@@ -104,11 +105,11 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
-    /// Nodes `hot`, `a` and `b`, and `sets` Deployments with four pods each on `hot`.
+    /// Starts nodes `hot`, `a` and `b`, and `sets` Deployments with four pods each on `hot`.
     pub(super) async fn start(sets: usize) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock.clone());
-        // No kubelet says that its node lives, and nobody minds.
+        // No kubelet renews the nodes' leases, which has no effect here.
         let controllers = "*,-node-lifecycle-controller";
         config.controllers = koord_app::flags::selection(controllers).unwrap();
         let server = ApiServer::open(config).await.unwrap();
@@ -218,7 +219,7 @@ impl Cluster {
         super::wire::all(&self.client).await
     }
 
-    /// Reasons of all events.
+    /// Returns the reasons of all events.
     pub(super) async fn events(&self) -> Vec<String> {
         let events = self
             .of::<Event>()
@@ -232,7 +233,7 @@ impl Cluster {
             .collect()
     }
 
-    /// A job of a user that moves `pod`.
+    /// Creates a user's job that moves `pod`.
     pub(super) async fn ask(&self, name: &str, pod: &str, spec: Value) -> PodMigrationJob {
         let mut job = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
             "metadata": {"name": name}, "spec": {"podRef": {"namespace": "default", "name": pod}}});
@@ -244,7 +245,7 @@ impl Cluster {
             .unwrap()
     }
 
-    /// Phase, reason and message.
+    /// Returns phase, reason and message of a job.
     pub(super) async fn end_of(&self, name: &str) -> (String, String, String) {
         let mut end = None;
         self.until(name, async || {
@@ -260,7 +261,7 @@ impl Cluster {
         end.unwrap()
     }
 
-    /// Waits, in virtual time.
+    /// Waits in virtual time.
     pub(super) async fn until(&self, what: &str, mut is: impl AsyncFnMut() -> bool) {
         let wait = async {
             while !is().await {
@@ -303,7 +304,7 @@ impl Cluster {
         framework
     }
 
-    /// A descheduler with these arguments; if it `cools`, it moves what is on node `hot`.
+    /// Runs a descheduler with these arguments; if it `cools`, it evicts the pods of node `hot`.
     pub(super) fn deschedule(
         &self,
         identity: &str,
@@ -342,7 +343,7 @@ impl Cluster {
         }
     }
 
-    /// Makes an object; returns its UID.
+    /// Creates an object and returns its UID.
     pub(super) async fn post(&self, path: &str, value: &Value) -> String {
         let body = serde_json::to_vec(value).unwrap();
         let request = axum::http::Request::post(path).header("content-type", "application/json");
@@ -351,7 +352,7 @@ impl Cluster {
         made["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
-    /// Deletes an object and what it controls.
+    /// Deletes an object and its dependents.
     pub(super) async fn delete(&self, path: &str) -> bool {
         let request = axum::http::Request::delete(format!("{path}?propagationPolicy=Background"));
         let request = request.body(Vec::new()).unwrap();
@@ -392,7 +393,7 @@ pub(super) fn is_ready(pod: &Pod) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// The rest of the cluster.
+/// Simulation of the rest of the cluster.
 struct World {
     client: Client,
     hot: Arc<AtomicBool>,
@@ -410,7 +411,8 @@ impl World {
         }
     }
 
-    /// Reservations get a node that is not the pod's; pods that of a reservation for their controller.
+    /// Schedules reservations to a node that is not the pod's, and pods to the reservation for their
+    /// controller.
     async fn schedule(&self) {
         let reservations = Api::<Reservation>::all(self.client.clone());
         let mut all_reservations = super::wire::all::<Reservation>(&self.client).await;
@@ -481,7 +483,7 @@ impl World {
         }
     }
 
-    /// Pods run and are ready.
+    /// Sets pods to running and ready.
     async fn run_pods(&self) {
         let pods = Api::<Pod>::namespaced(self.client.clone(), "default");
         for pod in pods.list(&ListParams::default()).await.unwrap().items {

@@ -1,7 +1,7 @@
-//! Leaders that die in the middle of migrations: with a write on its way, which is lost, or done and not answered, or
-//! comes late, once the next leader has done the same.
+//! Leaders that die during migrations: with a write in flight that is lost, is done without a response, or
+//! arrives late, after the next leader has done the same.
 //!
-//! `KOORD_MIGRATION_DEATHS` is how many there are, 12 otherwise.
+//! `KOORD_MIGRATION_DEATHS` is the number of deaths, 12 by default.
 
 use super::cluster::{Cluster, node_of};
 use super::wire::{Fuse, Last};
@@ -25,7 +25,7 @@ fn args() -> Value {
         "maxMigratingPerWorkload": 1})
 }
 
-/// Every state that jobs were in, held against limits as they come.
+/// Checks every state of the jobs against limits as it arrives.
 struct Watch {
     problems: Arc<Mutex<Vec<String>>>,
     most: Arc<Mutex<usize>>,
@@ -60,7 +60,7 @@ impl Watch {
                     .values()
                     .filter(|job| stage(job) == Stage::Begun)
                     .count();
-                // All pods that move are of one node.
+                // All moving pods are on one node.
                 if begun > PER_NODE.min(GLOBALLY) {
                     told.lock().push(format!("{begun} jobs have begun"));
                 }
@@ -83,15 +83,15 @@ impl Watch {
     }
 }
 
-/// Where a leader died.
+/// A death of a leader.
 struct Death {
     writes: usize,
     last: String,
-    /// Late writes that came, and what was said to them.
+    /// Late writes that arrived, and their responses.
     came: Vec<(String, StatusCode)>,
 }
 
-/// One run in which the first leader dies with its `at`th write.
+/// Runs a migration in which the first leader dies with its `at`th write.
 async fn run(at: usize, end: Last) -> Death {
     let context = format!("dead at write {at}, {end:?}");
     let cluster = Cluster::start(2).await;
@@ -121,7 +121,7 @@ async fn run(at: usize, end: Last) -> Death {
         came: Vec::new(),
     };
     if at < usize::MAX {
-        // It fell where it was meant to, before all was done.
+        // The leader died where it was meant to, before the end.
         assert_eq!(death.writes, at, "{context}");
         assert!(
             !death.last.is_empty() && !finished().await,
@@ -133,7 +133,7 @@ async fn run(at: usize, end: Last) -> Death {
     cluster.leader("two").await;
     cluster.until(&context, finished).await;
     let context = format!("{context} ({})", death.last);
-    // No job is lost, none is double: each pod has moved once.
+    // No job is lost or duplicated: each pod has moved once.
     let jobs = cluster.jobs().await;
     let moved: BTreeSet<_> = jobs
         .iter()
@@ -160,7 +160,7 @@ async fn run(at: usize, end: Last) -> Death {
             .all(|pod| node_of(pod).as_deref() != Some("hot")),
         "{context}"
     );
-    // Every reservation was used, or is gone.
+    // Every reservation was used or is gone.
     for item in cluster.reservations().await {
         let owners = item.status.clone().unwrap_or_default().current_owners;
         assert_eq!(owners.len(), 1, "{context}: {:?}", item.metadata.name);
@@ -178,7 +178,7 @@ async fn run(at: usize, end: Last) -> Death {
         "{context}: the limit was reached"
     );
     second.stop().await;
-    // What comes late is done already. One may always ask what an eviction would come to.
+    // A late write is done already. A dry run of an eviction is always possible.
     death.came.clone_from(&cluster.seen.came.lock());
     assert_eq!(
         death.came.len(),
@@ -196,7 +196,7 @@ async fn run(at: usize, end: Last) -> Death {
     death
 }
 
-/// What the last leader wrote may not have been seen by who leads now.
+/// The new leader may not have seen the last writes of the previous one.
 #[tokio::test(start_paused = true)]
 async fn new_leader_lists_jobs_before_its_first_cycle() {
     let cluster = Cluster::start(1).await;
@@ -226,7 +226,7 @@ async fn new_leader_lists_jobs_before_its_first_cycle() {
     second.stop().await;
 }
 
-/// Method, resource and sub-resource of a write, which begins with its method and path.
+/// Returns method, resource and subresource of a write, which begins with its method and path.
 fn kind(write: &str) -> String {
     let mut path_parts = write.split(' ');
     let (method, path) = path_parts.next().zip(path_parts.next()).unwrap();
@@ -246,7 +246,7 @@ async fn migrations_outlive_their_leaders() {
     let mut fell = BTreeMap::<String, usize>::new();
     let mut came = BTreeMap::<String, usize>::new();
     for number in 0..wanted {
-        // All over the run; before the last few, after which nothing is left to be done.
+        // Deaths are spread over the run, except for the last few writes, after which nothing is left to do.
         let write_index = 1 + number * (writes - 12) / wanted.max(1);
         let end = [Last::Late, Last::Arrives, Last::Vanishes][number % 3];
         let death = run(write_index, end).await;

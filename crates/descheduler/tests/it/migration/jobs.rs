@@ -1,4 +1,4 @@
-//! What becomes of jobs, step by step.
+//! Outcomes of jobs, step by step.
 
 use super::cluster::{Cluster, name_of, node_of};
 use super::wire::Fuse;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Arguments with which nothing waits for its turn longer than it has to.
+/// Returns arguments without delays.
 fn quick() -> Value {
     json!({"objectLimiters": {"workload": {"duration": "0s"}}, "evictQPS": 100, "evictBurst": 10,
         "maxMigratingPerWorkload": 1})
@@ -57,7 +57,7 @@ pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
         real.iter().all(|eviction| eviction.reserved),
         "{evictions:?}"
     );
-    // Asked before room is held.
+    // The dry run of the eviction is done before the reservation is created.
     assert!(evictions.len() >= 16, "{evictions:?}");
     let events = cluster.events().await;
     for reason in [
@@ -78,7 +78,7 @@ pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
     let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
     let counted = r#"descheduler_pods_evicted{namespace="default",node="hot",result="success",strategy="Cooling"} 8"#;
     assert!(metrics.contains(counted), "{metrics}");
-    // The phases are counted by the next round.
+    // The next round counts the phases.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let metrics = koord_app::metrics::encode(&running.metrics).unwrap();
     assert!(
@@ -119,7 +119,7 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
             .unwrap()
             .is_none()
     );
-    // By deletion, which no budget keeps.
+    // Policy Delete, which ignores budgets.
     budget(&cluster).await;
     let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "Delete"}}});
     patch::merge(&cluster.of::<Pod>(), &name_of(second), &label)
@@ -129,7 +129,7 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
         .ask("delete", &name_of(second), json!({"mode": "EvictDirectly"}))
         .await;
     assert_eq!(cluster.end_of("delete").await.0, "Succeeded");
-    // By somebody else, who is asked.
+    // Policy SoftEviction, which requests the eviction from another component.
     let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "SoftEviction"}}});
     let name = name_of(third);
     patch::merge(&cluster.of::<Pod>(), &name, &label)
@@ -153,7 +153,7 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     cluster.delete_pod(&name).await;
     assert_eq!(cluster.end_of("soft").await.0, "Succeeded");
-    // Nobody comes for this one.
+    // No component evicts this pod.
     let last_pods = cluster.pods_on("hot").await;
     let name = name_of(&last_pods[0]);
     patch::merge(&cluster.of::<Pod>(), &name, &label)
@@ -172,7 +172,7 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
     running.stop().await;
 }
 
-/// Nobody of `set0` may be evicted.
+/// Forbids evictions of pods of `set0`.
 async fn budget(cluster: &Cluster) {
     let budget = json!({"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "set0"}}}});
     let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
@@ -209,7 +209,7 @@ pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
         cluster
             .ask(name, &name_of(pod), json!({"mode": mode}))
             .await;
-        // Its time to live is the default one.
+        // The default time to live.
         let (phase, reason, message) = cluster.end_of(name).await;
         assert_eq!(
             (phase.as_str(), reason.as_str()),
@@ -218,12 +218,12 @@ pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
         );
         assert!(message.contains("disruption budget"), "{message}");
         assert_eq!(uids(&cluster.pods().await), uids(&pods));
-        // Nothing was held for a pod that could not go.
+        // Nothing was reserved for a pod that could not be evicted.
         assert!(cluster.reservations().await.is_empty());
     }
     let (is_counted, metrics) = running.evicted("error");
     assert!(is_counted, "{metrics}");
-    // The loop of the controller is measured.
+    // The controller has metrics.
     for line in [
         r#"controller_runtime_max_concurrent_reconciles{controller="MigrationController"} "#,
         r#"controller_runtime_reconcile_panics_total{controller="MigrationController"} 0"#,
@@ -268,7 +268,7 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     cluster.ask("never", "nobody", json!({})).await;
     let end = cluster.end_of("never").await;
     assert_eq!((end.0.as_str(), end.1.as_str()), ("Failed", "MissingPod"));
-    // While its reservation waits for a node.
+    // The reservation waits for a node.
     cluster.closed.store(true, Ordering::SeqCst);
     cluster
         .ask("gone", &name_of(&pods[0]), json!({"ttl": "5m"}))
@@ -294,7 +294,7 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
             cluster.reservations().await.iter().all(spent)
         })
         .await;
-    // A reservation that somebody deletes.
+    // A user deletes the reservation.
     cluster.closed.store(true, Ordering::SeqCst);
     cluster
         .ask("bare", &name_of(&pods[1]), json!({"ttl": "5m"}))
@@ -362,7 +362,7 @@ pub(crate) async fn reservation_is_deleted_with_its_job() {
                 .await
                 .unwrap();
         }
-        // Without a time to live it is swept after half an hour.
+        // Without a time to live the job is swept after half an hour.
         let reservation_exists = async || {
             cluster
                 .all::<Reservation>()
@@ -437,7 +437,7 @@ pub(crate) async fn waiting_jobs_record_the_reason() {
         metrics.contains(r#"koord_descheduler_limited_total{rule="MaxMigratingGlobally"}"#),
         "{metrics}"
     );
-    // Those that waited in vain say for what.
+    // Jobs that waited until their timeout report the reason.
     let mut waited = 0;
     for i in 0..3 {
         let (phase, reason, message) = cluster.end_of(&format!("j{i}")).await;
@@ -448,7 +448,7 @@ pub(crate) async fn waiting_jobs_record_the_reason() {
     running.stop().await;
 }
 
-/// A definition of a kind that has replicas.
+/// Returns a CustomResourceDefinition of a kind with replicas.
 fn definition(group: &str, version: &str, kind: &str, plural: &str) -> Value {
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let scale =
@@ -516,7 +516,7 @@ pub(crate) async fn pods_of_any_controller_move() {
         let made = async || cluster.pods().await.len() == 4;
         cluster.until(kind, made).await;
         moves(&cluster, kind).await;
-        // It and its pods make room for the next.
+        // It and its pods free capacity for the next one.
         let deleted = cluster.delete(&format!("{path}/x")).await;
         assert!(deleted, "{kind}");
         cluster
@@ -539,7 +539,7 @@ pub(crate) async fn pods_of_any_controller_move() {
     running.stop().await;
 }
 
-/// A pod that is there moves by itself.
+/// An existing pod is moved by a user's job.
 async fn moves(cluster: &Cluster, what: &str) {
     let is_ready = async || {
         let pods = cluster.pods().await;
@@ -589,7 +589,7 @@ pub(crate) async fn a_users_own_reservation_is_used() {
     running.stop().await;
 }
 
-/// The job of a move that is remembered outlives others, and its reservation does not.
+/// A job whose move is recorded outlives others, but its reservation does not.
 #[tokio::test(start_paused = true)]
 pub(crate) async fn job_needed_by_next_leader_is_not_swept() {
     let cluster = Cluster::start(1).await;

@@ -1,4 +1,4 @@
-//! How fast pods of a workload go, by whom and how many.
+//! The rate at which pods of a workload are evicted, by different jobs and leaders.
 
 use super::cluster::{Cluster, name_of};
 use super::wire::Fuse;
@@ -6,12 +6,12 @@ use koord_api::scheduling::PodMigrationJob;
 use koord_descheduler::migration::{Stage, stage};
 use serde_json::{Value, json};
 
-/// One of four replicas goes in five minutes.
+/// Returns arguments that allow to evict one of four replicas in five minutes.
 fn args() -> Value {
     json!({"maxMigratingPerWorkload": 1, "evictQPS": 100, "evictBurst": 10})
 }
 
-/// Waits until so many pods were evicted; returns the second in which they were.
+/// Waits until `count` pods were evicted; returns the second of the last eviction.
 async fn evicted(cluster: &Cluster, count: usize) -> i64 {
     let context = format!("{count} evictions");
     let is_reached = async || {
@@ -22,7 +22,8 @@ async fn evicted(cluster: &Cluster, count: usize) -> i64 {
     cluster.clock.now().as_second()
 }
 
-/// The next leader waits as the last would have: whether that had the time to say that the pod went, or not.
+/// The next leader waits as long as the last one would have, whether the last one recorded the eviction or
+/// not.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_leader_makes_no_pod_go_sooner() {
     for is_done in [false, true] {
@@ -45,7 +46,7 @@ async fn a_change_of_leader_makes_no_pod_go_sooner() {
     }
 }
 
-/// A user's job without a reservation says nothing of the workload by itself.
+/// A user's job without a reservation has no record of the workload by itself.
 #[tokio::test(start_paused = true)]
 async fn user_jobs_count_for_the_next_leader() {
     let cluster = Cluster::start(1).await;
@@ -67,7 +68,7 @@ async fn user_jobs_count_for_the_next_leader() {
     second.stop().await;
 }
 
-/// Two that may move at a time still do not go at a time.
+/// Two pods that may migrate at the same time are still not evicted at the same time.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_run_side_by_side_evict_one_after_the_other() {
     let cluster = Cluster::start(1).await;

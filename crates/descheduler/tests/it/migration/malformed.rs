@@ -1,4 +1,4 @@
-//! Objects that their definitions let pass, and that cannot be read.
+//! Objects that pass the validation of their definitions but cannot be decoded.
 
 use super::cluster::{Cluster, name_of};
 use super::wire::Fuse;
@@ -28,7 +28,7 @@ fn job(name: &str, pod: &Pod, over: Value) -> Value {
         "metadata": {"name": name}, "spec": spec})
 }
 
-/// A pod that is not `pod`: those that come in the place of others have any name.
+/// Returns a pod other than `pod`: replacements have any name.
 async fn another(cluster: &Cluster, pod: &Pod) -> Pod {
     let all = cluster.pods().await.into_iter();
     let mut other_pods = all.filter(|candidate| name_of(candidate) != name_of(pod));
@@ -50,7 +50,7 @@ async fn undecodable_objects_are_skipped_and_reported() {
         "metadata": {"name": "hot"}, "spec": {"metricCollectPolicy": {"aggregateDurationSeconds": 1}},
         "status": {"nodeMetric": {"aggregatedNodeUsages": [{"duration": "soon"}]}}});
     cluster.post(METRICS, &odd).await;
-    // A leader that sees them first, and one that was there before.
+    // A leader that sees them first, and one that was running before.
     for name in ["first", "second"] {
         let running = cluster.deschedule(name, &quick(), false, Fuse::endless());
         cluster.leader(name).await;
@@ -89,7 +89,7 @@ async fn undecodable_objects_are_skipped_and_reported() {
             "{message_of}"
         );
     }
-    // They are not touched, and can be mended.
+    // They are unchanged, and can be repaired.
     cluster.of::<Pod>().get(&name_of(&pods[0])).await.unwrap();
     let mended = json!({"spec": {"ttl": "5m"}});
     let running = cluster.deschedule("third", &quick(), false, Fuse::endless());

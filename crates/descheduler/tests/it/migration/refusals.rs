@@ -1,4 +1,4 @@
-//! Evictions that come to nothing, whatever the API server says.
+//! Evictions without effect, whatever the API server responds.
 
 use super::cluster::{Cluster, name_of};
 use super::wire::Fuse;
@@ -13,8 +13,9 @@ fn quick() -> Value {
         "maxMigratingPerWorkload": 1})
 }
 
-/// Job `name` of the cluster's first pod ends by its time to live of a minute for `why`, and the pod is as it was. It was
-/// tried now and then, and never said to have gone.
+/// Checks that job `name` of the cluster's first pod fails by its time to live of a minute because of `why`,
+/// that the pod is unchanged, that the eviction was retried at a limited rate, and that it was never reported
+/// as done.
 async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
     let pod = cluster.pods().await.remove(0);
     let before = cluster.seen.asked.load(Ordering::SeqCst);
@@ -56,7 +57,7 @@ async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
     running.stop().await;
 }
 
-/// What kept the job is over by the time that it runs out of time.
+/// The earlier reason no longer holds when the job times out.
 #[tokio::test(start_paused = true)]
 async fn timeout_names_the_current_reason() {
     let cluster = Cluster::start(0).await;
@@ -75,7 +76,7 @@ async fn timeout_names_the_current_reason() {
         pods.len() == 2 && pods.iter().all(super::cluster::is_ready)
     };
     cluster.until("the pods run", are_ready).await;
-    // A webhook that cannot be asked whether it would deny.
+    // A webhook that does not support dry runs.
     cluster.seen.code.store(500, Ordering::SeqCst);
     cluster.seen.denies.store(true, Ordering::SeqCst);
     cluster.ask("j", "x-1", json!({})).await;

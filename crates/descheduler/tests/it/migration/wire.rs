@@ -1,4 +1,4 @@
-//! A client that can die with a certain write, and whose evictions are looked at.
+//! A client that can die with a given write, and that records evictions.
 
 use axum::body::Bytes;
 use axum::http::request::Parts;
@@ -21,40 +21,41 @@ use tower::ServiceExt;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An eviction that the API server agreed to.
+/// An eviction that the API server accepted.
 #[derive(Debug, Clone)]
 pub(super) struct Eviction {
-    /// Its name.
+    /// Name of the pod.
     pub(super) pod: String,
-    /// Whether only the answer mattered.
+    /// True for a dry run.
     pub(super) dry: bool,
-    /// Whether a reservation held room for the pod's replacement at that moment.
+    /// True if a reservation held capacity for the pod's replacement at that moment.
     pub(super) reserved: bool,
 }
 
-/// What all clients of a test share.
+/// State shared by all clients of a test.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) evictions: Mutex<Vec<Eviction>>,
-    /// How many evictions were asked for, those that were refused among them.
+    /// Number of requested evictions, including refused ones.
     pub(super) asked: AtomicUsize,
-    /// Whether a webhook denies evictions.
+    /// True if a webhook denies evictions.
     pub(super) denies: AtomicBool,
-    /// With which code it does; 403 when this is 0.
+    /// Status code of the denial; 403 if this is 0.
     pub(super) code: AtomicU16,
     late: Mutex<Option<Late>>,
-    /// Late writes that came in the end, and what was said to them.
+    /// Late writes that arrived, and their responses.
     pub(super) came: Mutex<Vec<(String, StatusCode)>>,
 }
 
-/// A write of somebody dead that has not reached the server yet.
+/// A write of a dead leader that has not reached the server yet.
 struct Late {
     about: String,
     head: Parts,
     bytes: Bytes,
 }
 
-/// What two leaders write that do the same for the same object, whatever they call what they make.
+/// Returns a description of a write that is equal for leaders that do the same to the same object, regardless
+/// of generated names.
 fn about(head: &Parts, bytes: &[u8]) -> String {
     let written: Value = serde_json::from_slice(bytes).unwrap_or_default();
     let name = match &written["spec"]["podRef"]["uid"] {
@@ -64,27 +65,27 @@ fn about(head: &Parts, bytes: &[u8]) -> String {
     format!("{} {} {name}", head.method, head.uri.path())
 }
 
-/// What becomes of the last write. Nobody hears of it.
+/// Fate of the last write. Its response is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Last {
-    /// It is done.
+    /// The write is done.
     Arrives,
-    /// It is lost.
+    /// The write is lost.
     Vanishes,
-    /// It is done once the next leader has done the same.
+    /// The write is done after the next leader has done the same.
     Late,
 }
 
-/// Blows with a write.
+/// A fuse that blows with a given write.
 pub(super) struct Fuse {
     at: usize,
     used: AtomicUsize,
     end: Last,
     last: Mutex<String>,
     blown: CancellationToken,
-    /// How often jobs were listed, or were to be.
+    /// Number of requests to list jobs.
     lists: AtomicUsize,
-    /// Whether they cannot be.
+    /// True if listing jobs fails.
     pub(super) hides: AtomicBool,
 }
 
@@ -113,7 +114,7 @@ impl Fuse {
         self.lists.load(Ordering::SeqCst)
     }
 
-    /// Whether jobs are asked for, and cannot be seen.
+    /// Returns true for a list of jobs that must fail.
     fn hidden(&self, head: &Parts) -> bool {
         let lists = head.method == Method::GET && head.uri.path().ends_with("/podmigrationjobs");
         if lists {
@@ -122,7 +123,7 @@ impl Fuse {
         lists && self.hides.load(Ordering::SeqCst)
     }
 
-    /// The write with which it blew.
+    /// Returns the write with which the fuse blew.
     pub(super) fn last(&self) -> String {
         self.last.lock().clone()
     }
@@ -135,12 +136,12 @@ impl Fuse {
         self.blown.cancelled().await;
     }
 
-    /// What becomes of a request that is the last, or comes after it.
+    /// Returns the fate of a request that is the last one or comes after it.
     fn pass(&self, method: &Method, path: &str) -> Option<Last> {
         if self.blown.is_cancelled() {
             return Some(Last::Vanishes);
         }
-        // Elections and events are not what the runs are about.
+        // Leases and events are ignored.
         let counts =
             method != Method::GET && !path.contains("/leases") && !path.contains("/events");
         if counts && self.used.fetch_add(1, Ordering::SeqCst) + 1 == self.at {
@@ -152,7 +153,7 @@ impl Fuse {
     }
 }
 
-/// All objects that can be read.
+/// Returns all objects that can be decoded.
 pub(super) async fn all<K>(client: &Client) -> Vec<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + koord_kube::Decode,
@@ -171,12 +172,12 @@ pub(super) struct Wire {
     pub(super) inner: axum::Router,
     pub(super) fuse: Arc<Fuse>,
     pub(super) seen: Arc<Seen>,
-    /// Looks past the fuse.
+    /// Client that bypasses the fuse.
     pub(super) client: Client,
 }
 
 impl Wire {
-    /// Whether a reservation that nobody has used holds room for what replaces `pod`.
+    /// Returns true if an unused reservation holds capacity for the replacement of `pod`.
     async fn is_reserved(&self, name: &str) -> bool {
         let jobs = all::<PodMigrationJob>(&self.client).await;
         let reservations = all::<Reservation>(&self.client).await;
@@ -200,7 +201,7 @@ impl Wire {
         })
     }
 
-    /// The request gets through.
+    /// Forwards the request.
     async fn arrive(
         &self,
         head: Parts,

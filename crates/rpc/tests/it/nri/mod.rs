@@ -1,4 +1,4 @@
-//! A plugin from its registration on, against a runtime that speaks as containerd does.
+//! A plugin from its registration on, against a runtime that behaves like containerd.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -22,12 +22,12 @@ mod peer;
 
 use peer::Peer;
 
-/// Notes what it is told. A container's name says what becomes of it: `refuse`, `panic`, `hang`, or it
-/// gets 1,024 shares.
+/// A handler that records its calls. A container's name selects the behavior: `refuse`, `panic`, `hang`, or
+/// else it gets 1,024 shares.
 struct Recorder {
     told: mpsc::UnboundedSender<String>,
     seen: mpsc::UnboundedSender<Seen>,
-    /// Ends what hangs, once the other end is dropped.
+    /// Ends hanging handlers once the other end is dropped.
     release: Mutex<std::sync::mpsc::Receiver<()>>,
 }
 
@@ -121,7 +121,7 @@ impl Handler for Recorder {
     }
 }
 
-/// A stub that runs, and what its handler hears.
+/// A running stub and the recorded calls of its handler.
 struct Fixture {
     _directory: tempfile::TempDir,
     socket: PathBuf,
@@ -167,7 +167,7 @@ fn run(change: impl FnOnce(&mut Settings)) -> Fixture {
 }
 
 impl Fixture {
-    /// The next message about the connection, rather than an answer.
+    /// Returns the next message about the connection, skipping requests.
     async fn link(&mut self) -> Seen {
         loop {
             match self.seen.recv().await.unwrap() {
@@ -184,12 +184,12 @@ impl Fixture {
         }
     }
 
-    /// How the last request was answered.
+    /// Returns the outcome of the last request.
     async fn outcome(&mut self) -> Outcome {
         self.answered().await.1
     }
 
-    /// How long the next answer to an event took, and what it was.
+    /// Returns duration and outcome of the next answered event.
     async fn answered(&mut self) -> (Duration, Outcome) {
         loop {
             if let Seen::Answered(Some(_), took, outcome) = self.seen.recv().await.unwrap() {
@@ -199,7 +199,7 @@ impl Fixture {
     }
 }
 
-/// A runtime to which the stub has connected, up to its first event.
+/// Returns a runtime to which the stub has connected, before its first event.
 async fn started(change: impl FnOnce(&mut Settings)) -> (Fixture, Peer) {
     let mut listener = None;
     let mut fixture = run(|settings| {
@@ -257,7 +257,7 @@ async fn from_registration_to_an_adjusted_container() {
     );
     assert_eq!(peer.configures().await.unwrap(), 141);
 
-    // In parts; what is known of them is answered with the last.
+    // In parts; the updates are in the response to the last one.
     let part = |pods: usize, containers: usize, more| nri::SynchronizeRequest {
         pods: vec![pod("p"); pods],
         containers: vec![container("first", "x"); containers],
@@ -292,7 +292,7 @@ async fn from_registration_to_an_adjusted_container() {
     assert_eq!(fixture.told.recv().await.unwrap(), "create p web");
     assert_eq!(fixture.outcome().await, Outcome::Done);
 
-    // An update without an id is for the container asked about; a runtime ignores it otherwise.
+    // An update without an id is for the container of the request; a runtime would ignore it otherwise.
     let request = nri::UpdateContainerRequest {
         pod: Some(pod("p")),
         container: Some(container("c", "web")),
@@ -349,7 +349,7 @@ async fn both_forms_of_an_event_are_one() {
             "RemoveContainer", RemoveContainer, RemoveContainerRequest, container;
         }
     }
-    // What a later version may send.
+    // An event of a later version.
     let later = nri::StateChangeEvent {
         event: 40,
         ..Default::default()
@@ -398,7 +398,7 @@ async fn a_synchronization_without_end_is_refused() {
         .await
         .unwrap_err();
     assert_eq!(refused.code, Code::ResourceExhausted as i32);
-    // From the beginning again.
+    // It restarts from the beginning.
     let response: nri::SynchronizeResponse = peer.call("Synchronize", &part(false)).await.unwrap();
     assert!(!response.more);
     assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 60000");
@@ -413,7 +413,7 @@ async fn hanging_or_panicking_handler_keeps_the_connection() {
         assert_eq!(fixture.told.recv().await.unwrap(), "create p hang");
         // 80 % of the two seconds, and no earlier.
         tokio::time::advance(Duration::from_millis(1599)).await;
-        // Whoever is woken by that has its turn.
+        // Woken tasks run first.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -433,7 +433,7 @@ async fn hanging_or_panicking_handler_keeps_the_connection() {
     assert_eq!(answer, nri::CreateContainerResponse::default());
     assert_eq!(fixture.outcome().await, Outcome::Panicked);
 
-    // What the handler refuses is refused.
+    // An error of the handler is an error of the request.
     assert_eq!(
         create(&mut peer, "refuse").await.unwrap_err(),
         Code::Unknown
@@ -466,7 +466,7 @@ async fn containers_are_updated_outside_of_events() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_connection_is_made_again_and_there_are_never_two() {
     let mut fixture = run(|settings| settings.retry_limit = Duration::from_secs(6));
-    // Nobody is there at first.
+    // There is no runtime at first.
     let (why, wait) = fixture.lost().await;
     assert!(why.contains("nri.sock"), "{why}");
     assert_between(wait, 1.0);
@@ -477,8 +477,8 @@ async fn a_lost_connection_is_made_again_and_there_are_never_two() {
     let runtime = fixture.stub.runtime();
     assert!(runtime.borrow().is_some());
 
-    // The runtime ends: the wait begins anew. Then: it closes at once, does not answer the
-    // registration, does not synchronize, ends only what it says, talks nonsense.
+    // The runtime stops: the delay restarts. Then it closes immediately, does not answer the registration,
+    // does not synchronize, closes only its sending side, and sends invalid data.
     drop(peer);
     let (_, wait) = fixture.lost().await;
     assert_between(wait, 1.0);
@@ -503,7 +503,7 @@ async fn a_lost_connection_is_made_again_and_there_are_never_two() {
             }
             _ => peer.io.write_all(&[0xff; 100]).await.unwrap(),
         }
-        // The plugin has gone before it says so, and so before it comes again.
+        // The plugin has disconnected before it reports that, and so before it reconnects.
         let (why, wait) = fixture.lost().await;
         assert!(why.contains(expected), "{at}: {why}");
         assert_between(wait, seconds);
@@ -518,7 +518,7 @@ async fn a_lost_connection_is_made_again_and_there_are_never_two() {
     assert_between(wait, 1.0);
 }
 
-/// Up to a tenth more, so that not all come at once.
+/// Up to a tenth more, so that plugins do not all reconnect at once.
 fn assert_between(wait: Duration, seconds: f64) {
     let wait = wait.as_secs_f64();
     assert!(
@@ -554,7 +554,7 @@ async fn a_launched_plugin_has_one_connection() {
         (&*registered.plugin_name, &*registered.plugin_idx),
         ("other", "42")
     );
-    // Its configuration comes with it.
+    // Its configuration is sent with it.
     let request = nri::ConfigureRequest {
         config: "runpodsandbox,validatecontaineradjustment".into(),
         runtime_name: "containerd".into(),
@@ -587,7 +587,7 @@ async fn a_launched_plugin_has_one_connection() {
     drop(peer);
     fixture.lost().await;
     fixture.running.await.unwrap();
-    // The process still has it.
+    // The process still has the connection.
     drop(near);
 }
 

@@ -1,5 +1,4 @@
-//! A runtime as a plugin meets it: the frames that containerd writes, and a reader as particular as
-//! containerd's.
+//! A runtime as a plugin sees it: the frames that containerd writes, and a reader as strict as containerd's.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ const RUNTIME: u32 = 2;
 pub(crate) struct Peer {
     pub(crate) io: UnixStream,
     next: u32,
-    /// Frames of each channel that have not been read.
+    /// Unread frames of each channel.
     frames: BTreeMap<u32, Vec<Vec<u8>>>,
 }
 
@@ -29,7 +28,7 @@ impl Peer {
         }
     }
 
-    /// As Go's buffered writer of 4,096 bytes cuts it: what fills the buffer, then all the rest.
+    /// Sends a message split like Go's buffered writer of 4,096 bytes: what fills the buffer, then the rest.
     async fn send(&mut self, channel: u32, message: &[u8]) {
         let (first, rest) = message.split_at(message.len().min(4096));
         for part in [first, rest] {
@@ -42,7 +41,7 @@ impl Peer {
         }
     }
 
-    /// The next message of a channel, with its header.
+    /// Returns the next message of a channel, with its header.
     async fn message(&mut self, channel: u32) -> Vec<u8> {
         loop {
             let frames = self.frames.entry(channel).or_default();
@@ -65,7 +64,7 @@ impl Peer {
         }
     }
 
-    /// Calls the plugin as the runtime does, with its two seconds.
+    /// Calls the plugin like the runtime does, with its timeout of two seconds.
     pub(crate) async fn call<R: Message + Default>(
         &mut self,
         method: &str,
@@ -86,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// The plugin's next call, answered with this.
+    /// Answers the plugin's next call with this response.
     pub(crate) async fn serve<Q: Message + Default>(
         &mut self,
         method: &str,
@@ -110,7 +109,7 @@ impl Peer {
         self.serve("RegisterPlugin", &nri::Empty {}).await
     }
 
-    /// As containerd 1.7 configures, which says neither its NRI nor its patience.
+    /// Configures like containerd 1.7, which sends neither its NRI version nor its timeout.
     pub(crate) async fn configures(&mut self) -> Result<i32, wire::Status> {
         let request = nri::ConfigureRequest {
             runtime_name: "containerd".into(),
@@ -121,7 +120,7 @@ impl Peer {
         Ok(answer.events)
     }
 
-    /// Everything up to the first event, for a node without pods.
+    /// Runs everything up to the first event, for a node without pods.
     pub(crate) async fn starts(&mut self) {
         self.registers().await;
         self.configures().await.unwrap();
