@@ -262,13 +262,13 @@ impl Leader {
             let none = "no strategy is on: pods that should move are not looked for";
             report.notes.push(none.to_owned());
         }
-        self.explain(&snapshot, &report);
+        self.record_hot_node_events(&snapshot, &report);
         self.last.set(Arc::new(report));
         Ok(framework)
     }
 
     /// Records an event for each hot node from which nothing was moved, with the reasons.
-    fn explain(&self, snapshot: &Snapshot, report: &Report) {
+    fn record_hot_node_events(&self, snapshot: &Snapshot, report: &Report) {
         for (node, text) in self.event_throttle.lock().due(report) {
             let uid = snapshot.node(&node).map(|node| node.uid.to_string());
             let regarding = ObjectReference {

@@ -1,6 +1,6 @@
 //! Cycles: when they run, and what they change.
 
-use crate::deploy::{self, Refused};
+use crate::deploy::{self, DeniedRequests};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -97,7 +97,7 @@ struct Cluster {
     client: Client,
     /// Client for the descheduler, with the rights of the manifests in `deploy/descheduler`.
     limited: Client,
-    refused: Refused,
+    denied: DeniedRequests,
     ctx: Context,
     last: LastCycle,
 }
@@ -118,7 +118,7 @@ impl Cluster {
         server.install_crds(definitions).await.unwrap();
         let client = koord_kube::client::in_process(server.service());
         deploy::install(&client).await;
-        let refused = Refused::default();
+        let denied = DeniedRequests::default();
         let nodes: Api<Node> = Api::all(client.clone());
         for name in ["hot", "cold"] {
             let node = json!({"metadata": {"name": name}});
@@ -127,8 +127,8 @@ impl Cluster {
         }
         let cluster = Self {
             client,
-            limited: koord_kube::client::in_process(deploy::service(&server, &refused)),
-            refused,
+            limited: koord_kube::client::in_process(deploy::service(&server, &denied)),
+            denied,
             ctx: Context::with_clock(clock),
             last: LastCycle::default(),
         };
@@ -257,7 +257,7 @@ pub(crate) async fn a_cycle_carries_its_plan_out_and_shows_it() {
     assert!(metrics.contains(counted), "{metrics}");
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
-    cluster.refused.none();
+    cluster.denied.assert_none();
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,7 +277,7 @@ pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
     assert!(!metrics.contains("descheduler_pods_evicted{"), "{metrics}");
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
-    cluster.refused.none();
+    cluster.denied.assert_none();
 }
 
 #[tokio::test(start_paused = true)]
@@ -323,11 +323,11 @@ pub(crate) async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
     );
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
-    cluster.refused.none();
+    cluster.denied.assert_none();
 }
 
 /// Returns the responses to `GET path`, once alone and once with the routes of a whole process.
-async fn asked(
+async fn responses(
     cluster: &Cluster,
     config: &Configuration,
     request: Request<Body>,
@@ -346,7 +346,7 @@ fn get(path: &str) -> Request<Body> {
 pub(crate) async fn the_configuration_is_shown_and_debugging_can_be_off() {
     let cluster = Cluster::start().await;
     let mut config = Configuration::default();
-    let (status, text) = asked(&cluster, &config, get("/configz")).await;
+    let (status, text) = responses(&cluster, &config, get("/configz")).await;
     assert_eq!(status, StatusCode::OK);
     let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
     let shown = &shown["componentconfig"];
@@ -358,18 +358,18 @@ pub(crate) async fn the_configuration_is_shown_and_debugging_can_be_off() {
             .body(Body::from("4"))
             .unwrap()
     };
-    let (_, text) = asked(&cluster, &config, put()).await;
+    let (_, text) = responses(&cluster, &config, put()).await;
     assert!(text.contains("klog.logging.verbosity"), "{text}");
-    let (status, _) = asked(&cluster, &config, get("/debug/pprof/heap")).await;
+    let (status, _) = responses(&cluster, &config, get("/debug/pprof/heap")).await;
     assert_eq!(status, StatusCode::NOT_IMPLEMENTED);
-    let (_, text) = asked(&cluster, &config, get("/debug/descheduler")).await;
+    let (_, text) = responses(&cluster, &config, get("/debug/descheduler")).await;
     assert!(text.starts_with("no cycle has ended"), "{text}");
     config.enable_profiling = false;
     for request in [get("/debug/descheduler"), get("/debug/pprof/heap"), put()] {
-        let (status, text) = asked(&cluster, &config, request).await;
+        let (status, text) = responses(&cluster, &config, request).await;
         assert_eq!((status, &*text), (StatusCode::NOT_FOUND, ""));
     }
-    let (status, _) = asked(&cluster, &config, get("/configz")).await;
+    let (status, _) = responses(&cluster, &config, get("/configz")).await;
     assert_eq!(status, StatusCode::OK);
 }
 
@@ -385,7 +385,7 @@ pub(crate) async fn deleting_metrics_resets_counters() {
         counted()
     );
     let delete = Request::delete("/metrics").body(Body::empty()).unwrap();
-    let (status, _) = asked(&cluster, &Configuration::default(), delete).await;
+    let (status, _) = responses(&cluster, &Configuration::default(), delete).await;
     assert_eq!(status, StatusCode::OK);
     assert!(
         !counted().contains("descheduler_pods_evicted{"),
@@ -449,7 +449,7 @@ pub(crate) async fn a_replica_waits_for_the_lease_and_gives_it_back() {
         lost.contains("koordinator-system/koord-descheduler was lost"),
         "{lost}"
     );
-    cluster.refused.none();
+    cluster.denied.assert_none();
 }
 
 #[tokio::test(start_paused = true)]
@@ -491,5 +491,5 @@ pub(crate) async fn hot_node_event_repeats_hourly() {
     assert_eq!(about.uid, node.get("hot").await.unwrap().metadata.uid);
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
-    cluster.refused.none();
+    cluster.denied.assert_none();
 }

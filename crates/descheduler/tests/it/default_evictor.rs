@@ -1,6 +1,6 @@
 //! `DefaultEvictor` against an API server.
 
-use crate::deploy::{self, Refused};
+use crate::deploy::{self, DeniedRequests};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use koord_apiserver::{ApiServer, Config};
@@ -38,8 +38,8 @@ pub(crate) async fn pods_are_evicted_unless_their_storage_is_protected() {
     let server = server.unwrap();
     let client = koord_kube::client::in_process(server.service());
     deploy::install(&client).await;
-    let refused = Refused::default();
-    let limited = koord_kube::client::in_process(deploy::service(&server, &refused));
+    let denied = DeniedRequests::default();
+    let limited = koord_kube::client::in_process(deploy::service(&server, &denied));
     let (create, default) = (PostParams::default(), "default");
     let nodes: Api<Node> = Api::all(client.clone());
     for name in ["a", "b"] {
@@ -111,5 +111,5 @@ pub(crate) async fn pods_are_evicted_unless_their_storage_is_protected() {
     );
     ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
-    refused.none();
+    denied.assert_none();
 }

@@ -41,11 +41,11 @@ thread_local! {
 
 /// Denied requests.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Refused(Arc<Mutex<BTreeSet<String>>>);
+pub(crate) struct DeniedRequests(Arc<Mutex<BTreeSet<String>>>);
 
-impl Refused {
+impl DeniedRequests {
     /// Asserts that no request was denied.
-    pub(crate) fn none(&self) {
+    pub(crate) fn assert_none(&self) {
         assert_eq!(
             *self.0.lock(),
             BTreeSet::new(),
@@ -55,14 +55,14 @@ impl Refused {
 }
 
 /// Returns the API server as accessed by the descheduler's service account.
-pub(crate) fn service(server: &ApiServer, refused: &Refused) -> Router {
+pub(crate) fn service(server: &ApiServer, denied: &DeniedRequests) -> Router {
     let user = User::service_account("koordinator-system", "koord-descheduler");
-    let refused = refused.0.clone();
+    let denied = denied.0.clone();
     server.service_as(user, move |right, allowed| {
         if allowed {
             USED.with_borrow_mut(|used| used.insert(right.to_owned()));
         } else {
-            refused.lock().insert(right.to_owned());
+            denied.lock().insert(right.to_owned());
         }
     })
 }

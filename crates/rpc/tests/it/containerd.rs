@@ -48,14 +48,14 @@ impl Quota {
         }
     }
 
-    fn tell(&self, text: String) {
+    fn record(&self, text: String) {
         let _ = self.told.send(text);
     }
 }
 
 impl Handler for Quota {
     fn synchronize(&self, pods: &[PodSandbox], containers: &[Container]) -> Vec<ContainerUpdate> {
-        self.tell(format!("synchronize {} {}", pods.len(), containers.len()));
+        self.record(format!("synchronize {} {}", pods.len(), containers.len()));
         containers
             .iter()
             .map(|container| self.update(&container.id))
@@ -63,7 +63,7 @@ impl Handler for Quota {
     }
 
     fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String> {
-        self.tell(format!("create {} {}", pod.name, container.name));
+        self.record(format!("create {} {}", pod.name, container.name));
         let mut resources = self.resources();
         if let Some(cpu) = &mut resources.cpu {
             cpu.shares = Some(OptionalUInt64 { value: 1024 });
@@ -96,7 +96,7 @@ impl Handler for Quota {
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String> {
         let requested_quota = requested.cpu.as_ref().and_then(|cpu| cpu.quota);
-        self.tell(format!(
+        self.record(format!(
             "update {:?}",
             requested_quota.map(|quota| quota.value)
         ));
@@ -104,14 +104,14 @@ impl Handler for Quota {
     }
 
     fn event(&self, event: Event, pod: &PodSandbox, _: Option<&Container>) -> Result<(), String> {
-        self.tell(format!("{event:?} {}", pod.name));
+        self.record(format!("{event:?} {}", pod.name));
         Ok(())
     }
 
     fn seen(&self, seen: &Seen) {
         match seen {
-            Seen::Connected => self.tell("connected".to_owned()),
-            Seen::Lost(..) => self.tell("lost".to_owned()),
+            Seen::Connected => self.record("connected".to_owned()),
+            Seen::Lost(..) => self.record("lost".to_owned()),
             Seen::Answered(..) => {}
         }
     }

@@ -60,15 +60,15 @@ fn service() -> PodResourcesListerServer<Kubelet> {
         .max_encoding_message_size(MESSAGE_LIMIT)
 }
 
-struct Place {
+struct TempSocket {
     _directory: tempfile::TempDir,
     socket: PathBuf,
 }
 
-fn place() -> Place {
+fn temp() -> TempSocket {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("below/kubelet.sock");
-    Place {
+    TempSocket {
         _directory: directory,
         socket,
     }
@@ -116,9 +116,9 @@ fn named(name: impl Into<String>) -> api::GetPodResourcesRequest {
 
 #[tokio::test]
 async fn messages_of_sixteen_mebibytes_pass_both_ways() {
-    let place = place();
-    let _server = serve(&place.socket);
-    let mut client = client(&place.socket);
+    let temp = temp();
+    let _server = serve(&temp.socket);
+    let mut client = client(&temp.socket);
     let name = "x".repeat(MESSAGE_LIMIT - 1000);
     let answer = client.get(named(name.clone())).await.unwrap().into_inner();
     assert!(answer.pod_resources.unwrap().name == name);
@@ -133,14 +133,17 @@ async fn messages_of_sixteen_mebibytes_pass_both_ways() {
 
 #[tokio::test]
 async fn a_channel_outlives_its_server() {
-    let place = place();
-    let mut client = client(&place.socket);
-    let nobody = client.get(named("x")).await.unwrap_err();
-    assert_eq!(nobody.code(), Code::Unavailable);
-    assert!(format!("{nobody:?}").contains("kubelet.sock"), "{nobody:?}");
+    let temp = temp();
+    let mut client = client(&temp.socket);
+    let unavailable = client.get(named("x")).await.unwrap_err();
+    assert_eq!(unavailable.code(), Code::Unavailable);
+    assert!(
+        format!("{unavailable:?}").contains("kubelet.sock"),
+        "{unavailable:?}"
+    );
     for _ in 0..3 {
         // The second server replaces the socket of the first.
-        let server = serve(&place.socket);
+        let server = serve(&temp.socket);
         client.get(named("x")).await.unwrap();
         server.end().await;
         let error = client.get(named("x")).await.unwrap_err();
@@ -150,22 +153,22 @@ async fn a_channel_outlives_its_server() {
 
 #[tokio::test]
 async fn only_a_socket_is_replaced() {
-    let place = place();
-    std::fs::create_dir(place.socket.parent().unwrap()).unwrap();
-    std::fs::write(&place.socket, "mine").unwrap();
-    let error = listen(&place.socket).unwrap_err().to_string();
+    let temp = temp();
+    std::fs::create_dir(temp.socket.parent().unwrap()).unwrap();
+    std::fs::write(&temp.socket, "mine").unwrap();
+    let error = listen(&temp.socket).unwrap_err().to_string();
     assert!(
         error.contains("kubelet.sock") && error.contains("not a socket"),
         "{error}"
     );
-    assert_eq!(std::fs::read_to_string(&place.socket).unwrap(), "mine");
+    assert_eq!(std::fs::read_to_string(&temp.socket).unwrap(), "mine");
 }
 
 #[tokio::test]
 async fn raw_messages_keep_fields_that_no_definition_has() {
-    let place = place();
-    let _server = serve(&place.socket);
-    let mut client = tonic::client::Grpc::new(connect(&place.socket));
+    let temp = temp();
+    let _server = serve(&temp.socket);
+    let mut client = tonic::client::Grpc::new(connect(&temp.socket));
     let mut bytes = named("x").encode_to_vec();
     bytes.extend([0xfa, 0xf0, 0x04, 2, 1, 2]);
     client.ready().await.unwrap();
@@ -250,7 +253,7 @@ async fn answer(from: &mut UnixStream, stream: u8) -> Result<Vec<u8>, String> {
     }
 }
 
-async fn ask(to: &mut UnixStream, stream: u8, block: &[u8]) -> Result<Vec<u8>, String> {
+async fn request(to: &mut UnixStream, stream: u8, block: &[u8]) -> Result<Vec<u8>, String> {
     // Two frames with padding are allowed.
     let (one, two) = block.split_at(block.len() / 2);
     let padded = [&[3][..], one, &[0; 3]].concat();
@@ -273,8 +276,8 @@ async fn hello(socket: &Path) -> UnixStream {
 
 #[tokio::test]
 async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
-    let place = place();
-    let _server = serve(&place.socket);
+    let temp = temp();
+    let _server = serve(&temp.socket);
     let expected = grpc_message(&api::GetPodResourcesResponse {
         pod_resources: Some(api::PodResources {
             name: "p".into(),
@@ -290,14 +293,19 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
         string(b"localhost"),
         coded,
     ] {
-        let mut stream = hello(&place.socket).await;
+        let mut stream = hello(&temp.socket).await;
         assert_eq!(
-            ask(&mut stream, 1, &first_block(&authority)).await.unwrap(),
+            request(&mut stream, 1, &first_block(&authority))
+                .await
+                .unwrap(),
             expected
         );
         // From the table: te 62, content-type 63, :authority 64, :path 65.
         let indexed_block = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
-        assert_eq!(ask(&mut stream, 3, &indexed_block).await.unwrap(), expected);
+        assert_eq!(
+            request(&mut stream, 3, &indexed_block).await.unwrap(),
+            expected
+        );
         // Never indexed.
         for (id, first) in [(5, 0x01), (7, 0x11)] {
             let block = [
@@ -307,7 +315,7 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
                 &indexed_block[4..],
             ]
             .concat();
-            assert_eq!(ask(&mut stream, id, &block).await.unwrap(), expected);
+            assert_eq!(request(&mut stream, id, &block).await.unwrap(), expected);
         }
     }
 }
@@ -315,13 +323,13 @@ async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
 /// Shows why [`koord_rpc::grpc::Tolerant`] is needed. Once this fails, it is not.
 #[tokio::test]
 async fn without_tolerance_the_stream_is_reset() {
-    let place = place();
-    std::fs::create_dir(place.socket.parent().unwrap()).unwrap();
-    let listener = tokio::net::UnixListener::bind(&place.socket).unwrap();
+    let temp = temp();
+    std::fs::create_dir(temp.socket.parent().unwrap()).unwrap();
+    let listener = tokio::net::UnixListener::bind(&temp.socket).unwrap();
     let server = tonic::transport::Server::builder().add_service(service());
     tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-    let mut stream = hello(&place.socket).await;
-    let error = ask(&mut stream, 1, &first_block(&string(b"/run/x.sock")))
+    let mut stream = hello(&temp.socket).await;
+    let error = request(&mut stream, 1, &first_block(&string(b"/run/x.sock")))
         .await
         .unwrap_err();
     // PROTOCOL_ERROR
@@ -330,8 +338,8 @@ async fn without_tolerance_the_stream_is_reset() {
 
 #[tokio::test]
 async fn nonsense_ends_the_connection_and_not_the_server() {
-    let place = place();
-    let _server = serve(&place.socket);
+    let temp = temp();
+    let _server = serve(&temp.socket);
     for bytes in [
         vec![0xff; 5000],
         frame(9, 0, 1, b"no block was open"),
@@ -344,13 +352,13 @@ async fn nonsense_ends_the_connection_and_not_the_server() {
         ),
         [frame(1, 0, 1, &[0x83]), frame(0, 0, 1, b"in between")].concat(),
     ] {
-        let mut stream = hello(&place.socket).await;
+        let mut stream = hello(&temp.socket).await;
         stream.write_all(&bytes).await.unwrap();
         stream.shutdown().await.unwrap();
         let ended = tokio::time::timeout(Duration::from_secs(60), answer(&mut stream, 1));
         assert!(ended.await.expect("the connection stays").is_err());
     }
-    client(&place.socket).get(named("x")).await.unwrap();
+    client(&temp.socket).get(named("x")).await.unwrap();
 }
 
 fn filtered(bytes: &[u8], cuts: &[usize]) -> Vec<u8> {

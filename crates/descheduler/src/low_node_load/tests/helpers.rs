@@ -8,7 +8,7 @@ fn pool(value: Value) -> Pool {
     args(value).pools().remove(0)
 }
 
-fn of_one<T>(
+fn single_load<T>(
     world: &TestCluster,
     pool: &Pool,
     then: impl Fn(&Load<'_>, &PoolResources) -> T,
@@ -77,7 +77,7 @@ fn reasons_are_in_upstreams_words() {
         );
         let usage = json!({"cpu": cpu, "memory": memory});
         world.usage("test-node", json!({}), json!({}), &[("p", usage)]);
-        let reason = of_one(&world, &pool(args), |load, watched| {
+        let reason = single_load(&world, &pool(args), |load, watched| {
             load.reason(usage_kind, watched)
         });
         assert_eq!(reason, [expected]);
@@ -136,7 +136,7 @@ fn nodes_are_sorted_by_usage() {
             world.pod(&format!("{name}-{i}"), name, json!({}));
         }
     }
-    let scores = of_one(&world, &pool(weights), |load, watched| {
+    let scores = single_load(&world, &pool(weights), |load, watched| {
         load.score(UsageKind::Node, watched)
     });
     assert!(scores[2] > scores[0] && scores[0] > scores[1], "{scores:?}");
@@ -157,7 +157,7 @@ fn nodes_are_sorted_by_usage() {
     }
     let watching =
         json!({"lowThresholds": {"cpu": 1, "pods": 1}, "highThresholds": {"cpu": 1, "pods": 1}});
-    let shares = of_one(&world, &pool(watching), |load, _| {
+    let shares = single_load(&world, &pool(watching), |load, _| {
         [0, 1, 2].map(|i| load.percent(UsageKind::Node, i).floor())
     });
     assert_eq!(shares, [[63.0, 90.0, 37.0]]);

@@ -9,7 +9,7 @@ pub(super) fn thresholds() -> Value {
     json!({"lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 65}})
 }
 
-pub(super) fn of_owner(owner: &str, created: &str) -> Value {
+pub(super) fn owned_by(owner: &str, created: &str) -> Value {
     json!({"metadata": {
         "creationTimestamp": created,
         "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}],
@@ -28,7 +28,7 @@ pub(super) fn world(nodes: &[Described<'_>]) -> TestCluster {
             world.pod(
                 pod,
                 node,
-                of_owner(&format!("rs-{pod}"), "2026-01-01T00:00:00Z"),
+                owned_by(&format!("rs-{pod}"), "2026-01-01T00:00:00Z"),
             );
         }
     }
@@ -66,14 +66,14 @@ fn rests(how: &str) {
     world.pods.clear();
     world.now += SignedDuration::from_mins(10);
     let created = world.now.to_string();
-    world.pod("p2", "b", of_owner("rs-p1", &created));
+    world.pod("p2", "b", owned_by("rs-p1", &created));
     let turned: &[Described<'_>] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
     report(&mut world, turned);
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
     assert_eq!(kept(&plan, "p2"), ["MovedLately"]);
     // A pod of another owner may be moved.
-    world.pod("q", "b", of_owner("rs-q", &created));
+    world.pod("q", "b", owned_by("rs-q", &created));
     let with_other: &[Described<'_>] = &[("a", 100, &[]), ("b", 800, &[("p2", 1000), ("q", 1000)])];
     report(&mut world, with_other);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
@@ -104,7 +104,7 @@ fn expected_usage_fills_but_does_not_heat_a_node() {
     world.pods.retain(|pod| &*pod.name != "p1");
     world.now += SignedDuration::from_secs(60);
     let created = world.now.to_string();
-    world.pod("p2", "b", of_owner("rs-p1", &created));
+    world.pod("p2", "b", owned_by("rs-p1", &created));
     let unchanged: &[Described<'_>] = &[
         ("a", 500, &[]),
         ("b", 1600, &[]),

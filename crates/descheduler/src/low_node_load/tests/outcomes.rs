@@ -1,6 +1,6 @@
 //! Outcomes of moves, read from their jobs.
 
-use super::memory::{Described, of_owner, report, thresholds, world};
+use super::memory::{Described, owned_by, report, thresholds, world};
 use super::*;
 use crate::framework::{Ask, Evictor, Intent};
 use crate::migration::Migrations;
@@ -38,7 +38,7 @@ pub(super) fn made(job: &PodMigrationJob, now: jiff::Timestamp) -> PodMigrationJ
 }
 
 /// A descheduler and its cluster.
-pub(super) struct Board {
+pub(super) struct TestDescheduler {
     pub(super) world: TestCluster,
     framework: Framework,
 }
@@ -54,7 +54,7 @@ pub(super) fn framework_with_jobs(args: Value) -> Framework {
     framework
 }
 
-impl Board {
+impl TestDescheduler {
     pub(super) fn new(nodes: &[Described<'_>]) -> Self {
         Self {
             world: world(nodes),
@@ -88,7 +88,7 @@ impl Board {
     }
 
     /// Sets the status of the newest job.
-    pub(super) fn says(&mut self, status: Value) {
+    pub(super) fn set_status(&mut self, status: Value) {
         let job = self.world.jobs.last_mut().unwrap();
         let mut changed = PodMigrationJob::clone(job);
         changed.status = Some(serde_json::from_value(status).unwrap());
@@ -96,7 +96,7 @@ impl Board {
     }
 
     /// Fails the newest job, with its pod unchanged.
-    pub(super) fn fails(&mut self) {
+    pub(super) fn fail_job(&mut self) {
         self.says(
             json!({"phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
             "message": "Reservation is already bound by another Pod"}),
@@ -104,7 +104,7 @@ impl Board {
     }
 
     /// Sets the move record of the newest job.
-    fn writes(&mut self, text: &str) {
+    fn set_record(&mut self, text: &str) {
         let job = self.world.jobs.last_mut().unwrap();
         let mut changed = PodMigrationJob::clone(job);
         let annotations = changed.metadata.annotations.as_mut().unwrap();
@@ -123,55 +123,55 @@ const HOT: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
 
 #[test]
 fn failed_job_pauses_its_pod_with_backoff() {
-    let mut board = Board::new(HOT);
-    assert_eq!(board.moves(), ["p1"]);
+    let mut descheduler = TestDescheduler::new(HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
     let mut pauses = Vec::new();
     while pauses.len() < 8 {
-        board.fails();
-        let begun = board.world.now;
+        descheduler.fail_job();
+        let begun = descheduler.world.now;
         loop {
-            report(&mut board.world, HOT);
-            let plan = board.cycle();
+            report(&mut descheduler.world, HOT);
+            let plan = descheduler.cycle();
             if !moved(&plan).is_empty() {
                 break;
             }
             assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
-            board.wait(1);
+            descheduler.wait(1);
         }
-        pauses.push(board.world.now.duration_since(begun).as_secs());
+        pauses.push(descheduler.world.now.duration_since(begun).as_secs());
     }
     assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300, 300]);
 }
 
 #[test]
 fn a_job_that_was_never_made_is_as_one_that_failed() {
-    let mut board = Board::new(HOT);
+    let mut descheduler = TestDescheduler::new(HOT);
     for pause in [10, 20] {
-        assert_eq!(board.moves(), ["p1"]);
-        board.world.jobs.clear();
-        board.wait(pause - 1);
-        let plan = board.cycle();
+        assert_eq!(descheduler.moves(), ["p1"]);
+        descheduler.world.jobs.clear();
+        descheduler.wait(pause - 1);
+        let plan = descheduler.cycle();
         assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
-        board.wait(1);
+        descheduler.wait(1);
     }
-    assert_eq!(board.moves(), ["p1"]);
+    assert_eq!(descheduler.moves(), ["p1"]);
 }
 
 #[test]
 fn failed_job_pauses_only_its_workload() {
     let nodes: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
-    let mut board = Board::new(nodes);
-    assert_eq!(board.moves(), ["p1"]);
-    board.fails();
+    let mut descheduler = TestDescheduler::new(nodes);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.fail_job();
     let old = "2026-01-01T00:00:00Z";
-    board.world.pod("p2", "a", of_owner("rs-p1", old));
-    board.world.pod("q", "a", of_owner("rs-q", old));
+    descheduler.world.pod("p2", "a", owned_by("rs-p1", old));
+    descheduler.world.pod("q", "a", owned_by("rs-q", old));
     let all: &[Described<'_>] = &[
         ("a", 800, &[("p1", 1000), ("p2", 1000), ("q", 400)]),
         ("b", 100, &[]),
     ];
-    report(&mut board.world, all);
-    let plan = board.cycle();
+    report(&mut descheduler.world, all);
+    let plan = descheduler.cycle();
     assert_eq!(moved(&plan), ["q"]);
     assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
     assert_eq!(kept(&plan, "p2"), ["MoveFailed"]);
@@ -185,16 +185,16 @@ fn failed_job_ends_the_expected_usage() {
         ("b", 900, &[]),
         ("c", 1000, &[("q1", 1650)]),
     ];
-    let mut board = Board::new(nodes);
-    assert_eq!(board.moves(), ["p1"]);
+    let mut descheduler = TestDescheduler::new(nodes);
+    assert_eq!(descheduler.moves(), ["p1"]);
     let of_a = |plan: &Plan| notes(plan, "a");
-    let plan = board.cycle();
+    let plan = descheduler.cycle();
     assert!(
         moved(&plan).is_empty() && of_a(&plan).is_empty(),
         "{plan:?}"
     );
-    board.fails();
-    let plan = board.cycle();
+    descheduler.fail_job();
+    let plan = descheduler.cycle();
     assert_eq!(of_a(&plan)[0], "hot: cpu usage 67.50% > threshold 65.00%");
     assert_eq!(moved(&plan), ["q1"], "b takes it");
 }
@@ -210,109 +210,119 @@ fn a_job_that_ends_after_the_eviction_has_moved_its_pod() {
         ("True", reasons::EVICT_COMPLETE),
         ("False", reasons::EVICTING),
     ] {
-        let mut board = Board::new(HOT);
-        assert_eq!(board.moves(), ["p1"]);
-        board.says(timeout(evicted, reason));
-        board.world.pods.clear();
-        board.wait(300);
-        let created = board.world.now.to_string();
-        board.world.pod("p2", "b", of_owner("rs-p1", &created));
-        report(&mut board.world, turned);
-        assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"], "{reason}");
+        let mut descheduler = TestDescheduler::new(HOT);
+        assert_eq!(descheduler.moves(), ["p1"]);
+        descheduler.set_status(timeout(evicted, reason));
+        descheduler.world.pods.clear();
+        descheduler.wait(300);
+        let created = descheduler.world.now.to_string();
+        descheduler
+            .world
+            .pod("p2", "b", owned_by("rs-p1", &created));
+        report(&mut descheduler.world, turned);
+        assert_eq!(
+            kept(&descheduler.cycle(), "p2"),
+            ["MovedLately"],
+            "{reason}"
+        );
         // An hour from the eviction, which was 240 s after the request.
         for (wait, goes) in [(3539, false), (1, true)] {
-            board.wait(wait);
-            report(&mut board.world, turned);
-            assert_eq!(!board.moves().is_empty(), goes, "{reason}");
+            descheduler.wait(wait);
+            report(&mut descheduler.world, turned);
+            assert_eq!(!descheduler.moves().is_empty(), goes, "{reason}");
         }
     }
     // A pod that was not evicted and left by itself is no move.
-    let mut board = Board::new(HOT);
-    assert_eq!(board.moves(), ["p1"]);
-    board.says(timeout("False", reasons::FAILED_EVICT));
-    board.world.pods.clear();
-    board.wait(900);
-    let created = board.world.now.to_string();
-    board.world.pod("p2", "b", of_owner("rs-p1", &created));
-    report(&mut board.world, turned);
-    assert_eq!(board.moves(), ["p2"]);
+    let mut descheduler = TestDescheduler::new(HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.set_status(timeout("False", reasons::FAILED_EVICT));
+    descheduler.world.pods.clear();
+    descheduler.wait(900);
+    let created = descheduler.world.now.to_string();
+    descheduler
+        .world
+        .pod("p2", "b", owned_by("rs-p1", &created));
+    report(&mut descheduler.world, turned);
+    assert_eq!(descheduler.moves(), ["p2"]);
 }
 
 #[test]
 fn a_move_that_succeeds_ends_the_row_of_failures() {
     let nodes: &[Described<'_>] = &[("a", 800, &[("p1", 1000), ("p2", 1000)]), ("b", 100, &[])];
-    let mut board = Board::new(nodes);
-    board.world.pods.clear();
+    let mut descheduler = TestDescheduler::new(nodes);
+    descheduler.world.pods.clear();
     for pod in ["p1", "p2"] {
-        let owner = of_owner("rs", "2026-01-01T00:00:00Z");
-        board.world.pod(pod, "a", owner);
+        let owner = owned_by("rs", "2026-01-01T00:00:00Z");
+        descheduler.world.pod(pod, "a", owner);
     }
     for pause in [10, 20, 40] {
-        assert_eq!(board.moves().len(), 1);
-        board.fails();
-        board.wait(pause);
+        assert_eq!(descheduler.moves().len(), 1);
+        descheduler.fail_job();
+        descheduler.wait(pause);
     }
-    assert_eq!(board.moves(), ["p2"]);
-    board.says(json!({"phase": "Succeeded"}));
-    board.world.pods.retain(|pod| &*pod.name != "p2");
+    assert_eq!(descheduler.moves(), ["p2"]);
+    descheduler.set_status(json!({"phase": "Succeeded"}));
+    descheduler.world.pods.retain(|pod| &*pod.name != "p2");
     let without_p1: &[Described<'_>] = &[("a", 1800, &[("p1", 1000)]), ("b", 100, &[])];
-    report(&mut board.world, without_p1);
-    assert_eq!(board.moves(), ["p1"]);
-    board.fails();
-    board.wait(9);
-    assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
-    board.wait(1);
-    assert_eq!(board.moves(), ["p1"]);
+    report(&mut descheduler.world, without_p1);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.fail_job();
+    descheduler.wait(9);
+    assert_eq!(kept(&descheduler.cycle(), "p1"), ["MoveFailed"]);
+    descheduler.wait(1);
+    assert_eq!(descheduler.moves(), ["p1"]);
 }
 
 #[test]
 fn as_long_as_a_job_runs_its_pod_moves() {
-    let mut board = Board::new(HOT);
-    assert_eq!(board.moves(), ["p1"]);
-    board.says(json!({"phase": "Running"}));
-    board.wait(600);
+    let mut descheduler = TestDescheduler::new(HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.set_status(json!({"phase": "Running"}));
+    descheduler.wait(600);
     let hotter: &[Described<'_>] = &[("a", 2700, &[("p1", 1000)]), ("b", 100, &[])];
-    report(&mut board.world, hotter);
-    assert_eq!(kept(&board.cycle(), "p1"), ["MovesAlready"]);
+    report(&mut descheduler.world, hotter);
+    assert_eq!(kept(&descheduler.cycle(), "p1"), ["MovesAlready"]);
 }
 
 /// Moves p1 from a to b, where p2 runs as its replacement, and makes b hot.
-fn turned(board: &mut Board) {
-    board.world.pods.clear();
-    let created = board.world.now.to_string();
-    board.world.pod("p2", "b", of_owner("rs-p1", &created));
-    report_turned(board);
+fn turned(descheduler: &mut TestDescheduler) {
+    descheduler.world.pods.clear();
+    let created = descheduler.world.now.to_string();
+    descheduler
+        .world
+        .pod("p2", "b", owned_by("rs-p1", &created));
+    report_turned(descheduler);
 }
 
-fn report_turned(board: &mut Board) {
+fn report_turned(descheduler: &mut TestDescheduler) {
     let turned: &[Described<'_>] = &[("a", 100, &[]), ("b", 1800, &[("p2", 1000)])];
-    report(&mut board.world, turned);
+    report(&mut descheduler.world, turned);
 }
 
 #[test]
 fn next_leader_reads_moves_of_the_last() {
-    let mut board = Board::new(HOT);
-    assert_eq!(board.moves(), ["p1"]);
-    board.take_over();
+    let mut descheduler = TestDescheduler::new(HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.take_over();
     assert_eq!(
-        kept(&board.cycle(), "p1"),
+        kept(&descheduler.cycle(), "p1"),
         Vec::<&str>::new(),
         "a is not hot without it"
     );
-    board.says(json!({"phase": "Succeeded", "nodeName": "b"}));
-    board.wait(600);
-    turned(&mut board);
-    board.take_over();
-    assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"]);
+    descheduler.set_status(json!({"phase": "Succeeded", "nodeName": "b"}));
+    descheduler.wait(600);
+    turned(&mut descheduler);
+    descheduler.take_over();
+    assert_eq!(kept(&descheduler.cycle(), "p2"), ["MovedLately"]);
     // The hour is not restarted.
-    board.wait(2999);
-    report_turned(&mut board);
-    board.take_over();
-    assert_eq!(kept(&board.cycle(), "p2"), ["MovedLately"]);
-    board.wait(1);
-    report_turned(&mut board);
-    board.take_over();
-    assert_eq!(board.moves(), ["p2"]);
+    descheduler.wait(2999);
+    report_turned(&mut descheduler);
+    descheduler.take_over();
+    assert_eq!(kept(&descheduler.cycle(), "p2"), ["MovedLately"]);
+    descheduler.wait(1);
+    report_turned(&mut descheduler);
+    descheduler.take_over();
+    assert_eq!(descheduler.moves(), ["p2"]);
 }
 
 #[test]
@@ -324,42 +334,45 @@ fn next_leader_expects_pods_on_their_targets() {
         ("c", 1000, &[("q1", 1650)]),
         ("d", 2000, &[]),
     ];
-    let mut board = Board::new(nodes);
-    assert_eq!(board.moves(), ["p1"]);
-    board.take_over();
-    let plan = board.cycle();
+    let mut descheduler = TestDescheduler::new(nodes);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.take_over();
+    let plan = descheduler.cycle();
     assert!(
         moved(&plan).is_empty() && notes(&plan, "a").is_empty(),
         "{plan:?}"
     );
     // The scheduler has placed its reservation on another node.
-    board.says(json!({"phase": "Running", "nodeName": "d"}));
-    board.take_over();
-    assert_eq!(board.moves(), ["q1"], "to b");
+    descheduler.set_status(json!({"phase": "Running", "nodeName": "d"}));
+    descheduler.take_over();
+    assert_eq!(descheduler.moves(), ["q1"], "to b");
 }
 
 #[test]
 fn the_next_leader_goes_on_with_a_row_of_failures() {
-    let mut board = Board::new(HOT);
+    let mut descheduler = TestDescheduler::new(HOT);
     for pause in [10, 20, 40, 80] {
-        assert_eq!(board.moves(), ["p1"]);
-        board.fails();
-        board.wait(pause - 1);
-        report(&mut board.world, HOT);
-        board.take_over();
-        assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
-        board.wait(1);
+        assert_eq!(descheduler.moves(), ["p1"]);
+        descheduler.fail_job();
+        descheduler.wait(pause - 1);
+        report(&mut descheduler.world, HOT);
+        descheduler.take_over();
+        assert_eq!(kept(&descheduler.cycle(), "p1"), ["MoveFailed"]);
+        descheduler.wait(1);
     }
     // Earlier jobs are swept; the newest one records the number of failures.
-    board.moves();
-    board.fails();
-    board.world.jobs.drain(..board.world.jobs.len() - 1);
-    board.take_over();
-    board.wait(159);
-    assert_eq!(kept(&board.cycle(), "p1"), ["MoveFailed"]);
-    board.wait(1);
-    report(&mut board.world, HOT);
-    assert_eq!(board.moves(), ["p1"]);
+    descheduler.moves();
+    descheduler.fail_job();
+    descheduler
+        .world
+        .jobs
+        .drain(..descheduler.world.jobs.len() - 1);
+    descheduler.take_over();
+    descheduler.wait(159);
+    assert_eq!(kept(&descheduler.cycle(), "p1"), ["MoveFailed"]);
+    descheduler.wait(1);
+    report(&mut descheduler.world, HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
 }
 
 #[test]
@@ -372,38 +385,41 @@ fn invalid_move_records_are_ignored() {
         r#"{"workload":"rs-p1","node":"a","usage":{"cpu":"much"}}"#,
         r#"{"workload":"rs-p1","node":"a","usage":{"cpu":"-9","memory":"1e30","none":"1"},"attempt":4294967295}"#,
     ] {
-        let mut board = Board::new(HOT);
-        board.moves();
-        board.fails();
-        board.writes(text);
-        board.take_over();
-        board.wait(300);
-        report(&mut board.world, HOT);
-        assert_eq!(board.moves(), ["p1"], "{text}");
+        let mut descheduler = TestDescheduler::new(HOT);
+        descheduler.moves();
+        descheduler.fail_job();
+        descheduler.set_record(text);
+        descheduler.take_over();
+        descheduler.wait(300);
+        report(&mut descheduler.world, HOT);
+        assert_eq!(descheduler.moves(), ["p1"], "{text}");
     }
 }
 
 #[test]
 fn nothing_uses_less_than_nothing() {
-    let mut board = Board::new(HOT);
-    board.moves();
-    board.writes(r#"{"workload":"rs-p1","node":"a","target":"b","usage":{"cpu":"-9"}}"#);
+    let mut descheduler = TestDescheduler::new(HOT);
+    descheduler.moves();
+    descheduler.set_record(r#"{"workload":"rs-p1","node":"a","target":"b","usage":{"cpu":"-9"}}"#);
     // The job has ended, and its outcome counts.
-    board.says(json!({"phase": "Succeeded"}));
-    board.take_over();
-    let plan = board.cycle();
+    descheduler.set_status(json!({"phase": "Succeeded"}));
+    descheduler.take_over();
+    let plan = descheduler.cycle();
     let text = &notes(&plan, "a")[0];
     assert!(text.contains(" 70.00%"), "{text}");
 }
 
 #[test]
 fn jobs_are_kept_as_long_as_their_pods_rest() {
-    let mut board = Board::new(HOT);
-    board.moves();
+    let mut descheduler = TestDescheduler::new(HOT);
+    descheduler.moves();
     let mut until = |status: Value| {
-        board.says(status);
-        retained_until(board.world.jobs.last().unwrap(), board.world.now)
-            .map(|until| until.to_string())
+        descheduler.set_status(status);
+        retained_until(
+            descheduler.world.jobs.last().unwrap(),
+            descheduler.world.now,
+        )
+        .map(|until| until.to_string())
     };
     let at_four = |status: &str, reason: &str| json!([{"type": "Eviction", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]);
     let done = until(json!({"phase": "Succeeded"}));
@@ -434,11 +450,11 @@ fn times_of_a_wrong_clock_count_as_creation() {
         ("Succeeded", eviction("True", reasons::EVICT_COMPLETE)),
         ("Failed", eviction("False", reasons::EVICTING)),
     ] {
-        let mut board = Board::new(HOT);
-        assert_eq!(board.moves(), ["p1"]);
-        board.says(json!({"phase": phase, "conditions": conditions}));
-        let now = board.world.now;
-        let job = board.world.jobs.last().unwrap();
+        let mut descheduler = TestDescheduler::new(HOT);
+        assert_eq!(descheduler.moves(), ["p1"]);
+        descheduler.set_status(json!({"phase": phase, "conditions": conditions}));
+        let now = descheduler.world.now;
+        let job = descheduler.world.jobs.last().unwrap();
         let until = retained_until(job, now).map(|until| until.to_string());
         assert_eq!(until.as_deref(), Some("2026-01-01T13:00:00Z"));
         let went = crate::migration::evict::evicted_at(job, false, now).unwrap();
@@ -446,13 +462,13 @@ fn times_of_a_wrong_clock_count_as_creation() {
     }
 
     // A move that failed in the year 2035 pauses its workload for ten seconds from its creation.
-    let mut board = Board::new(HOT);
-    assert_eq!(board.moves(), ["p1"]);
-    board.says(json!({
+    let mut descheduler = TestDescheduler::new(HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
+    descheduler.set_status(json!({
         "phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
         "conditions": [{"type": "ReservationScheduled", "status": "False", "lastTransitionTime": AHEAD}],
     }));
-    board.wait(10);
-    report(&mut board.world, HOT);
-    assert_eq!(board.moves(), ["p1"]);
+    descheduler.wait(10);
+    report(&mut descheduler.world, HOT);
+    assert_eq!(descheduler.moves(), ["p1"]);
 }

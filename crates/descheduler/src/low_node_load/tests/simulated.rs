@@ -216,7 +216,7 @@ impl Placement for Emptiest {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct SimulationTotals {
     hot: usize,
     moves: usize,
     rested: usize,
@@ -226,7 +226,7 @@ struct Seen {
 }
 
 /// With `jobs`, the leader changes now and then, and reads the moves of the last one only from the jobs.
-fn simulate(seed: u64, jobs: bool, seen: &mut Seen) {
+fn simulate(seed: u64, jobs: bool, seen: &mut SimulationTotals) {
     let mut simulation = Simulation::new(seed);
     let thresholds = json!({"lowThresholds": {"cpu": 50, "memory": 70}, "highThresholds": {"cpu": HIGH, "memory": 90}});
     let args = merged(
@@ -274,7 +274,7 @@ fn simulate(seed: u64, jobs: bool, seen: &mut Seen) {
         if let Some(apart) = simulation.carry_out(&plan) {
             seen.apart = Some(seen.apart.map_or(apart, |least| least.min(apart)));
         }
-        let after = simulation.settled();
+        let after = simulation.current_loads();
         for (node, load) in &after {
             let over = *load * 100 > CPUS * HIGH;
             assert!(
@@ -306,7 +306,7 @@ fn simulate(seed: u64, jobs: bool, seen: &mut Seen) {
 
 impl Simulation {
     /// Returns the usage of nodes with their current pods.
-    fn settled(&self) -> BTreeMap<Arc<str>, i64> {
+    fn current_loads(&self) -> BTreeMap<Arc<str>, i64> {
         let mut out: BTreeMap<Arc<str>, i64> = self
             .world
             .nodes
@@ -323,7 +323,7 @@ impl Simulation {
 #[test]
 fn load_evens_out_and_no_pod_is_moved_twice_within_an_hour() {
     for (jobs, seeds) in [(false, 0..24), (true, 24..40)] {
-        let mut totals = Seen::default();
+        let mut totals = SimulationTotals::default();
         let all = seeds.clone().count();
         for seed in seeds {
             simulate(seed, jobs, &mut totals);

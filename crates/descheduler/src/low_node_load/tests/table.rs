@@ -16,7 +16,7 @@ struct Case {
     names: &'static [&'static str],
 }
 
-fn asking(cpu: i64, memory: i64) -> Value {
+fn requesting(cpu: i64, memory: i64) -> Value {
     let requests = json!({"cpu": format!("{cpu}m"), "memory": memory.to_string()});
     json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}})
 }
@@ -26,7 +26,7 @@ fn owned_by(kind: &str) -> Value {
 }
 
 fn plain(name: &'static str, node: &'static str) -> (&'static str, &'static str, Value) {
-    (name, node, asking(400, 0))
+    (name, node, requesting(400, 0))
 }
 
 fn with(
@@ -34,7 +34,7 @@ fn with(
     node: &'static str,
     over: Value,
 ) -> (&'static str, &'static str, Value) {
-    (name, node, merged(asking(400, 0), over))
+    (name, node, merged(requesting(400, 0), over))
 }
 
 /// Returns three pods of n1 that are always protected: of a DaemonSet, with local storage, critical.
@@ -68,7 +68,7 @@ fn pods(
     own: Vec<(&'static str, &'static str, Value)>,
     others: Vec<(&'static str, &'static str, Value)>,
 ) -> Vec<(&'static str, &'static str, Value)> {
-    [own, fixed(&asking(400, 0)), others].concat()
+    [own, fixed(&requesting(400, 0)), others].concat()
 }
 
 fn size(pods: &str) -> Value {
@@ -188,7 +188,7 @@ fn cases() -> Vec<Case> {
             three(),
             [
                 vec![ds("p1"), ds("p2"), ds("p3"), ds("p4")],
-                fixed(&asking(400, 0))[1..].to_vec(),
+                fixed(&requesting(400, 0))[1..].to_vec(),
                 p9(),
             ]
             .concat(),
@@ -239,10 +239,10 @@ fn cases() -> Vec<Case> {
             three(),
             [
                 ["p1", "p2", "p3", "p4", "p5"]
-                    .map(|name| (name, "n1", asking(400, 300)))
+                    .map(|name| (name, "n1", requesting(400, 300)))
                     .to_vec(),
-                fixed(&asking(400, 300)),
-                vec![("p9", "n2", asking(400, 2100))],
+                fixed(&requesting(400, 300)),
+                vec![("p9", "n2", requesting(400, 2100))],
             ]
             .concat(),
             3,
@@ -300,7 +300,7 @@ fn cases() -> Vec<Case> {
                 ("n2", size("10")),
                 ("n3", off(size("10"))),
             ],
-            vec![("p1", "n1", foos()), ("p9", "n2", asking(0, 0))],
+            vec![("p1", "n1", foos()), ("p9", "n2", requesting(0, 0))],
             0,
         ),
         case(
@@ -321,7 +321,7 @@ fn cases() -> Vec<Case> {
             "two pods have no affinity to the other node",
             usual(),
             vec![("n1", size("9")), ("n2", east())],
-            pods(selected(affinity()), vec![("p9", "n2", asking(0, 0))]),
+            pods(selected(affinity()), vec![("p9", "n2", requesting(0, 0))]),
             3,
         ),
         case(

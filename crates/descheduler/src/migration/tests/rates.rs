@@ -10,7 +10,7 @@ fn after(from: Timestamp, millis: i64) -> Timestamp {
         .unwrap()
 }
 
-fn of(replicas: i64) -> Workload {
+fn workload(replicas: i64) -> Workload {
     Workload::Known {
         replicas,
         controllers: Vec::new(),
@@ -94,7 +94,12 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         let pod = world.pod("p", "n", json!({}));
         let first = world.pod("q", "n", gone.clone());
         let mut limits = ObjectLimits::default();
-        limits.count(&args, &Group::from_pod(&first), Some(&of(100)), world.now);
+        limits.count(
+            &args,
+            &Group::from_pod(&first),
+            Some(&workload(100)),
+            world.now,
+        );
         let allowed = limits.allows(&args, &pod, after(world.now, wait));
         let label = format!("{limiters} {gone} {wait}: {allowed:?}");
         assert_eq!(allowed.is_err(), limited, "{label}");
@@ -110,7 +115,7 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
     let mut world = TestCluster::default();
     let pod = world.pod("p", "n", json!({}));
     let mut limits = ObjectLimits::default();
-    limits.count(&args, &Group::from_pod(&pod), Some(&of(6)), world.now);
+    limits.count(&args, &Group::from_pod(&pod), Some(&workload(6)), world.now);
     let why = limits.allows(&args, &pod, world.now).unwrap_err();
     assert_eq!(why.rule, "WorkloadLimiter");
     // Two of six in a minute: one per half minute.
@@ -134,7 +139,12 @@ fn late_count_of_an_earlier_eviction_refills_nothing() {
     let after = |millis| after(world.now, millis);
     let mut limits = ObjectLimits::default();
     for then in [60_000, 0] {
-        limits.count(&args, &Group::from_pod(&pod), Some(&of(6)), after(then));
+        limits.count(
+            &args,
+            &Group::from_pod(&pod),
+            Some(&workload(6)),
+            after(then),
+        );
     }
     // Both tokens are used up at the minute, and a clock that is set back adds none.
     for (now, is_allowed) in [(59_000, false), (89_000, false), (90_000, true), (0, false)] {
@@ -153,9 +163,14 @@ fn changed_replicas_change_the_rate_of_a_workload() {
     let pod = world.pod("p", "n", json!({}));
     let after = |millis| after(world.now, millis);
     let mut limits = ObjectLimits::default();
-    limits.count(&args, &Group::from_pod(&pod), Some(&of(2)), world.now);
+    limits.count(&args, &Group::from_pod(&pod), Some(&workload(2)), world.now);
     // Half of the minute's one token is available; from now on there are four per minute.
-    limits.count(&args, &Group::from_pod(&pod), Some(&of(8)), after(30_000));
+    limits.count(
+        &args,
+        &Group::from_pod(&pod),
+        Some(&workload(8)),
+        after(30_000),
+    );
     assert!(limits.allows(&args, &pod, after(37_400)).is_err());
     assert!(limits.allows(&args, &pod, after(37_600)).is_ok());
 }

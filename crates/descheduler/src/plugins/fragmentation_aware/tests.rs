@@ -417,7 +417,7 @@ fn next_best_pod_replaces_a_refused_one() {
     );
 }
 
-fn of_owner(owner: &str, created: &str) -> Value {
+fn owned_by(owner: &str, created: &str) -> Value {
     let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]);
     json!({"metadata": {"creationTimestamp": created, "ownerReferences": owner}})
 }
@@ -434,7 +434,7 @@ fn replacement_is_not_moved_for_an_hour() {
     world.pod(
         "p2",
         "node2",
-        merged(requests("2", "10"), of_owner("rs", &created)),
+        merged(requests("2", "10"), owned_by("rs", &created)),
     );
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
@@ -442,7 +442,7 @@ fn replacement_is_not_moved_for_an_hour() {
     world.pod(
         "q",
         "node1",
-        merged(requests("2", "10"), of_owner("other", &created)),
+        merged(requests("2", "10"), owned_by("other", &created)),
     );
     assert_eq!(moved(&framework.run(&world.snapshot())), ["q"]);
     world.pods.pop();
@@ -457,7 +457,7 @@ fn moves_of_other_strategies_are_respected() {
     world.pod(
         "p2",
         "node1",
-        merged(requests("2", "10"), of_owner("rs", created)),
+        merged(requests("2", "10"), owned_by("rs", created)),
     );
     let args = MigrationControllerArgs::default().completed();
     let mut built = crate::plugins::migration_controller::build(args, "test");

@@ -4,7 +4,7 @@ use crate::migration::tests::{self, job, replicas};
 use crate::testing::{TestCluster, merged};
 use serde_json::{Value, json};
 
-fn asked(args: Value, over: Value) -> Result<Intent, &'static str> {
+fn evict_result(args: Value, over: Value) -> Result<Intent, &'static str> {
     let mut world = TestCluster::default();
     let pod = world.pod("p", "n", over);
     let mut snapshot = world.snapshot();
@@ -32,16 +32,22 @@ fn asked(args: Value, over: Value) -> Result<Intent, &'static str> {
 /// Upstream's cases of Evict: dry run, filter, creation.
 #[test]
 fn a_pod_that_may_go_gets_a_job() {
-    let dry = asked(json!({"dryRun": true}), json!({}));
+    let dry = evict_result(json!({"dryRun": true}), json!({}));
     assert_eq!(dry, Ok(Intent::Nothing));
     let bare = json!({"metadata": {"ownerReferences": null}});
-    assert_eq!(asked(json!({}), bare), Err("BarePods"));
+    assert_eq!(evict_result(json!({}), bare), Err("BarePods"));
     let elsewhere = json!({"spec": {"schedulerName": "default-scheduler"}});
-    assert_eq!(asked(json!({}), elsewhere.clone()), Err("SchedulerName"));
+    assert_eq!(
+        evict_result(json!({}), elsewhere.clone()),
+        Err("SchedulerName")
+    );
     let directly = json!({"defaultJobMode": "EvictDirectly"});
-    assert!(matches!(asked(directly, elsewhere), Ok(Intent::Job(_))));
+    assert!(matches!(
+        evict_result(directly, elsewhere),
+        Ok(Intent::Job(_))
+    ));
     let args = json!({"defaultDeleteOptions": {"gracePeriodSeconds": 30}, "defaultJobTTL": "2m"});
-    let Ok(Intent::Job(job)) = asked(args, json!({})) else {
+    let Ok(Intent::Job(job)) = evict_result(args, json!({})) else {
         panic!("no job");
     };
     let job = serde_json::to_value(job).unwrap();

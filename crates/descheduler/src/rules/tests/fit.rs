@@ -21,13 +21,13 @@ fn tainted() -> Value {
     json!({"spec": {"taints": [{"key": "hardware", "value": "gpu", "effect": "NoSchedule"}]}})
 }
 
-fn asking(requests: Value) -> Value {
+fn requesting(requests: Value) -> Value {
     json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}})
 }
 
 fn wanting(requests: Value) -> Value {
     merged(
-        asking(requests),
+        requesting(requests),
         json!({"spec": {"nodeSelector": {DESIRED: "yes"}}}),
     )
 }
@@ -70,13 +70,13 @@ fn fit_of_other_nodes_matches_upstream() {
     let overhead = |cpu: &str| {
         let overhead = json!({"cpu": cpu, "memory": "1G", "ephemeral-storage": "1G"});
         let with = json!({"spec": {"overhead": overhead}});
-        Some(merged(asking(requests(2000, 4 * GB, 10 * GB)), with))
+        Some(merged(requesting(requests(2000, 4 * GB, 10 * GB)), with))
     };
     let spoilt = || merged(labelled("yes"), tainted());
     let ten = || json!({"cpu": "10", "memory": "8G", "pods": "12", "ephemeral-storage": "200G"});
     let with = |base: Value, over: Value| merged(base, over);
     let custom = |count: &str| json!({"example.com/custom-resource": count});
-    let other_pod = |cpu, memory, storage| Some(asking(requests(cpu, memory, storage)));
+    let other_pod = |cpu, memory, storage| Some(requesting(requests(cpu, memory, storage)));
     let cases = [
         (
             wanting(json!({})),
@@ -147,7 +147,7 @@ fn fit_of_other_nodes_matches_upstream() {
             wanting(with(requests(2000, 2 * GB, 10 * GB), custom("10"))),
             with(spoilt(), json!({"status": {"allocatable": custom("15")}})),
             having(with(ten(), custom("15"))),
-            Some(asking(custom("10"))),
+            Some(requesting(custom("10"))),
             false,
             "1 insufficient example.com/custom-resource, 1 taint hardware",
         ),
@@ -228,10 +228,10 @@ fn node_fit_keeps_the_pods_that_upstream_keeps() {
             json!({"spec": {"nodeSelector": {"datacenter": place}}}),
         )
     };
-    let small = || asking(json!({"cpu": "400m", "memory": "0"}));
-    let ask = || asking(json!({"cpu": "12m", "memory": "8"}));
+    let small = || requesting(json!({"cpu": "400m", "memory": "0"}));
+    let ask = || requesting(json!({"cpu": "12m", "memory": "8"}));
     let tolerant = json!({"spec": {"tolerations": [{"key": "hardware", "value": "gpu", "effect": "NoSchedule"}]}});
-    let other = |cpu: &str| asking(json!({"cpu": cpu, "memory": "10"}));
+    let other = |cpu: &str| requesting(json!({"cpu": cpu, "memory": "10"}));
     let plain = || size("1", "2000");
     let cases = [
         (
@@ -309,11 +309,11 @@ fn pods_that_ended_take_nothing_and_those_that_are_added_do() {
         "done",
         "b",
         merged(
-            asking(json!({"cpu": "4"})),
+            requesting(json!({"cpu": "4"})),
             json!({"status": {"phase": "Succeeded"}}),
         ),
     );
-    let pod = world.pod("p", "a", asking(json!({"cpu": "3"})));
+    let pod = world.pod("p", "a", requesting(json!({"cpu": "3"})));
     let snapshot = world.snapshot();
     let mut fit = Fit::new(&snapshot);
     assert!(fit.can_place(&pod, &node));
@@ -323,7 +323,7 @@ fn pods_that_ended_take_nothing_and_those_that_are_added_do() {
     );
     fit.remove(&pod, &node.name);
     assert!(fit.fits(&pod, &node).is_ok());
-    let unreadable = world.pod("q", "a", asking(json!({"cpu": "much"})));
+    let unreadable = world.pod("q", "a", requesting(json!({"cpu": "much"})));
     assert_eq!(fit.fits(&unreadable, &node), Err(vec![FitError::Malformed]));
 }
 
@@ -354,15 +354,15 @@ fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
         ),
         ("priority", json!({"spec": {"priority": 7}}), 0),
         ("preferred affinity", affinity("In", may), 0),
-        ("more", asking(json!({"cpu": "2"})), 1),
+        ("more", requesting(json!({"cpu": "2"})), 1),
         (
             "another resource",
-            asking(json!({"cpu": "1", "memory": "1Gi"})),
+            requesting(json!({"cpu": "1", "memory": "1Gi"})),
             2,
         ),
         (
             "unreadable",
-            asking(json!({"cpu": "1", "memory": "much"})),
+            requesting(json!({"cpu": "1", "memory": "much"})),
             3,
         ),
         (
@@ -399,7 +399,7 @@ fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
     let pods: Vec<_> = rows
         .iter()
         .map(|(name, over, _)| {
-            let one_cpu = asking(json!({"cpu": "1"}));
+            let one_cpu = requesting(json!({"cpu": "1"}));
             world.pod(name, "elsewhere", merged(one_cpu, over.clone()))
         })
         .collect();

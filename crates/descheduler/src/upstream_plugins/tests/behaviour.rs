@@ -34,7 +34,7 @@ fn skipped_pods_have_a_reason() {
     let mut framework = framework("PodLifeTime", &args, &json!({})).unwrap();
     framework.limits.total = Some(1);
     let plan = framework.run(&snapshot(&world(&case), &case));
-    assert_eq!(gone(&plan), ["old"]);
+    assert_eq!(moved_names(&plan), ["old"]);
     let reason = &plan.moves().next().unwrap().reason;
     assert_eq!(reason, "lives for 3600 s, which is more than 600 s");
     assert_eq!(
@@ -82,7 +82,7 @@ const SPREAD: &str = "RemovePodsViolatingTopologySpreadConstraint";
 fn least_important_pod_leaves_a_crowded_domain() {
     for (priorities, expected) in [([1, 2, 3], "p0"), ([3, 1, 2], "p1"), ([2, 3, 1], "p2")] {
         let plan = plan(SPREAD, json!({}), json!({}), &spread(priorities, json!({})));
-        assert_eq!(gone(&plan), [expected], "{priorities:?}");
+        assert_eq!(moved_names(&plan), [expected], "{priorities:?}");
     }
 }
 
@@ -90,7 +90,7 @@ fn least_important_pod_leaves_a_crowded_domain() {
 fn pods_without_target_stay_in_a_crowded_domain() {
     let full = spread([0, 0, 0], json!({"spec": {"unschedulable": true}}));
     let unmoved = plan(SPREAD, json!({}), json!({}), &full);
-    assert!(gone(&unmoved).is_empty());
+    assert!(moved_names(&unmoved).is_empty());
     assert_eq!(kept(&unmoved), ["p2 NodeFit"]);
     let text = &unmoved.notes[0].text;
     assert!(
@@ -103,7 +103,7 @@ fn pods_without_target_stay_in_a_crowded_domain() {
         json!({}),
         &full,
     );
-    assert_eq!(gone(&blind).len(), 1);
+    assert_eq!(moved_names(&blind).len(), 1);
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn a_pod_does_not_go_for_a_better_node_that_has_no_room() {
     };
     let args = || json!({"nodeAffinityType": ["preferredDuringSchedulingIgnoredDuringExecution"]});
     let plan = |case: &Value| plan("RemovePodsViolatingNodeAffinity", args(), json!({}), case);
-    assert_eq!(gone(&plan(&case("2"))), ["p"]);
+    assert_eq!(moved_names(&plan(&case("2"))), ["p"]);
     let unmoved = plan(&case("1"));
-    assert!(gone(&unmoved).is_empty());
+    assert!(moved_names(&unmoved).is_empty());
     assert_eq!(kept(&unmoved), ["p NodeFit"]);
 }
 
@@ -142,7 +142,7 @@ fn a_blanket_toleration_counts_for_every_taint() {
     );
     let args = json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50}});
     let plan = plan("LowNodeUtilization", args, json!({}), &case);
-    assert_eq!(gone(&plan), ["p", "q"]);
+    assert_eq!(moved_names(&plan), ["p", "q"]);
     assert_eq!(kept(&plan), ["r NodeRelieved", "s NodeRelieved"]);
 }
 
@@ -159,7 +159,7 @@ fn terms_may_name_namespaces_by_their_labels() {
                ["far", "x", "-", "-", {"ns": "a", "owner": "ReplicaSet/t"}]]),
     );
     let run = |case: &Value| {
-        gone(&plan(
+        moved_names(&plan(
             "RemovePodsViolatingInterPodAntiAffinity",
             json!({}),
             json!({}),
@@ -194,7 +194,7 @@ fn nodes_without_a_fresh_report_are_not_looked_at() {
                       "metricsUtilization": {"source": "KubernetesMetrics"}});
     let mut framework = framework("LowNodeUtilization", &args, &json!({})).unwrap();
     let plan = framework.run(&world.snapshot());
-    assert_eq!(gone(&plan), ["p"]);
+    assert_eq!(moved_names(&plan), ["p"]);
     assert_eq!(kept(&plan), ["q NodeRelieved"]);
     let notes: Vec<_> = plan.notes.iter().map(|note| note.text.as_str()).collect();
     for expected in [
@@ -218,7 +218,7 @@ fn nodes_note_why_nothing_moves() {
     };
     let note = |plugin, args, case: &Value| {
         let plan = plan(plugin, args, json!({}), case);
-        assert!(gone(&plan).is_empty());
+        assert!(moved_names(&plan).is_empty());
         plan.notes
             .iter()
             .filter(|note| note.node.is_none())
@@ -283,9 +283,9 @@ fn node_takes_pods_up_to_its_capacity() {
     };
     let fit = || json!({"nodeFit": true});
     let plan = |case: &Value| plan("RemovePodsViolatingNodeTaints", json!({}), fit(), case);
-    assert_eq!(gone(&plan(&case("2"))), ["p"]);
+    assert_eq!(moved_names(&plan(&case("2"))), ["p"]);
     let unmoved = plan(&case("1"));
-    assert!(gone(&unmoved).is_empty());
+    assert!(moved_names(&unmoved).is_empty());
     // The other node is outside the profile.
     let why = &unmoved.kept[0].why;
     assert_eq!(
@@ -328,7 +328,7 @@ fn budget_blocked_pods_do_not_use_up_the_limit() {
     for dry_run in [false, true] {
         case["pdbs"] = budget(0);
         let plan = run(&case, 1, dry_run);
-        assert_eq!(gone(&plan), ["free"]);
+        assert_eq!(moved_names(&plan), ["free"]);
         assert_eq!(
             kept(&plan),
             ["kept1 PodDisruptionBudget", "kept2 PodDisruptionBudget"]
@@ -336,7 +336,7 @@ fn budget_blocked_pods_do_not_use_up_the_limit() {
         // Evictions of the cycle use up the budget.
         case["pdbs"] = budget(1);
         let plan = run(&case, 3, dry_run);
-        assert_eq!(gone(&plan), ["free", "kept1"]);
+        assert_eq!(moved_names(&plan), ["free", "kept1"]);
         assert_eq!(kept(&plan), ["kept2 PodDisruptionBudget"]);
     }
 }
@@ -348,7 +348,7 @@ fn over_utilized_node_is_reported_as_hot() {
     let args =
         json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 60}, "numberOfNodes": 1});
     let plan = plan("LowNodeUtilization", args, json!({}), &case(nodes, pods));
-    assert!(gone(&plan).is_empty());
+    assert!(moved_names(&plan).is_empty());
     let hot: Vec<_> = plan.notes.iter().filter(|note| note.is_hot()).collect();
     assert_eq!(hot.len(), 1, "{:?}", plan.notes);
     assert_eq!(hot[0].node.as_deref(), Some("a"));
@@ -379,7 +379,7 @@ fn nodes_whose_report_cannot_be_so_are_not_looked_at() {
                       "metricsUtilization": {"source": "KubernetesMetrics"}});
     let mut framework = framework("LowNodeUtilization", &args, &json!({})).unwrap();
     let plan = framework.run(&world.snapshot());
-    assert!(gone(&plan).is_empty(), "{:?}", plan.notes);
+    assert!(moved_names(&plan).is_empty(), "{:?}", plan.notes);
     for (node, expected) in [
         (
             "ahead",

@@ -197,7 +197,7 @@ fn cases(table: &str) -> Vec<Value> {
 }
 
 /// Returns the names of the evicted pods.
-fn gone(plan: &Plan) -> Vec<String> {
+fn moved_names(plan: &Plan) -> Vec<String> {
     let mut names = crate::testing::moved(plan);
     names.sort();
     names

@@ -58,7 +58,7 @@ fn two_nodes() -> TestCluster {
     world
 }
 
-fn asks(cpu: u32, memory: u32) -> Value {
+fn requesting(cpu: u32, memory: u32) -> Value {
     let requests = json!({"cpu": format!("{cpu}m"), "memory": memory.to_string()});
     json!({"spec": {"containers": [{"name": "c", "image": "c", "resources": {"requests": requests}}]}})
 }
@@ -114,13 +114,13 @@ fn load_args(selection: &str) -> Value {
 
 fn cases() -> Vec<Case> {
     let four = || {
-        let mut pods = vec![("f1", "x", marked(asks(1000, 10)))];
-        pods.push(("f2", "x", marked(asks(1000, 10))));
-        pods.push(("p1", "x", plain(asks(1000, 10))));
-        pods.push(("p2", "x", plain(asks(1000, 10))));
+        let mut pods = vec![("f1", "x", marked(requesting(1000, 10)))];
+        pods.push(("f2", "x", marked(requesting(1000, 10))));
+        pods.push(("p1", "x", plain(requesting(1000, 10))));
+        pods.push(("p2", "x", plain(requesting(1000, 10))));
         pods
     };
-    let affine = |zone| merged(asks(3000, 10), requires(zone));
+    let affine = |zone| merged(requesting(3000, 10), requires(zone));
     let restarts = json!({"status": {"containerStatuses": [{
         "name": "c", "image": "c", "imageID": "c", "ready": true, "restartCount": 9,
     }]}});
@@ -174,7 +174,7 @@ fn cases() -> Vec<Case> {
             plugin: "RemovePodsViolatingNodeAffinity",
             args: json!({"nodeAffinityType": ["requiredDuringSchedulingIgnoredDuringExecution"]}),
             pods: vec![
-                ("f1", "y", marked(asks(3000, 10))),
+                ("f1", "y", marked(requesting(3000, 10))),
                 ("p1", "x", affine("y")),
             ],
             // Only the first strategy frees capacity.
@@ -238,8 +238,8 @@ fn cases() -> Vec<Case> {
             plugin: "HighNodeUtilization",
             args: json!({"thresholds": {"cpu": 30}}),
             pods: vec![
-                ("f1", "y", marked(asks(2000, 10))),
-                ("p1", "x", plain(asks(1000, 10))),
+                ("f1", "y", marked(requesting(2000, 10))),
+                ("p1", "x", plain(requesting(1000, 10))),
             ],
             alone: &["p1"],
             // Then both nodes are nearly empty, and none is a target.
@@ -266,9 +266,9 @@ fn cases() -> Vec<Case> {
             plugin: "FragmentationAware",
             args: json!({"imbalanceThreshold": 0.1, "minImprovementThreshold": 0.01}),
             pods: vec![
-                ("f1", "x", marked(asks(2000, 10))),
-                ("p1", "x", plain(asks(1000, 10))),
-                ("p2", "x", plain(asks(500, 1500))),
+                ("f1", "x", marked(requesting(2000, 10))),
+                ("p1", "x", plain(requesting(1000, 10))),
+                ("p2", "x", plain(requesting(500, 1500))),
             ],
             alone: &["f1"],
             after: &["f1"],
@@ -278,8 +278,8 @@ fn cases() -> Vec<Case> {
             plugin: "ScaleDownBinPack",
             args: json!({"strategy": "EvictDirectly", "maxPodsToEvict": 1, "resources": ["cpu"]}),
             pods: vec![
-                ("f1", "x", marked(asks(2000, 10))),
-                ("p1", "x", plain(asks(1000, 10))),
+                ("f1", "x", marked(requesting(2000, 10))),
+                ("p1", "x", plain(requesting(1000, 10))),
             ],
             alone: &["f1"],
             after: &["f1", "p1"],
@@ -289,8 +289,8 @@ fn cases() -> Vec<Case> {
             plugin: "CustomPriority",
             args: json!({"evictionOrder": order}),
             pods: vec![
-                ("f1", "y", marked(asks(3000, 10))),
-                ("p1", "x", plain(asks(2000, 10))),
+                ("f1", "y", marked(requesting(3000, 10))),
+                ("p1", "x", plain(requesting(2000, 10))),
             ],
             alone: &[],
             after: &["f1", "p1"],
@@ -314,7 +314,7 @@ fn rules_account_for_earlier_evictions() {
         let rules = [first_rule(), second.clone()];
         for (plugins, expected) in [(&rules[1..], case.alone), (&rules[..], case.after)] {
             let plan = framework_of(plugins).run(&world.snapshot());
-            if gone(&plan) != expected || plan.error.is_some() {
+            if moved_names(&plan) != expected || plan.error.is_some() {
                 let (count, name) = (plugins.len(), second.1);
                 let notes: Vec<_> = plan.notes.iter().map(|note| &note.text).collect();
                 let skipped: Vec<_> = plan
@@ -324,7 +324,7 @@ fn rules_account_for_earlier_evictions() {
                     .collect();
                 wrong.push(format!(
                     "{name}, {count} rules: {:?} for {expected:?}: {notes:#?} {skipped:#?}",
-                    gone(&plan)
+                    moved_names(&plan)
                 ));
             }
         }
@@ -363,7 +363,7 @@ fn report_requests(world: &mut TestCluster) {
 }
 
 /// Extension point, plugin, arguments, pods, and the expected evictions.
-type Held = (
+type ProtectedCase = (
     &'static str,
     &'static str,
     Value,
@@ -374,7 +374,7 @@ type Held = (
 #[test]
 fn pods_that_may_not_go_count_where_they_are() {
     let bare = || json!({"metadata": {"ownerReferences": Value::Null}});
-    let table: Vec<Held> = vec![
+    let table: Vec<ProtectedCase> = vec![
         (
             "balance",
             "RemovePodsViolatingTopologySpreadConstraint",
@@ -437,8 +437,8 @@ fn pods_that_may_not_go_count_where_they_are() {
             "LowNodeUtilization",
             json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50}}),
             vec![
-                ("held1", "x", merged(asks(2000, 10), bare())),
-                ("p1", "x", plain(asks(500, 10))),
+                ("held1", "x", merged(requesting(2000, 10), bare())),
+                ("p1", "x", plain(requesting(500, 10))),
             ],
             &["p1"],
         ),
@@ -449,7 +449,7 @@ fn pods_that_may_not_go_count_where_they_are() {
             world.pod(name, node, over);
         }
         let plan = framework_of(&[(point, plugin, args)]).run(&world.snapshot());
-        assert_eq!(gone(&plan), expected, "{plugin}: {:#?}", plan.notes);
+        assert_eq!(moved_names(&plan), expected, "{plugin}: {:#?}", plan.notes);
     }
 }
 

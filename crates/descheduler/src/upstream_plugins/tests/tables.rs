@@ -25,7 +25,7 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
         let mut world = world(case);
         use_metrics(&mut world, &case["usage"]);
         let plan = framework.run(&snapshot(&world, case));
-        let gone = gone(&plan);
+        let gone = moved_names(&plan);
         let expected_names = case["who"]
             .as_str()
             .map(|expected_names| expected_names.split_whitespace().collect::<Vec<_>>());

@@ -1,8 +1,8 @@
 //! A cluster with nodes, Deployments, and simulations of a scheduler that supports reservations and of
 //! kubelets.
 
-use super::wire::{Fuse, Seen, Wire};
-use crate::deploy::{self, Refused};
+use super::wire::{Fuse, Wire, WireLog};
+use crate::deploy::{self, DeniedRequests};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -52,9 +52,9 @@ impl Strategy for Cooling {
 pub(super) struct Cluster {
     server: Arc<ApiServer>,
     /// Denied requests of deschedulers, by the manifests in `deploy/descheduler`.
-    refused: Refused,
+    denied: DeniedRequests,
     pub(super) client: Client,
-    pub(super) seen: Arc<Seen>,
+    pub(super) log: Arc<WireLog>,
     pub(super) clock: Clock,
     /// True if pods without a reservation are scheduled to node `hot`.
     pub(super) hot: Arc<AtomicBool>,
@@ -99,7 +99,7 @@ impl Contender {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.refused.none();
+            self.denied.assert_none();
         }
     }
 }
@@ -120,8 +120,8 @@ impl Cluster {
         let cluster = Self {
             server,
             client,
-            refused: Refused::default(),
-            seen: Arc::default(),
+            denied: DeniedRequests::default(),
+            log: Arc::default(),
             clock,
             hot: Arc::new(AtomicBool::new(true)),
             closed: Arc::default(),
@@ -140,7 +140,7 @@ impl Cluster {
                 "template": {"metadata": {"labels": {"app": name}}, "spec": spec}}});
             let set: Deployment = serde_json::from_value(set).unwrap();
             cluster
-                .of::<Deployment>()
+                .namespaced::<Deployment>()
                 .create(&PostParams::default(), &set)
                 .await
                 .unwrap();
@@ -151,7 +151,7 @@ impl Cluster {
             cluster.closed.clone(),
         );
         tokio::spawn(async move {
-            let world = World {
+            let world = ClusterSimulation {
                 client,
                 hot,
                 closed,
@@ -169,7 +169,7 @@ impl Cluster {
         cluster
     }
 
-    pub(super) fn of<K>(&self) -> Api<K>
+    pub(super) fn namespaced<K>(&self) -> Api<K>
     where
         K: koord_kube::kube_core::Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
@@ -198,7 +198,7 @@ impl Cluster {
     }
 
     pub(super) async fn pods(&self) -> Vec<Pod> {
-        self.of::<Pod>()
+        self.namespaced::<Pod>()
             .list(&ListParams::default())
             .await
             .unwrap()
@@ -222,7 +222,7 @@ impl Cluster {
     /// Returns the reasons of all events.
     pub(super) async fn events(&self) -> Vec<String> {
         let events = self
-            .of::<Event>()
+            .namespaced::<Event>()
             .list(&ListParams::default())
             .await
             .unwrap();
@@ -234,7 +234,7 @@ impl Cluster {
     }
 
     /// Creates a user's job that moves `pod`.
-    pub(super) async fn ask(&self, name: &str, pod: &str, spec: Value) -> PodMigrationJob {
+    pub(super) async fn create_job(&self, name: &str, pod: &str, spec: Value) -> PodMigrationJob {
         let mut job = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
             "metadata": {"name": name}, "spec": {"podRef": {"namespace": "default", "name": pod}}});
         json_merge(&mut job["spec"], spec);
@@ -314,9 +314,9 @@ impl Cluster {
     ) -> Contender {
         let context = Context::with_clock(self.clock.clone());
         let wire = Wire {
-            inner: deploy::service(&self.server, &self.refused),
+            inner: deploy::service(&self.server, &self.denied),
             fuse,
-            seen: self.seen.clone(),
+            log: self.log.clone(),
             client: self.client.clone(),
         };
         let options = Options {
@@ -368,7 +368,7 @@ impl Cluster {
             grace_period_seconds: Some(0),
             ..DeleteParams::default()
         };
-        self.of::<Pod>().delete(name, &now).await.unwrap();
+        self.namespaced::<Pod>().delete(name, &now).await.unwrap();
     }
 }
 
@@ -394,13 +394,13 @@ pub(super) fn is_ready(pod: &Pod) -> bool {
 }
 
 /// Simulation of the rest of the cluster.
-struct World {
+struct ClusterSimulation {
     client: Client,
     hot: Arc<AtomicBool>,
     closed: Arc<AtomicBool>,
 }
 
-impl World {
+impl ClusterSimulation {
     async fn turn(&self) {
         loop {
             if !self.closed.load(Ordering::SeqCst) {

@@ -165,7 +165,7 @@ async fn run(at: usize, end: Last) -> Death {
         let owners = item.status.clone().unwrap_or_default().current_owners;
         assert_eq!(owners.len(), 1, "{context}: {:?}", item.metadata.name);
     }
-    let evictions = cluster.seen.evictions.lock().clone();
+    let evictions = cluster.log.evictions.lock().clone();
     let real: Vec<_> = evictions.iter().filter(|item| !item.dry).collect();
     assert!(real.iter().all(|item| item.reserved), "{context}: {real:?}");
     let names: BTreeSet<_> = real.iter().map(|item| &item.pod).collect();
@@ -179,7 +179,7 @@ async fn run(at: usize, end: Last) -> Death {
     );
     second.stop().await;
     // A late write is done already. A dry run of an eviction is always possible.
-    death.came.clone_from(&cluster.seen.came.lock());
+    death.came.clone_from(&cluster.log.came.lock());
     assert_eq!(
         death.came.len(),
         usize::from(end == Last::Late),

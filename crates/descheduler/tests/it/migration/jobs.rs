@@ -39,7 +39,7 @@ pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
         let status = job.status.clone().unwrap();
         let new = status.pod_ref.unwrap();
         let pod = cluster
-            .of::<Pod>()
+            .namespaced::<Pod>()
             .get(new.name.as_deref().unwrap())
             .await
             .unwrap();
@@ -50,7 +50,7 @@ pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
             "it is where room was reserved"
         );
     }
-    let evictions = cluster.seen.evictions.lock().clone();
+    let evictions = cluster.log.evictions.lock().clone();
     let real: Vec<_> = evictions.iter().filter(|eviction| !eviction.dry).collect();
     assert_eq!(real.len(), 8, "{evictions:?}");
     assert!(
@@ -106,14 +106,14 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
         panic!("{pods:?}");
     };
     cluster
-        .ask("direct", &name_of(first), json!({"mode": "EvictDirectly"}))
+        .create_job("direct", &name_of(first), json!({"mode": "EvictDirectly"}))
         .await;
     let end = cluster.end_of("direct").await;
     assert_eq!(end.0, "Succeeded", "{end:?}");
     assert!(cluster.reservations().await.is_empty());
     assert!(
         cluster
-            .of::<Pod>()
+            .namespaced::<Pod>()
             .get_opt(&name_of(first))
             .await
             .unwrap()
@@ -122,23 +122,23 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
     // Policy Delete, which ignores budgets.
     budget(&cluster).await;
     let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "Delete"}}});
-    patch::merge(&cluster.of::<Pod>(), &name_of(second), &label)
+    patch::merge(&cluster.namespaced::<Pod>(), &name_of(second), &label)
         .await
         .unwrap();
     cluster
-        .ask("delete", &name_of(second), json!({"mode": "EvictDirectly"}))
+        .create_job("delete", &name_of(second), json!({"mode": "EvictDirectly"}))
         .await;
     assert_eq!(cluster.end_of("delete").await.0, "Succeeded");
     // Policy SoftEviction, which requests the eviction from another component.
     let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "SoftEviction"}}});
     let name = name_of(third);
-    patch::merge(&cluster.of::<Pod>(), &name, &label)
+    patch::merge(&cluster.namespaced::<Pod>(), &name, &label)
         .await
         .unwrap();
-    cluster.ask("soft", &name, json!({})).await;
+    cluster.create_job("soft", &name, json!({})).await;
     let key = "scheduling.koordinator.sh/soft-eviction";
     let request = async || {
-        let pod = cluster.of::<Pod>().get(&name).await.unwrap();
+        let pod = cluster.namespaced::<Pod>().get(&name).await.unwrap();
         pod.metadata
             .annotations
             .unwrap_or_default()
@@ -156,13 +156,15 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
     // No component evicts this pod.
     let last_pods = cluster.pods_on("hot").await;
     let name = name_of(&last_pods[0]);
-    patch::merge(&cluster.of::<Pod>(), &name, &label)
+    patch::merge(&cluster.namespaced::<Pod>(), &name, &label)
         .await
         .unwrap();
-    cluster.ask("late", &name, json!({"ttl": "1m"})).await;
+    cluster
+        .create_job("late", &name, json!({"ttl": "1m"}))
+        .await;
     let (phase, reason, _) = cluster.end_of("late").await;
     assert_eq!((phase.as_str(), reason.as_str()), ("Failed", "Timeout"));
-    let pod = cluster.of::<Pod>().get(&name).await.unwrap();
+    let pod = cluster.namespaced::<Pod>().get(&name).await.unwrap();
     assert!(
         !pod.metadata
             .annotations
@@ -181,7 +183,7 @@ async fn budget(cluster: &Cluster) {
         .create(&PostParams::default(), &budget)
         .await
         .unwrap();
-    let api = cluster.of::<PodDisruptionBudget>();
+    let api = cluster.namespaced::<PodDisruptionBudget>();
     cluster
         .until("the budget counts", async || {
             let budget = api.get("b").await.unwrap();
@@ -207,7 +209,7 @@ pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
         ("direct", &pods[1], "EvictDirectly"),
     ] {
         cluster
-            .ask(name, &name_of(pod), json!({"mode": mode}))
+            .create_job(name, &name_of(pod), json!({"mode": mode}))
             .await;
         // The default time to live.
         let (phase, reason, message) = cluster.end_of(name).await;
@@ -237,7 +239,7 @@ pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
 #[tokio::test(start_paused = true)]
 pub(crate) async fn a_webhook_that_denies_evictions_has_the_last_word() {
     let cluster = Cluster::start(1).await;
-    cluster.seen.denies.store(true, Ordering::SeqCst);
+    cluster.log.denies.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
     for (name, pod, mode) in [
@@ -245,7 +247,7 @@ pub(crate) async fn a_webhook_that_denies_evictions_has_the_last_word() {
         ("direct", &pods[1], "EvictDirectly"),
     ] {
         cluster
-            .ask(name, &name_of(pod), json!({"mode": mode, "ttl": "1m"}))
+            .create_job(name, &name_of(pod), json!({"mode": mode, "ttl": "1m"}))
             .await;
         let (phase, reason, message) = cluster.end_of(name).await;
         assert_eq!(
@@ -254,7 +256,11 @@ pub(crate) async fn a_webhook_that_denies_evictions_has_the_last_word() {
             "{message}"
         );
         assert!(message.contains("not today"), "{message}");
-        let pod = cluster.of::<Pod>().get(&name_of(pod)).await.unwrap();
+        let pod = cluster
+            .namespaced::<Pod>()
+            .get(&name_of(pod))
+            .await
+            .unwrap();
         assert!(pod.metadata.deletion_timestamp.is_none());
     }
     running.stop().await;
@@ -265,13 +271,13 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
-    cluster.ask("never", "nobody", json!({})).await;
+    cluster.create_job("never", "nobody", json!({})).await;
     let end = cluster.end_of("never").await;
     assert_eq!((end.0.as_str(), end.1.as_str()), ("Failed", "MissingPod"));
     // The reservation waits for a node.
     cluster.closed.store(true, Ordering::SeqCst);
     cluster
-        .ask("gone", &name_of(&pods[0]), json!({"ttl": "5m"}))
+        .create_job("gone", &name_of(&pods[0]), json!({"ttl": "5m"}))
         .await;
     cluster
         .until("it is reserved", async || {
@@ -297,7 +303,7 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     // A user deletes the reservation.
     cluster.closed.store(true, Ordering::SeqCst);
     cluster
-        .ask("bare", &name_of(&pods[1]), json!({"ttl": "5m"}))
+        .create_job("bare", &name_of(&pods[1]), json!({"ttl": "5m"}))
         .await;
     let open_reservation = async || {
         let all = cluster.reservations().await;
@@ -330,7 +336,7 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     );
     assert!(
         cluster
-            .of::<Pod>()
+            .namespaced::<Pod>()
             .get_opt(&name_of(&pods[1]))
             .await
             .unwrap()
@@ -346,7 +352,7 @@ pub(crate) async fn reservation_is_deleted_with_its_job() {
     cluster.closed.store(true, Ordering::SeqCst);
     let pods = cluster.pods().await;
     for (name, pod) in [("deleted", &pods[0]), ("forgotten", &pods[1])] {
-        let job = cluster.ask(name, &name_of(pod), json!({})).await;
+        let job = cluster.create_job(name, &name_of(pod), json!({})).await;
         let uid = job.metadata.uid.unwrap();
         let named = async || {
             let job = cluster.all::<PodMigrationJob>().get(name).await.unwrap();
@@ -386,7 +392,7 @@ pub(crate) async fn reservation_is_deleted_with_its_job() {
     assert!(passed >= 1800, "{passed}");
     assert!(
         cluster
-            .of::<Pod>()
+            .namespaced::<Pod>()
             .get_opt(&name_of(&pods[1]))
             .await
             .unwrap()
@@ -405,15 +411,17 @@ pub(crate) async fn waiting_jobs_record_the_reason() {
     let pods = cluster.pods().await;
     for (at, pod) in pods.iter().take(3).enumerate() {
         cluster
-            .ask(&format!("j{at}"), &name_of(pod), json!({"ttl": "2m"}))
+            .create_job(&format!("j{at}"), &name_of(pod), json!({"ttl": "2m"}))
             .await;
     }
     let never = json!({"metadata": {"annotations": {"scheduling.koordinator.sh/eviction-cost": "2147483647"}}});
-    patch::merge(&cluster.of::<Pod>(), &name_of(&pods[3]), &never)
+    patch::merge(&cluster.namespaced::<Pod>(), &name_of(&pods[3]), &never)
         .await
         .unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    cluster.ask("never", &name_of(&pods[3]), json!({})).await;
+    cluster
+        .create_job("never", &name_of(&pods[3]), json!({}))
+        .await;
     let (phase, reason, message) = cluster.end_of("never").await;
     assert_eq!(
         (phase.as_str(), reason.as_str()),
@@ -549,7 +557,7 @@ async fn moves(cluster: &Cluster, what: &str) {
     let pods = cluster.pods().await;
     let name = what.to_lowercase();
     cluster
-        .ask(
+        .create_job(
             &name,
             &name_of(&pods[0]),
             json!({"mode": "EvictDirectly", "ttl": "2m"}),
@@ -576,7 +584,7 @@ pub(crate) async fn a_users_own_reservation_is_used() {
         )
         .await;
     let options = json!({"reservationOptions": {"reservationRef": {"name": "mine"}}, "ttl": "5m"});
-    cluster.ask("job", &name_of(&pods[0]), options).await;
+    cluster.create_job("job", &name_of(&pods[0]), options).await;
     let end = cluster.end_of("job").await;
     assert_eq!(end.0, "Succeeded", "{end:?}");
     let used = cluster.reservations().await;
@@ -598,7 +606,7 @@ pub(crate) async fn job_needed_by_next_leader_is_not_swept() {
     let begun = cluster.clock.now();
     let ttl = json!({"ttl": "5m"});
     for (name, pod) in [("plain", &pods[0]), ("kept", &pods[1])] {
-        cluster.ask(name, &name_of(pod), ttl.clone()).await;
+        cluster.create_job(name, &name_of(pod), ttl.clone()).await;
     }
     let memo = json!({"workload": "w", "node": "hot", "usage": {"cpu": "1"}}).to_string();
     let memo = json!({"metadata": {"annotations": {"descheduler.koordinator.sh/load-move": memo}}});

@@ -15,7 +15,7 @@ fn args() -> Value {
 async fn evicted(cluster: &Cluster, count: usize) -> i64 {
     let context = format!("{count} evictions");
     let is_reached = async || {
-        let evictions = cluster.seen.evictions.lock();
+        let evictions = cluster.log.evictions.lock();
         evictions.iter().filter(|eviction| !eviction.dry).count() >= count
     };
     cluster.until(&context, is_reached).await;
@@ -55,13 +55,13 @@ async fn user_jobs_count_for_the_next_leader() {
     let pods = cluster.pods().await;
     let spec = json!({"mode": "EvictDirectly", "podRef": {"namespace": "default",
         "name": name_of(&pods[0]), "uid": pods[0].metadata.uid}});
-    cluster.ask("first", &name_of(&pods[0]), spec).await;
+    cluster.create_job("first", &name_of(&pods[0]), spec).await;
     assert_eq!(cluster.end_of("first").await.0, "Succeeded");
     let then = cluster.clock.now().as_second();
     first.kill(&fuse).await;
     let second = cluster.deschedule("two", &args(), false, Fuse::endless());
     let spec = json!({"mode": "EvictDirectly", "ttl": "20m"});
-    cluster.ask("second", &name_of(&pods[1]), spec).await;
+    cluster.create_job("second", &name_of(&pods[1]), spec).await;
     assert_eq!(cluster.end_of("second").await.0, "Succeeded");
     let passed = cluster.clock.now().as_second() - then;
     assert!(passed >= 299, "{passed}");
@@ -77,7 +77,9 @@ async fn jobs_that_run_side_by_side_evict_one_after_the_other() {
     let pods = cluster.pods().await;
     for (at, pod) in pods.iter().take(2).enumerate() {
         let spec = json!({"mode": "EvictDirectly"});
-        cluster.ask(&format!("j{at}"), &name_of(pod), spec).await;
+        cluster
+            .create_job(&format!("j{at}"), &name_of(pod), spec)
+            .await;
     }
     let first = evicted(&cluster, 1).await;
     let second = evicted(&cluster, 2).await;

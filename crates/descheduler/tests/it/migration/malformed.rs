@@ -66,7 +66,10 @@ async fn undecodable_objects_are_skipped_and_reported() {
         assert_eq!(cluster.end_of(&good).await.0, "Succeeded");
         running.stop().await;
     }
-    let events = cluster.of::<Event>().list(&Default::default()).await;
+    let events = cluster
+        .namespaced::<Event>()
+        .list(&Default::default())
+        .await;
     let events = events.unwrap().items;
     let message_of = |name: &str| {
         let matching = events.iter().filter(|event| {
@@ -90,7 +93,11 @@ async fn undecodable_objects_are_skipped_and_reported() {
         );
     }
     // They are unchanged, and can be repaired.
-    cluster.of::<Pod>().get(&name_of(&pods[0])).await.unwrap();
+    cluster
+        .namespaced::<Pod>()
+        .get(&name_of(&pods[0]))
+        .await
+        .unwrap();
     let mended = json!({"spec": {"ttl": "5m"}});
     let running = cluster.deschedule("third", &quick(), false, Fuse::endless());
     patch::merge(&cluster.all::<PodMigrationJob>(), "bad", &mended)
@@ -106,7 +113,9 @@ async fn job_with_undecodable_reservation_times_out() {
     cluster.closed.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pod = cluster.pods().await.remove(0);
-    cluster.ask("j", &name_of(&pod), json!({"ttl": "2m"})).await;
+    cluster
+        .create_job("j", &name_of(&pod), json!({"ttl": "2m"}))
+        .await;
     cluster
         .until("it is reserved", async || {
             !cluster.reservations().await.is_empty()
@@ -120,6 +129,10 @@ async fn job_with_undecodable_reservation_times_out() {
     assert_eq!((phase.as_str(), reason.as_str()), ("Failed", "Timeout"));
     assert!(message.contains("spec.ttl: "), "{message}");
     let _ = all.delete(&name, &DeleteParams::default()).await;
-    cluster.of::<Pod>().get(&name_of(&pod)).await.unwrap();
+    cluster
+        .namespaced::<Pod>()
+        .get(&name_of(&pod))
+        .await
+        .unwrap();
     running.stop().await;
 }

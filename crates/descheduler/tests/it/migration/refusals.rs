@@ -18,19 +18,23 @@ fn quick() -> Value {
 /// as done.
 async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
     let pod = cluster.pods().await.remove(0);
-    let before = cluster.seen.asked.load(Ordering::SeqCst);
+    let before = cluster.log.asked.load(Ordering::SeqCst);
     let mut spec = spec;
     spec["ttl"] = "1m".into();
-    cluster.ask(name, &name_of(&pod), spec).await;
+    cluster.create_job(name, &name_of(&pod), spec).await;
     let (phase, reason, message) = cluster.end_of(name).await;
     let end = (phase.as_str(), reason.as_str());
     assert_eq!(end, ("Failed", "Timeout"), "{name}: {message}");
     assert!(message.contains(why), "{name}: {message}");
-    let now = cluster.of::<Pod>().get(&name_of(&pod)).await.unwrap();
+    let now = cluster
+        .namespaced::<Pod>()
+        .get(&name_of(&pod))
+        .await
+        .unwrap();
     assert_eq!(now.metadata.uid, pod.metadata.uid, "{name}");
     assert_eq!(now.metadata.deletion_timestamp, None, "{name}");
     assert!(cluster.reservations().await.is_empty(), "{name}");
-    let attempts = cluster.seen.asked.load(Ordering::SeqCst) - before;
+    let attempts = cluster.log.asked.load(Ordering::SeqCst) - before;
     assert!(attempts <= 10, "{name}: asked {attempts} times");
     let reasons = cluster.events().await;
     assert!(
@@ -43,15 +47,15 @@ async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
 async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
-    cluster.seen.denies.store(true, Ordering::SeqCst);
+    cluster.log.denies.store(true, Ordering::SeqCst);
     for code in [404, 409] {
-        cluster.seen.code.store(code, Ordering::SeqCst);
+        cluster.log.code.store(code, Ordering::SeqCst);
         for mode in ["ReservationFirst", "EvictDirectly"] {
             let name = format!("{code}-{}", mode.to_lowercase());
             fails(&cluster, &name, json!({"mode": mode}), "not today").await;
         }
     }
-    cluster.seen.denies.store(false, Ordering::SeqCst);
+    cluster.log.denies.store(false, Ordering::SeqCst);
     let (is_counted, metrics) = running.evicted("success");
     assert!(!is_counted, "{metrics}");
     running.stop().await;
@@ -77,9 +81,9 @@ async fn timeout_names_the_current_reason() {
     };
     cluster.until("the pods run", are_ready).await;
     // A webhook that does not support dry runs.
-    cluster.seen.code.store(500, Ordering::SeqCst);
-    cluster.seen.denies.store(true, Ordering::SeqCst);
-    cluster.ask("j", "x-1", json!({})).await;
+    cluster.log.code.store(500, Ordering::SeqCst);
+    cluster.log.denies.store(true, Ordering::SeqCst);
+    cluster.create_job("j", "x-1", json!({})).await;
     let reason = async || {
         let job = cluster.all::<PodMigrationJob>().get("j").await.unwrap();
         job.status.unwrap_or_default().reason
@@ -88,7 +92,7 @@ async fn timeout_names_the_current_reason() {
         .until("it is refused", async || reason().await == "FailedEvict")
         .await;
     cluster.closed.store(true, Ordering::SeqCst);
-    cluster.seen.denies.store(false, Ordering::SeqCst);
+    cluster.log.denies.store(false, Ordering::SeqCst);
     let (phase, why, message) = cluster.end_of("j").await;
     assert_eq!((phase.as_str(), why.as_str()), ("Failed", "Timeout"));
     assert_eq!(
@@ -109,7 +113,7 @@ async fn delete_options_with_which_nothing_goes_are_a_refusal() {
     for policy in ["Eviction", "Delete"] {
         for pod in cluster.pods().await {
             let label = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": policy}}});
-            patch::merge(&cluster.of::<Pod>(), &name_of(&pod), &label)
+            patch::merge(&cluster.namespaced::<Pod>(), &name_of(&pod), &label)
                 .await
                 .unwrap();
         }

@@ -34,7 +34,7 @@ pub(super) struct Eviction {
 
 /// State shared by all clients of a test.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct WireLog {
     pub(super) evictions: Mutex<Vec<Eviction>>,
     /// Number of requested evictions, including refused ones.
     pub(super) asked: AtomicUsize,
@@ -171,7 +171,7 @@ where
 pub(super) struct Wire {
     pub(super) inner: axum::Router,
     pub(super) fuse: Arc<Fuse>,
-    pub(super) seen: Arc<Seen>,
+    pub(super) log: Arc<WireLog>,
     /// Client that bypasses the fuse.
     pub(super) client: Client,
 }
@@ -210,10 +210,10 @@ impl Wire {
         let pod = head.uri.path().strip_suffix("/eviction");
         let pod = pod.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned());
         if pod.is_some() {
-            self.seen.asked.fetch_add(1, Ordering::SeqCst);
+            self.log.asked.fetch_add(1, Ordering::SeqCst);
         }
-        if pod.is_some() && self.seen.denies.load(Ordering::SeqCst) {
-            let code = Some(self.seen.code.load(Ordering::SeqCst)).filter(|code| *code > 0);
+        if pod.is_some() && self.log.denies.load(Ordering::SeqCst) {
+            let code = Some(self.log.code.load(Ordering::SeqCst)).filter(|code| *code > 0);
             let code = StatusCode::from_u16(code.unwrap_or(403))?;
             let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(),
                 "reason": "Forbidden", "message": "admission webhook \"guard\" denied the request: not today"});
@@ -229,7 +229,7 @@ impl Wire {
         let answer = self.inner.clone().oneshot(request).await?;
         if let (Some(pod), true) = (pod, answer.status().is_success()) {
             let eviction = Eviction { pod, dry, reserved };
-            self.seen.evictions.lock().push(eviction);
+            self.log.evictions.lock().push(eviction);
         }
         Ok(answer)
     }
@@ -258,7 +258,7 @@ impl tower::Service<Request<Body>> for Wire {
             match last {
                 Some(Last::Vanishes) => return dead(),
                 Some(Last::Late) => {
-                    *wire.seen.late.lock() = Some(Late { about, head, bytes });
+                    *wire.log.late.lock() = Some(Late { about, head, bytes });
                     return dead();
                 }
                 Some(Last::Arrives) | None => {}
@@ -268,7 +268,7 @@ impl tower::Service<Request<Body>> for Wire {
                 return dead();
             }
             let late_write = wire
-                .seen
+                .log
                 .late
                 .lock()
                 .take_if(|late_write| late_write.about == about);
@@ -277,7 +277,7 @@ impl tower::Service<Request<Body>> for Wire {
                     .arrive(late_write.head, late_write.bytes)
                     .await?
                     .status();
-                wire.seen.came.lock().push((about, status));
+                wire.log.came.lock().push((about, status));
             }
             Ok(answer)
         }
