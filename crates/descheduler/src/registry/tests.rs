@@ -27,7 +27,7 @@ impl Strategy for Named {
     }
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
         if self.fails {
-            let problem = "was told to".to_owned();
+            let problem = "configured to fail".to_owned();
             return Err(StrategyError {
                 strategy: "Named",
                 problem,
@@ -157,7 +157,7 @@ fn errors_of_strategies_are_gathered() {
     };
     assert_eq!(run("[]"), None);
     let error = run("[{name: Named, args: {fails: true}}]").unwrap();
-    assert!(error.contains("was told to"), "{error}");
+    assert!(error.contains("configured to fail"), "{error}");
 }
 
 #[test]

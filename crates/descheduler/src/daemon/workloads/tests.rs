@@ -269,7 +269,7 @@ async fn scale_of_other_kinds_is_cached() {
     assert_eq!(
         cluster.resolve(&owners).await,
         expected(7),
-        "an answer is believed for a while"
+        "a scale is cached for a while"
     );
     tokio::time::sleep(LIFE).await;
     assert_eq!(cluster.resolve(&owners).await, expected(9));

@@ -431,7 +431,7 @@ fn a_job_fails_for_a_reason() {
             "Unschedulable",
         ),
         (
-            "somebody else uses it",
+            "another pod uses it",
             existing_pod(),
             Some(scheduled("Succeeded", Some("other"))),
             "ForbiddenMigratePod",

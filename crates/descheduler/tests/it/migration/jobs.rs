@@ -271,7 +271,7 @@ pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
-    cluster.create_job("never", "nobody", json!({})).await;
+    cluster.create_job("never", "missing", json!({})).await;
     let end = cluster.end_of("never").await;
     assert_eq!((end.0.as_str(), end.1.as_str()), ("Failed", "MissingPod"));
     // The reservation waits for a node.

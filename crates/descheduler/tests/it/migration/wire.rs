@@ -252,7 +252,7 @@ impl tower::Service<Request<Body>> for Wire {
             let last = wire.fuse.pass(&head.method, head.uri.path());
             let bytes = body.collect_bytes().await?;
             if wire.fuse.hidden(&head) {
-                return Err(BoxError::from("nobody answers"));
+                return Err(BoxError::from("no response"));
             }
             let about = about(&head, &bytes);
             match last {
