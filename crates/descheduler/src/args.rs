@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub find_targets: bool,
-    /// For --find-targets: path of the scheduler's KubeSchedulerConfiguration file. Without it, every koord
+    /// Path of the scheduler's KubeSchedulerConfiguration file, for --find-targets. Without it, every koord
     /// plugin and the load thresholds of LoadAwareScheduling are used. Not in upstream.
     #[arg(long, value_name = "FILE")]
     pub scheduler_config: Option<PathBuf>,

@@ -19,7 +19,7 @@ use outcome::MoveOutcome;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// How long a moved pod and its replacement are left alone.
+/// Time for which a moved pod and its replacement are left alone.
 pub(crate) const REST: SignedDuration = SignedDuration::from_hours(1);
 /// Time until a move counts as complete: afterwards a pod still on its source node may be moved again, and
 /// the reported usage of a replacement is used.
@@ -32,7 +32,7 @@ const SECOND: SignedDuration = SignedDuration::from_secs(1);
 /// Identifies a workload: its controller's UID, or for a pod without a controller its own namespace and name.
 type Key = Arc<str>;
 
-/// One move of a pod.
+/// A move of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) uid: Arc<str>,

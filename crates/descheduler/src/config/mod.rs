@@ -35,7 +35,7 @@ pub const DEFAULT_PROFILE: &str = "koord-descheduler";
 /// Default port for health and metrics.
 pub const DEFAULT_PORT: u16 = 10251;
 
-/// How the descheduler runs, with upstream's names and defaults.
+/// Configuration of the descheduler, with upstream's names and defaults.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Configuration {
@@ -46,7 +46,7 @@ pub struct Configuration {
     /// Leader election.
     #[serde(default)]
     pub leader_election: LeaderElection,
-    /// How to reach the API server.
+    /// Connection to the API server.
     #[serde(default)]
     pub client_connection: ClientConnection,
     /// True to serve `/debug`.
@@ -100,7 +100,7 @@ impl Component for Configuration {
     type Burst = i32;
 }
 
-/// One entry of `profiles`.
+/// A profile: one entry of `profiles`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProfileConfig {

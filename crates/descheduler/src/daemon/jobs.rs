@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a written job is assumed to exist before the informer delivers it.
+/// Time for which a written job is assumed to exist before the informer delivers it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]

@@ -86,7 +86,7 @@ pub(super) struct JobController {
     counts: JobMetrics,
     /// Error or waiting reason by job name.
     errors: Mutex<FxHashMap<String, String>>,
-    /// By name of a job that cannot be decoded: the version that was reported.
+    /// Reported version of each job that cannot be decoded, by name.
     unread: Mutex<FxHashMap<String, String>>,
 }
 
@@ -303,7 +303,7 @@ impl JobController {
             && self.view.reservation(&reservation::name(job)).is_some()
     }
 
-    /// Does one step. Returns `None` if the next one can follow immediately.
+    /// Does one step of the job. Returns `None` if the next step can follow immediately.
     async fn step(&self, job: &PodMigrationJob) -> Result<Option<Action>, String> {
         let Some(migrations) = self.migrations_for(job).cloned() else {
             return Ok(Some(Action::Done));

@@ -36,7 +36,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use view::ClusterView;
 
-/// How the descheduler runs.
+/// Options of the daemon.
 #[derive(Debug)]
 pub struct Options {
     /// Time between the starts of two cycles; zero for a single cycle.

@@ -23,11 +23,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a scale is cached.
+/// Time for which a scale is cached.
 const LIFE: Duration = Duration::from_secs(30);
-/// How long a failed lookup of a scale is cached.
+/// Time for which a failed lookup of a scale is cached.
 const DOUBT: Duration = Duration::from_secs(3);
-/// How long to wait for the first list of a newly watched kind; afterwards its workloads are unknown for now.
+/// Timeout of the first list of a newly watched kind; afterwards its workloads are unknown for now.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent scale requests.
 const AT_ONCE: usize = 8;

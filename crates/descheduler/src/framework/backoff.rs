@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Longest backoff in cycles.
 const MOST: u64 = 32;
-/// How long a failure is recorded.
+/// Time for which a failure is recorded.
 const MEMORY: SignedDuration = SignedDuration::from_hours(1);
 
 /// Failures of moves of one pod.

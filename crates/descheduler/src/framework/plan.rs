@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use koord_api::scheduling::PodMigrationJob;
 use std::sync::Arc;
 
-/// What must be done to evict a pod.
+/// Action that evicts a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Intent {
     /// Create this PodMigrationJob.
@@ -28,7 +28,7 @@ pub struct Move {
     pub strategy: &'static str,
     /// Reason for users.
     pub reason: String,
-    /// How the pod is evicted; `None` in a dry run.
+    /// Action that evicts the pod; `None` in a dry run.
     pub intent: Option<Intent>,
     /// Target node; `None` without a [`Placement`].
     pub target: Option<Arc<str>>,
@@ -76,7 +76,7 @@ pub struct SkippedPod {
     pub profile: Arc<str>,
     /// Strategy that considered the pod.
     pub strategy: &'static str,
-    /// Why the pod stays.
+    /// Reason why the pod stays.
     pub why: Why,
 }
 

@@ -44,15 +44,15 @@ pub struct Args {
     /// A node with no usage above these thresholds is cold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub low_thresholds: Option<Thresholds>,
-    /// Like `highThresholds`, for the usage of pods of priority class prod.
+    /// Equivalent of `highThresholds` for the usage of pods of priority class prod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_high_thresholds: Option<Thresholds>,
-    /// Like `lowThresholds`, for the usage of pods of priority class prod.
+    /// Equivalent of `lowThresholds` for the usage of pods of priority class prod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_low_thresholds: Option<Thresholds>,
     /// Weights of resources in node scores.
     pub resource_weights: Weights,
-    /// How long a node has to be hot before pods are evicted.
+    /// Condition for evictions: the time that a node has to be hot.
     pub anomaly_condition: AnomalyCondition,
     /// Accepted for compatibility: the detector of a node is kept as long as the node exists.
     pub detector_cache_timeout: GoDuration,
@@ -93,11 +93,11 @@ pub struct Pool {
     pub anomaly_condition: Option<AnomalyCondition>,
 }
 
-/// How long a node has to be hot before pods are evicted.
+/// Condition for evictions: the time that a node has to be hot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AnomalyCondition {
-    /// How long a node stays classified as hot for long enough; 0 for one minute.
+    /// Time for which a node stays classified as hot for long enough; 0 for one minute.
     pub timeout: GoDuration,
     /// Number of consecutive hot cycles that must be exceeded; with 1 the first one is enough.
     pub consecutive_abnormalities: u32,
@@ -105,7 +105,7 @@ pub struct AnomalyCondition {
     pub consecutive_normalities: u32,
 }
 
-/// How to select among pods of equal urgency. Each is moved at most once per hour.
+/// Selection among pods of equal urgency. Each pod is moved at most once per hour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum VictimSelection {
     /// The pods that reduce the variance of node usage most, only as long as the target nodes have capacity.

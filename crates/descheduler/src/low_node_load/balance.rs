@@ -34,7 +34,7 @@ pub(super) struct Candidate<'a> {
     pub(super) metric: Option<&'a Amounts>,
 }
 
-/// Why no more pods are evicted from a node.
+/// Reason why no more pods are evicted from a node.
 pub(super) enum StopReason {
     /// The node is not hot any more.
     Cool,

@@ -14,7 +14,7 @@ pub(super) struct Detector {
     normal: u32,
     /// Consecutive abnormal observations.
     abnormal: u32,
-    /// Until when the state is abnormal; `None` if it is normal.
+    /// End of the abnormal state; `None` if the state is normal.
     abnormal_until: Option<Timestamp>,
 }
 

@@ -169,11 +169,11 @@ pub(super) enum LoadClass {
     ProdHigh,
     /// Cold by prod usage only.
     ProdLow,
-    /// None of the above.
+    /// Neither hot nor cold.
     Middle,
 }
 
-/// Which pods a usage includes.
+/// Kind of usage: of all pods or of prod pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UsageKind {
     /// Usage of the whole node.

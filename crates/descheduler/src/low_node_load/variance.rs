@@ -73,7 +73,7 @@ struct PassState {
     bins: Bins,
     /// Index of the load of each bin.
     places: Vec<usize>,
-    /// By node name: the index of its load, and of its bin if it can take pods.
+    /// Index of the load by node name, and of its bin if the node can take pods.
     nodes: FxHashMap<Arc<str>, (usize, Option<usize>)>,
     refusals: Refusals,
     work: Work,

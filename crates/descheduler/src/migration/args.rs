@@ -14,7 +14,7 @@ pub(crate) const RESERVATION_FIRST: &str = "ReservationFirst";
 /// `defaultJobMode` that evicts the pod without a reservation.
 pub(crate) const EVICT_DIRECTLY: &str = "EvictDirectly";
 
-/// How jobs are created, when they may run, and how they evict. The defaults are upstream's.
+/// Arguments for creating, running and evicting with migration jobs. The defaults are upstream's.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MigrationControllerArgs {
@@ -35,10 +35,10 @@ pub struct MigrationControllerArgs {
     /// Pods of this priority and above are protected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_threshold: Option<PriorityThreshold>,
-    /// Only pods that this selector matches may be evicted.
+    /// Selector of the pods that may be evicted; all pods without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<LabelSelector>,
-    /// Only pods of these namespaces may be evicted.
+    /// Namespaces whose pods may be evicted; all without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<Namespaces>,
     /// True if a pod is evicted only if it fits another node.

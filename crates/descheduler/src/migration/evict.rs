@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 /// Label of a pod or job that selects the [`Policy`].
 pub const EVICT_POLICY: &str = "koordinator.sh/evict-policy";
 
-/// How a pod is evicted.
+/// Eviction policy of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Through the `eviction` subresource, which PodDisruptionBudgets may block.
+    /// Eviction through the `eviction` subresource, which PodDisruptionBudgets may block.
     Eviction,
-    /// By deletion, regardless of budgets.
+    /// Deletion, regardless of budgets.
     Delete,
-    /// By an annotation that requests the eviction from another component.
+    /// Annotation that requests the eviction from another component.
     SoftEviction,
 }
 

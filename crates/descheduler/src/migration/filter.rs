@@ -1,4 +1,4 @@
-//! Which pods may be migrated, and whether limits allow it now.
+//! Rules about the pods that may be migrated, and limits that may delay it.
 //!
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator/filter.go`.
 
@@ -56,11 +56,11 @@ pub struct MigrationCounts {
     jobs: usize,
     of_pod: Counts,
     of_name: FxHashSet<Name>,
-    /// By namespace: the number of jobs, and the number per pod.
+    /// Number of jobs by namespace, and the number per pod.
     of_namespace: FxHashMap<Arc<str>, (usize, Counts)>,
-    /// By node: UIDs of its pods that have a job.
+    /// UIDs of the pods with a job, by node.
     on_node: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
-    /// By namespace and controller: its migrating pods.
+    /// Migrating pods by namespace and controller.
     of_workload: FxHashMap<(Arc<str>, Arc<str>), UidsByName>,
 }
 

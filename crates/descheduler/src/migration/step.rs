@@ -122,14 +122,14 @@ pub struct PendingEvent {
     pub message: String,
 }
 
-/// When to process the job again.
+/// Time at which to process the job again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requeue {
     /// Immediately.
     Now,
-    /// When one of the objects changes, or after this time.
+    /// Process it when one of the objects changes, or after this time.
     Wait(Duration),
-    /// Not before the job changes.
+    /// Process it only when the job changes.
     Done,
 }
 
@@ -140,7 +140,7 @@ pub struct Step {
     pub act: Option<Operation>,
     /// Event to record after the write.
     pub event: Option<PendingEvent>,
-    /// When to continue after the write.
+    /// Time at which to continue after the write.
     pub next: Requeue,
 }
 

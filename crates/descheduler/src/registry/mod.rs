@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a plugin can read of the configuration in addition to its arguments.
+/// Configuration that a plugin can read in addition to its arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct PluginContext<'a> {
     /// The whole configuration.

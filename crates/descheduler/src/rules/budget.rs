@@ -1,4 +1,4 @@
-//! How many disruptions PodDisruptionBudgets still allow.
+//! Remaining disruptions of PodDisruptionBudgets.
 
 use super::Why;
 use crate::state::{PodInfo, Snapshot};
@@ -7,7 +7,7 @@ use koord_api::selector;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// One PodDisruptionBudget.
+/// A PodDisruptionBudget.
 #[derive(Debug, Clone)]
 struct Budget {
     name: String,

@@ -1,4 +1,4 @@
-//! Which pods may be moved at all.
+//! Rules about the pods that may be moved at all.
 //!
 //! Source: Koordinator `pkg/descheduler/evictions`.
 
@@ -31,7 +31,7 @@ pub struct Evictable {
     pub ignore_pvc_pods: bool,
     /// Pods of this priority and above are protected.
     pub priority_threshold: Option<i32>,
-    /// Only pods that this selector matches may be evicted.
+    /// Selector of the pods that may be evicted; all pods without one.
     pub label_selector: Option<LabelSelector>,
 }
 

@@ -1,5 +1,5 @@
-//! Whether a pod fits a node by its scheduling constraints and the node's free resources. Fewer checks than a
-//! scheduler makes: inter-pod affinity, ports, volumes, devices, quotas and load are ignored.
+//! Check whether a pod fits a node by its scheduling constraints and the node's free resources. It checks
+//! less than a scheduler: inter-pod affinity, ports, volumes, devices, quotas and load are ignored.
 //!
 //! Source: Koordinator `pkg/descheduler/node`.
 
@@ -18,7 +18,7 @@ pub enum FitError {
     NodeSelector,
     /// The pod does not tolerate a taint with this key.
     Taint(String),
-    /// Not enough free capacity of this resource.
+    /// The node lacks free capacity of this resource.
     Insufficient(Arc<str>),
     /// The node is unschedulable.
     Unschedulable,

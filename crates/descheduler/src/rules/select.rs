@@ -1,4 +1,4 @@
-//! Which pods the arguments of a plugin select.
+//! Selection of pods by the arguments of a plugin.
 
 use super::Why;
 use crate::state::PodInfo;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Namespaces {
-    /// Only these namespaces.
+    /// Selected namespaces.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
     /// All except these namespaces.
@@ -19,7 +19,7 @@ pub struct Namespaces {
     pub exclude: Vec<String>,
 }
 
-/// One entry of `podSelectors`.
+/// A pod selector: one entry of `podSelectors`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodSelector {

@@ -50,7 +50,7 @@ impl Phase {
     }
 }
 
-/// One of `status.conditions`.
+/// A condition of a pod: one of `status.conditions`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
     /// `type`.
@@ -63,7 +63,7 @@ pub struct Condition {
     pub since: Option<Timestamp>,
 }
 
-/// Which list of the spec a container is in.
+/// List of the pod spec that a container is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are Kubernetes'")]
 pub enum ContainerKind {
@@ -96,7 +96,7 @@ pub struct ContainerInfo {
     pub state: ContainerState,
 }
 
-/// One of `metadata.ownerReferences`.
+/// An owner of a pod: one of `metadata.ownerReferences`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// `apiVersion`, such as `apps/v1`.

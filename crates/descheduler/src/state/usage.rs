@@ -41,7 +41,7 @@ pub struct PodUsage {
     pub usage: Amounts,
 }
 
-/// Why a node's usage data are not used.
+/// Reason why a node's usage data are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct UsageRejection {
@@ -53,7 +53,7 @@ pub struct UsageRejection {
 
 /// Short descriptions of problems with NodeMetrics.
 pub mod rejection {
-    /// There is no NodeMetric.
+    /// The NodeMetric does not exist.
     pub const NONE: &str = "has no NodeMetric";
     /// The NodeMetric has no update time.
     pub const NO_TIME: &str = "its NodeMetric has no status.updateTime";

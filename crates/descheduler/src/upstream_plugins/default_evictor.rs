@@ -39,7 +39,7 @@ struct CycleState {
     unknown_class: Option<String>,
     /// Number of pods by the UID of their owner.
     replicas: FxHashMap<Arc<str>, u64>,
-    /// With `nodeFit` only: the nodes that are considered, and their free capacity.
+    /// Nodes to consider and their free capacity; `None` without `nodeFit`.
     capacity: Option<(Vec<Arc<NodeInfo>>, FreeCapacity)>,
 }
 

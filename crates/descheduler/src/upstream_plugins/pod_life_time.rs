@@ -68,7 +68,7 @@ struct OwnerKinds {
     exclude: Vec<String>,
 }
 
-/// One entry of `conditions`; fields that are not set match any value.
+/// A condition that pods may have: one entry of `conditions`. Fields that are not set match any value.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ConditionFilter {

@@ -44,10 +44,9 @@ struct DuplicateKey<'a> {
 struct DuplicateSet<'a> {
     /// Number of all pods, including those that leave: their replacements need a node, too.
     pods: usize,
-    /// By node: number of pods that stay in any case, which are those that may not be evicted, or else the
-    /// first one.
+    /// Number of pods that stay in any case, by node: those that may not be evicted, or else the first one.
     fixed: BTreeMap<&'a Arc<str>, usize>,
-    /// By node: the other pods.
+    /// Other pods, by node.
     duplicates: BTreeMap<&'a Arc<str>, Vec<&'a Arc<PodInfo>>>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Args {
     label_selector: Option<LabelSelector>,
     include_prefer_no_schedule: bool,
     excluded_taints: Vec<String>,
-    /// Only these taints count; none with an empty list, all without a list.
+    /// Taints that count; none with an empty list, all without a list.
     #[serde(skip_serializing_if = "Option::is_none")]
     included_taints: Option<Vec<String>>,
 }

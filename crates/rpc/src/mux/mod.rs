@@ -41,7 +41,7 @@ pub struct Mux {
 
 #[derive(Debug)]
 struct ConnectionState {
-    /// Why the connection ended; `None` before, and after a regular end.
+    /// Error that ended the connection; `None` before the end, and after a regular end.
     fault: Mutex<Option<String>>,
     closed: CancellationToken,
 }

@@ -110,7 +110,7 @@ pub enum Outcome {
     Panicked,
 }
 
-/// What a [`Handler`] observes of its stub.
+/// An observation of a [`Handler`] about its stub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// Registered, configured and synchronized.
@@ -219,11 +219,11 @@ pub struct Stub<H> {
     runtime: watch::Sender<Option<RuntimeClient>>,
 }
 
-/// How a connection ended.
+/// End of a connection, with the reason.
 enum ConnectionEnd {
-    /// It had been synchronized.
+    /// The connection had been synchronized.
     Up(String),
-    /// It was never synchronized.
+    /// The connection was never synchronized.
     Down(String),
 }
 

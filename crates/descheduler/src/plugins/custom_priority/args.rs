@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How pods leave a node.
+/// Mode in which pods leave a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum Mode {
     /// Every pod that fits elsewhere is evicted.
@@ -25,10 +25,10 @@ pub struct ResourcePriority {
     /// Selector of its nodes, excluding those of earlier classes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Has no effect in upstream either: must be empty.
+    /// Unsupported field that has no effect in upstream either; must be empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub keep_threshold: BTreeMap<String, f64>,
-    /// Must be empty, like `keepThreshold`.
+    /// Unsupported field, like `keepThreshold`; must be empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reject_threshold: BTreeMap<String, f64>,
 }
@@ -53,7 +53,7 @@ pub struct CustomPriorityArgs {
     pub node_fit: bool,
     /// Classes of nodes, most expensive first.
     pub eviction_order: Vec<ResourcePriority>,
-    /// How pods leave a node.
+    /// Mode in which pods leave a node.
     pub mode: Mode,
     /// True if a node is made unschedulable before it is drained. It stays unschedulable.
     pub auto_cordon: bool,

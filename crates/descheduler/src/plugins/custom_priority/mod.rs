@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// The plugin's name.
 pub const NAME: &str = "CustomPriority";
-/// After this many pods in a row that fit nowhere, larger ones are not tried.
+/// Number of pods in a row that fit nowhere after which larger ones are not tried.
 const MISSES: usize = 5;
 
 /// The strategy.

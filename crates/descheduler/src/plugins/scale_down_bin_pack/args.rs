@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// What is done with the ranks.
+/// Use of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum ExecutionMode {
     /// Ranks become deletion costs: controllers that scale down delete the lowest first.
@@ -27,7 +27,7 @@ pub enum ExecutionMode {
 pub struct ScaleDownBinPackArgs {
     /// True if the plugin does nothing.
     pub paused: bool,
-    /// What is done with the ranks.
+    /// Use of the ranks.
     pub strategy: ExecutionMode,
     /// Maximum number of pods evicted in a cycle; required to evict.
     #[serde(skip_serializing_if = "Option::is_none")]

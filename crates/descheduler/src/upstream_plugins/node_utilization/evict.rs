@@ -10,7 +10,7 @@ use koord_model::nodes::tolerates;
 use koord_model::resources::{Amounts, ResourceId};
 use std::sync::Arc;
 
-/// Which source nodes are emptied how far.
+/// Source nodes, and how far they are emptied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// Nodes above their limit, until they are not above it any more.
@@ -26,7 +26,7 @@ pub(super) struct Eviction<'a> {
     pub(super) excluded: Option<&'a Namespaces>,
     /// Maximum number of pods evicted per node.
     pub(super) per_node: Option<u64>,
-    /// If not empty, only pods that request one of these resources are evicted.
+    /// Resources of which a pod must request one to be evicted; any pod if empty.
     pub(super) only_with: &'a [ResourceId],
 }
 

@@ -1,4 +1,4 @@
-//! Which arguments are rejected, and by which field.
+//! Rejected arguments, and the fields in the errors.
 
 use super::*;
 

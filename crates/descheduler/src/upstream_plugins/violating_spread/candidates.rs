@@ -17,7 +17,7 @@ pub(super) struct Candidates<'a> {
     /// Pods of one rank that are in equal domains of other constraints, with their order: each evicted pod
     /// reduces the surplus for all of them.
     buckets: Vec<(Surplus<'a>, Vec<(usize, usize)>)>,
-    /// For each bucket with pods: the surplus when it was pushed, the order of its next pod, and its index.
+    /// Buckets with pods: the surplus when it was pushed, the order of its next pod, and its index.
     heap: BinaryHeap<(usize, usize, usize)>,
     /// True if the pods in the buckets fit.
     fits: bool,

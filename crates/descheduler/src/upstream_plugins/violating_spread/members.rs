@@ -18,7 +18,7 @@ pub(super) struct Member<'a> {
     pub(super) constraints: Vec<usize>,
     /// True if the pod may be evicted. Other pods only count in their domains.
     pub(super) is_movable: bool,
-    /// Why it may not be evicted; taken when it is reported.
+    /// Reason why it may not be evicted; taken when it is reported.
     pub(super) why: Option<Why>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Domain<'a> {
     pub(super) size: usize,
     /// Indexes of the pods that may be evicted.
     pub(super) movable: Vec<usize>,
-    /// These pods in eviction order; built when first needed.
+    /// Evictable pods in eviction order; built when first needed.
     pub(super) candidates: Option<Candidates<'a>>,
 }
 
