@@ -193,13 +193,13 @@ impl Report {
             }
         };
         let success = outcome.is_ok();
-        let done = Done {
+        let action = Done {
             what: description,
             strategy: strategy.to_owned(),
             outcome: outcome.unwrap_or_else(|why| why),
             success,
         };
-        self.node_mut(node).actions.push(done);
+        self.node_mut(node).actions.push(action);
     }
 }
 
@@ -310,7 +310,13 @@ mod tests {
         let shown: Vec<_> = a.actions.iter().chain(&report.elsewhere.actions).collect();
         let shown: Vec<_> = shown
             .iter()
-            .map(|done| (done.what.as_str(), done.outcome.as_str(), done.success))
+            .map(|action| {
+                (
+                    action.what.as_str(),
+                    action.outcome.as_str(),
+                    action.success,
+                )
+            })
             .collect();
         assert_eq!(
             shown,

@@ -171,8 +171,8 @@ impl Evictor for Refuses {
     fn name(&self) -> &'static str {
         "Refuses"
     }
-    fn evict(&mut self, _: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
-        if self.0.contains(&&*ask.pod.name) {
+    fn evict(&mut self, _: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+        if self.0.contains(&&*request.pod.name) {
             return Err(Why::new("Refuses", "is named"));
         }
         Ok(Intent::Evict(None))

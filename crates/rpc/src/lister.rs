@@ -40,13 +40,13 @@ pub trait Lists: Send + Sync + 'static {
 /// # Errors
 /// Returns an error if the socket cannot be created.
 pub fn serve(
-    lists: impl Lists,
+    source: impl Lists,
     socket: &Path,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<impl Future<Output = Result<(), tonic::transport::Error>> + Send + 'static> {
     let listener = grpc::listen(socket)?;
     let service =
-        PodResourcesListerServer::new(Lister(lists)).max_encoding_message_size(MESSAGE_LIMIT);
+        PodResourcesListerServer::new(Lister(source)).max_encoding_message_size(MESSAGE_LIMIT);
     let server = Server::builder().add_service(service);
     Ok(server.serve_with_incoming_shutdown(grpc::incoming(listener), stop))
 }

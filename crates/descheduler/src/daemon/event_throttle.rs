@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn only_hot_nodes_without_moves_get_events() {
-        let done = |success| Done {
+        let action = |success| Done {
             what: "move d/p: hot".to_owned(),
             strategy: "S".to_owned(),
             outcome: "eviction: 429".to_owned(),
@@ -207,11 +207,11 @@ mod tests {
             ..keeps("DaemonSet", "d/p")
         };
         let moved = NodeReport {
-            actions: vec![done(true), done(false)],
+            actions: vec![action(true), action(false)],
             ..keeps("DaemonSet", "d/p")
         };
         let refused = NodeReport {
-            actions: vec![done(false)],
+            actions: vec![action(false)],
             kept: Default::default(),
             ..keeps("", "")
         };

@@ -375,13 +375,13 @@ impl<'a> Cycle<'a> {
             return Err(Why::new("AlreadyPlanned", "this cycle moves it already"));
         }
         let reason = reason.into();
-        let ask = Ask {
+        let request = Ask {
             pod,
             strategy: self.strategy,
             reason: &reason,
             delete_options,
         };
-        match self.plan_eviction(&ask) {
+        match self.plan_eviction(&request) {
             Ok((intent, target)) => {
                 self.shared.limiter.count(pod);
                 for filter in self.filters.iter_mut() {
@@ -506,15 +506,18 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    fn plan_eviction(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
-        self.shared.limiter.allows(ask.pod)?;
-        self.shared.backoff.allows(ask.pod)?;
-        self.evictor.admits(self.snapshot, ask.pod)?;
+    fn plan_eviction(
+        &mut self,
+        request: &Ask<'_>,
+    ) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
+        self.shared.limiter.allows(request.pod)?;
+        self.shared.backoff.allows(request.pod)?;
+        self.evictor.admits(self.snapshot, request.pod)?;
         let target = match &mut self.shared.placement {
-            Some(placement) => Some(placement.promise(self.snapshot, ask.pod)?),
+            Some(placement) => Some(placement.promise(self.snapshot, request.pod)?),
             None => None,
         };
-        let intent = self.evictor.evict(self.snapshot, ask)?;
+        let intent = self.evictor.evict(self.snapshot, request)?;
         Ok((Some(intent).filter(|_| !self.shared.dry_run), target))
     }
 

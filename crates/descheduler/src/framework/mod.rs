@@ -114,7 +114,7 @@ pub trait Evictor: Debug + Send {
     ///
     /// # Errors
     /// Returns why it is not evicted.
-    fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why>;
+    fn evict(&mut self, snapshot: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why>;
     /// Records that another profile put `pod` into the plan.
     fn moved(&mut self, _snapshot: &Snapshot, _pod: &PodInfo) {}
     /// Returns the state shared with the controller of migration jobs, if the evictor creates them.

@@ -38,15 +38,15 @@ impl Refusals {
         position
     }
 
-    /// Returns true if `bin` accepts pods of `kind`; calls `ask` if that is not recorded.
-    fn accepts(&mut self, kind: Option<usize>, bin: usize, ask: impl FnOnce() -> bool) -> bool {
+    /// Returns true if `bin` accepts pods of `kind`; calls `check` if that is not recorded.
+    fn accepts(&mut self, kind: Option<usize>, bin: usize, check: impl FnOnce() -> bool) -> bool {
         let Some((_, refusing)) = kind.and_then(|kind| self.kinds.get_mut(kind)) else {
-            return ask();
+            return check();
         };
         if refusing.contains(&bin) {
             return false;
         }
-        let accepts = ask();
+        let accepts = check();
         if !accepts {
             refusing.insert(bin);
         }

@@ -68,7 +68,11 @@ pub(crate) fn build(args: MigrationControllerArgs, profile: &str) -> PluginHandl
 }
 
 impl MigrationController {
-    fn with<T>(&self, snapshot: &Snapshot, ask: impl FnOnce(&mut CycleCache, &Rules) -> T) -> T {
+    fn with<T>(
+        &self,
+        snapshot: &Snapshot,
+        evaluate: impl FnOnce(&mut CycleCache, &Rules) -> T,
+    ) -> T {
         let mut cache = self.cache.lock();
         if cache.snapshot != Some(snapshot_id(snapshot)) {
             *cache = CycleCache {
@@ -85,7 +89,7 @@ impl MigrationController {
         let args = &self.shared.args;
         let rules = cache.rules.take();
         let rules = rules.unwrap_or_else(|| Rules::new(args.clone(), &snapshot.priority_classes));
-        let answer = ask(&mut cache, &rules);
+        let answer = evaluate(&mut cache, &rules);
         cache.rules = Some(rules);
         answer
     }
@@ -203,12 +207,12 @@ impl Evictor for MigrationController {
         self.judge(snapshot, pod)
     }
 
-    fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, snapshot: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
         if self.shared.args.dry_run {
             return Ok(Intent::Nothing);
         }
-        self.count(snapshot, ask.pod);
-        Ok(Intent::Job(Box::new(self.shared.job(snapshot, ask))))
+        self.count(snapshot, request.pod);
+        Ok(Intent::Job(Box::new(self.shared.job(snapshot, request))))
     }
 
     fn migrations(&self) -> Option<Arc<Migrations>> {
@@ -219,11 +223,11 @@ impl Evictor for MigrationController {
 impl Migrations {
     /// Builds the job that moves a pod.
     #[must_use]
-    pub fn job(&self, snapshot: &Snapshot, ask: &Ask<'_>) -> PodMigrationJob {
-        let (pod, args) = (ask.pod, &self.args);
+    pub fn job(&self, snapshot: &Snapshot, request: &Ask<'_>) -> PodMigrationJob {
+        let (pod, args) = (request.pod, &self.args);
         let annotations = [
-            (EVICT_REASON, ask.reason),
-            (EVICT_TRIGGER, ask.strategy),
+            (EVICT_REASON, request.reason),
+            (EVICT_TRIGGER, request.strategy),
             (CREATED_BY, &self.process),
             (PROFILE, &self.profile),
         ];
@@ -248,7 +252,7 @@ impl Migrations {
                     ..ObjectReference::default()
                 },
                 reservation_options: None,
-                delete_options: ask.delete_options.or(by_default).cloned(),
+                delete_options: request.delete_options.or(by_default).cloned(),
             },
             status: Some(PodMigrationJobStatus {
                 phase: Some(PodMigrationJobPhase::Pending),

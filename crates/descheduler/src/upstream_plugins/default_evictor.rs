@@ -278,8 +278,8 @@ impl Evictor for DefaultEvictor {
         self.budgets.count(pod);
     }
 
-    fn evict(&mut self, _: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
-        self.budgets.count(ask.pod);
-        Ok(Intent::Evict(ask.delete_options.cloned()))
+    fn evict(&mut self, _: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+        self.budgets.count(request.pod);
+        Ok(Intent::Evict(request.delete_options.cloned()))
     }
 }

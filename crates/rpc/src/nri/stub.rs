@@ -81,8 +81,8 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Receives changes of the connection and the result of each request, for metrics and events. Must not
     /// block.
-    fn seen(&self, seen: &Seen) {
-        let _ = seen;
+    fn seen(&self, event: &Seen) {
+        let _ = event;
     }
 }
 

@@ -108,8 +108,8 @@ impl Handler for Quota {
         Ok(())
     }
 
-    fn seen(&self, seen: &Seen) {
-        match seen {
+    fn seen(&self, event: &Seen) {
+        match event {
             Seen::Connected => self.record("connected".to_owned()),
             Seen::Lost(..) => self.record("lost".to_owned()),
             Seen::Answered(..) => {}

@@ -21,8 +21,8 @@ impl Evictor for Jobs {
     fn name(&self) -> &'static str {
         "Jobs"
     }
-    fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why> {
-        Ok(Intent::Job(Box::new(self.0.job(snapshot, ask))))
+    fn evict(&mut self, snapshot: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+        Ok(Intent::Job(Box::new(self.0.job(snapshot, request))))
     }
 }
 

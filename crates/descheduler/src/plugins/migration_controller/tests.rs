@@ -10,7 +10,7 @@ fn evict_result(args: Value, over: Value) -> Result<Intent, &'static str> {
     let mut snapshot = world.snapshot();
     replicas(&mut snapshot, "rs", 10);
     let mut built = build(tests::args(args), "profile");
-    let ask = Ask {
+    let request = Ask {
         pod: &pod,
         strategy: "test-plugin",
         reason: "test-reason",
@@ -19,7 +19,7 @@ fn evict_result(args: Value, over: Value) -> Result<Intent, &'static str> {
     let evictor = built.evict.as_mut().unwrap();
     let mut evict = || {
         evictor.admits(&snapshot, &pod)?;
-        evictor.evict(&snapshot, &ask)
+        evictor.evict(&snapshot, &request)
     };
     let first = evict().map_err(|why| why.rule);
     if matches!(first, Ok(Intent::Job(_))) {
@@ -81,13 +81,13 @@ fn the_same_decision_makes_the_same_job_and_a_later_one_another() {
     let mut snapshot = world.snapshot();
     let shared = Migrations::new("profile", "process", MigrationControllerArgs::default());
     let name = |snapshot: &Snapshot, pod| {
-        let ask = Ask {
+        let request = Ask {
             pod,
             strategy: "s",
             reason: "r",
             delete_options: None,
         };
-        shared.job(snapshot, &ask).metadata.name.unwrap()
+        shared.job(snapshot, &request).metadata.name.unwrap()
     };
     let first = name(&snapshot, &p);
     assert_eq!(first, name(&snapshot, &p));

@@ -229,7 +229,7 @@ fn node_fit_keeps_the_pods_that_upstream_keeps() {
         )
     };
     let small = || requesting(json!({"cpu": "400m", "memory": "0"}));
-    let ask = || requesting(json!({"cpu": "12m", "memory": "8"}));
+    let pod = || requesting(json!({"cpu": "12m", "memory": "8"}));
     let tolerant = json!({"spec": {"tolerations": [{"key": "hardware", "value": "gpu", "effect": "NoSchedule"}]}});
     let other = |cpu: &str| requesting(json!({"cpu": cpu, "memory": "10"}));
     let plain = || size("1", "2000");
@@ -263,21 +263,21 @@ fn node_fit_keeps_the_pods_that_upstream_keeps() {
             true,
         ),
         (
-            in_place("east", ask()),
+            in_place("east", pod()),
             east(size("10m", "16")),
             east(size("10m", "16")),
             None,
             false,
         ),
         (
-            in_place("east", ask()),
+            in_place("east", pod()),
             east(size("100m", "16")),
             east(size("100m", "20")),
             Some(other("20m")),
             true,
         ),
         (
-            in_place("east", ask()),
+            in_place("east", pod()),
             east(size("100m", "16")),
             east(size("100m", "16")),
             Some(other("10m")),

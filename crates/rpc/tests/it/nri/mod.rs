@@ -25,8 +25,8 @@ use peer::Peer;
 /// A handler that records its calls. A container's name selects the behavior: `refuse`, `panic`, `hang`, or
 /// else it gets 1,024 shares.
 struct Recorder {
-    told: mpsc::UnboundedSender<String>,
-    seen: mpsc::UnboundedSender<Seen>,
+    calls: mpsc::UnboundedSender<String>,
+    stub_events: mpsc::UnboundedSender<Seen>,
     /// Ends hanging handlers once the other end is dropped.
     release: Mutex<std::sync::mpsc::Receiver<()>>,
 }
@@ -61,7 +61,7 @@ impl Handler for Recorder {
 
     fn synchronize(&self, pods: &[PodSandbox], containers: &[Container]) -> Vec<ContainerUpdate> {
         let text = format!("synchronize {} {}", pods.len(), containers.len());
-        self.told.send(text).unwrap();
+        self.calls.send(text).unwrap();
         let first = containers.first();
         first
             .map(|first| update_of(&first.id, shares(2)))
@@ -70,7 +70,7 @@ impl Handler for Recorder {
     }
 
     fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String> {
-        self.told
+        self.calls
             .send(format!("create {} {}", pod.id, container.name))
             .unwrap();
         match container.name.as_str() {
@@ -99,7 +99,7 @@ impl Handler for Recorder {
         container: &Container,
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String> {
-        self.told.send(format!("update {}", container.id)).unwrap();
+        self.calls.send(format!("update {}", container.id)).unwrap();
         Ok(vec![update_of("", requested.clone())])
     }
 
@@ -110,14 +110,14 @@ impl Handler for Recorder {
         container: Option<&Container>,
     ) -> Result<(), String> {
         let container = container.map_or("-", |container| &container.id);
-        self.told
+        self.calls
             .send(format!("{event:?} {} {container}", pod.id))
             .unwrap();
         Ok(())
     }
 
-    fn seen(&self, seen: &Seen) {
-        let _ = self.seen.send(seen.clone());
+    fn seen(&self, event: &Seen) {
+        let _ = self.stub_events.send(event.clone());
     }
 }
 
@@ -125,8 +125,8 @@ impl Handler for Recorder {
 struct Fixture {
     _directory: tempfile::TempDir,
     socket: PathBuf,
-    told: mpsc::UnboundedReceiver<String>,
-    seen: mpsc::UnboundedReceiver<Seen>,
+    calls: mpsc::UnboundedReceiver<String>,
+    stub_events: mpsc::UnboundedReceiver<Seen>,
     stub: Arc<Stub<Recorder>>,
     stop: CancellationToken,
     running: JoinHandle<()>,
@@ -144,11 +144,12 @@ fn run(change: impl FnOnce(&mut Settings)) -> Fixture {
     let mut settings = settings();
     settings.socket = Socket::Path(socket.clone());
     change(&mut settings);
-    let ((tell, told), (see, seen)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+    let ((call_sender, calls), (event_sender, stub_events)) =
+        (mpsc::unbounded_channel(), mpsc::unbounded_channel());
     let (release, released) = std::sync::mpsc::channel();
     let handler = Recorder {
-        told: tell,
-        seen: see,
+        calls: call_sender,
+        stub_events: event_sender,
         release: Mutex::new(released),
     };
     let stub = Arc::new(Stub::new(settings, Arc::new(handler)).unwrap());
@@ -157,8 +158,8 @@ fn run(change: impl FnOnce(&mut Settings)) -> Fixture {
     Fixture {
         _directory: directory,
         socket,
-        told,
-        seen,
+        calls,
+        stub_events,
         stub,
         stop,
         running: tokio::spawn(async move { running.run(until).await }),
@@ -170,7 +171,7 @@ impl Fixture {
     /// Returns the next message about the connection, skipping requests.
     async fn link(&mut self) -> Seen {
         loop {
-            match self.seen.recv().await.unwrap() {
+            match self.stub_events.recv().await.unwrap() {
                 Seen::Answered(..) => {}
                 link => return link,
             }
@@ -192,7 +193,7 @@ impl Fixture {
     /// Returns duration and outcome of the next answered event.
     async fn answered(&mut self) -> (Duration, Outcome) {
         loop {
-            if let Seen::Answered(Some(_), took, outcome) = self.seen.recv().await.unwrap() {
+            if let Seen::Answered(Some(_), took, outcome) = self.stub_events.recv().await.unwrap() {
                 return (took, outcome);
             }
         }
@@ -210,7 +211,7 @@ async fn started(change: impl FnOnce(&mut Settings)) -> (Fixture, Peer) {
     });
     let mut peer = Peer::new(listener.unwrap().accept().await.unwrap().0);
     peer.starts().await;
-    assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 0");
+    assert_eq!(fixture.calls.recv().await.unwrap(), "synchronize 0 0");
     assert_eq!(fixture.link().await, Seen::Connected);
     (fixture, peer)
 }
@@ -284,12 +285,12 @@ async fn from_registration_to_an_adjusted_container() {
         more: false,
     };
     assert_eq!(expected, answer);
-    assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 3 5");
+    assert_eq!(fixture.calls.recv().await.unwrap(), "synchronize 3 5");
     assert_eq!(fixture.link().await, Seen::Connected);
 
     let answer = create(&mut peer, "web").await.unwrap();
     assert_eq!(shares_of(&answer), Some(1024));
-    assert_eq!(fixture.told.recv().await.unwrap(), "create p web");
+    assert_eq!(fixture.calls.recv().await.unwrap(), "create p web");
     assert_eq!(fixture.outcome().await, Outcome::Done);
 
     // An update without an id is for the container of the request; a runtime would ignore it otherwise.
@@ -309,7 +310,7 @@ async fn from_registration_to_an_adjusted_container() {
 #[tokio::test]
 async fn both_forms_of_an_event_are_one() {
     let (mut fixture, mut peer) = started(|_| {}).await;
-    assert!(fixture.told.is_empty());
+    assert!(fixture.calls.is_empty());
     macro_rules! both {
         ($($name:literal, $event:ident, $request:ident $(, $container:ident)?;)*) => {$({
             let change = nri::StateChangeEvent {
@@ -318,14 +319,14 @@ async fn both_forms_of_an_event_are_one() {
                 container: None$(.or(Some(container("c", stringify!($container)))))?,
             };
             peer.call::<nri::Empty>("StateChange", &change).await.unwrap();
-            let old = fixture.told.recv().await.unwrap();
+            let old = fixture.calls.recv().await.unwrap();
             let request = nri::$request {
                 pod: Some(pod("p")),
                 $($container: Some(container("c", "x")),)?
                 ..Default::default()
             };
             peer.call::<nri::Empty>($name, &request).await.unwrap();
-            assert_eq!(fixture.told.recv().await.unwrap(), old);
+            assert_eq!(fixture.calls.recv().await.unwrap(), old);
             let whose = if change.container.is_some() { "c" } else { "-" };
             assert_eq!(old, format!("{:?} p {whose}", Event::$event));
         })*};
@@ -357,7 +358,7 @@ async fn both_forms_of_an_event_are_one() {
     peer.call::<nri::Empty>("StateChange", &later)
         .await
         .unwrap();
-    assert!(fixture.told.is_empty());
+    assert!(fixture.calls.is_empty());
     let unknown = peer.call::<nri::Empty>("Later", &later).await.unwrap_err();
     assert_eq!(unknown.code, Code::Unimplemented as i32);
 }
@@ -376,7 +377,7 @@ async fn a_large_node_is_synchronized_in_one_message() {
     };
     let answer: nri::SynchronizeResponse = peer.call("Synchronize", &large).await.unwrap();
     assert_eq!(answer.update.len(), 1);
-    assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 15");
+    assert_eq!(fixture.calls.recv().await.unwrap(), "synchronize 0 15");
 }
 
 #[tokio::test]
@@ -401,7 +402,7 @@ async fn a_synchronization_without_end_is_refused() {
     // It restarts from the beginning.
     let response: nri::SynchronizeResponse = peer.call("Synchronize", &part(false)).await.unwrap();
     assert!(!response.more);
-    assert_eq!(fixture.told.recv().await.unwrap(), "synchronize 0 60000");
+    assert_eq!(fixture.calls.recv().await.unwrap(), "synchronize 0 60000");
 }
 
 #[tokio::test(start_paused = true)]
@@ -410,7 +411,7 @@ async fn hanging_or_panicking_handler_keeps_the_connection() {
     let begun = Instant::now();
     let answer = async { create(&mut peer, "hang").await };
     let clock = async {
-        assert_eq!(fixture.told.recv().await.unwrap(), "create p hang");
+        assert_eq!(fixture.calls.recv().await.unwrap(), "create p hang");
         // 80 % of the two seconds, and no earlier.
         tokio::time::advance(Duration::from_millis(1599)).await;
         // Woken tasks run first.
@@ -596,11 +597,11 @@ fn invalid_settings_are_refused() {
     let refused = |change: fn(&mut Settings)| {
         let mut settings = settings();
         change(&mut settings);
-        let ((told, _), (seen, _)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let ((calls, _), (stub_events, _)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let release = Mutex::new(std::sync::mpsc::channel().1);
         let handler = Recorder {
-            told,
-            seen,
+            calls,
+            stub_events,
             release,
         };
         Stub::new(settings, Arc::new(handler))
