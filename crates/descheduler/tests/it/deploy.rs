@@ -173,7 +173,7 @@ fn the_manifests_fit_together() {
     let text = map["data"][item["key"].as_str().unwrap()].as_str().unwrap();
     let config = Configuration::parse(text).unwrap();
     assert_eq!(
-        args.settle().unwrap().notes,
+        args.resolve().unwrap().notes,
         [""; 0],
         "every flag has an effect"
     );

@@ -157,7 +157,7 @@ async fn replicas_of_known_kinds_are_resolved() {
     let clone = json!({"apiVersion": "apps.kruise.io/v1alpha1", "kind": "CloneSet", "metadata": {"name": "c"}, "spec": {"replicas": 4}});
     let clone = cluster.put(clones, &clone).await;
     let workloads = cluster
-        .of(&[
+        .resolve(&[
             ("apps/v1", "ReplicaSet", "d-1", &old),
             ("apps/v1", "ReplicaSet", "lone", &lone),
             // The version is ignored.

@@ -17,7 +17,7 @@ fn single_load<T>(
     let watched = PoolResources::new(pool, &snapshot.table);
     let departures = crate::framework::Departures::default();
     let load = |node| {
-        let departures = departures.of_profile("test");
+        let departures = departures.for_profile("test");
         Load::read(&snapshot, departures, node, &watched, 180, None).unwrap()
     };
     let mut loads: Vec<_> = snapshot.nodes.iter().map(load).collect();

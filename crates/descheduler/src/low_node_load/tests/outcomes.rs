@@ -97,7 +97,7 @@ impl TestDescheduler {
 
     /// Fails the newest job, with its pod unchanged.
     pub(super) fn fail_job(&mut self) {
-        self.says(
+        self.set_status(
             json!({"phase": "Failed", "reason": reasons::FORBIDDEN_MIGRATE_POD,
             "message": "Reservation is already bound by another Pod"}),
         );

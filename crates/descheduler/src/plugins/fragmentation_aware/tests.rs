@@ -305,7 +305,7 @@ fn imbalance_of(allocatable: Value, pods: &[Value], resources: &[&str]) -> f64 {
     let mut world = TestCluster::default();
     let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}});
     let node = NodeInfo::new(serde_json::from_value(node).unwrap(), world.shapes.table());
-    let mut requested = Requested::default();
+    let mut requested = NodeRequests::default();
     for (at, requests) in pods.iter().enumerate() {
         let spec =
             json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}});

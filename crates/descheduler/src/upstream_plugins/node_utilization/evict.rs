@@ -1,6 +1,6 @@
 //! Eviction of pods from source nodes, until utilization or free capacity ends it.
 
-use super::Node;
+use super::NodeUtilization;
 use super::usage::{Usages, listed};
 use crate::framework::{Cycle, Why};
 use crate::rules::Namespaces;

@@ -179,7 +179,7 @@ async fn budget(cluster: &Cluster) {
     let budget = json!({"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "set0"}}}});
     let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
     cluster
-        .of()
+        .namespaced()
         .create(&PostParams::default(), &budget)
         .await
         .unwrap();
