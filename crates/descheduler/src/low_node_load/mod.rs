@@ -365,7 +365,7 @@ impl LowNodeLoad {
 }
 
 /// Returns the nodes of a pool; with a selector, without those that an earlier pool has processed.
-fn chosen<'a>(
+fn pool_nodes<'a>(
     nodes: &'a [Arc<NodeInfo>],
     pool: &Pool,
     processed: &FxHashSet<Arc<str>>,

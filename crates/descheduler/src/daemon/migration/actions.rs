@@ -1,6 +1,6 @@
 //! Writes of the migration controller.
 
-use super::super::{regarding, stands};
+use super::super::{regarding, still_exists};
 use super::JobController;
 use crate::migration::evict::{self, Policy};
 use crate::migration::step::{self, Operation, Settings};
