@@ -293,7 +293,7 @@ impl<'a> BalanceRun<'_, 'a> {
             return Err(why);
         }
         self.evict(usage_kind, source, &movable.pod)?;
-        let chosen = field
+        let chosen = state
             .places
             .get(bin)
             .and_then(|place| self.loads.get(*place));
