@@ -30,7 +30,7 @@ pub struct Move {
     pub reason: String,
     /// Action that evicts the pod; `None` in a dry run.
     pub intent: Option<Intent>,
-    /// Target node; `None` without a [`Placement`].
+    /// Target node; `None` without a [`Placement`](super::Placement).
     pub target: Option<Arc<str>>,
     /// Node that this and other moves drain; when one of them fails, the rest is not carried out.
     pub drains: Option<Arc<str>>,
