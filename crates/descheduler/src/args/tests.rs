@@ -161,7 +161,7 @@ fn mistakes_name_the_flag_or_the_field() {
 }
 
 #[test]
-fn the_files_kubeconfig_goes_before_the_flags() {
+fn kubeconfig_of_file_precedes_flag() {
     let parsed = args("--kubeconfig=/flag").unwrap();
     let mut config = Configuration::default();
     assert_eq!(

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_one_that_an_event_can_have() {
+    fn event_text_is_shortened_at_a_character() {
         let mut node = keeps("DaemonSet", "d/p");
         let failed = Done {
             what: "move d/pö".to_owned(),

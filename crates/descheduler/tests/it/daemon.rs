@@ -219,7 +219,7 @@ fn framework(dry_run: bool) -> Framework {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_cycle_carries_its_plan_out_and_shows_it() {
+pub(crate) async fn cycle_applies_and_reports_its_plan() {
     let cluster = Cluster::start().await;
     assert_eq!(
         cluster.get("/debug/descheduler").await.0,
@@ -281,7 +281,7 @@ pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_node_that_cannot_be_cleared_is_schedulable_again() {
+pub(crate) async fn node_that_cannot_be_drained_is_uncordoned() {
     let cluster = Cluster::start().await;
     let budget = json!({
         "metadata": {"name": "b"},
@@ -343,7 +343,7 @@ fn get(path: &str) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn the_configuration_is_shown_and_debugging_can_be_off() {
+pub(crate) async fn configuration_is_served_and_profiling_can_be_off() {
     let cluster = Cluster::start().await;
     let mut config = Configuration::default();
     let (status, text) = responses(&cluster, &config, get("/configz")).await;
@@ -397,7 +397,7 @@ pub(crate) async fn deleting_metrics_resets_counters() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_replica_waits_for_the_lease_and_gives_it_back() {
+pub(crate) async fn replica_waits_for_the_lease_and_releases_it() {
     let cluster = Cluster::with(koord_api::crd_values()).await;
     let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(
         cluster.client.clone(),

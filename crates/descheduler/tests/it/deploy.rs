@@ -110,12 +110,12 @@ async fn create(client: &Client, object: Value) {
 #[test]
 fn the_descheduler_uses_all_of_its_rights() {
     USED.take();
-    crate::daemon::a_cycle_carries_its_plan_out_and_shows_it();
-    crate::daemon::a_replica_waits_for_the_lease_and_gives_it_back();
+    crate::daemon::cycle_applies_and_reports_its_plan();
+    crate::daemon::replica_waits_for_the_lease_and_releases_it();
     crate::default_evictor::pods_are_evicted_unless_their_storage_is_protected();
     crate::migration::jobs::pods_leave_a_hot_node_for_reservations();
     crate::migration::jobs::users_ask_for_jobs_of_every_kind();
-    crate::migration::jobs::a_target_that_vanishes_ends_its_job_and_frees_its_room();
+    crate::migration::jobs::deleted_target_ends_its_job_and_frees_capacity();
     crate::migration::jobs::reservation_is_deleted_with_its_job();
     crate::migration::jobs::pods_of_any_controller_move();
     crate::migration::jobs::a_users_own_reservation_is_used();
@@ -134,7 +134,7 @@ fn the_descheduler_uses_all_of_its_rights() {
 }
 
 #[test]
-fn the_manifests_fit_together() {
+fn manifests_are_consistent() {
     let deployment = documents("deployment.yaml");
     let [deployment] = &deployment[..] else {
         panic!("{deployment:?}")

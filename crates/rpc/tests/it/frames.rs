@@ -133,7 +133,7 @@ proptest! {
 
     /// For any input, decoders terminate, consume no more than the input, and do not panic.
     #[test]
-    fn nothing_that_comes_breaks_a_decoder(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_input_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         let bytes = Bytes::from(bytes);
         let mut buffer = BytesMut::from(&bytes[..]);
         let mut decoder = Decoder::new(100);
@@ -155,7 +155,7 @@ proptest! {
 
     /// A message with a few changed bytes gets further than noise.
     #[test]
-    fn a_damaged_message_breaks_no_decoder(
+    fn damaged_messages_do_not_panic(
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         end in any::<prop::sample::Index>(),
     ) {

@@ -275,7 +275,7 @@ async fn hello(socket: &Path) -> UnixStream {
 }
 
 #[tokio::test]
-async fn a_client_may_send_the_path_of_the_socket_as_its_authority() {
+async fn socket_path_is_accepted_as_authority() {
     let temp = temp();
     let _server = serve(&temp.socket);
     let expected = grpc_message(&api::GetPodResourcesResponse {
@@ -405,7 +405,7 @@ proptest! {
 
     /// The split of a block into frames and reads makes no difference.
     #[test]
-    fn an_authority_is_replaced_from_any_cut(
+    fn authority_is_replaced_for_any_split(
         length in 1usize..120,
         cuts in prop::collection::vec(1usize..60, 1..6),
         part in 1usize..80,
@@ -429,7 +429,7 @@ proptest! {
 
     /// No bytes are held back at the end, and noise is passed on.
     #[test]
-    fn noise_passes(
+    fn noise_passes_unchanged(
         noise in prop::collection::vec(any::<u8>(), 0..600),
         headers in prop::collection::vec(any::<u8>(), 0..80),
         flags: u8,

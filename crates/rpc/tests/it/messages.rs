@@ -9,7 +9,7 @@ use prost::Message;
 use crate::generate;
 
 #[test]
-fn the_generated_code_is_that_of_the_definitions() {
+fn generated_code_matches_the_definitions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut definitions: Vec<String> = std::fs::read_dir(root.join("proto"))
         .unwrap()
@@ -37,7 +37,7 @@ fn the_generated_code_is_that_of_the_definitions() {
 
 /// One tag per line, like in the tables of the interfaces: `tag<<3 | kind`, length, content.
 #[test]
-fn a_hook_request_has_the_bytes_of_its_table() {
+fn hook_request_is_encoded_like_its_table() {
     let request = hooks::ContainerResourceHookRequest {
         pod_meta: Some(hooks::PodSandboxMetadata {
             name: "p".into(),
@@ -104,7 +104,7 @@ fn events_of_nri_have_the_numbers_of_its_mask() {
 
 /// Shows why a proxy must not decode and encode what it passes on.
 #[test]
-fn a_field_that_the_definition_lacks_is_lost_in_decoding() {
+fn unknown_field_is_lost_in_decoding() {
     let request = cri::RunPodSandboxRequest {
         runtime_handler: "runc".into(),
         ..Default::default()
@@ -118,7 +118,7 @@ fn a_field_that_the_definition_lacks_is_lost_in_decoding() {
 }
 
 #[test]
-fn the_streaming_lists_of_cri_are_there() {
+fn cri_has_the_streaming_lists() {
     let response = cri::StreamContainersResponse::default();
     assert!(response.containers.is_empty());
     assert_eq!(

@@ -93,7 +93,7 @@ async fn go_peer_can_read_written_frames() {
 }
 
 #[tokio::test]
-async fn a_channel_that_is_not_read_holds_up_no_other() {
+async fn unread_channel_does_not_block_others() {
     let (mut peer, far) = duplex(1 << 16);
     let (mux, [mut slow, mut other]) = Mux::open(far, [1, 2]);
     let large = vec![7; 5 << 20];
@@ -137,7 +137,7 @@ async fn unread_channel_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_connection_is_the_end_of_its_channels() {
+async fn end_of_connection_ends_its_channels() {
     let (peer, far) = duplex(1 << 16);
     let (mux, [mut one]) = Mux::open(far, [1]);
     drop(peer);

@@ -83,7 +83,7 @@ fn code(answer: Result<Text, Error>) -> Code {
 }
 
 #[tokio::test]
-async fn a_message_of_any_size_is_answered() {
+async fn messages_of_any_size_get_a_response() {
     let client = connected();
     // The largest message leaves room for the request around it.
     for size in [0, 1, 10, 4086, 4087, 5000, 60_000, LIMIT - 64] {
@@ -109,7 +109,7 @@ async fn unknown_method_is_unimplemented() {
 }
 
 #[tokio::test]
-async fn an_oversized_request_is_refused_and_the_connection_lives() {
+async fn oversized_request_is_refused_and_keeps_the_connection() {
     let (mut peer, _server) = serve(Sample::default());
     let bytes = frame(1, wire::REQUEST, &vec![7; LIMIT + 1]);
     peer.write_all(&bytes).await.unwrap();
@@ -131,7 +131,7 @@ async fn an_oversized_request_is_refused_and_the_connection_lives() {
 }
 
 #[tokio::test]
-async fn an_oversized_answer_is_a_status_and_the_connection_lives() {
+async fn oversized_response_becomes_a_status_and_keeps_the_connection() {
     let client = connected();
     let request = Text {
         text: LIMIT.to_string(),
@@ -189,7 +189,7 @@ async fn streams_are_odd_and_grow() {
 }
 
 #[tokio::test]
-async fn the_streams_of_a_client_are_odd_and_grow() {
+async fn client_stream_ids_are_odd_and_increase() {
     let (near, mut peer) = duplex(1 << 16);
     let client = Client::new(near);
     let calls = futures::future::join_all((0..50).map(|_| async {
@@ -301,14 +301,14 @@ async fn response_without_caller_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_panic_is_answered() {
+async fn panic_gets_a_response() {
     let client = connected();
     assert_eq!(code(call(&client, "Panic", &text(0)).await), Code::Internal);
     assert_eq!(call(&client, "Echo", &text(5)).await.unwrap(), text(5));
 }
 
 #[tokio::test]
-async fn the_end_of_a_connection_ends_its_calls() {
+async fn end_of_connection_ends_its_calls() {
     // The server is dropped.
     let (near, peer) = duplex(1 << 16);
     let client = Client::new(near);

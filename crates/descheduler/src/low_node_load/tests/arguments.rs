@@ -186,7 +186,7 @@ fn values_are_refused_by_field_as_upstream_refuses_them() {
 }
 
 #[test]
-fn a_threshold_without_its_other_half_is_refused() {
+fn threshold_without_counterpart_is_refused() {
     let cases = [
         (
             json!({"lowThresholds": {"cpu": 20, "memory": 20}, "highThresholds": {"cpu": 80}}),

@@ -20,7 +20,7 @@ fn condition(timeout: i64, abnormal: u32, normal: u32) -> AnomalyCondition {
 /// Upstream's `TestBasicDetector`: abnormal after two observations in a row, normal after one, with a timeout
 /// of three seconds.
 #[test]
-fn a_detector_goes_wrong_and_right_again() {
+fn detector_turns_abnormal_and_normal_again() {
     let (condition, mut detector, now) = (condition(3, 1, 0), Detector::default(), now());
     assert!(!detector.record(true, now, &condition));
     assert!(!detector.record(false, now, &condition));
@@ -39,7 +39,7 @@ fn a_detector_goes_wrong_and_right_again() {
 
 /// Upstream's `TestBasicDetectorWithCustomNormalCondition`: normal after three observations in a row.
 #[test]
-fn a_detector_is_right_again_only_after_enough_in_a_row() {
+fn detector_needs_consecutive_normal_observations() {
     let (condition, mut detector) = (condition(3, 1, 2), Detector::default());
     let marks = [
         (false, false),

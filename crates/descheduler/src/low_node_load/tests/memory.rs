@@ -308,7 +308,7 @@ fn no_pod_is_moved_by_two_pools_of_a_cycle() {
 }
 
 #[test]
-fn a_node_that_takes_no_pods_is_not_cold() {
+fn unschedulable_node_is_not_cold() {
     let nodes: &[Described<'_>] = &[("a", 1800, &[("p1", 900)]), ("b", 100, &[])];
     let mut world = world(nodes);
     world.nodes.retain(|node| &*node.name != "b");

@@ -144,7 +144,7 @@ fn failed_job_pauses_its_pod_with_backoff() {
 }
 
 #[test]
-fn a_job_that_was_never_made_is_as_one_that_failed() {
+fn job_that_was_not_created_counts_as_failed() {
     let mut descheduler = TestDescheduler::new(HOT);
     for pause in [10, 20] {
         assert_eq!(descheduler.moves(), ["p1"]);
@@ -200,7 +200,7 @@ fn failed_job_ends_the_expected_usage() {
 }
 
 #[test]
-fn a_job_that_ends_after_the_eviction_has_moved_its_pod() {
+fn job_that_ends_after_eviction_counts_as_moved() {
     let timeout = |evicted: &str, reason: &str| {
         json!({"phase": "Failed", "reason": reasons::TIMEOUT, "conditions": [
             {"type": "Eviction", "status": evicted, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]})
@@ -247,7 +247,7 @@ fn a_job_that_ends_after_the_eviction_has_moved_its_pod() {
 }
 
 #[test]
-fn a_move_that_succeeds_ends_the_row_of_failures() {
+fn successful_move_resets_the_failure_count() {
     let nodes: &[Described<'_>] = &[("a", 800, &[("p1", 1000), ("p2", 1000)]), ("b", 100, &[])];
     let mut descheduler = TestDescheduler::new(nodes);
     descheduler.world.pods.clear();
@@ -349,7 +349,7 @@ fn next_leader_expects_pods_on_their_targets() {
 }
 
 #[test]
-fn the_next_leader_goes_on_with_a_row_of_failures() {
+fn next_leader_keeps_the_failure_count() {
     let mut descheduler = TestDescheduler::new(HOT);
     for pause in [10, 20, 40, 80] {
         assert_eq!(descheduler.moves(), ["p1"]);
@@ -397,7 +397,7 @@ fn invalid_move_records_are_ignored() {
 }
 
 #[test]
-fn nothing_uses_less_than_nothing() {
+fn usage_is_never_negative() {
     let mut descheduler = TestDescheduler::new(HOT);
     descheduler.moves();
     descheduler.set_record(r#"{"workload":"rs-p1","node":"a","target":"b","usage":{"cpu":"-9"}}"#);

@@ -149,7 +149,7 @@ proptest! {
 }
 
 #[test]
-fn no_more_nodes_are_looked_at_for_a_pod_than_are_near() {
+fn only_the_nearest_nodes_are_tried() {
     let bin = Bin {
         used: vec![0],
         prod: vec![0],

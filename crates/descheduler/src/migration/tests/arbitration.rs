@@ -68,7 +68,7 @@ fn jobs_come_in_the_order_of_their_pods() {
 }
 
 #[test]
-fn the_newest_job_comes_first() {
+fn newest_job_is_first() {
     let created_at = |at: usize, second: i64| {
         let created = jiff::Timestamp::from_second(second).unwrap().to_string();
         PendingJob {
@@ -236,7 +236,7 @@ fn later_sort_keys_take_precedence() {
 /// Upstream's five cases of a round, and of one job: a pod that may never be moved, and one that may not be
 /// moved now.
 #[test]
-fn a_job_passes_waits_or_fails() {
+fn job_passes_waits_or_fails() {
     for (count, never, later) in [
         (10, vec![2], vec![3, 7]),
         (10, vec![3], vec![3, 7]),

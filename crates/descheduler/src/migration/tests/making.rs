@@ -97,7 +97,7 @@ fn user_reservation_options_are_kept() {
 }
 
 #[test]
-fn a_pod_that_waits_for_a_node_is_the_owner_itself() {
+fn owner_of_an_unscheduled_pod_is_matched_by_itself() {
     let status =
         json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"}]});
     let waits = pod(json!({"spec": {"nodeName": null}, "status": status}));

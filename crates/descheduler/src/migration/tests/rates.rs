@@ -19,7 +19,7 @@ fn workload(replicas: i64) -> Workload {
 }
 
 #[test]
-fn a_workload_may_miss_a_share_of_its_replicas_but_at_least_one() {
+fn unavailable_share_is_at_least_one_replica() {
     let percent = |text: &str| Some(IntOrString::String(text.to_owned()));
     for (replicas, share, expected) in [
         (6, percent("80%"), 4),

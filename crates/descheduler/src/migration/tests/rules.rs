@@ -198,7 +198,7 @@ fn movable(args: &Value, replicas: Option<i64>, over: &Value) -> Result<(), &'st
 }
 
 #[test]
-fn a_workload_that_would_be_away_whole_stays() {
+fn workload_is_not_evicted_completely() {
     let stays = Err("ExpectedReplicas");
     for (replicas, max, expected) in [(1, 1, stays), (100, 100, stays), (100, 10, Ok(()))] {
         let limits = json!({

@@ -364,7 +364,7 @@ fn pod_moves_to_its_reservation() {
 }
 
 #[test]
-fn a_pod_of_the_same_name_is_its_replacement() {
+fn pod_of_the_same_name_is_the_replacement() {
     let mut play = Play::new(
         running(json!({})),
         Some(pod(json!({}))),
@@ -388,7 +388,7 @@ fn a_pod_of_the_same_name_is_its_replacement() {
 }
 
 #[test]
-fn a_job_fails_for_a_reason() {
+fn failed_job_has_a_reason() {
     let ready = |reason: &str| json!({"phase": "Failed", "nodeName": "there", "conditions": [{"type": "Ready", "reason": reason}]});
     let unschedulable = json!({"phase": "Failed", "conditions": [{"type": "Scheduled", "reason": "Unschedulable", "message": "no node"}]});
     let existing_pod = || Some(pod(json!({})));
@@ -495,7 +495,7 @@ fn failed_job_releases_only_its_own_reservation() {
 }
 
 #[test]
-fn a_job_times_out_with_the_reason() {
+fn timed_out_job_has_the_reason() {
     let ttl = || json!({"spec": {"ttl": "30m"}});
     let minute = |minutes: i64| {
         now()
@@ -561,7 +561,7 @@ fn a_job_times_out_with_the_reason() {
 }
 
 #[test]
-fn a_refused_eviction_is_tried_again_and_a_pod_that_goes_is_not() {
+fn only_refused_evictions_are_retried() {
     let mut play = Play::new(
         running(json!({})),
         Some(pod(json!({}))),
@@ -582,7 +582,7 @@ fn a_refused_eviction_is_tried_again_and_a_pod_that_goes_is_not() {
 
 /// A leader died before it recorded that the pod is gone, or before it evicted it.
 #[test]
-fn the_next_leader_goes_on_where_the_last_one_stopped() {
+fn next_leader_resumes_the_job() {
     let evicting = json!({"status": {"status": "Eviction", "conditions": [{"type": "Eviction", "status": "False", "reason": "Evicting"}]}});
     let mut play = Play::new(
         running(evicting.clone()),
@@ -632,7 +632,7 @@ fn soft_eviction_is_withdrawn_on_timeout() {
 }
 
 #[test]
-fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
+fn unscheduled_pod_is_followed_to_its_node() {
     let waits = |status: Value| pod(json!({"spec": {"nodeName": null}, "status": status}));
     let unscheduled = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "none"}]});
     let mut reservation = scheduled("Available", None);
@@ -688,7 +688,7 @@ fn paused_waiting_and_ended_jobs_do_nothing() {
 }
 
 #[test]
-fn a_limited_pod_waits_only_before_its_eviction() {
+fn rate_limit_applies_only_before_the_eviction() {
     let why = || Some(Why::new("WorkloadLimiter", "others went"));
     let mut play = Play::new(
         running(json!({})),

@@ -190,7 +190,7 @@ fn pods_leave_expensive_nodes_for_cheaper_ones() {
 }
 
 #[test]
-fn a_node_is_of_the_first_class_that_has_it_or_of_none() {
+fn node_belongs_to_the_first_matching_class() {
     let mut world = world();
     node(&mut world, "n", "copper", "8", "100");
     world.pod("p", "s1", requests("700m", "10"));
@@ -401,7 +401,7 @@ fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
 }
 
 #[test]
-fn nothing_is_touched_in_a_dry_run_nor_if_a_node_is_not_cleared() {
+fn dry_run_and_undrained_node_cordon_nothing() {
     let mut world = world();
     world.pod("p1", "s1", requests("100m", "100"));
     world.pod("p2", "s1", requests("100m", "100"));
@@ -436,7 +436,7 @@ fn nothing_is_touched_in_a_dry_run_nor_if_a_node_is_not_cleared() {
 }
 
 #[test]
-fn a_node_that_takes_no_pods_already_is_not_cordoned_again() {
+fn unschedulable_node_is_not_cordoned_again() {
     let mut world = world();
     world.nodes.retain(|node| &*node.name != "s1");
     world.node(

@@ -132,7 +132,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
 }
 
 #[test]
-fn the_pod_goes_without_which_a_node_is_balanced_best() {
+fn pod_whose_removal_balances_best_is_evicted() {
     // Each node has requests of 3,000 milli-CPUs and 1,000 bytes: shares of 0.75 and 0.25.
     let two = [
         pod("pod1", "node1", 3000, 1000),
@@ -292,7 +292,7 @@ fn pre_evict_is_checked_and_gain_is_in_the_reason() {
 }
 
 #[test]
-fn a_dry_run_only_shows() {
+fn dry_run_plans_without_intents() {
     let mut world = world();
     world.pod("pod1", "node1", requests("2500m", "500"));
     let plan = framework(json!({"dryRun": true})).run(&world.snapshot());

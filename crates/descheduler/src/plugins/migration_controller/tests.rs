@@ -31,7 +31,7 @@ fn evict_result(args: Value, over: Value) -> Result<Intent, &'static str> {
 
 /// Upstream's cases of Evict: dry run, filter, creation.
 #[test]
-fn a_pod_that_may_go_gets_a_job() {
+fn evictable_pod_gets_a_job() {
     let dry = evict_result(json!({"dryRun": true}), json!({}));
     assert_eq!(dry, Ok(Intent::Nothing));
     let bare = json!({"metadata": {"ownerReferences": null}});
@@ -72,7 +72,7 @@ fn a_pod_that_may_go_gets_a_job() {
 }
 
 #[test]
-fn the_same_decision_makes_the_same_job_and_a_later_one_another() {
+fn same_decision_makes_the_same_job() {
     let mut world = TestCluster::default();
     let (p, q) = (
         world.pod("p", "n", json!({})),
@@ -139,7 +139,7 @@ fn planned_moves_count_in_their_cycle() {
 }
 
 #[test]
-fn the_last_question_is_whether_it_fits_another_node() {
+fn node_fit_is_checked_last() {
     let mut world = TestCluster::default();
     for (name, labels) in [("n", json!({"pool": "a"})), ("m", json!({"pool": "b"}))] {
         world.node(name, json!({"metadata": {"labels": labels}}));
@@ -167,7 +167,7 @@ fn the_last_question_is_whether_it_fits_another_node() {
 }
 
 #[test]
-fn a_pod_that_a_budget_keeps_gets_no_job() {
+fn budget_blocked_pod_gets_no_job() {
     let mut world = TestCluster::default();
     let label = |app: &str| json!({"metadata": {"labels": {"app": app}}});
     let pods = ["a", "b"].map(|name| world.pod(name, name, label("web")));

@@ -276,7 +276,7 @@ fn selected_but_filtered_pods_rank_last() {
 }
 
 #[test]
-fn a_node_where_nothing_is_gained_comes_last() {
+fn node_without_gain_is_ranked_last() {
     let mut world = world(&["node-normal", "node-perfect", "node-zero-req-tax"]);
     world.pod("p-perfect", "node-perfect", labelled("target", "1", "1Gi"));
     world.pod("p-normal", "node-normal", labelled("target", "1", "1Gi"));
@@ -411,7 +411,7 @@ fn costs_that_are_there_are_not_written_again() {
 }
 
 #[test]
-fn the_first_are_evicted_up_to_the_limit() {
+fn first_pods_are_evicted_up_to_the_limit() {
     let mut world = world(&["node1", "node2"]);
     for (name, cpu) in [
         ("p1", "400m"),

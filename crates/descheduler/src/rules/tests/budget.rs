@@ -17,7 +17,7 @@ fn labelled(app: &str) -> Value {
 }
 
 #[test]
-fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
+fn exhausted_budget_blocks_its_pods() {
     let mut world = TestCluster::default();
     let web = world.pod("web", "n", labelled("web"));
     let db = world.pod("db", "n", labelled("db"));

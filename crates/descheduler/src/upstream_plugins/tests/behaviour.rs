@@ -107,7 +107,7 @@ fn pods_without_target_stay_in_a_crowded_domain() {
 }
 
 #[test]
-fn a_pod_does_not_go_for_a_better_node_that_has_no_room() {
+fn pod_stays_if_its_preferred_node_is_full() {
     let prefers = json!({"owner": "ReplicaSet/r", "spec": {"affinity": {"nodeAffinity": {
         "preferredDuringSchedulingIgnoredDuringExecution": [
             {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["y"]}]}},
@@ -128,7 +128,7 @@ fn a_pod_does_not_go_for_a_better_node_that_has_no_room() {
 }
 
 #[test]
-fn a_blanket_toleration_counts_for_every_taint() {
+fn blanket_toleration_matches_every_taint() {
     let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
     let case = case(
         json!([

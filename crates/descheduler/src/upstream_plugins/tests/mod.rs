@@ -68,7 +68,7 @@ fn world(case: &Value) -> TestCluster {
                 "conditions": [{"type": "Ready", "status": "True"}],
             },
         });
-        let node = serde_json::from_value(merged(base, rest(node))).unwrap();
+        let node = serde_json::from_value(merged(base, other_fields(node))).unwrap();
         let node = NodeInfo::new(node, world.shapes.table());
         world.nodes.push(Arc::new(node));
     }
@@ -78,10 +78,11 @@ fn world(case: &Value) -> TestCluster {
     );
     for row in rows(&case["pods"]) {
         let [names, node, cpu, memory] = texts(row);
-        let mut rest = rest(row);
+        let mut others = other_fields(row);
         let mut take = |key: &str| {
-            rest.as_object_mut()
-                .and_then(|rest| rest.remove(key))
+            others
+                .as_object_mut()
+                .and_then(|fields| fields.remove(key))
                 .unwrap_or(Value::Null)
         };
         let owners = take("owner").as_str().unwrap_or_default().to_owned();
@@ -102,7 +103,7 @@ fn world(case: &Value) -> TestCluster {
                 "spec": {"nodeName": node, "containers": [{"name": "", "image": image, "resources": {"requests": requests}}]},
                 "status": {"phase": Value::Null, "conditions": Value::Null},
             });
-            world.pod(name, node, merged(over, rest.clone()));
+            world.pod(name, node, merged(over, others.clone()));
         }
     }
     world
@@ -122,10 +123,10 @@ fn texts(row: &Value) -> [&str; 4] {
     [0, 1, 2, 3].map(|i| row[i].as_str().unwrap_or_default())
 }
 
-fn rest(row: &Value) -> Value {
+fn other_fields(row: &Value) -> Value {
     match &row[4] {
         Value::Null => json!({}),
-        rest => without_nameless(rest.clone()),
+        fields => without_nameless(fields.clone()),
     }
 }
 

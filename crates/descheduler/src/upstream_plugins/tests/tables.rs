@@ -25,14 +25,14 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
         let mut world = world(case);
         use_metrics(&mut world, &case["usage"]);
         let plan = framework.run(&snapshot(&world, case));
-        let gone = moved_names(&plan);
+        let evicted = moved_names(&plan);
         let expected_names = case["who"]
             .as_str()
             .map(|expected_names| expected_names.split_whitespace().collect::<Vec<_>>());
-        let right = gone.len() as u64 == case["count"].as_u64().unwrap()
+        let right = evicted.len() as u64 == case["count"].as_u64().unwrap()
             && expected_names
                 .as_ref()
-                .is_none_or(|expected_names| *expected_names == gone)
+                .is_none_or(|expected_names| *expected_names == evicted)
             && plan.error.is_none();
         if !right {
             let skipped: Vec<_> = plan
@@ -42,13 +42,13 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
                 .collect();
             let notes: Vec<_> = plan.notes.iter().map(|note| &note.text).collect();
             wrong.push(format!(
-                "{name} {}: {gone:?} {:?}\n  wanted {} {expected_names:?}\n  kept {skipped:#?}\n  {notes:?}",
+                "{name} {}: {evicted:?} {:?}\n  wanted {} {expected_names:?}\n  kept {skipped:#?}\n  {notes:?}",
                 at + 1,
                 plan.error,
                 case["count"]
             ));
         }
-        total += gone.len();
+        total += evicted.len();
     }
     assert!(
         wrong.is_empty(),
@@ -81,12 +81,12 @@ fn use_metrics(world: &mut TestCluster, usage: &Value) {
 }
 
 macro_rules! table {
-    ($test:ident, $file:literal, $cases:literal, $gone:literal) => {
+    ($test:ident, $file:literal, $cases:literal, $evicted:literal) => {
         #[test]
         fn $test() {
             assert_eq!(
                 replay($file, include_str!(concat!("tables/", $file, ".jsonl"))),
-                ($cases, $gone)
+                ($cases, $evicted)
             );
         }
     };

@@ -237,7 +237,7 @@ pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_webhook_that_denies_evictions_has_the_last_word() {
+pub(crate) async fn webhook_denial_is_retried_until_the_timeout() {
     let cluster = Cluster::start(1).await;
     cluster.log.denies.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
@@ -267,7 +267,7 @@ pub(crate) async fn a_webhook_that_denies_evictions_has_the_last_word() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_target_that_vanishes_ends_its_job_and_frees_its_room() {
+pub(crate) async fn deleted_target_ends_its_job_and_frees_capacity() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;

@@ -25,7 +25,7 @@ async fn evicted(cluster: &Cluster, count: usize) -> i64 {
 /// The next leader waits as long as the last one would have, whether the last one recorded the eviction or
 /// not.
 #[tokio::test(start_paused = true)]
-async fn a_change_of_leader_makes_no_pod_go_sooner() {
+async fn leader_change_does_not_hasten_evictions() {
     for is_done in [false, true] {
         let cluster = Cluster::start(1).await;
         let fuse = Fuse::endless();

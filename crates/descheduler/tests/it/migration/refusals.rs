@@ -44,7 +44,7 @@ async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_in_the_words_for_a_pod_that_is_gone_is_a_refusal() {
+async fn webhook_denial_worded_as_not_found_is_a_refusal() {
     let cluster = Cluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     cluster.log.denies.store(true, Ordering::SeqCst);

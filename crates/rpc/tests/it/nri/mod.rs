@@ -381,7 +381,7 @@ async fn a_large_node_is_synchronized_in_one_message() {
 }
 
 #[tokio::test]
-async fn a_synchronization_without_end_is_refused() {
+async fn endless_synchronization_is_refused() {
     let mut fixture = run(|_| {});
     let listener = UnixListener::bind(&fixture.socket).unwrap();
     let mut peer = Peer::new(listener.accept().await.unwrap().0);
@@ -465,7 +465,7 @@ async fn containers_are_updated_outside_of_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_connection_is_made_again_and_there_are_never_two() {
+async fn lost_connection_is_replaced_by_exactly_one() {
     let mut fixture = run(|settings| settings.retry_limit = Duration::from_secs(6));
     // There is no runtime at first.
     let (why, wait) = fixture.lost().await;
