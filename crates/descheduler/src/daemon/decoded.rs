@@ -56,7 +56,8 @@ impl<V: Mirrored> Mirrored for Decoded<V> {
             }
         }
     }
-    /// An object that cannot be decoded any more still exists: what it holds stays with it.
+    /// Returns true if `other` can be the same object. An object that cannot be decoded any more is not treated as
+    /// deleted.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Object(object), Self::Object(other)) => object.is_same(other),

@@ -427,7 +427,7 @@ proptest! {
         prop_assert_eq!(filtered(&bytes, &cuts), expected);
     }
 
-    /// No bytes are held back at the end, and noise is passed on.
+    /// Checks that noise is passed on, and that no bytes are held back at the end.
     #[test]
     fn noise_passes_unchanged(
         noise in prop::collection::vec(any::<u8>(), 0..600),

@@ -52,7 +52,7 @@ fn skipped_pods_have_a_reason() {
     );
 }
 
-/// Three pods in zone x, one in y, with these priorities in x.
+/// Returns a case with three pods in zone x and one in zone y, with these priorities in x.
 fn spread(priorities: [i32; 3], rest: Value) -> Value {
     let constraint = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
                              "labelSelector": {"matchLabels": {"app": "a"}}}]);

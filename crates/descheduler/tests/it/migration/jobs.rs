@@ -547,7 +547,7 @@ pub(crate) async fn pods_of_any_controller_move() {
     running.stop().await;
 }
 
-/// An existing pod is moved by a user's job.
+/// Checks that a user's job moves an existing pod.
 async fn moves(cluster: &Cluster, what: &str) {
     let is_ready = async || {
         let pods = cluster.pods().await;

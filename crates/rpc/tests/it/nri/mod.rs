@@ -519,7 +519,7 @@ async fn lost_connection_is_replaced_by_exactly_one() {
     assert_between(wait, 1.0);
 }
 
-/// Up to a tenth more, so that plugins do not all reconnect at once.
+/// Checks that `wait` is `seconds`, or up to a tenth more, so that plugins do not all reconnect at once.
 fn assert_between(wait: Duration, seconds: f64) {
     let wait = wait.as_secs_f64();
     assert!(
