@@ -8,12 +8,12 @@
 //! Reservation, Pod, Workload ──► migration (arbitrator, state machine) ──► steps ──► daemon
 //! ```
 //!
-//! A cycle is a pure function from a [`state::Snapshot`] to a [`framework::Plan`] of the moves to make, with a reason
-//! for each pod that is moved and for each that was considered and stays. The daemon around it watches the cluster and
-//! carries the plan out.
+//! A cycle is a pure function from a [`state::Snapshot`] to a [`framework::Plan`] of the moves to make, with
+//! a reason for each pod that is moved and for each that was considered and stays. The daemon around it
+//! watches the cluster and carries the plan out.
 //!
-//! Invariant: no decision does I/O or reads a clock, and this crate does not depend on how pods are scheduled. A program
-//! may provide target nodes by implementing [`framework::Placement`].
+//! Invariant: no decision does I/O or reads a clock, and this crate does not depend on how pods are
+//! scheduled. A program may provide target nodes by implementing [`framework::Placement`].
 
 pub mod args;
 pub mod config;

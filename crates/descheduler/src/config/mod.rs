@@ -1,12 +1,12 @@
-//! `DeschedulerConfiguration`, group and version `descheduler/v1alpha2`: Koordinator's, not the kind of the same version
-//! that kubernetes-sigs/descheduler has.
+//! `DeschedulerConfiguration`, group and version `descheduler/v1alpha2`: Koordinator's, not the kind of the
+//! same version that kubernetes-sigs/descheduler has.
 //!
 //! ```text
 //! file ──► Configuration::parse (strict, defaults, values) ──► Registry::complete (plugins, their arguments)
 //! ```
 //!
-//! Decoding is strict: a field that is unknown or given twice is an error that names it. A field that is `null` is as
-//! one that is absent.
+//! Decoding is strict: a field that is unknown or given twice is an error that names it. A field that is
+//! `null` counts as absent.
 
 mod address;
 mod merge;

@@ -6,9 +6,10 @@
 //!              Reservation, eviction, status ◄── step (next write) ◄─────────┘
 //! ```
 //!
-//! Everything here is a pure function; `daemon` reads and writes objects. A job advances by one write at a time, and the
-//! next step follows from the objects alone, so that the next leader continues where the last one stopped. The job
-//! records that it evicts its pod before it does so; a pod that is gone afterwards is then not taken for lost.
+//! Everything here is a pure function; `daemon` reads and writes objects. A job advances by one write at a
+//! time, and the next step follows from the objects alone, so that the next leader continues where the last
+//! one stopped. The job records that it evicts its pod before it does so; a pod that is gone afterwards is
+//! then not taken for lost.
 
 pub mod arbitrate;
 pub mod args;
