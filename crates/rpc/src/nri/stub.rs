@@ -110,7 +110,7 @@ pub enum Outcome {
     Panicked,
 }
 
-/// An observation of a [`Handler`] about its stub.
+/// An event of a stub, which its [`Handler`] receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// Registered, configured and synchronized.
