@@ -194,7 +194,7 @@ impl Report {
         };
         let success = outcome.is_ok();
         let action = Done {
-            what: description,
+            what,
             strategy: strategy.to_owned(),
             outcome: outcome.unwrap_or_else(|why| why),
             success,

@@ -340,14 +340,14 @@ impl LowNodeLoad {
             let Some(load) = loads.get(*place) else {
                 continue;
             };
-            let (node, said) = (load.node, load.describe_hot(usage_kind, watched));
+            let (node, exceeded) = (load.node, load.describe_hot(usage_kind, watched));
             if detectors.record_over(at, &node.uid, now, &condition) {
-                cycle.hot(&node.name, format!("hot: {said}"), false);
+                cycle.hot(&node.name, format!("hot: {exceeded}"), false);
                 long.push(*place);
             } else {
                 let times = detectors.abnormal_count(at, &node.uid);
                 let needed = condition.consecutive_abnormalities.saturating_add(1);
-                let text = format!("hot: {text}, {times} of {needed} cycles");
+                let text = format!("hot: {exceeded}, {times} of {needed} cycles");
                 cycle.hot(&node.name, text, true);
             }
         }

@@ -63,7 +63,7 @@ fn evictions_refill_evenly_up_to_their_burst() {
 #[test]
 fn pods_of_a_workload_or_namespace_go_at_its_pace() {
     let of_workload = json!({"duration": "1s", "maxMigrating": 10});
-    let workload = json!({"workload": of_workload});
+    let per_workload = json!({"workload": of_workload});
     let burst = json!({"workload": {"duration": "1s", "maxMigrating": 10, "burst": 2}});
     let limiter_args = json!({
         "workload": of_workload, "namespace": {"duration": "1s", "maxMigrating": 5},
@@ -76,10 +76,10 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         "controller": true}]);
     let elsewhere = json!({"metadata": {"ownerReferences": owner}});
     let namespace = json!({"metadata": {"namespace": "other"}});
-    for (limiters, gone, wait, limited) in [
-        (&workload, &same, 100, false),
-        (&workload, &same, 10, true),
-        (&workload, &elsewhere, 10, false),
+    for (limiters, evicted, wait, limited) in [
+        (&per_workload, &same, 100, false),
+        (&per_workload, &same, 10, true),
+        (&per_workload, &elsewhere, 10, false),
         (&none, &same, 10, false),
         (&by_default, &same, 10, true),
         (&burst, &same, 10, false),
@@ -92,7 +92,7 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         let args = args(json!({"objectLimiters": limiters}));
         let mut world = TestCluster::default();
         let pod = world.pod("p", "n", json!({}));
-        let first = world.pod("q", "n", gone.clone());
+        let first = world.pod("q", "n", evicted.clone());
         let mut limits = ObjectLimits::default();
         limits.count(
             &args,
@@ -101,7 +101,7 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
             world.now,
         );
         let allowed = limits.allows(&args, &pod, after(world.now, wait));
-        let label = format!("{limiters} {gone} {wait}: {allowed:?}");
+        let label = format!("{limiters} {evicted} {wait}: {allowed:?}");
         assert_eq!(allowed.is_err(), limited, "{label}");
     }
 }
