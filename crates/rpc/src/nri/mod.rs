@@ -9,7 +9,7 @@ mod events;
 mod session;
 mod stub;
 
-pub use events::{events_named, known, mask};
+pub use events::{events_named, mask, supported};
 pub use stub::{Handler, Outcome, Reply, Seen, Settings, Socket, Stub};
 
 #[allow(
