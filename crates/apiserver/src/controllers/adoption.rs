@@ -1,5 +1,5 @@
-//! What a controller takes over and lets go: objects that its selector matches and that nobody
-//! controls, and those it controls that the selector no longer matches.
+//! Adoption and release of dependents: a controller adopts objects that its selector matches and that have no
+//! controller, and releases those it controls that no longer match.
 
 use super::{objects, pods};
 use crate::rest::{Api, meta};
@@ -10,7 +10,7 @@ use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The selector of a workload; one that is broken or empty matches nothing.
+/// Returns the selector of a workload; an invalid or empty one matches nothing.
 fn selector(resource: &Resource, owner: &Value) -> LabelSelector {
     let given = meta::at(owner, &["spec", "selector"]);
     let read = if resource.is("", "replicationcontrollers") {
@@ -28,8 +28,8 @@ fn controlled(object: &Value) -> bool {
     meta::owners(object).iter().any(|o| o.controller)
 }
 
-/// Brings the objects of the kind `of` that `owner` controls in line with its selector; of those that
-/// nobody controls it takes the ones that are `fit`, too.
+/// Adopts and releases objects of the kind `of` so that `owner` controls exactly those its selector matches.
+/// Only objects without owners for which `fit` is true are adopted.
 pub(super) async fn claim(
     api: &Api,
     resource: &Resource,
@@ -84,7 +84,7 @@ fn ignore_gone(done: Result<(), ApiError>) -> Result<(), ApiError> {
     }
 }
 
-/// The workloads of the kind `plural` that would take an object over.
+/// Returns the keys of the workloads of the kind `plural` that would adopt an entry; none if it has an owner.
 pub(super) fn candidates(api: &Api, entry: &Entry, group: &str, plural: &str) -> Vec<Key> {
     if !entry.index.owners.is_empty() {
         return Vec::new();

@@ -1,4 +1,5 @@
-//! Cluster roles that are the sum of others (`aggregationRule`).
+//! Controller that fills aggregated cluster roles (`aggregationRule`) with the rules of the roles they
+//! select.
 
 use super::queue::{Reconcile, Source, Work};
 use crate::authz::bootstrap::GROUP;
@@ -6,7 +7,7 @@ use crate::rest::{Api, roles};
 use crate::store::Key;
 use futures::FutureExt as _;
 
-/// Keeps the sums.
+/// The ClusterRole aggregation controller.
 pub(super) struct Aggregation;
 
 impl Reconcile for Aggregation {
@@ -15,7 +16,7 @@ impl Reconcile for Aggregation {
     }
 
     fn sources(&self) -> Vec<Source> {
-        // There are few, and any may be a part of any sum.
+        // There are few aggregated roles, and any role may be part of any of them.
         vec![Source::new(GROUP, "clusterroles", |api, entry| {
             let all = |e: &crate::store::Entry| {
                 let key = b"\"clusterRoleSelectors\"";

@@ -4,10 +4,10 @@ use jiff::civil::{Date, Time};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp, ToSpan};
 
-/// How far a schedule is looked ahead or back: one of 29 February has a time in it.
+/// Days that a search looks ahead or back: long enough to find 29 February.
 const DAYS: i32 = 366 * 8;
 
-/// A schedule: the numbers of each field as bits.
+/// A parsed schedule: the values of each field as a bit set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Schedule {
     minutes: u64,
@@ -15,7 +15,8 @@ pub(super) struct Schedule {
     days: u64,
     months: u64,
     weekdays: u64,
-    /// A day must match both fields of days, because one of them is `*`.
+    /// Whether a date must match the day of the month and the day of the week: true if one of the fields is
+    /// `*`.
     both: bool,
 }
 
@@ -25,7 +26,7 @@ const MONTHS: [&str; 12] = [
 const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
 impl Schedule {
-    /// Reads five fields, or a name such as `@daily`; `None` if it is neither.
+    /// Parses five fields or a name such as `@daily`; `None` if `text` is neither.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let text = match text.trim() {
             "@yearly" | "@annually" => "0 0 1 1 *",
@@ -62,7 +63,7 @@ impl Schedule {
             }
     }
 
-    /// The times of a day, in order.
+    /// Returns the scheduled times of a day in order.
     fn of_day(&self, date: Date, zone: &TimeZone) -> Vec<Timestamp> {
         if !self.on(date) {
             return Vec::new();
@@ -95,14 +96,14 @@ impl Schedule {
         None
     }
 
-    /// The first time after `now`.
+    /// Returns the first scheduled time after `now`.
     pub(super) fn next(&self, now: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         self.search(now, zone, 1.day(), |times| {
             times.into_iter().find(|time| *time > now)
         })
     }
 
-    /// The last time until `now`.
+    /// Returns the last scheduled time at or before `now`.
     pub(super) fn last(&self, now: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         self.search(now, zone, (-1).days(), |times| {
             times.into_iter().rev().find(|time| *time <= now)
@@ -110,7 +111,8 @@ impl Schedule {
     }
 }
 
-/// A field: lists of `*`, `a`, `a-b`, each with a step (`/n`).
+/// Parses a field into a bit set: a comma-separated list of `*`, `a` and `a-b`, each with an optional step
+/// (`/n`).
 fn bits(field: &str, min: u32, max: u32, names: &[&str]) -> Option<u64> {
     let number = |text: &str| {
         let named = names

@@ -1,4 +1,4 @@
-//! CronJobs: a Job each time that a schedule says.
+//! CronJob controller: creates a Job at each scheduled time.
 
 use super::cron::Schedule;
 use super::queue::Again;
@@ -16,10 +16,10 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Annotation with the time a Job stands for.
+/// Annotation of a Job with its scheduled time.
 const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 
-/// Runs CronJobs.
+/// The CronJob controller.
 pub(super) const CRON_JOBS: Workload = Workload {
     name: "cronjob-controller",
     group: "batch",
@@ -33,7 +33,7 @@ pub(super) const CRON_JOBS: Workload = Workload {
 
 type Owned = (Arc<Entry>, Value);
 
-/// The condition by which a Job has ended, if it has.
+/// Returns the type of the condition that reports the end of a Job, or `None` while it runs.
 fn ended(job: &Value) -> Option<&'static str> {
     ["Complete", "Failed"].into_iter().find(|kind| {
         meta::condition(job, kind).is_some_and(|c| meta::text(c, &["status"]) == "True")
@@ -76,7 +76,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     Ok(next(cron, api.clock().now()))
 }
 
-/// The schedule and its zone; `Err` names what cannot be read.
+/// Parses the schedule and its time zone. `Err` is the reason and the message of an event.
 fn schedule(cron: &Value) -> Result<(Schedule, TimeZone), (&'static str, String)> {
     let text = meta::text(cron, &["spec", "schedule"]);
     let schedule = Schedule::parse(text).ok_or_else(|| {
@@ -95,14 +95,14 @@ fn schedule(cron: &Value) -> Result<(Schedule, TimeZone), (&'static str, String)
     Ok((schedule, zone))
 }
 
-/// When to look again.
+/// Returns when to reconcile again: shortly after the next scheduled time. `None` if suspended or invalid.
 fn next(cron: &Value, now: Timestamp) -> Again {
     if suspended(cron) {
         return None;
     }
     let (schedule, zone) = schedule(cron).ok()?;
     let left = schedule.next(now, &zone)?.duration_since(now);
-    // A little late rather than a little early, which would be a minute late.
+    // A little late rather than a little early: an early reconcile would delay the Job by a minute.
     Some(Duration::try_from(left).ok()? + Duration::from_millis(100))
 }
 
@@ -110,7 +110,8 @@ fn suspended(cron: &Value) -> bool {
     meta::is_true(cron, &["spec", "suspend"])
 }
 
-/// The last time for which there was no Job yet, and whether it is too late for one.
+/// Returns the latest scheduled time for which no Job was started yet, and whether its starting deadline has
+/// passed.
 async fn due(about: &About<'_>) -> Option<(Timestamp, bool)> {
     let cron = about.object;
     let (schedule, zone) = match schedule(cron) {
@@ -137,7 +138,8 @@ async fn due(about: &About<'_>) -> Option<(Timestamp, bool)> {
     Some((due, late))
 }
 
-/// Starts the Job of a time, as far as those that run allow it.
+/// Starts the Job of a scheduled time unless the concurrency policy forbids it. Returns the time if the Job
+/// exists now.
 async fn start(
     about: &About<'_>,
     jobs: &Arc<Resource>,
@@ -173,7 +175,7 @@ async fn start(
             }
             Ok(Some(time))
         }
-        // It was made before its time was written down.
+        // An earlier reconcile created it but did not get to write the status.
         Err(e) if e.code == 409 => Ok(Some(time)),
         Err(e) => {
             let why = format!("Error creating job: {e}");
@@ -183,7 +185,7 @@ async fn start(
     }
 }
 
-/// The Job of a CronJob for this time.
+/// Builds the Job of a CronJob for a scheduled time.
 fn of_time(resource: &Resource, cron: &Value, time: Timestamp) -> Value {
     let template = meta::at(cron, &["spec", "jobTemplate"]);
     let template = template.cloned().unwrap_or_default();
@@ -226,7 +228,7 @@ fn reference(job: &Value) -> Value {
     })
 }
 
-/// Says of Jobs that were active that they have ended, or are gone.
+/// Records events about Jobs in the active list that have ended or are missing.
 async fn say_ended(about: &About<'_>, owned: &[Owned]) {
     let known = meta::at(about.object, &["status", "active"]).and_then(Value::as_array);
     for active in known.into_iter().flatten() {
@@ -246,7 +248,7 @@ async fn say_ended(about: &About<'_>, owned: &[Owned]) {
     }
 }
 
-/// When the last Job completed.
+/// Returns when the last Job completed.
 fn succeeded(api: &Api, cron: &Value, jobs: &Resource) -> Option<Value> {
     let owned = pods::owned(api, jobs, meta::namespace(cron), meta::uid(cron));
     let times = owned.iter().filter_map(|(_, job)| {
@@ -256,7 +258,7 @@ fn succeeded(api: &Api, cron: &Value, jobs: &Resource) -> Option<Value> {
     times.max().map(Value::from)
 }
 
-/// Deletes the oldest Jobs that have ended, beyond the limits of the history.
+/// Deletes the oldest finished Jobs beyond the history limits.
 async fn clean_up(
     api: &Api,
     cron: &Value,

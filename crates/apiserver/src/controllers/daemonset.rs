@@ -1,5 +1,5 @@
-//! DaemonSets: one pod on every node that may run it. The scheduler binds it; an affinity to the
-//! node's name leaves it no choice.
+//! DaemonSet controller: one pod on every node that may run it. The scheduler binds the pod; a node affinity
+//! to the node's name restricts it to that node.
 
 use super::deployment::resolve;
 use super::nodes::tolerates;
@@ -18,10 +18,10 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Label with the version of the template.
+/// Label with the hash of the pod template.
 const HASH_LABEL: &str = "controller-revision-hash";
 
-/// Keeps the pods of DaemonSets.
+/// The DaemonSet controller.
 pub(super) const DAEMON_SETS: Workload = Workload {
     name: "daemonset-controller",
     group: "apps",
@@ -39,7 +39,7 @@ pub(super) const DAEMON_SETS: Workload = Workload {
     sync: |about, key| sync(about, key).boxed(),
 };
 
-/// The tolerations that every daemon pod gets.
+/// Returns the tolerations that every daemon pod gets.
 fn tolerations(host_network: bool) -> Vec<Value> {
     let no_execute = [
         "node.kubernetes.io/not-ready",
@@ -63,7 +63,7 @@ fn tolerations(host_network: bool) -> Vec<Value> {
         .collect()
 }
 
-/// A term of a node selector matches the node.
+/// Returns true if a term of a node selector matches the node.
 fn term_matches(term: &Value, node: &Value) -> bool {
     let all = |list: &str, lookup: &dyn Fn(&str) -> Option<String>| {
         let expressions = term.get(list).and_then(Value::as_array);
@@ -105,7 +105,7 @@ fn expression_matches(e: &Value, lookup: &dyn Fn(&str) -> Option<String>) -> boo
     }
 }
 
-/// Whether the node may run the pod (`run`), and whether one that is there may stay (`stay`).
+/// Returns whether the node may get a new pod (`run`), and whether an existing one may stay (`stay`).
 fn fits(spec: &Value, node: &Value) -> (bool, bool) {
     let selector = spec.get("nodeSelector").and_then(Value::as_object);
     let labels = meta::at(node, &["metadata", "labels"]);
@@ -150,7 +150,7 @@ fn fits(spec: &Value, node: &Value) -> (bool, bool) {
     (run, stay)
 }
 
-/// The node a daemon pod is for.
+/// Returns the name of the node that a daemon pod is for: the one it is bound to or pinned to.
 fn node_of(pod: &Value) -> String {
     let bound = meta::text(pod, &["spec", "nodeName"]);
     if !bound.is_empty() {
@@ -165,7 +165,7 @@ fn node_of(pod: &Value) -> String {
     .to_owned()
 }
 
-/// Ties a pod to a node.
+/// Pins a pod to a node by node affinity and adds the hash label and the tolerations of daemon pods.
 fn pin(pod: &mut Value, node: &str, hash: &str) {
     let metadata = meta::section(pod, "metadata");
     let labels = meta::as_object(metadata.entry("labels").or_insert(json!({})));
@@ -206,7 +206,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     let mut by_node: FxHashMap<String, Vec<(Arc<Entry>, Value)>> = FxHashMap::default();
     for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
         if pods::ended(&pod) {
-            // A daemon that ended is started again.
+            // A daemon pod that has ended is replaced.
             pods::delete_of(&about, &pods_resource, &entry).await?;
         } else {
             by_node.entry(node_of(&pod)).or_default().push((entry, pod));
@@ -235,7 +235,8 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         }
         counts.desired += i64::from(run);
         if live.is_empty() && leaving {
-            // Two daemons of one kind on a node would fight; the end of the old one comes here again.
+            // Two daemon pods of one set must not run on a node at once; the end of the old one causes
+            // another reconcile.
             continue;
         }
         if live.is_empty() {
@@ -257,7 +258,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
             outdated.push((entry, pods::ready(&pod)));
         }
     }
-    // What is left belongs to nodes that are gone: the pod collector deletes it.
+    // The remaining pods are on nodes that no longer exist: the pod garbage collector deletes them.
     if meta::text(set, &["spec", "updateStrategy", "type"]) != "OnDelete" {
         let limit = meta::at(
             set,

@@ -1,4 +1,4 @@
-//! Deleting a custom resource definition deletes its objects first.
+//! Controller that deletes the objects of a custom resource definition before the definition itself.
 
 use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, CRD_FINALIZER, CRDS, DeleteOptions, meta};
@@ -7,10 +7,10 @@ use futures::FutureExt as _;
 use koord_kinds::status::ApiError;
 use std::time::Duration;
 
-/// Empties and removes definitions that are being deleted.
+/// The controller of custom resource definitions that are being deleted.
 pub(super) struct Definitions;
 
-/// How long to wait for the last objects before looking again.
+/// Requeue delay while objects of the definition remain.
 const WAIT: Duration = Duration::from_millis(500);
 
 impl Reconcile for Definitions {
@@ -64,12 +64,12 @@ impl Reconcile for Definitions {
                         Err(e) => return Err(e),
                     }
                 }
-                // Also when all went at once: open watches shall see the last ones go.
+                // Requeue even if all were deleted at once, so that open watches deliver the last deletions.
                 if !none {
                     return Ok(Some(WAIT));
                 }
             }
-            // From here on nothing can be created any more, and the open watches end.
+            // From here on no object can be created any more, and the open watches end.
             api.registry().remove_crd(&key.name);
             api.store()
                 .remove_table(&table)

@@ -1,4 +1,5 @@
-//! Deployments: ReplicaSets, one per version of the template, scaled against each other.
+//! Deployment controller: manages one ReplicaSet per version of the pod template and scales them against each
+//! other.
 
 use super::adoption;
 use super::objects::{self, hash, strip};
@@ -15,12 +16,12 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Label that tells the pods of the versions apart.
+/// Label that distinguishes the pods of different template versions.
 const HASH_LABEL: &str = "pod-template-hash";
-/// Annotation with the number of the version.
+/// Annotation with the revision number of a version.
 const REVISION: &str = "deployment.kubernetes.io/revision";
 
-/// Rolls Deployments out.
+/// The Deployment controller.
 pub(super) const DEPLOYMENTS: Workload = Workload {
     name: "deployment-controller",
     group: "apps",
@@ -93,7 +94,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         None if paused => None,
         None => {
             let old_pods: i64 = versions.iter().map(|v| v.count("replicas")).sum();
-            // Without overlap: the new version starts when the pods of the old ones are gone.
+            // Recreate: the new version starts only when the pods of the old ones are gone.
             let replicas = if recreate && old_pods > 0 {
                 0
             } else {
@@ -138,7 +139,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     report(api, key, deployment, &versions, current).await
 }
 
-/// The template of a ReplicaSet is this one, but for the hash label.
+/// Returns true if the template of a ReplicaSet equals `template` apart from the hash label.
 fn same_template(set: &Value, template: &Value) -> bool {
     let mut own = meta::at(set, &["spec", "template"])
         .cloned()
@@ -189,7 +190,7 @@ fn new_version(
     })
 }
 
-/// `n` or `p%` of `total`.
+/// Resolves a value of the form `n` or `p%` (of `total`); percentages are rounded up if `up`, else down.
 pub(super) fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool) -> i64 {
     let default = Value::from(default);
     let value = value.filter(|v| !v.is_null()).unwrap_or(&default);
@@ -210,7 +211,8 @@ pub(super) fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool
     scaled.div_euclid(100).max(0)
 }
 
-/// How many pods more, and how many available pods less than asked for there may be.
+/// Returns `maxSurge` and `maxUnavailable` in pods: how many more than `wanted` may exist, and how many fewer
+/// than `wanted` may be available.
 fn slack(deployment: &Value, wanted: i64) -> (i64, i64) {
     let get = |key: &str| meta::at(deployment, &["spec", "strategy", "rollingUpdate", key]);
     let surge = resolve(get("maxSurge"), "25%", wanted, true);
@@ -222,13 +224,13 @@ fn slack(deployment: &Value, wanted: i64) -> (i64, i64) {
     }
 }
 
-/// Replicas that a new version starts with.
+/// Returns the number of replicas that a new version starts with.
 fn initial(deployment: &Value, wanted: i64, others: i64) -> i64 {
     let (surge, _) = slack(deployment, wanted);
     (wanted + surge - others).clamp(0, wanted)
 }
 
-/// The replicas to set: index of the version and number.
+/// Returns the replica counts to set, as pairs of the index of a version and a number.
 fn plan(
     deployment: &Value,
     versions: &[Version],
@@ -253,7 +255,7 @@ fn plan(
         }
     };
     if paused {
-        // Only the number of pods follows, in the version that has them.
+        // While paused, only scaling is applied, and only to the version that has the pods.
         if old_wanted == 0 {
             set_new(&mut out, wanted);
         }
@@ -281,7 +283,7 @@ fn plan(
         new_wanted = (new_wanted + room.max(0)).min(wanted);
     }
     set_new(&mut out, new_wanted);
-    // Old pods that are not available serve nobody; the others go as new ones become available.
+    // Unavailable old pods are removed first; available ones only as new ones become available.
     let available: i64 = versions
         .iter()
         .map(|v| v.count("availableReplicas").min(v.wanted()))
@@ -335,8 +337,8 @@ async fn set_revision(
     annotate(api, resource, key, revision).await
 }
 
-/// The annotations of a Deployment that its ReplicaSets carry, too: what `kubectl rollout history`
-/// shows as the cause of a change is among them.
+/// Returns the annotations of a Deployment that its ReplicaSets inherit, such as the change cause that
+/// `kubectl rollout history` shows.
 fn inherited(deployment: &Value) -> Map<String, Value> {
     const OWN: &str = "deployment.kubernetes.io/";
     let annotations = meta::at(deployment, &["metadata", "annotations"]);
@@ -350,7 +352,7 @@ fn inherited(deployment: &Value) -> Map<String, Value> {
     map
 }
 
-/// Brings the annotations of the current version in line with the Deployment's.
+/// Copies the inherited annotations of the Deployment to the current version.
 async fn explain(
     api: &Api,
     sets: &Arc<koord_kinds::Resource>,
@@ -402,7 +404,7 @@ async fn annotate(
     }
 }
 
-/// Deletes the oldest versions beyond the history limit.
+/// Deletes the oldest idle versions beyond the history limit.
 async fn clean_up(
     api: &Api,
     sets: &Arc<koord_kinds::Resource>,
@@ -452,7 +454,7 @@ async fn report(
         .unwrap_or_default();
     let generation = meta::at(deployment, &["metadata", "generation"]).cloned();
     let now = api.clock().now();
-    // The largest number means: none.
+    // The largest value means that there is no deadline.
     let deadline = meta::int_at(deployment, &["spec", "progressDeadlineSeconds"])
         .filter(|n| *n < i64::from(i32::MAX));
     let mut left = None;

@@ -1,4 +1,4 @@
-//! Keeps the status of disruption budgets, from which evictions take.
+//! Disruption controller: keeps the status of PodDisruptionBudgets, which evictions consume.
 
 use super::pods;
 use super::queue::{Reconcile, Source, Work};
@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long an eviction may take to delete its pod before the budget gets the disruption back.
+/// How long an evicted pod may take to be deleted before its disruption is returned to the budget.
 const DISRUPTED_FOR: SignedDuration = SignedDuration::from_mins(2);
 
-/// Computes what budgets allow.
+/// The disruption controller.
 pub(super) struct Disruption;
 
 fn budgets() -> TableId {
@@ -81,7 +81,8 @@ impl Reconcile for Disruption {
     }
 }
 
-/// The replicas that the controllers of the pods want, all in all; pods without one count one each.
+/// Returns the sum of the replicas that the pods' controllers ask for; a pod without a controller counts as
+/// one.
 fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
     let mut seen = Vec::new();
     let mut expected = 0;
@@ -120,7 +121,8 @@ fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
     expected
 }
 
-/// `n` or `p%` of `total`, percentages rounded up.
+/// Resolves a value of the form `n` or `p%` (of `total`); percentages are rounded up. `None` if it is
+/// neither.
 fn resolve(value: &Value, total: i64) -> Option<i64> {
     if let Some(n) = value.as_i64() {
         return Some(n);
@@ -154,7 +156,7 @@ fn assess(budget: &mut Value, pods: &[Value], expected_by_owners: i64, now: Time
         .and_then(Value::as_object)
         .cloned()
         .unwrap_or_default();
-    // An eviction counts until its pod is gone, or did not go for too long.
+    // An eviction counts until its pod is gone or its timeout has passed.
     let disrupted: Map<String, Value> = old
         .into_iter()
         .filter(|(name, at)| {
@@ -203,7 +205,7 @@ fn assess(budget: &mut Value, pods: &[Value], expected_by_owners: i64, now: Time
     if let Some(list) = status.get_mut("conditions").and_then(Value::as_array_mut) {
         for c in list {
             let c = meta::as_object(c);
-            // Required by the condition type, though there is nothing to say.
+            // The condition type requires a message, even an empty one.
             c.entry("message").or_insert_with(|| "".into());
             c.insert("observedGeneration".to_owned(), generation.into());
         }

@@ -1,4 +1,4 @@
-//! Events are forgotten an hour after they were last written.
+//! Event TTL controller: deletes events an hour after their last write.
 
 use crate::rest::Api;
 use crate::store::{Entry, EventKind, Key, Revision, TableId};
@@ -11,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 
 /// How long an event is kept after its last write.
 const TTL: SignedDuration = SignedDuration::from_hours(1);
-/// Longest pause between two looks at what is due.
+/// Longest pause between two checks for expired events.
 const TICK: Duration = Duration::from_secs(60);
 
-/// What expires when. An event that is written often is in it once, not once per write.
+/// Expiry index with one entry per event, updated in place when the event is written again.
 #[derive(Debug, Default)]
 struct Due {
     order: BTreeMap<(Timestamp, Revision), Key>,
@@ -38,7 +38,7 @@ impl Due {
         self.order.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// The first one, if it is due.
+    /// Removes and returns the first entry if it has expired.
     fn pop(&mut self, now: Timestamp) -> Option<(Key, Revision)> {
         let first = self.order.first_entry().filter(|e| e.key().0 <= now)?;
         let ((_, revision), key) = first.remove_entry();
@@ -56,7 +56,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
             continue;
         };
         for entry in &entries {
-            // Written by an earlier process: its own times say when.
+            // An earlier process wrote it, so its own timestamps decide.
             let at = last_seen(entry, api.clock().now()) + TTL;
             due.put(entry.key.clone(), at, entry.revision);
         }
@@ -72,7 +72,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(pause) => {
                     if let Err(error) = expire(&api, &mut due).await {
-                        tracing::debug!(%error, "expired events are left for the next round");
+                        tracing::debug!(%error, "failed to delete expired events, retrying in the next round");
                     }
                 }
                 next = watcher.next() => match next {
@@ -88,7 +88,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     }
 }
 
-/// When an event was last written, from its own times.
+/// Returns when an event was last written, from its own timestamps; never later than `now`.
 fn last_seen(entry: &Entry, now: Timestamp) -> Timestamp {
     let value = entry.value();
     let times: [&[&str]; 4] = [
@@ -108,7 +108,7 @@ fn last_seen(entry: &Entry, now: Timestamp) -> Timestamp {
         .map_or(now, |t| t.min(now))
 }
 
-/// Deletes what is due and was not written again meanwhile.
+/// Deletes expired events that were not written again in the meantime.
 async fn expire(api: &Api, due: &mut Due) -> Result<(), ApiError> {
     let events = api.builtin("", "v1", "events")?;
     let now = api.clock().now();

@@ -1,5 +1,5 @@
-//! What every namespace has: a service account called `default`, and the certificate of the
-//! server's authority in a ConfigMap.
+//! Controllers that keep an object in every namespace: the service account `default`, and a ConfigMap with
+//! the certificate of the server's authority.
 
 use super::queue::{Reconcile, Source, Work};
 use crate::rest::Api;
@@ -10,15 +10,15 @@ use serde_json::json;
 const ACCOUNT: &str = "default";
 const ROOT_CA: &str = "kube-root-ca.crt";
 
-/// Keeps one object in every namespace.
+/// A controller that keeps one object in every namespace.
 pub(super) enum EveryNamespace {
-    /// The service account.
+    /// Keeps the service account `default`.
     Account,
-    /// The certificate (PEM).
+    /// Keeps the ConfigMap with this certificate (PEM).
     RootCa(String),
 }
 
-/// The namespace of an entry that is called `name`.
+/// Returns the key of the entry's namespace if the entry is called `name`.
 fn namespace_of(entry: &Entry, name: &str) -> Vec<Key> {
     let own = (&*entry.key.name == name).then(|| Key::cluster(entry.key.namespace.clone()));
     own.into_iter().collect()
@@ -64,7 +64,7 @@ impl Reconcile for EveryNamespace {
                 }
             };
             match kept {
-                // The namespace went away in between.
+                // The namespace was deleted in the meantime.
                 Err(e) if e.code == 403 || e.code == 404 => Ok(None),
                 other => other.map(|()| None),
             }

@@ -1,9 +1,9 @@
-//! The garbage collector: objects go when all their owners are gone, and owners that are deleted in
-//! the foreground wait for what blocks them.
+//! The garbage collector: deletes objects when all their owners are gone, and completes the foreground
+//! deletion of owners whose blocking dependents are gone.
 //!
-//! It remembers only what to look at, and which owners wait. Who exists and who names whom is looked
-//! up in the store at the moment it matters, so that a late event can never make it delete
-//! something that is owned.
+//! It keeps only a queue of objects to check and the set of owners whose deletion waits. Whether an owner
+//! exists and which objects refer to it is read from the store at the moment of the decision, so a late event
+//! can never make it delete an object that has an owner.
 
 use super::objects;
 use super::queue::LOOK;
@@ -20,26 +20,26 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Pause before work that failed is tried again.
+/// Delay before failed work is retried.
 const RETRY: Duration = Duration::from_secs(1);
-/// Changes in flight between the tables and the collector.
+/// Capacity of the channel from the tables' forwarders to the collector.
 const CHANNEL: usize = 1024;
 
-/// An object somewhere.
+/// Table and key of an object.
 type Place = (TableId, Key);
 
-/// What a table's forwarder reports.
+/// A report of a table's forwarder.
 enum Report {
     Seen(Arc<Entry>),
     Changed(Event),
 }
 
-/// A thing to do.
+/// An item of the collector's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Work {
-    /// See whether the object still has an owner.
+    /// Check whether the object still has an owner.
     Dependent(Place),
-    /// See whether the deletion of the object can go on.
+    /// Check whether the deletion of the object can go on.
     Owner(Place),
 }
 
@@ -49,7 +49,7 @@ struct Graph {
     waiting: FxHashMap<Arc<str>, Place>,
     queue: VecDeque<Work>,
     queued: FxHashSet<Work>,
-    /// Objects with an owner of a kind that was not served when it was looked for.
+    /// Objects with an owner whose kind was not served when it was looked up.
     unknown: FxHashSet<Place>,
 }
 
@@ -72,7 +72,7 @@ impl Graph {
             self.waiting.insert(entry.index.uid.clone(), place());
             self.add(Work::Owner(place()));
         }
-        // Owners that go say so themselves; most changes are of something else.
+        // A deleted owner has an event of its own; most changes do not touch the owners.
         let same = before.is_some_and(|old| old.index.owners == entry.index.owners);
         let known = || !self.unknown.contains(&place());
         if entry.index.owners.is_empty() || same && known() {
@@ -128,8 +128,8 @@ impl Graph {
     }
 }
 
-/// The object is being deleted and one of our finalizers holds it. Looks at the bytes first: nearly
-/// no object says any of these words.
+/// Returns true if the object is being deleted and one of the collector's finalizers holds it. Searches the
+/// bytes first: nearly no object contains these words.
 fn waits(entry: &Entry) -> bool {
     contains(&entry.bytes, "\"deletionTimestamp\"")
         && (held_by(entry, FOREGROUND) || held_by(entry, ORPHAN))
@@ -147,7 +147,7 @@ fn contains(haystack: &[u8], needle: &str) -> bool {
     std::str::from_utf8(haystack).is_ok_and(|text| text.contains(needle))
 }
 
-/// Collects until `shutdown` is cancelled.
+/// Runs the garbage collector until `shutdown` is cancelled.
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     let (sender, mut reports) = mpsc::channel(CHANNEL);
     let mut graph = Graph::default();
@@ -183,7 +183,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
             Ok(Seen::All) => graph.settled(work),
             Ok(Seen::UnknownOwner) => graph.unsettled(work),
             Err(error) => {
-                tracing::debug!(?work, %error, "garbage collection will try again");
+                tracing::debug!(?work, %error, "failed to collect garbage, retrying");
                 retries.push_back((tokio::time::Instant::now() + RETRY, work));
             }
         }
@@ -210,7 +210,7 @@ fn note(
     }
 }
 
-/// Starts to follow the tables that were not followed yet.
+/// Starts to follow the tables that are not followed yet.
 fn follow_new(
     api: &Api,
     followed: &mut FxHashSet<TableId>,
@@ -218,7 +218,7 @@ fn follow_new(
     shutdown: &CancellationToken,
 ) {
     for resource in api.registry().tables() {
-        // Events own nothing and are owned by nothing that collection must follow fast.
+        // Events own nothing, and no owner of theirs needs prompt collection.
         if &*resource.plural == "events" {
             continue;
         }
@@ -229,7 +229,7 @@ fn follow_new(
     }
 }
 
-/// Reports the objects of one table and their changes.
+/// Forwards the objects of one table and their changes.
 async fn follow(
     api: Api,
     table: TableId,
@@ -256,7 +256,7 @@ async fn follow(
                 if sender.send(Report::Changed(event)).await.is_err() {
                     return;
                 }
-                // That it lags it says again when it is waited for.
+                // If the watcher lags, the next wait reports it.
                 next = watcher.try_next().ok().flatten();
             }
             tokio::select! {
@@ -267,11 +267,11 @@ async fn follow(
     }
 }
 
-/// Whether all could be said of an object.
+/// Outcome of a check of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     All,
-    /// The kind of an owner is not served: the next change of the object is a reason to look again.
+    /// The kind of an owner is not served: the next change of the object causes another check.
     UnknownOwner,
 }
 
@@ -282,16 +282,16 @@ async fn execute(api: &Api, work: &Work) -> Result<Seen, ApiError> {
     }
 }
 
-/// How an owner is doing.
+/// State of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// It exists.
     Solid,
-    /// It is being deleted and waits for its dependents.
+    /// It is being deleted in the foreground and waits for its dependents.
     Waiting,
     /// There is no such object.
     Absent,
-    /// Its kind is not served (yet): nothing can be said.
+    /// Its kind is not served (yet), so it is unknown whether it exists.
     Unknown,
 }
 
@@ -317,11 +317,11 @@ fn state_of(api: &Api, namespace: &str, owner: &Owner) -> State {
     }
 }
 
-/// What to do with an object that names owners.
+/// What to do with an object that has owner references.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Keep,
-    /// Owners that are gone, or wait for this object, are taken off the list.
+    /// Remove the references to these owners (uids), which are gone or wait for this object.
     Release(Vec<String>),
     Delete(Option<Propagation>),
 }
@@ -399,7 +399,7 @@ async fn dependent(api: &Api, place: &Place) -> Result<Seen, ApiError> {
     }
 }
 
-/// Takes owners off an object's list.
+/// Removes the references to some owners from an object.
 async fn release(
     api: &Api,
     resource: &Arc<Resource>,
@@ -410,8 +410,8 @@ async fn release(
     objects::drop_owners(api, resource, key, goes).await
 }
 
-/// The objects that name `owner`, a uid, at this moment: the deletion of an owner must not go on
-/// before the last of them was seen, and events come late.
+/// Returns the objects that refer to `owner`, a uid, at this moment. Read from the store, not from events,
+/// which arrive late: the deletion of an owner must not go on before its last dependent was seen.
 fn dependents_now(api: &Api, owner: &str) -> Vec<(Arc<Resource>, Arc<Entry>)> {
     let mut out = Vec::new();
     for resource in api.registry().tables() {
@@ -421,15 +421,15 @@ fn dependents_now(api: &Api, owner: &str) -> Vec<(Arc<Resource>, Arc<Entry>)> {
     out
 }
 
-/// The entry keeps its owner `uid` from going before it.
+/// Returns true if the entry blocks the deletion of its owner `uid`.
 fn blocks(entry: &Entry, uid: &str) -> bool {
     meta::owners(&entry.value())
         .iter()
         .any(|o| o.uid == uid && o.block_owner_deletion)
 }
 
-/// Whether `from`, which is deleted in the foreground, waits for the object `uid`, be it through
-/// others: two that wait for each other wait for ever.
+/// Returns true if `from`, which is deleted in the foreground, waits for the object `uid` directly or through
+/// other objects. Two objects that wait for each other would wait forever.
 fn waits_for(api: &Api, from: &Arc<Entry>, uid: &str) -> bool {
     let mut seen = FxHashSet::default();
     let mut todo = vec![from.clone()];
@@ -449,7 +449,7 @@ fn waits_for(api: &Api, from: &Arc<Entry>, uid: &str) -> bool {
     false
 }
 
-/// Lets the deletion of an owner go on when nothing holds it any more.
+/// Completes the deletion of an owner when no dependent blocks it any more.
 async fn owner(api: &Api, place: &Place) -> Result<(), ApiError> {
     let Some((resource, entry)) = place_of(api, place) else {
         return Ok(());
@@ -479,7 +479,7 @@ async fn owner(api: &Api, place: &Place) -> Result<(), ApiError> {
             self::dependent(api, &place).await?;
         }
     }
-    // Look again: what could be removed at once is gone by now.
+    // Read again: dependents that could be removed at once are gone by now.
     let blocked = dependents_now(api, &uid).iter().any(|(_, dependent)| {
         let circle = || held_by(dependent, FOREGROUND) && waits_for(api, dependent, &uid);
         blocks(dependent, &uid) && !circle()
@@ -561,7 +561,7 @@ mod tests {
         assert!(looks(&mut graph, &same, None));
         assert!(!looks(&mut graph, &same, Some(&old)));
         assert!(looks(&mut graph, &other, Some(&old)));
-        // An owner of a kind that was not there may be there now.
+        // The kind of an owner may be served now.
         graph.unsettled(Work::Dependent(place(&same)));
         assert!(looks(&mut graph, &same, Some(&old)));
         graph.settled(Work::Dependent(place(&same)));

@@ -1,4 +1,4 @@
-//! Jobs: pods that run to their end, so many times.
+//! Job controller: runs pods until enough of them have completed.
 
 use super::adoption;
 use super::job_rules::{self, Verdict};
@@ -18,16 +18,16 @@ use std::time::Duration;
 
 /// Annotation and label with the index of a pod of an Indexed job.
 const INDEX: &str = "batch.kubernetes.io/job-completion-index";
-/// Annotation with how often the index of a pod failed before.
+/// Annotation with the number of earlier failures of the pod's index.
 const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
-/// Pause before the first replacement of a failed pod; doubles up to [`MAX_BACKOFF`].
+/// Delay before the first replacement of a failed pod, in seconds; doubles up to [`MAX_BACKOFF`].
 const BACKOFF: i64 = 10;
-/// Longest pause, seconds.
+/// Longest delay before a replacement, in seconds.
 const MAX_BACKOFF: i64 = 600;
-/// Pods made in one go: a job that wants very many must not keep the others waiting.
+/// Pods created in one reconcile, so that a large job does not delay the others.
 const BURST: usize = 500;
 
-/// Runs Jobs.
+/// The Job controller.
 pub(super) const JOBS: Workload = Workload {
     name: "job-controller",
     group: "batch",
@@ -39,24 +39,24 @@ pub(super) const JOBS: Workload = Workload {
     sync: |about, key| sync(about, key).boxed(),
 };
 
-/// What the pods of a job say.
+/// Counts and indexes of a job's pods by their state.
 #[derive(Debug, Default)]
 struct Tally {
     active: usize,
     ready: usize,
     succeeded: i64,
     failed: i64,
-    /// Indices that succeeded, and those that have an active pod.
+    /// Indexes that succeeded, and those with an active pod.
     done: BTreeSet<i64>,
     running: BTreeSet<i64>,
     last_failure: Option<Timestamp>,
     /// Pods that are being deleted and have not ended.
     terminating: usize,
-    /// Failures of each index, and when the last one was.
+    /// Number of failures of each index, and the time of the last one.
     failures: BTreeMap<i64, (i64, Timestamp)>,
-    /// Indexes that are given up.
+    /// Indexes that have failed for good.
     lost: BTreeSet<i64>,
-    /// Why the failure of a pod is that of the job.
+    /// Why a pod failure fails the whole job, if one does.
     fatal: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Tally {
     fn of(job: &Value, pods: &[Value], now: Timestamp) -> Self {
         let mut out = Self::default();
         if indexed(job) {
-            // Pods that somebody removed after they ended still count.
+            // Pods that were deleted after they ended still count.
             let limit = number(job, "completions").unwrap_or(0);
             let known = |key: &str| job_rules::indexes(meta::text(job, &["status", key]), limit);
             out.done = known("completedIndexes");
@@ -112,7 +112,7 @@ impl Tally {
     }
 }
 
-/// When the last container of a pod ended.
+/// Returns when the last container of a pod ended.
 fn ended_at(pod: &Value) -> Option<Timestamp> {
     meta::at(pod, &["status", "containerStatuses"])?
         .as_array()?
@@ -128,16 +128,16 @@ fn number(job: &Value, key: &str) -> Option<i64> {
     meta::int_at(job, &["spec", key])
 }
 
-/// How a job ended.
+/// The outcome of a finished job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum End {
     Complete,
-    /// By this rule of its success policy.
+    /// Succeeded by the rule with this index of its success policy.
     Success(usize),
     Failed(&'static str, String),
 }
 
-/// Whether the job has ended, and how.
+/// Returns the outcome of the job if it is finished.
 fn end_of(job: &Value, tally: &Tally, now: Timestamp) -> Option<End> {
     if let Some(why) = &tally.fatal {
         return Some(End::Failed("PodFailurePolicy", why.clone()));
@@ -181,7 +181,7 @@ fn end_of(job: &Value, tally: &Tally, now: Timestamp) -> Option<End> {
     }
     match number(job, "completions") {
         Some(n) => (succeeded >= n).then_some(End::Complete),
-        // A work queue is empty when one pod says so and the others have ended.
+        // Without `completions`, the job completes when one pod has succeeded and the others have ended.
         None => (succeeded > 0 && tally.active == 0).then_some(End::Complete),
     }
 }
@@ -190,7 +190,7 @@ fn indexed(job: &Value) -> bool {
     meta::text(job, &["spec", "completionMode"]) == "Indexed"
 }
 
-/// How many pods shall be active now.
+/// Returns how many pods should be active now.
 fn wanted(job: &Value, tally: &Tally) -> usize {
     let parallel = number(job, "parallelism").unwrap_or(1).max(0);
     let wanted = match number(job, "completions") {
@@ -208,8 +208,8 @@ fn wanted(job: &Value, tally: &Tally) -> usize {
     usize::try_from(wanted).unwrap_or(0)
 }
 
-/// Seconds until a failed pod may be replaced; where indexes fail by themselves, each waits for
-/// itself.
+/// Returns the seconds until a failed pod may be replaced. With a backoff limit per index it is 0: each index
+/// has its own delay.
 fn backoff_left(job: &Value, tally: &Tally, now: Timestamp) -> i64 {
     match tally.last_failure {
         Some(last) if number(job, "backoffLimitPerIndex").is_none() => {
@@ -219,7 +219,7 @@ fn backoff_left(job: &Value, tally: &Tally, now: Timestamp) -> i64 {
     }
 }
 
-/// Seconds left of the pause after so many failures, the last at this time.
+/// Returns the remaining seconds of the backoff after `failures` failures, the last of them at `last`.
 fn pause_left(failures: i64, last: Timestamp, now: Timestamp) -> i64 {
     let exponent = u32::try_from((failures - 1).clamp(0, 16)).unwrap_or(16);
     let pause = BACKOFF.saturating_mul(1 << exponent).min(MAX_BACKOFF);
@@ -229,7 +229,7 @@ fn pause_left(failures: i64, last: Timestamp, now: Timestamp) -> i64 {
 async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     let (api, jobs, job) = (about.api, about.resource, about.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
-    // A job that another controller manages is that one's alone.
+    // A job that another controller manages is left to it.
     let manager = meta::text(job, &["spec", "managedBy"]);
     if meta::deleting(job) || !matches!(manager, "" | "kubernetes.io/job-controller") {
         return Ok(None);
@@ -247,7 +247,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         return expire(api, key, jobs, job, &uid, now).await;
     }
     let suspended = meta::is_true(job, &["spec", "suspend"]);
-    // The times of the job begin with its first sync.
+    // The start time of the job is that of its first reconcile.
     let mut job_with_start = job.clone();
     if meta::text(job, &["status", "startTime"]).is_empty() && !suspended {
         meta::section(&mut job_with_start, "status")
@@ -259,7 +259,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     } else {
         wanted(job, &tally)
     };
-    // Replacements wait for the end of what is deleted, if they shall.
+    // With the policy `Failed`, a replacement waits until the pod that is being deleted has ended.
     let late = meta::text(job, &["spec", "podReplacementPolicy"]) == "Failed";
     let room = target.saturating_sub(if late { tally.terminating } else { 0 });
     let mut again = None;
@@ -306,7 +306,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     }
 }
 
-/// Creates the missing pods. Tells in how many seconds another may be made, if one has to wait.
+/// Creates the missing pods. Returns in how many seconds another may be created, if an index is in backoff.
 async fn start(
     about: &About<'_>,
     pods_resource: &std::sync::Arc<koord_kinds::Resource>,
@@ -355,7 +355,7 @@ async fn start(
     Ok(waits)
 }
 
-/// Tells a pod of an Indexed job its index: label, annotation, name, host name, environment.
+/// Sets the index of a pod of an Indexed job: label, annotation, name, host name, environment.
 fn mark_index(pod: &mut Value, job: &str, index: i64) {
     let text = index.to_string();
     let metadata = meta::section(pod, "metadata");
@@ -387,7 +387,7 @@ fn write(
     suspended: bool,
     now: Timestamp,
 ) {
-    // Pods that somebody removed after they ended still count.
+    // Pods that were deleted after they ended still count.
     let kept = |status: &Map<String, Value>, key: &str, n: i64| {
         n.max(status.get(key).and_then(Value::as_i64).unwrap_or(0))
     };

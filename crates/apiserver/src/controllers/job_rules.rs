@@ -1,20 +1,20 @@
-//! What a Job says of failures and of success: its pod failure policy, its success policy, and sets
-//! of indexes as its status writes them.
+//! Rules of a Job about failure and success: its pod failure policy, its success policy, and the index sets
+//! of its status.
 
 use crate::rest::meta;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// What a failed pod means for its job.
+/// Effect of a failed pod on its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It counts.
+    /// The failure counts towards the backoff limit.
     Count,
-    /// It does not.
+    /// The failure does not count.
     Ignore,
-    /// The index of the pod is given up.
+    /// The index of the pod fails for good.
     FailIndex,
-    /// The job is, for this reason.
+    /// The job fails, with this message.
     FailJob(String),
 }
 
@@ -23,7 +23,8 @@ fn list<'a>(value: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> 
     list.into_iter().flatten()
 }
 
-/// The first rule of `spec.podFailurePolicy` that matches decides.
+/// Returns the effect of a failed pod by the first rule of `spec.podFailurePolicy` that matches; without one
+/// it counts.
 pub(super) fn verdict(job: &Value, pod: &Value) -> Verdict {
     for (i, rule) in list(job, &["spec", "podFailurePolicy", "rules"]).enumerate() {
         let action = meta::text(rule, &["action"]);
@@ -83,7 +84,7 @@ fn pod_condition(rule: &Value, pod: &Value) -> Option<String> {
     })
 }
 
-/// The first rule of `spec.successPolicy` that the indexes `done` fulfil.
+/// Returns the index of the first rule of `spec.successPolicy` that the indexes `done` satisfy.
 pub(super) fn success(job: &Value, done: &BTreeSet<i64>) -> Option<usize> {
     list(job, &["spec", "successPolicy", "rules"]).position(|rule| {
         let named = match meta::text(rule, &["succeededIndexes"]) {
@@ -108,7 +109,7 @@ pub(super) fn success(job: &Value, done: &BTreeSet<i64>) -> Option<usize> {
     })
 }
 
-/// `0-2,4` as ranges, both ends included. What is no number is left out.
+/// Parses a text such as `0-2,4` into ranges, both ends included. Parts that are not numbers are skipped.
 fn ranges(text: &str) -> Vec<(i64, i64)> {
     text.split(',')
         .filter_map(|part| {
@@ -119,14 +120,15 @@ fn ranges(text: &str) -> Vec<(i64, i64)> {
         .collect()
 }
 
-/// The indexes below `limit` that such a text names; a job has no more than 100,000.
+/// Returns the indexes below `limit` in a text such as `0-2,4`; at most 100,000, the most that a job can
+/// have.
 pub(super) fn indexes(text: &str, limit: i64) -> BTreeSet<i64> {
     let limit = limit.min(100_000);
     let all = ranges(text).into_iter();
     all.flat_map(|(a, b)| a.max(0)..=b.min(limit - 1)).collect()
 }
 
-/// Indexes as such a text: runs of more than two are a range.
+/// Formats indexes such as `0-2,4`: runs of more than two become a range.
 pub(super) fn text(indexes: &BTreeSet<i64>) -> String {
     let mut runs: Vec<(i64, i64)> = Vec::new();
     for &i in indexes {

@@ -1,4 +1,4 @@
-//! The controllers that a control plane needs to be one: garbage collection, namespaces, sums of roles, node and pod
+//! The controllers of a control plane: garbage collection, namespaces, aggregated roles, node and pod
 //! lifecycle, disruption budgets, quotas, event expiry and the workload controllers.
 //!
 //! Each is a task over [`Api`] and writes only through its verbs, so what a controller does is
@@ -40,12 +40,12 @@ use queue::Reconcile;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// What a controller is started with.
+/// Parameters that controllers are started with.
 struct Start<'a> {
     api: &'a Api,
     /// The certificate (PEM) that clients are to trust.
     authority: &'a str,
-    /// So many pods that have ended are kept.
+    /// How many pods that have ended are kept; 0: all.
     ended_pods: usize,
     stop: &'a CancellationToken,
 }
@@ -65,10 +65,10 @@ impl Start<'_> {
     }
 }
 
-/// A controller's name and what starts it.
+/// A controller's name and the function that starts it.
 type Row = (&'static str, fn(&Start<'_>) -> Task);
 
-/// Every controller. The names are those of kube-controller-manager, where it has one.
+/// Every controller. The names are those of kube-controller-manager, where it has a counterpart.
 const ALL: [Row; 18] = [
     ("garbage-collector-controller", |s| s.task(garbage::run)),
     ("namespace-controller", |s| s.queue(namespaces::Namespaces)),
@@ -110,14 +110,15 @@ const ALL: [Row; 18] = [
     }),
 ];
 
-/// The names of all controllers.
+/// Returns the names of all controllers.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
     ALL.iter().map(|(name, _)| *name).collect()
 }
 
-/// Starts the controllers of `wanted`; `authority` is the certificate (PEM) that clients are to
-/// trust; of the pods that have ended the newest `ended_pods` are kept, 0: all. They end when `shutdown` is cancelled; the tracker tells when.
+/// Starts the enabled controllers of `wanted`. `authority` is the certificate (PEM) that clients are to
+/// trust. The newest `ended_pods` pods that have ended are kept; 0 keeps all. The controllers end when
+/// `shutdown` is cancelled; the returned tracker then completes.
 pub fn start(
     api: &Api,
     authority: &str,

@@ -1,4 +1,4 @@
-//! Deleting a namespace deletes what is in it first.
+//! Namespace controller: deletes the objects of a namespace before the namespace itself.
 
 use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Empties and removes namespaces that are being deleted.
+/// The controller of namespaces that are being deleted.
 pub(super) struct Namespaces;
 
-/// How long to wait for what is left before looking again.
+/// Requeue delay while objects remain.
 const WAIT: Duration = Duration::from_millis(500);
-/// The finalizer in `spec.finalizers` that is ours.
+/// The finalizer in `spec.finalizers` that this controller removes.
 const FINALIZER: &str = "kubernetes";
 
 impl Reconcile for Namespaces {
@@ -51,14 +51,14 @@ impl Reconcile for Namespaces {
     }
 }
 
-/// What is left of one resource.
+/// Remaining objects of one resource.
 #[derive(Debug, Default)]
 struct Left {
     objects: usize,
     finalizers: BTreeMap<String, usize>,
 }
 
-/// What a round of deletions left.
+/// Outcome of a round of deletions: the remaining objects by resource.
 #[derive(Debug, Default)]
 struct Round {
     left: BTreeMap<String, Left>,
@@ -66,7 +66,7 @@ struct Round {
     failures: Vec<String>,
 }
 
-/// Deletes everything in the namespace, the pods before what they may still need.
+/// Deletes everything in the namespace. Pods first: they may still need the rest.
 async fn empty(api: &Api, namespace: &str) -> Round {
     let mut round = Round::default();
     let mut resources = api.registry().tables();
@@ -82,7 +82,7 @@ async fn empty(api: &Api, namespace: &str) -> Round {
 }
 
 async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str, round: &mut Round) {
-    // In the background: whoever waits for dependents in the foreground does so no longer.
+    // Background deletion, so that no object waits for its dependents any longer.
     let options = DeleteOptions {
         propagation: Some(Propagation::Background),
         ..DeleteOptions::default()
@@ -107,7 +107,7 @@ async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str, round:
     }
 }
 
-/// Says in the conditions what the deletion waits for.
+/// Writes to the conditions what the deletion waits for.
 async fn report(api: &Api, key: &Key, round: &Round) -> Result<(), ApiError> {
     let left = &round.left;
     let objects: Vec<String> = left
@@ -188,7 +188,7 @@ async fn report(api: &Api, key: &Key, round: &Round) -> Result<(), ApiError> {
     .map(|_| ())
 }
 
-/// Takes our finalizer off; the namespace goes when no other holds it.
+/// Removes the finalizer `kubernetes`, and the namespace itself if no other finalizer holds it.
 async fn finalize(api: &Api, key: &Key) -> Result<(), ApiError> {
     let namespaces = api.builtin("", "v1", "namespaces")?;
     let done = api

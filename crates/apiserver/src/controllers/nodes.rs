@@ -1,7 +1,7 @@
-//! Node lifecycle: a node that stops renewing its lease becomes Unknown, gets taints, and its pods are
-//! evicted when they no longer tolerate them.
+//! Node lifecycle controller: a node that stops renewing its lease becomes Unknown and tainted, and pods that
+//! do not tolerate the taints are evicted.
 //!
-//! A node that never had a lease is left alone: nobody promised to keep it alive.
+//! A node that never had a lease is left alone: nothing is expected to renew one.
 
 use crate::rest::{Api, DeleteOptions, meta};
 use crate::store::{Entry, Key, Revision, TableId};
@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How often all nodes are looked at.
+/// Interval between checks of all nodes.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Silence after which a node is Unknown.
+/// Time without a lease renewal after which a node becomes Unknown.
 const GRACE: SignedDuration = SignedDuration::from_secs(40);
-/// Where kubelets keep their leases.
+/// Namespace of the kubelets' leases.
 const LEASES: &str = "kube-node-lease";
 
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
@@ -41,24 +41,24 @@ const CONDITION_TAINTS: [(&str, &str, &str); 6] = [
     ),
 ];
 
-/// What is remembered of a node between looks.
+/// State of a node at its last check.
 struct Seen {
     node: Revision,
     lease: Revision,
-    /// When the lease was seen to change last, by our clock: the node's may be wrong.
+    /// When the lease was last seen to change, by the clock of this process: the node's may be wrong.
     renewed: Timestamp,
-    /// The node had taints that evict when last looked at.
+    /// Whether the node had NoExecute taints.
     evicting: bool,
     silent: bool,
 }
 
-/// Watches over the nodes until `shutdown` is cancelled.
+/// Runs the node lifecycle controller until `shutdown` is cancelled.
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     let mut seen: FxHashMap<Arc<str>, Seen> = FxHashMap::default();
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let nodes = TableId::new("", "nodes");
-    // A node's own reports are acted on at once, silence is noticed by the tick.
+    // A change of a node is handled at once; a missing renewal is noticed by the tick.
     let mut watcher = None;
     loop {
         let mut changed: Option<Arc<Entry>> = None;
@@ -98,7 +98,9 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
                 Ok(now) => {
                     seen.insert(name, now);
                 }
-                Err(error) => tracing::debug!(node = %name, %error, "will look at the node again"),
+                Err(error) => {
+                    tracing::debug!(node = %name, %error, "failed to check node, retrying")
+                }
             }
         }
     }
@@ -167,7 +169,7 @@ async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen,
     Ok(seen)
 }
 
-/// Conditions of a node that nobody hears from.
+/// Sets the conditions of a node without lease renewals to Unknown.
 fn mark_unknown(node: &mut Value, now: Timestamp) {
     let status = meta::section(node, "status");
     for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
@@ -183,7 +185,7 @@ fn mark_unknown(node: &mut Value, now: Timestamp) {
     }
 }
 
-/// Brings the taints that stand for conditions in line with them.
+/// Sets the taints that represent conditions, and removes those whose condition no longer holds.
 fn set_taints(node: &mut Value, now: Timestamp) {
     let condition =
         |kind: &str| meta::condition(node, kind).map(|c| meta::text(c, &["status"]).to_owned());
@@ -199,7 +201,7 @@ fn set_taints(node: &mut Value, now: Timestamp) {
     if meta::is_true(node, &["spec", "unschedulable"]) {
         wanted.push((UNSCHEDULABLE, "NoSchedule"));
     }
-    // Without a Ready condition nothing is known: taints that somebody put there stay.
+    // Without a Ready condition the state is unknown: existing taints stay.
     let judged = condition("Ready").is_some();
     let ours = |key: &str| {
         key == UNSCHEDULABLE || (judged && CONDITION_TAINTS.iter().any(|(_, _, t)| *t == key))
@@ -241,7 +243,7 @@ fn set_taints(node: &mut Value, now: Timestamp) {
     }
 }
 
-/// The taints of an effect.
+/// Returns the taints with this effect.
 fn taints(node: &Value, effect: &str) -> Vec<Value> {
     meta::list_at(node, &["spec", "taints"])
         .iter()
@@ -250,7 +252,7 @@ fn taints(node: &Value, effect: &str) -> Vec<Value> {
         .collect()
 }
 
-/// A toleration that covers a taint.
+/// Returns true if the toleration covers the taint.
 pub(super) fn tolerates(toleration: &Value, taint: &Value) -> bool {
     let get = |v: &Value, k: &str| meta::text(v, &[k]).to_owned();
     let (key, effect) = (get(toleration, "key"), get(toleration, "effect"));
@@ -267,7 +269,7 @@ pub(super) fn tolerates(toleration: &Value, taint: &Value) -> bool {
     }
 }
 
-/// Whether a pod must leave a node with these NoExecute taints now.
+/// Returns true if a pod must now leave a node with these NoExecute taints.
 fn must_leave(pod: &Value, taints: &[Value], now: Timestamp) -> bool {
     let tolerations: Vec<&Value> = meta::list_at(pod, &["spec", "tolerations"])
         .iter()

@@ -1,4 +1,4 @@
-//! What controllers do with objects of any kind.
+//! Operations of controllers on objects of any kind.
 
 use crate::rest::{Api, Input, Object, WriteOptions, meta};
 use crate::store::Key;
@@ -7,7 +7,7 @@ use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Alphabet of the hash, which must be usable in a name.
+/// Alphabet of the hash: characters that are valid in a name.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Creates an object in `namespace`.
@@ -21,7 +21,7 @@ pub(super) async fn create(
     Ok(done.value(resource))
 }
 
-/// [`create`] for who may not need the object.
+/// Like [`create`], but returns the object without converting it to a `Value`.
 pub(super) async fn create_object(
     api: &Api,
     resource: &Arc<Resource>,
@@ -35,7 +35,7 @@ pub(super) async fn create_object(
     Ok(done.object)
 }
 
-/// Takes the owners for whom `goes` is true off an object's list.
+/// Removes the owner references for which `goes` is true from an object.
 pub(super) async fn drop_owners(
     api: &Api,
     resource: &Arc<Resource>,
@@ -63,7 +63,7 @@ pub(super) async fn drop_owners(
     .map(drop)
 }
 
-/// Without nulls, which mean the same as nothing.
+/// Returns a copy without nulls, which mean the same as absent fields.
 pub(super) fn strip(value: &Value) -> Value {
     match value {
         Value::Object(map) => Value::Object(
@@ -77,7 +77,7 @@ pub(super) fn strip(value: &Value) -> Value {
     }
 }
 
-/// A short name for a template: FNV-1a of its JSON.
+/// Returns a short hash of a template that is usable in names: FNV-1a of its JSON without nulls.
 pub(super) fn hash(template: &Value) -> String {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for byte in strip(template).to_string().bytes() {

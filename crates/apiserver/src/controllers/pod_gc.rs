@@ -1,5 +1,5 @@
-//! Pods of nodes that no longer exist are deleted: no kubelet will ever do it. Of those that have ended so many
-//! are kept.
+//! Pod garbage collector: deletes pods of nodes that no longer exist, which no kubelet will ever delete, and
+//! the pods that have ended beyond a limit.
 
 use super::queue::{Again, Reconcile, Source, Work};
 use crate::rest::{Api, DeleteOptions, meta};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Deletes orphaned pods, and ended ones above `keep`; 0 keeps all of these.
+/// The pod garbage collector. Keeps `keep` pods that have ended; 0 keeps all of them.
 pub(super) struct PodGc {
     keep: usize,
     state: Mutex<State>,
@@ -20,18 +20,18 @@ pub(super) struct PodGc {
 
 #[derive(Default)]
 struct State {
-    /// Since when nodes that pods are on are known to be missing.
+    /// Since when each missing node that still has pods is known to be missing.
     missing: FxHashMap<Arc<str>, Timestamp>,
-    /// No look at all pods before.
+    /// No scan of all pods before this time.
     rest: Option<Instant>,
 }
 
-/// How long a node must be gone: it may be about to register again.
+/// How long a node must be missing before its pods are deleted: it may be about to register again.
 const QUARANTINE: Duration = Duration::from_secs(40);
-/// A look at all pods is followed by so many times as long without one.
+/// Pause after a scan of all pods, in multiples of the scan's duration.
 const REST: u32 = 50;
 
-/// All nodes in one: thousands of missing ones are found in one look at all pods, not in one each.
+/// Returns the one key for all nodes: thousands of missing nodes are found in one scan, not in one scan each.
 fn all() -> Key {
     Key::cluster("nodes")
 }
@@ -48,7 +48,7 @@ impl PodGc {
         }
     }
 
-    /// The ended pods that are too many: evicted ones first, then the oldest.
+    /// Returns the ended pods beyond the limit: evicted ones first, then the oldest.
     fn surplus(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
         let mut found = api.store().all(pods, None, &has_ended);
         let surplus = found.len().saturating_sub(self.keep);
@@ -70,7 +70,7 @@ impl Reconcile for PodGc {
     fn sources(&self) -> Vec<Source> {
         vec![
             Source::new("", "nodes", |api, node| {
-                // One that came may have been missing, one that went has left its pods.
+                // A new node may have been missing; a removed one leaves its pods behind.
                 let came = node.created == node.revision;
                 let concerns = came || api.store().get(&nodes(), &node.key).is_none();
                 Vec::from_iter(concerns.then(all))
@@ -115,7 +115,7 @@ impl Reconcile for PodGc {
 }
 
 impl State {
-    /// Of the pods of missing nodes those that have waited long enough, and when to look at the others.
+    /// Returns the pods whose nodes have been missing for long enough, and when to check the others.
     fn wait(
         &mut self,
         found: FxHashMap<Arc<str>, Vec<Arc<Entry>>>,
@@ -154,7 +154,7 @@ fn node_of(pod: &Entry) -> Option<&Arc<str>> {
     Some(node).filter(|node| !node.is_empty())
 }
 
-/// The pods of nodes that do not exist, by node.
+/// Returns the pods of nodes that do not exist, by node.
 fn orphans(api: &Api, pods: &TableId) -> FxHashMap<Arc<str>, Vec<Arc<Entry>>> {
     let known = api.store().all(&nodes(), None, &|_| true);
     let known: FxHashSet<&str> = known.iter().map(|node| &*node.key.name).collect();
@@ -287,7 +287,7 @@ mod tests {
         wait(10).await;
         node("c").await;
         wait(10).await;
-        // It was there again: its time counts from now.
+        // The node existed in between: the time starts again.
         send("DELETE", "nodes/c", json!({})).await;
         wait(19).await;
         assert_eq!(left(), ["stays", "free", "lost", "returns"]);

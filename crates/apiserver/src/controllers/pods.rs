@@ -1,4 +1,4 @@
-//! What the controllers ask about pods, and how they make them.
+//! Pod predicates and operations shared by the controllers.
 
 use super::objects::create_object;
 use super::recorder::About;
@@ -9,7 +9,7 @@ use koord_kinds::status::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// The pod has ended for good.
+/// Returns true if the pod has ended for good.
 pub(super) fn ended(pod: &Value) -> bool {
     matches!(
         meta::text(pod, &["status", "phase"]),
@@ -17,17 +17,18 @@ pub(super) fn ended(pod: &Value) -> bool {
     )
 }
 
-/// The pod still counts as a replica.
+/// Returns true if the pod still counts as a replica.
 pub(super) fn active(pod: &Value) -> bool {
     !ended(pod) && !meta::deleting(pod)
 }
 
-/// The pod's Ready condition holds.
+/// Returns true if the pod's Ready condition is True.
 pub(super) fn ready(pod: &Value) -> bool {
     meta::condition(pod, "Ready").is_some_and(|c| meta::text(c, &["status"]) == "True")
 }
 
-/// The pod has been ready for `min_ready_seconds`; else when to look again, in seconds.
+/// Returns `Ok` if the pod has been ready for `min_ready_seconds`, else the seconds until it will have been;
+/// `None` if it is not ready.
 pub(super) fn available(
     pod: &Value,
     min_ready_seconds: i64,
@@ -36,7 +37,8 @@ pub(super) fn available(
     available_since(ready_since(pod), min_ready_seconds, now)
 }
 
-/// Since when the pod's Ready condition holds, if it does; for ever when it does not say.
+/// Returns since when the pod's Ready condition is True; the Unix epoch if the condition has no valid time,
+/// `None` if the pod is not ready.
 pub(super) fn ready_since(pod: &Value) -> Option<jiff::Timestamp> {
     let ready = meta::condition(pod, "Ready")?;
     let since = meta::text(ready, &["lastTransitionTime"]);
@@ -44,7 +46,7 @@ pub(super) fn ready_since(pod: &Value) -> Option<jiff::Timestamp> {
         .then(|| since.parse().unwrap_or(jiff::Timestamp::UNIX_EPOCH))
 }
 
-/// [`available`] of a pod that is ready since a time.
+/// Like [`available`], for a pod that is ready since a given time.
 pub(super) fn available_since(
     ready: Option<jiff::Timestamp>,
     min_ready_seconds: i64,
@@ -64,7 +66,7 @@ pub(super) fn available_since(
     }
 }
 
-/// A reference to `owner` as the controller of what it makes.
+/// Builds an owner reference to `owner` as the controller.
 pub(super) fn controller_reference(resource: &Resource, owner: &Value) -> Value {
     json!({
         "apiVersion": resource.api_version(),
@@ -76,7 +78,7 @@ pub(super) fn controller_reference(resource: &Resource, owner: &Value) -> Value 
     })
 }
 
-/// A pod from a template, owned by `owner`.
+/// Builds a pod from a template, owned by `owner`.
 pub(super) fn from_template(template: &Value, resource: &Resource, owner: &Value) -> Value {
     let mut metadata = Map::new();
     for part in ["labels", "annotations", "finalizers"] {
@@ -100,7 +102,7 @@ pub(super) fn from_template(template: &Value, resource: &Resource, owner: &Value
     })
 }
 
-/// Deletes exactly this object; that it is gone already is fine.
+/// Deletes exactly this object. Succeeds if it is gone already.
 pub(super) async fn delete(
     api: &Api,
     resource: &Arc<Resource>,
@@ -117,7 +119,7 @@ pub(super) async fn delete(
     }
 }
 
-/// [`create_object`] of a pod that is said of its owner.
+/// Creates a pod like [`create_object`] and records an event about it on its owner.
 pub(super) async fn create_of(
     about: &About<'_>,
     resource: &Arc<Resource>,
@@ -142,7 +144,7 @@ pub(super) async fn create_of(
     done
 }
 
-/// [`delete`] of a pod that is said of its owner.
+/// Deletes a pod like [`delete`] and records an event about it on its owner.
 pub(super) async fn delete_of(
     about: &About<'_>,
     resource: &Arc<Resource>,
@@ -162,7 +164,7 @@ pub(super) async fn delete_of(
     done
 }
 
-/// The objects in the namespace whose controller is `uid`.
+/// Returns the objects in the namespace whose controller is `uid`.
 pub(super) fn owned(
     api: &Api,
     resource: &Resource,
@@ -183,9 +185,9 @@ pub(super) fn owned(
         .collect()
 }
 
-/// The key of the controller of an entry, if it is of this kind.
+/// Returns the key of the entry's controller if it is of this kind.
 pub(super) fn controller_key(entry: &Entry, kind: &str) -> Vec<Key> {
-    // Most pods are somebody else's: their bytes tell without being parsed.
+    // Most pods have another controller: a search in their bytes shows it without parsing.
     let says = |word: &str| std::str::from_utf8(&entry.bytes).is_ok_and(|t| t.contains(word));
     if entry.index.owners.is_empty() || !says(kind) {
         return Vec::new();
@@ -199,7 +201,8 @@ pub(super) fn controller_key(entry: &Entry, kind: &str) -> Vec<Key> {
         .unwrap_or_default()
 }
 
-/// Replaces the status of an object through its status sub-resource.
+/// Updates the status of an object through its status subresource. Succeeds without effect if the object is
+/// gone.
 pub(super) async fn write_status(
     api: &Api,
     resource: &Arc<Resource>,
@@ -222,8 +225,8 @@ pub(super) async fn write_status(
     }
 }
 
-/// Which of two pods of a set goes first when there are too many: unassigned before assigned,
-/// pending before running, not ready before ready, young before old.
+/// Returns the sort key by which surplus pods are deleted: unassigned before assigned, pending before
+/// running, not ready before ready, young before old.
 pub(super) fn deletion_order(pod: &Value) -> (bool, u8, bool, std::cmp::Reverse<String>) {
     let phase = match meta::text(pod, &["status", "phase"]) {
         "Pending" | "" => 0,

@@ -1,4 +1,4 @@
-//! Whether a Deployment's rollout gets on: its condition Progressing, and the deadline of
+//! Progress of a Deployment's rollout: its condition Progressing, and the deadline of
 //! `spec.progressDeadlineSeconds`.
 
 use crate::rest::meta;
@@ -6,15 +6,15 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 const KIND: &str = "Progressing";
-/// Reason when there is nothing to wait for.
+/// Reason of the condition when the rollout is complete.
 const AVAILABLE: &str = "NewReplicaSetAvailable";
 
-/// How far a rollout is.
+/// State of a rollout.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct State {
-    /// All pods are there, of the version asked for, and available.
+    /// All pods exist, have the current version and are available.
     pub(super) complete: bool,
-    /// There are more new, fewer old, or more ready pods than there were.
+    /// There are more new, fewer old, or more ready or available pods than before.
     pub(super) moved: bool,
     /// There are pods of other versions.
     pub(super) rolling: bool,
@@ -25,7 +25,7 @@ fn find<'a>(status: &'a Map<String, Value>, kind: &str) -> Option<&'a Value> {
     list.iter().find(|c| meta::text(c, &["type"]) == kind)
 }
 
-/// Notes that a condition was looked at and found changed.
+/// Sets the last update time of a condition.
 pub(super) fn stamp(status: &mut Map<String, Value>, kind: &str, now: Timestamp) {
     let list = status.get_mut("conditions").and_then(Value::as_array_mut);
     let mut all = list.into_iter().flatten();
@@ -34,7 +34,7 @@ pub(super) fn stamp(status: &mut Map<String, Value>, kind: &str, now: Timestamp)
     }
 }
 
-/// Seconds left until the rollout counts as stuck.
+/// Returns the seconds until the rollout exceeds its deadline.
 fn left(status: &Map<String, Value>, deadline: Option<i64>, now: Timestamp) -> Option<u64> {
     let since = meta::text(find(status, KIND)?, &["lastUpdateTime"]);
     let since: Timestamp = since.parse().ok()?;
@@ -42,8 +42,8 @@ fn left(status: &Map<String, Value>, deadline: Option<i64>, now: Timestamp) -> O
     Some(left.max(0).unsigned_abs())
 }
 
-/// Writes the condition Progressing about the ReplicaSet `name`. Tells in how many seconds the rollout
-/// will count as stuck if nothing moves.
+/// Writes the condition Progressing about the ReplicaSet `name`. Returns in how many seconds the rollout will
+/// exceed its deadline if it makes no progress.
 pub(super) fn write(
     status: &mut Map<String, Value>,
     name: &str,
@@ -57,7 +57,7 @@ pub(super) fn write(
         let message = format!("ReplicaSet {name:?} has successfully progressed.");
         ("True", AVAILABLE, message)
     } else if settled && !state.rolling {
-        // Pods come and go; that is no rollout.
+        // A pod was replaced outside a rollout.
         return None;
     } else if settled || state.moved || reason.is_none() {
         let message = format!("ReplicaSet {name:?} is progressing.");
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(at(200, stuck).0, late);
         let done = (AVAILABLE.to_owned(), None);
         assert_eq!(at(300, state(true, true, false)), done);
-        // A pod is lost: nothing is rolled out.
+        // A pod is lost, but nothing is rolled out.
         assert_eq!(at(900, state(false, false, false)), done);
         assert_eq!(at(901, stuck), (updated, Some(60)));
     }

@@ -1,5 +1,5 @@
-//! The frame of a controller: watch some tables, note which keys changed, reconcile one key at a
-//! time, come back to those that failed or asked for it.
+//! Work queue and main loop of a controller: watches some tables, queues the keys that changed, reconciles
+//! one key at a time, and requeues keys that failed or asked for it.
 
 use crate::rest::Api;
 use crate::store::{Entry, Key, TableId, Watcher};
@@ -13,27 +13,27 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// First pause after a failure; doubles up to [`MAX_PAUSE`].
+/// First requeue delay after a failure; doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause after failures.
+/// Longest requeue delay after failures.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// Shortest time between two looks at what changed: of a thousand changes in a row all are seen in a
-/// few looks, and a single one at once.
+/// Shortest time between two reads of changes: a thousand changes in a row are taken in a few batches, and a
+/// single one at once.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
-/// Longest time a key can ask to be left alone: what objects say can be more than a clock can count.
+/// Longest delay a reconcile can request: durations in objects may exceed the range of the clock.
 const MAX_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
-/// The keys to reconcile when an entry came, changed or went.
+/// Maps an added, changed or deleted entry to the keys to reconcile.
 type Keys = Box<dyn Fn(&Api, &Entry) -> Vec<Key> + Send + Sync>;
 
-/// A table to watch and which keys a change in it concerns.
+/// A table to watch and the keys that a change in it affects.
 pub(super) struct Source {
     table: TableId,
     keys: Keys,
 }
 
 impl Source {
-    /// A table with the keys that one of its entries concerns.
+    /// Returns a source over the table of a group and plural.
     pub(super) fn new(
         group: &str,
         plural: &str,
@@ -42,7 +42,7 @@ impl Source {
         Self::of(TableId::new(group, plural), keys)
     }
 
-    /// The same of a table that is known.
+    /// Returns a source over a table.
     pub(super) fn of(
         table: TableId,
         keys: impl Fn(&Api, &Entry) -> Vec<Key> + Send + Sync + 'static,
@@ -53,39 +53,39 @@ impl Source {
         }
     }
 
-    /// A source whose keys are those of its own entries.
+    /// Returns a source whose keys are those of its own entries.
     pub(super) fn own(group: &str, plural: &str) -> Self {
         Self::new(group, plural, |_, entry| vec![entry.key.clone()])
     }
 }
 
-/// When to look at a key again without having been told of a change.
+/// Delay after which a key is reconciled again without a change; `None`: not at all.
 pub(super) type Again = Option<Duration>;
 
-/// What a controller does about a key.
+/// The running reconcile of a key.
 pub(super) type Work<'a> = BoxFuture<'a, Result<Again, ApiError>>;
 
-/// A controller.
+/// A controller that reconciles keys.
 pub(super) trait Reconcile: Send + Sync + 'static {
-    /// Name for the log.
+    /// Returns the name for the log.
     fn name(&self) -> &'static str;
-    /// What it watches.
+    /// Returns the tables to watch.
     fn sources(&self) -> Vec<Source>;
-    /// Keys to look at whenever everything is looked at anew, beside those of the sources.
+    /// Returns the keys to reconcile after each relist, in addition to those of the sources.
     fn start(&self, _api: &Api) -> Vec<Key> {
         Vec::new()
     }
-    /// Brings the world of one key to what it should be.
+    /// Reconciles one key: brings the actual state to the desired one.
     fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a>;
 }
 
-/// Keys that wait for work, each once.
+/// Keys to reconcile, each queued once.
 #[derive(Default)]
 struct Queue {
     ready: VecDeque<Key>,
     queued: FxHashSet<Key>,
     later: BTreeMap<(Instant, u64), Key>,
-    /// Where a key is in `later`: once, however often it is looked at.
+    /// The entry of each key in `later`: at most one.
     due: FxHashMap<Key, (Instant, u64)>,
     serial: u64,
     failures: FxHashMap<Key, u32>,
@@ -113,7 +113,7 @@ impl Queue {
         self.later.insert(at, key);
     }
 
-    /// Moves what is due into the queue; tells when the next one is.
+    /// Moves due keys into the queue and returns when the next one is due.
     fn due(&mut self) -> Option<Instant> {
         let now = Instant::now();
         while let Some(entry) = self.later.first_entry() {
@@ -172,7 +172,7 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
             if now >= look {
                 look = now + LOOK;
                 if !take_changes(&api, &sources, &mut watchers, &mut queue) {
-                    // Fell behind the history: look at everything again.
+                    // A watcher fell behind the history: relist everything.
                     continue 'list;
                 }
             }
@@ -194,10 +194,14 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
                 () = shutdown.cancelled() => return,
                 done = AssertUnwindSafe(controller.reconcile(&api, &key)).catch_unwind() => done,
             };
-            // One object that a controller cannot bear must not take it away from all others.
+            // A panic over one object must not stop the controller for all others.
             let done = done.unwrap_or_else(|_| {
                 let (name, shown) = (controller.name(), key.to_string());
-                tracing::error!(controller = name, key = shown, "a controller panicked");
+                tracing::error!(
+                    controller = name,
+                    key = shown,
+                    "controller panicked, requeueing key"
+                );
                 Err(ApiError::internal("the controller panicked"))
             });
             match done {
@@ -206,7 +210,7 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
                     let name = controller.name();
                     let shown = key.to_string();
                     let pause = queue.failed(key);
-                    tracing::debug!(controller = name, key = shown, %error, ?pause, "will try again");
+                    tracing::debug!(controller = name, key = shown, %error, ?pause, "reconcile failed, requeueing key");
                 }
             }
             // Long runs of ready work must not starve the other tasks of this thread.
@@ -215,7 +219,7 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
     }
 }
 
-/// Queues the keys of all changes that are there; false when a watcher lags.
+/// Queues the keys of all pending changes; false when a watcher lags.
 fn take_changes(
     api: &Api,
     sources: &[Source],
@@ -288,7 +292,7 @@ mod tests {
         assert_eq!(queue.failed(key.clone()), FIRST_PAUSE);
         assert!(queue.due().is_some());
         assert_eq!(queue.later.len(), 1, "a key waits once");
-        // More than the clock can count.
+        // Longer than the range of the clock.
         queue.add_after(Key::cluster("b"), Duration::MAX);
         tokio::time::advance(MAX_PAUSE * 2).await;
         assert!(queue.due().is_some());

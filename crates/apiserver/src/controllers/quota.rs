@@ -1,7 +1,7 @@
-//! Counts what is used of each ResourceQuota.
+//! ResourceQuota controller: computes the usage of each quota.
 //!
-//! Admission charges what is written; this controller counts anew when a quota is made or changed,
-//! when something it counts went or ended, and from time to time.
+//! Admission charges writes; this controller counts everything again when a quota is created or changed, when
+//! an object it counts was deleted or ended, and periodically.
 
 use super::queue::{Reconcile, Source, Work};
 use crate::rest::{Api, meta};
@@ -14,20 +14,20 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Counts quotas.
+/// The ResourceQuota controller.
 pub(super) struct Quotas {
     sources: Vec<TableId>,
 }
 
-/// Pause between two counts that nothing caused, as upstream's `--resource-quota-sync-period`.
+/// Interval of periodic counts, as upstream's `--resource-quota-sync-period`.
 const RESYNC: Duration = Duration::from_secs(300);
-/// The same for quotas of custom resources, whose changes nobody reports.
+/// Interval of periodic counts for quotas of custom resources, whose changes are not watched.
 const RESYNC_CUSTOM: Duration = Duration::from_secs(30);
-/// Pause before a count that a write stood in the way of.
+/// Retry delay after a conflicting write.
 const SOON: Duration = Duration::from_millis(20);
 
 impl Quotas {
-    /// Over the kinds that are built in.
+    /// Returns a controller that watches the built-in kinds.
     pub(super) fn new(api: &Api) -> Self {
         let mut tables = api.registry().tables();
         tables.retain(|r| countable(r) && !r.is_custom());
@@ -41,10 +41,10 @@ fn countable(resource: &Resource) -> bool {
     resource.namespaced && &*resource.plural != "events"
 }
 
-/// The quotas that an entry which came, changed or went may free.
+/// Returns the quotas whose usage a change of the entry may reduce.
 fn concerned(api: &Api, entry: &Entry) -> Vec<Key> {
     if entry.table.group().is_empty() && entry.table.plural() == "resourcequotas" {
-        // What admission charges is no reason to count.
+        // A charge by admission does not cause a count.
         let quota = entry.value();
         let counted = Quota::enforced(&quota).hard == Quota::wanted(&quota).hard;
         return Vec::from_iter((!counted).then(|| entry.key.clone()));
@@ -97,8 +97,8 @@ impl Reconcile for Quotas {
                 return Ok(None);
             }
             let (mut custom, mut charging) = (false, false);
-            // The count is written over the very version it was made for: a charge in between has
-            // it made again; one from before may not be in the store yet.
+            // The count is written over the very version it was made for: a charge in between causes a new
+            // count. While a charge is in progress its object may not be in the store yet.
             let done = api
                 .edit(&quotas, Some("status"), key, |old| {
                     charging = api.admission().charges().has_namespace(&key.namespace);
@@ -133,8 +133,8 @@ fn shown(list: &ResourceList) -> Value {
     Value::Object(pairs.collect::<Map<_, _>>())
 }
 
-/// What is used in the namespace of all that the quota tracks, and whether custom resources are
-/// among it.
+/// Returns the usage in the namespace of all that the quota tracks, and whether custom resources are among
+/// it.
 fn count(api: &Api, namespace: &str, quota: &Quota) -> (ResourceList, bool) {
     let now = api.clock().now();
     let mut used = ResourceList::new();

@@ -1,7 +1,7 @@
-//! Events of the workload controllers: what they did with an object, for `kubectl describe`.
+//! Event recorder of the workload controllers: what they did with an object, for `kubectl describe`.
 //!
-//! As upstream's recorder, one that happens again is counted in the event that is there, many that
-//! differ in their text only become one, and an object that never stops gets few.
+//! Like upstream's recorder it counts repeated events in one object, combines events that differ only in
+//! their text, and limits the events of one object.
 
 use super::objects::{self, hash};
 use crate::rest::{Api, meta};
@@ -17,20 +17,20 @@ use tokio::time::Instant;
 
 /// Events of one object and reason that keep their own text.
 const APART: u32 = 10;
-/// Events of one object in a [`WINDOW`].
+/// Most events of one object in a [`WINDOW`].
 const MOST: u32 = 25;
-/// After this time an object starts again.
+/// Window after which the limits of an object start again.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Objects that are remembered.
+/// Objects whose limits are tracked.
 const OBJECTS: usize = 4096;
 
-/// What an event is about, and who says it.
+/// The object of an event, and the component that reports it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct About<'a> {
     pub(super) api: &'a Api,
     pub(super) resource: &'a Arc<Resource>,
     pub(super) object: &'a Value,
-    /// Such as `replicaset-controller`.
+    /// Reporting component, such as `replicaset-controller`.
     pub(super) component: &'a str,
 }
 
@@ -41,10 +41,11 @@ struct Said {
     by_reason: FxHashMap<&'static str, u32>,
 }
 
-/// What was said of which object, by uid. Of all servers of this process: uids differ.
+/// Event budgets by the uid of the object. All servers of this process share them: uids are unique.
 static SAID: LazyLock<Mutex<FxHashMap<String, Said>>> = LazyLock::new(Mutex::default);
 
-/// Whether another event may be said, and whether it keeps its own text.
+/// Returns whether another event may be recorded: `Some(true)` with its own text, `Some(false)` combined with
+/// similar ones, `None` not at all.
 fn allowed(uid: &str, reason: &'static str) -> Option<bool> {
     let now = Instant::now();
     let mut said = SAID.lock();
@@ -73,12 +74,12 @@ fn allowed(uid: &str, reason: &'static str) -> Option<bool> {
 }
 
 impl About<'_> {
-    /// Says that something was done.
+    /// Records an event of type Normal.
     pub(super) async fn normal(&self, reason: &'static str, message: &str) {
         self.say("Normal", reason, message).await;
     }
 
-    /// Says that something went wrong.
+    /// Records an event of type Warning.
     pub(super) async fn warning(&self, reason: &'static str, message: &str) {
         self.say("Warning", reason, message).await;
     }
@@ -95,8 +96,8 @@ impl About<'_> {
             &combined
         };
         if let Err(error) = self.write(kind, reason, message, apart).await {
-            // A namespace that ends takes no events.
-            tracing::debug!(reason, message, %error, "an event was not written");
+            // A namespace that is being deleted accepts no events.
+            tracing::debug!(reason, message, %error, "failed to write event");
         }
     }
 

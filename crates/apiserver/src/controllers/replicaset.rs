@@ -1,4 +1,4 @@
-//! ReplicaSets and ReplicationControllers: as many pods as asked for.
+//! ReplicaSet and ReplicationController controllers: keep the requested number of pods.
 
 use super::adoption;
 use super::pods;
@@ -18,23 +18,23 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pods made or deleted in one go.
+/// Pods created or deleted in one reconcile.
 const BURST: usize = 500;
 
-/// Keeps the pods of one of the two kinds.
+/// The controller of one of the two kinds.
 pub(super) enum Replicas {
     /// ReplicaSets.
     Sets(Known),
-    /// ReplicationControllers, what came before them: the same with a plain map for a selector.
+    /// ReplicationControllers, the older kind: like ReplicaSets, with a plain map as selector.
     Controllers(Known),
 }
 
-/// What was read of the pods of each set, by pod: most of thousands are as they were.
+/// Parsed pods of each set, by set and pod: most of thousands of pods are unchanged at each reconcile.
 #[derive(Default)]
 pub(super) struct Known(Mutex<FxHashMap<Key, FxHashMap<Key, Replica>>>);
 
 impl Known {
-    /// The pods that `uid`, the set `key`, controls and that count, oldest knowledge reused.
+    /// Returns the active pods that `uid`, the set `key`, controls; unchanged ones are not parsed again.
     fn replicas(&self, api: &Api, pods: &Resource, key: &Key, uid: &str) -> Vec<Replica> {
         let mut known = self.0.lock().remove(key).unwrap_or_default();
         let entries = api.store().owned(&pods.table, uid);
@@ -53,13 +53,13 @@ impl Known {
     }
 }
 
-/// What matters of a pod.
+/// The state of a pod that matters to its set.
 #[derive(Debug, Clone)]
 struct Replica {
     entry: Arc<Entry>,
-    /// The set controls it, and it has neither ended nor is being deleted.
+    /// Whether the set controls the pod, and the pod has neither ended nor is being deleted.
     active: bool,
-    /// Since when it is ready.
+    /// Since when the pod is ready; `None` if it is not.
     ready: Option<Timestamp>,
 }
 
@@ -185,7 +185,7 @@ impl Reconcile for Replicas {
     }
 }
 
-/// Drops a condition that no longer says anything.
+/// Removes a condition.
 pub(super) fn remove_condition(status: &mut Map<String, Value>, kind: &str) {
     if let Some(list) = status.get_mut("conditions").and_then(Value::as_array_mut) {
         list.retain(|c| meta::text(c, &["type"]) != kind);
@@ -195,7 +195,7 @@ pub(super) fn remove_condition(status: &mut Map<String, Value>, kind: &str) {
     }
 }
 
-/// How many pods a set has, by how far they are.
+/// Numbers of pods of a set by their state.
 struct Counts {
     replicas: u64,
     labeled: u64,

@@ -1,5 +1,5 @@
-//! ControllerRevisions of StatefulSets and DaemonSets: the templates they had, for
-//! `kubectl rollout history` and `undo`.
+//! ControllerRevisions of StatefulSets and DaemonSets: their earlier templates, for `kubectl rollout history`
+//! and `undo`.
 
 use super::{objects, pods};
 use crate::rest::{Api, meta};
@@ -17,8 +17,8 @@ fn number(revision: &Value) -> i64 {
         .unwrap_or(0)
 }
 
-/// Records that `owner` now has `template`, whose hash is `hash`. Drops the oldest revisions beyond
-/// the history limit, but for those that `used` says some pod still has.
+/// Records that `owner` now has `template`, whose hash is `hash`. Deletes the oldest revisions beyond the
+/// history limit except those for which `used` is true because a pod still has them.
 pub(super) async fn record(
     api: &Api,
     resource: &Resource,
@@ -61,7 +61,8 @@ pub(super) async fn record(
                 "revision": newest.saturating_add(1),
             });
             match objects::create(api, &revisions, namespace, revision).await {
-                // Of an owner of that name that is gone, or goes soon: the next look finds it so.
+                // The existing revision belongs to a deleted owner of the same name; a later reconcile
+                // handles it.
                 Err(e) if e.code != 409 => return Err(e),
                 _ => {}
             }

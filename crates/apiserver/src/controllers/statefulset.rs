@@ -1,6 +1,6 @@
-//! StatefulSets: numbered pods, made in order and taken away in reverse.
+//! StatefulSet controller: numbered pods, created in order and deleted in reverse.
 //!
-//! Volume claim templates are not acted on: there is no volume provisioner here.
+//! Volume claim templates have no effect: there is no volume provisioner.
 
 use super::adoption;
 use super::objects::{self, hash};
@@ -18,13 +18,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pods made in one go: a set that wants very many must not keep the others waiting, or fill the
-/// memory with its plan.
+/// Pods created in one reconcile, so that a large set neither delays the others nor needs much memory for its
+/// plan.
 const BURST: usize = 500;
 /// Label with the version of the template.
 const HASH_LABEL: &str = "controller-revision-hash";
 
-/// Keeps the pods of StatefulSets.
+/// The StatefulSet controller.
 pub(super) const STATEFUL_SETS: Workload = Workload {
     name: "statefulset-controller",
     group: "apps",
@@ -36,14 +36,14 @@ pub(super) const STATEFUL_SETS: Workload = Workload {
     sync: |about, key| sync(about, key).boxed(),
 };
 
-/// The next step towards what a set shall be.
+/// A step towards the desired state of a set.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Create(i64),
     Delete(i64),
 }
 
-/// How one pod of the set is.
+/// State of one pod of the set.
 #[derive(Debug, Clone, Copy)]
 struct Pod {
     ended: bool,
@@ -52,17 +52,17 @@ struct Pod {
     current: bool,
 }
 
-/// What a set shall be.
+/// Desired state of a set.
 #[derive(Debug, Clone, Copy)]
 struct Wish {
-    /// The ordinal of its first pod.
+    /// Ordinal of the first pod.
     start: i64,
     replicas: i64,
-    /// So many pods, from the first, keep the template they have.
+    /// Number of pods, counted from the first, that keep their current template.
     partition: i64,
-    /// All pods at once instead of one after the other.
+    /// Whether all pods are managed at once instead of one after the other.
     parallel: bool,
-    /// Outdated pods are replaced.
+    /// Whether outdated pods are replaced.
     rolling: bool,
 }
 
@@ -81,19 +81,19 @@ impl Wish {
         }
     }
 
-    /// Its pods are those from its start to before this.
+    /// Returns the ordinal after the last pod.
     fn end(&self) -> i64 {
         self.start.saturating_add(self.replicas)
     }
 
-    /// The pod of this ordinal keeps the template it has.
+    /// Returns true if the pod with this ordinal keeps its current template.
     fn keeps(&self, ordinal: i64) -> bool {
         ordinal < self.start.saturating_add(self.partition)
     }
 }
 
-/// What to do now. In order, one thing at a time and only when all before it are ready; in parallel
-/// all at once.
+/// Returns the steps to take now. Ordered sets take one step at a time and only when all earlier pods are
+/// ready; parallel sets take all at once.
 fn plan(wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
     let mut steps = Vec::new();
     for ordinal in wish.start..wish.end() {
@@ -103,7 +103,7 @@ fn plan(wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
             Some(p) if p.ready && !p.deleting => continue,
             Some(_) => {}
         }
-        // What is left of a full plan is for the next look, which the new pods cause.
+        // The rest of a full plan is left to the next reconcile, which the new pods cause.
         if !wish.parallel || steps.len() >= BURST {
             return finish(steps, wish, pods);
         }
@@ -120,8 +120,8 @@ fn plan(wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
     finish(steps, wish, pods)
 }
 
-/// Adds the replacement of the highest outdated pod, when nothing else is to be done first. One
-/// that is not ready is replaced even so: waiting for it could take forever.
+/// Adds the replacement of the highest outdated pod when there are no other steps. An outdated pod is
+/// replaced even if it is not ready: waiting for it could take forever.
 fn finish(mut steps: Vec<Step>, wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
     if !steps.is_empty() || !wish.rolling {
         return steps;
@@ -242,7 +242,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     Ok(again)
 }
 
-/// The template that the set had before, and its version, while it is being replaced.
+/// Returns the previous template of the set and its version while a rollout is in progress.
 fn before(api: &Api, set: &Value, version: &str) -> Option<(Value, String)> {
     let current = meta::text(set, &["status", "currentRevision"]);
     if current.is_empty() || current == version {
@@ -261,7 +261,7 @@ fn before(api: &Api, set: &Value, version: &str) -> Option<(Value, String)> {
     Some((template, current.to_owned()))
 }
 
-/// Says what became of a pod, in the words of the StatefulSet controller.
+/// Records an event about a pod with the messages of upstream's StatefulSet controller.
 async fn tell<T>(about: &About<'_>, verb: &str, pod: &str, done: &Result<T, ApiError>) {
     let what = format!(
         "{verb} Pod {pod} in StatefulSet {}",
@@ -287,7 +287,7 @@ async fn tell<T>(about: &About<'_>, verb: &str, pod: &str, done: &Result<T, ApiE
     }
 }
 
-/// Gives a pod its name, host name and labels.
+/// Sets the name, host name, subdomain and labels of a pod.
 fn number(pod: &mut Value, set: &Value, ordinal: i64, version: &str) {
     let name = format!("{}-{ordinal}", meta::name(set));
     let metadata = meta::section(pod, "metadata");

@@ -1,4 +1,5 @@
-//! The frame of the workload controllers: objects of one kind, each of which controls objects of another.
+//! Common structure of the workload controllers: each reconciles objects of one kind, which control objects
+//! of another.
 
 use super::adoption;
 use super::pods;
@@ -8,26 +9,26 @@ use crate::rest::Api;
 use crate::store::Key;
 use futures::FutureExt as _;
 
-/// What brings the world of one object to what it should be.
+/// The reconcile function of a workload.
 type Sync = for<'a> fn(About<'a>, &'a Key) -> Work<'a>;
 
-/// A controller of the kind of a group, of which v1 is read.
+/// A controller of one kind, which it reads at version v1.
 pub(super) struct Workload {
     pub(super) name: &'static str,
     pub(super) group: &'static str,
     pub(super) plural: &'static str,
     pub(super) kind: &'static str,
-    /// Group and plural of what it controls.
+    /// Group and plural of the dependents.
     pub(super) owns: (&'static str, &'static str),
-    /// It takes over what its selector matches and nobody controls.
+    /// Whether it adopts objects that its selector matches and that have no controller.
     pub(super) adopts: bool,
-    /// What it watches besides.
+    /// Returns another source to watch, if any.
     pub(super) also: fn() -> Option<Source>,
     pub(super) sync: Sync,
 }
 
-/// The objects of a group and plural, which concern the `owner` (group, plural, kind) that controls them, or,
-/// where it `adopts`, could.
+/// Returns a source over the dependents `of` (group, plural), whose keys are those of the `owner` (group,
+/// plural, kind) that controls an entry or, if it `adopts`, could adopt it.
 pub(super) fn owned(
     of: (&str, &str),
     (group, plural, kind): (&'static str, &'static str, &'static str),
