@@ -1,5 +1,5 @@
-//! The built-in admission plugins: namespace life cycle, priority, service account, tolerations,
-//! RuntimeClasses, defaults of LimitRanges.
+//! Built-in admission plugins: namespace lifecycle, priority, service account, tolerations, RuntimeClasses,
+//! defaults of LimitRanges.
 
 use super::{Attributes, Operation};
 use crate::rest::core::Core;
@@ -9,12 +9,12 @@ use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
-/// Seconds a pod tolerates a dead node unless it says otherwise.
+/// Default time in seconds that a pod tolerates a node that is not ready or unreachable.
 const DEFAULT_TOLERATION_SECONDS: i64 = 300;
-/// Namespaces that always exist.
+/// Namespaces that cannot be deleted.
 const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
 
-/// Runs the plugins over a write.
+/// Runs the built-in plugins on a write.
 pub(super) fn admit(
     core: &Core,
     attributes: &Attributes<'_>,
@@ -37,13 +37,13 @@ pub(super) fn admit(
         && attributes.subresource.is_empty()
         && resource.is("", "pods")
     {
-        // Who replaces the list of tolerations does not take these away.
+        // An update that replaces the list of tolerations does not remove these.
         default_tolerations(object);
     }
     Ok(())
 }
 
-/// What a refusal calls the object: one whose name is still to be generated has only its prefix.
+/// Returns the name of an object for error messages; the prefix while its name is not generated yet.
 pub(super) fn called(object: &Value) -> &str {
     match meta::name(object) {
         "" => match meta::text(object, &["metadata", "generateName"]) {
@@ -54,7 +54,8 @@ pub(super) fn called(object: &Value) -> &str {
     }
 }
 
-/// Objects are only made in namespaces that exist and stay, and some namespaces stay for ever.
+/// Checks that objects are created only in existing namespaces that are not being deleted, and that some
+/// namespaces are never deleted.
 fn namespace_lifecycle(
     core: &Core,
     attributes: &Attributes<'_>,
@@ -96,7 +97,7 @@ fn namespace_lifecycle(
     Ok(())
 }
 
-/// Resolves `priorityClassName`.
+/// Resolves `priorityClassName` and sets priority and preemption policy.
 fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let table = TableId::new("scheduling.k8s.io", "priorityclasses");
     let wanted = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
@@ -155,13 +156,13 @@ fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The class marked `globalDefault`, the lowest if there are several.
+/// Returns the class marked `globalDefault`, the lowest one if there are several.
 fn default_class(core: &Core, table: &TableId) -> Option<Value> {
     let all = core
         .store()
         .list(table, None, None, None, None, &|_| true)
         .ok()?;
-    // Every create of a pod comes here: only what may be a default is parsed.
+    // This runs for every new pod: only candidates are parsed.
     let marked = |bytes: &[u8]| {
         let key = b"\"globalDefault\":true";
         bytes.windows(key.len()).any(|window| window == key)
@@ -190,7 +191,7 @@ fn service_account(core: &Core, namespace: &str, pod: &mut Value) -> Result<(), 
     if account.is_empty() {
         account = "default".to_owned();
     }
-    // Every namespace gets its `default` account, only a moment after it is made.
+    // The account `default` of a new namespace may not exist yet, but will soon.
     if account != "default" {
         let table = TableId::new("", "serviceaccounts");
         if core

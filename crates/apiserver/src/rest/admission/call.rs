@@ -1,4 +1,4 @@
-//! Calling a webhook over HTTPS.
+//! Calls to webhooks over HTTPS.
 
 use super::trust::Bundle;
 use crate::rest::body::MAX_BODY;
@@ -20,12 +20,12 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Connections that are kept for the next call.
+/// Most idle connections that are kept for reuse.
 const KEPT: usize = 8;
 
 type Connection = SendRequest<Full<Bytes>>;
 
-/// The way to one webhook.
+/// HTTPS client of one webhook.
 pub(super) struct Transport {
     endpoint: Endpoint,
     url: Uri,
@@ -33,15 +33,16 @@ pub(super) struct Transport {
     port: u16,
     tls: TlsConnector,
     name: ServerName<'static>,
-    /// Connections that nobody uses. They end with the webhook's configuration.
+    /// Idle connections, closed when the webhook's configuration changes.
     kept: Mutex<Vec<Connection>>,
 }
 
 impl Transport {
-    /// The way to `endpoint`, whose server shows a certificate that `ca_bundle` (PEM) vouches for.
+    /// Returns a client of `endpoint`, whose server certificate must be signed by, or contained in,
+    /// `ca_bundle` (PEM).
     ///
     /// # Errors
-    /// When the address or the authorities cannot be used.
+    /// If the address or the bundle is invalid.
     pub(super) fn new(endpoint: &Endpoint, ca_bundle: &[u8]) -> Result<Self, String> {
         let url = endpoint.url();
         let uri: Uri = url.parse().map_err(|e| format!("{url:?}: {e}"))?;
@@ -65,10 +66,10 @@ impl Transport {
         })
     }
 
-    /// Sends a review and returns the body of the answer.
+    /// Sends a review and returns the body of the response.
     ///
     /// # Errors
-    /// Whatever kept the answer away.
+    /// Why there is no valid response.
     pub(super) async fn post(
         &self,
         store: &Store,
@@ -76,7 +77,7 @@ impl Transport {
         timeout: Duration,
     ) -> Result<Bytes, String> {
         let body = Bytes::from(body);
-        // The other side may have closed a kept connection just now; then a new one is made.
+        // The server may just have closed an idle connection; then another one is used.
         while let Some(connection) = self.kept() {
             match self.exchange(connection, body.clone(), timeout).await {
                 Err(Broken::Connection(_)) => {}
@@ -91,7 +92,7 @@ impl Transport {
         }
     }
 
-    /// A kept connection that is still open.
+    /// Returns an idle connection that is still open.
     fn kept(&self) -> Option<Connection> {
         let mut kept = self.kept.lock();
         kept.retain(|connection| !connection.is_closed());
@@ -111,7 +112,7 @@ impl Transport {
         let stream = TcpStream::connect((host.as_str(), port))
             .await
             .map_err(|e| format!("dial tcp {host}:{port}: {e}"))?;
-        // One small request: waiting for more to send would only be slow.
+        // There is one small request: waiting for more data would only add latency.
         let _ = stream.set_nodelay(true);
         let stream = self
             .tls
@@ -121,7 +122,7 @@ impl Transport {
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| e.to_string())?;
-        // Ends when the sender is dropped, a call is given up or the other side goes away.
+        // The task ends when the sender is dropped, a call is canceled or the server disconnects.
         tokio::spawn(connection);
         Ok(sender)
     }
@@ -162,8 +163,8 @@ impl Transport {
     }
 }
 
-/// The path without what names nothing (`//`, `.`, `..`, a slash at the end), as Go's clients send it
-/// and as its servers, who redirect, want it.
+/// Normalizes a path (`//`, `.`, `..`, a trailing slash), as Go's clients do; Go's servers would redirect
+/// otherwise.
 fn clean(path: &str) -> String {
     let mut segments = Vec::new();
     for segment in path.split('/') {
@@ -176,12 +177,12 @@ fn clean(path: &str) -> String {
     format!("/{}", segments.join("/"))
 }
 
-/// Why a call has no answer.
+/// Why a call failed.
 enum Broken {
-    /// The connection ended before an answer began. On a kept connection the call is made again:
-    /// webhooks have no side effects of their own.
+    /// The connection ended before a response began. On an idle connection the call is repeated: webhooks
+    /// have no side effects of their own.
     Connection(String),
-    /// There was one, and it is no good.
+    /// The response is invalid or not successful.
     Answer(String),
 }
 
@@ -193,7 +194,7 @@ fn answered(status: StatusCode, body: Bytes) -> Result<Bytes, String> {
     Err(format!("the webhook answered {status}: {}", said.trim()))
 }
 
-/// TLS towards servers that the authorities of `ca_bundle` vouch for, and no others.
+/// Returns a TLS configuration that trusts only the certificates of `ca_bundle`.
 fn client(ca_bundle: &[u8]) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     let mut certificates = Vec::new();
@@ -219,10 +220,11 @@ fn client(ca_bundle: &[u8]) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// An address behind a port of a Service. Nothing here routes the address of the Service itself.
+/// Returns the address of a ready endpoint behind a port of a Service; the Service's own address is not
+/// routed here.
 ///
 /// # Errors
-/// When there is no such Service or port, or nothing ready behind it.
+/// If there is no such Service or port, or no ready endpoint behind it.
 pub(super) fn resolve(
     store: &Store,
     namespace: &str,
@@ -279,7 +281,7 @@ fn number(port: &Value) -> Option<u16> {
     u16::try_from(port.get("port")?.as_u64()?).ok()
 }
 
-/// The number of the port of that name in a slice or subset.
+/// Returns the number of the named port in a slice or subset.
 fn port_of(object: &Value, name: &str) -> Option<u16> {
     each(object, &["ports"])
         .find(|p| meta::text(p, &["name"]) == name)

@@ -1,10 +1,10 @@
-//! What this server stores without doing it, and says so to who writes it.
+//! Warnings for objects and fields that are stored but have no effect in this server.
 
 use super::{Attributes, Operation};
 use crate::rest::meta;
 use serde_json::Value;
 
-/// Group, plural, and what does not happen here.
+/// Group and plural of kinds without effect, and the reason.
 const IDLE: &[(&str, &str, &str)] = &[
     (
         "",
@@ -88,7 +88,7 @@ const IDLE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Adds what `object` will not do here to the warnings of its write.
+/// Adds warnings to a write about what `object` will not do in this server.
 pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut Vec<String>) {
     let resource = attributes.resource;
     if attributes.operation == Operation::Delete
@@ -137,7 +137,7 @@ fn definition(definition: &Value, warnings: &mut Vec<String>) {
     }
 }
 
-/// How many CEL rules there are in a schema.
+/// Returns the number of CEL rules in a schema.
 fn rules(schema: &Value) -> usize {
     match schema {
         Value::Array(items) => items.iter().map(rules).sum(),

@@ -1,25 +1,25 @@
-//! What is counted of webhooks, by upstream's names and labels.
+//! Metrics of webhooks, with upstream's names and labels.
 
 use super::Operation;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 use std::time::Duration;
 
-/// Codes above are counted as this one: webhooks choose them.
+/// Highest status code in labels: webhooks choose their codes, so higher ones are counted as this one.
 const MAX_CODE: u16 = 600;
 
-/// How the question to a webhook ended.
+/// Outcome of a call to a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// It allowed.
+    /// The webhook allowed the write.
     Allowed,
-    /// It refused, with this code.
+    /// The webhook refused the write with this code.
     Refused(u16),
-    /// It could not be asked; with `Ignore` the request goes on without it.
+    /// The call failed; with the failure policy `Ignore` the write continues.
     Failed {
-        /// The failure policy is `Ignore`.
+        /// Whether the failure policy is `Ignore`.
         ignored: bool,
     },
-    /// What it answered, or should be asked, cannot be carried out here.
+    /// The request or the response cannot be processed.
     Unusable,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Fresh metrics, registered in `registry`.
+    /// Creates the metrics and registers them in `registry`.
     pub(super) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name: &str, help: &str, labels: &[&str]| {
             let name = format!("apiserver_admission_webhook_{name}");
@@ -72,7 +72,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Counts a question to the webhook `name`.
+    /// Records a call to the webhook `name`.
     pub(super) fn observe(
         &self,
         name: &str,

@@ -1,10 +1,10 @@
-//! Admission: the one way from a request to the store.
+//! Admission of writes.
 //!
-//! Every write passes [`AdmissionChain::admit`] exactly once, whoever sends it and by whichever verb or
-//! sub-resource: built-in steps that change the object, what nodes may write, mutating webhooks, what
-//! `finish` does (the server's own fields and validation), the rights that the object gives, bounds,
-//! validating webhooks, quotas. What a request entails by itself, such as the deletion that an
-//! eviction asks for, was admitted with the request and does not pass again.
+//! Every write passes [`AdmissionChain::admit`] exactly once, from every client and by every verb or
+//! subresource: built-in plugins that change the object, restrictions of nodes, mutating webhooks, `finish`
+//! (the server's own fields and validation), escalation checks, LimitRanges, validating webhooks, quotas.
+//! Effects of a request, such as the deletion by an eviction, were admitted with the request and do not pass
+//! again.
 
 mod builtin;
 mod call;
@@ -38,7 +38,7 @@ pub(crate) use server_fields::CRD_FINALIZER;
 pub(super) use server_fields::{on_create, on_update};
 use webhooks::Webhooks;
 
-/// What a write does to its object.
+/// Operation of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A new object, or a POST to a sub-resource such as `pods/binding`.
@@ -50,7 +50,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// As webhook rules name it.
+    /// Returns the name in webhook rules.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,21 +68,22 @@ pub(super) enum Options<'a> {
     Delete(&'a DeleteOptions),
 }
 
-/// What admission may know of a write, apart from the object itself.
+/// Attributes of a write for admission, without the object itself.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Attributes<'a> {
     pub(super) operation: Operation,
     pub(super) resource: &'a Arc<Resource>,
-    /// `""` for the object itself.
+    /// Subresource; `""` for the object itself.
     pub(super) subresource: &'a str,
-    /// Of the object; a namespace is in itself, other cluster-scoped objects are in `""`.
+    /// Namespace of the object; that of a namespace is its own name, that of other cluster-scoped objects is
+    /// `""`.
     pub(super) namespace: &'a str,
-    /// `""` while the name is still to be generated.
+    /// Name of the object; `""` while it is not generated yet.
     pub(super) name: &'a str,
     pub(super) options: Options<'a>,
 }
 
-/// Who writes when nobody sent a request: the controllers of this process.
+/// User of writes without a request: the controllers of this process.
 static CONTROL_PLANE: LazyLock<User> = LazyLock::new(|| User {
     name: "system:kube-controller-manager".to_owned(),
     groups: vec!["system:authenticated".to_owned()],
@@ -90,7 +91,7 @@ static CONTROL_PLANE: LazyLock<User> = LazyLock::new(|| User {
 });
 
 impl<'a> Attributes<'a> {
-    /// The attributes of a write to an object, or to a part of it.
+    /// Returns the attributes of a write to an object or its subresource.
     pub(super) fn new(
         operation: Operation,
         resource: &'a Arc<Resource>,
@@ -113,7 +114,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// Who sent the request; `None` when the control plane writes by itself.
+    /// Returns the user of the request; `None` for writes by the control plane itself.
     fn sender(&self) -> Option<&'a User> {
         let user = match self.options {
             Options::Write(o) => &o.user,
@@ -122,12 +123,12 @@ impl<'a> Attributes<'a> {
         user.as_deref()
     }
 
-    /// Who writes.
+    /// Returns the user of the write.
     pub(super) fn user(&self) -> &'a User {
         self.sender().unwrap_or(&CONTROL_PLANE)
     }
 
-    /// Nothing will be stored.
+    /// Returns true if nothing is stored.
     pub(super) fn dry_run(&self) -> bool {
         match self.options {
             Options::Write(o) => o.dry_run,
@@ -135,7 +136,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The write is part of a request that was admitted under another name.
+    /// Returns true if the write is part of a request that was admitted as another one.
     fn admitted(&self) -> bool {
         match self.options {
             Options::Write(o) => o.admitted,
@@ -144,15 +145,15 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// The admission chain: what writes pass on their way to the store.
+/// Admission chain of all writes.
 pub(crate) struct AdmissionChain {
     core: Core,
     guard: Arc<Guard>,
-    /// The webhooks that admission asks.
+    /// Mutating and validating webhooks.
     webhooks: Webhooks,
-    /// What quotas were charged with and is not stored yet.
+    /// Quota charges of writes that are not stored yet.
     charges: Charges,
-    /// What passed admission, for its tests.
+    /// Log of admitted writes for the tests.
     #[cfg(test)]
     admitted: parking_lot::Mutex<Vec<String>>,
 }
@@ -170,23 +171,22 @@ impl AdmissionChain {
         }
     }
 
-    /// The webhooks that stored configurations name.
+    /// Returns the webhooks of the stored configurations.
     pub(crate) const fn webhooks(&self) -> &Webhooks {
         &self.webhooks
     }
 
-    /// What quotas were charged with and is not stored yet.
+    /// Returns the quota charges of writes that are not stored yet.
     pub(crate) const fn charges(&self) -> &Charges {
         &self.charges
     }
 
-    /// Takes a write through admission. `object` is what shall be stored or, for a POST to a
-    /// sub-resource, the body; `Null` for a deletion. `old` is what is stored. `finish` makes the
-    /// object what it will be in the store and validates it. Who stores the object holds on to what
-    /// is returned until it is in the store.
+    /// Runs admission on a write. `object` is the object to store or, for a POST to a subresource, the body;
+    /// `Null` for a deletion. `old` is the stored object. `finish` completes the object with the server's own
+    /// fields and validates it. The caller must hold the returned charge until the object is stored.
     ///
     /// # Errors
-    /// The refusal of a step, of `finish` or of what validates afterwards.
+    /// A refusal by an admission step or by `finish`.
     pub(super) async fn admit(
         &self,
         attributes: &Attributes<'_>,

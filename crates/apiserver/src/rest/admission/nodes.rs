@@ -1,7 +1,7 @@
-//! Nodes write only what is theirs (Kubernetes' NodeRestriction).
+//! Restriction of nodes to their own objects (Kubernetes' NodeRestriction).
 //!
-//! The node authorizer ([`crate::authz`]) refuses what a path tells; here is what needs the object.
-//! It holds also for a node that was given more rights by a binding.
+//! The node authorizer ([`crate::authz`]) decides by the path of a request; this plugin makes the checks that
+//! need the object. It also applies to a node that has more permissions by a binding.
 
 use super::{Attributes, Operation};
 use crate::authz::{LEASES, node_of};
@@ -12,11 +12,11 @@ use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Labels that only administrators give to nodes, also below it.
+/// Domain of labels, with its subdomains, that only administrators may set on nodes.
 const RESERVED: &str = "node-restriction.kubernetes.io";
-/// Labels of these domains a node may give itself, and those below the first.
+/// Domains, with their subdomains, of labels that a node may set on itself.
 const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
-/// Labels of Kubernetes' other domains that a node may give itself.
+/// Labels in other Kubernetes domains that a node may set on itself.
 const OWN_LABELS: [&str; 10] = [
     "kubernetes.io/hostname",
     "kubernetes.io/arch",
@@ -29,7 +29,7 @@ const OWN_LABELS: [&str; 10] = [
     "failure-domain.beta.kubernetes.io/zone",
     "failure-domain.beta.kubernetes.io/region",
 ];
-/// What a node tells about a claim: the parts of its status.
+/// Status fields of a PersistentVolumeClaim that a node may write.
 const OF_CLAIM: [&str; 4] = [
     "capacity",
     "conditions",
@@ -37,7 +37,7 @@ const OF_CLAIM: [&str; 4] = [
     "allocatedResourceStatuses",
 ];
 
-/// Checks what a node sends.
+/// Checks a write by a node.
 ///
 /// # Errors
 /// 403.
@@ -51,7 +51,7 @@ pub(super) fn restrict(
         return Ok(());
     };
     let resource = attributes.resource;
-    // The name in the URL, or the one that the new object has.
+    // The name in the URL, or that of the new object.
     let name = match attributes.name {
         "" => meta::name(object),
         name => name,
@@ -125,7 +125,7 @@ fn pod(
         ("eviction", _) => {
             let key = Key::new(attributes.namespace, attributes.name);
             let entry = core.store().get(&TableId::new("", "pods"), &key);
-            // That there is none, the eviction says.
+            // If the pod does not exist, the eviction itself fails.
             match entry.map(|entry| entry.value()) {
                 Some(pod) if !on_node(Some(&pod)) => Err(format!(
                     "node {node} can only evict pods with spec.nodeName set to itself"
@@ -163,7 +163,7 @@ fn node_itself(
         Operation::Update => {
             for (what, path) in [
                 ("taints", ["spec", "taints"]),
-                // An owner that does not exist would have the node collected.
+                // A reference to an owner that does not exist would have the node garbage collected.
                 ("ownerReferences", ["metadata", "ownerReferences"]),
             ] {
                 if !same(old, Some(object), &path) {
@@ -202,7 +202,7 @@ fn claim(
     Ok(())
 }
 
-/// The value at `path` is the same; none is an empty one.
+/// Returns true if the value at `path` is unchanged; missing and empty are equal.
 fn same(old: Option<&Value>, new: Option<&Value>, path: &[&str]) -> bool {
     let at = |object: Option<&'_ Value>| {
         let value = object.and_then(|object| meta::at(object, path)).cloned();
@@ -216,7 +216,7 @@ fn same(old: Option<&Value>, new: Option<&Value>, path: &[&str]) -> bool {
     at(old) == at(new)
 }
 
-/// The labels that change and that a node does not give itself, or take away.
+/// Returns the changed labels that a node may not set or remove on itself.
 fn foreign_labels(object: &Value, old: Option<&Value>) -> String {
     let labels = |object: &Value| {
         let labels = meta::at(object, &["metadata", "labels"]).and_then(Value::as_object);

@@ -1,8 +1,8 @@
-//! Enforcing LimitRange and ResourceQuota.
+//! Enforcement of LimitRange and ResourceQuota.
 //!
-//! What a quota has used stands in its status: a write is charged there before it is stored, so that two
-//! at once cannot both take the last of it. What is charged and then not stored, the controller of quotas
-//! corrects when it next counts.
+//! The usage of a quota is in its status: a write is charged there before it is stored, so that two
+//! concurrent writes cannot both take the last of it. A charge whose write is not stored is corrected by the
+//! quota controller at its next count.
 
 use super::{Attributes, Operation, builtin};
 use crate::rest::core::Core;
@@ -17,12 +17,12 @@ use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// How many writes in a namespace are charged and not stored yet.
+/// Numbers of charged writes per namespace that are not stored yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Charges(Arc<Mutex<FxHashMap<Arc<str>, usize>>>);
 
-/// A write that is charged. Nothing may be counted while it is held: the object may not be in the
-/// store yet, although its quota has it.
+/// Guard of a charged write. While it is held nothing may be counted in its namespace: the quota may include
+/// an object that is not in the store yet.
 #[derive(Debug)]
 pub(crate) struct Charge {
     namespace: Arc<str>,
@@ -53,7 +53,7 @@ impl Drop for Charge {
 }
 
 impl Charges {
-    /// Whether a write in the namespace is charged and perhaps not stored yet.
+    /// Returns true if a write in the namespace is charged and may not be stored yet.
     pub(crate) fn has_namespace(&self, namespace: &str) -> bool {
         self.0.lock().contains_key(namespace)
     }
@@ -68,7 +68,7 @@ fn forbidden(attributes: &Attributes<'_>, object: &Value, why: &str) -> ApiError
     ApiError::forbidden(group, plural, name, why)
 }
 
-/// The objects of a core kind in the namespace of a write.
+/// Returns the objects of a core kind in the namespace of a write.
 fn neighbours(
     core: &Core,
     attributes: &Attributes<'_>,
@@ -79,7 +79,7 @@ fn neighbours(
     Ok((resource, entries))
 }
 
-/// Fills in what a new pod leaves to the namespace's defaults.
+/// Applies the defaults of the namespace's LimitRanges to a new pod.
 pub(super) fn fill(
     core: &Core,
     attributes: &Attributes<'_>,
@@ -92,7 +92,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Refuses what is out of the namespace's bounds.
+/// Refuses an object outside the bounds of the namespace's LimitRanges.
 pub(super) fn bound(
     core: &Core,
     attributes: &Attributes<'_>,
@@ -116,7 +116,7 @@ pub(super) fn bound(
     Ok(())
 }
 
-/// Charges the quotas of the namespace with a write, or refuses it.
+/// Charges a write to the quotas of its namespace, or refuses it.
 pub(super) async fn charge(
     core: &Core,
     charges: &Charges,
@@ -167,7 +167,7 @@ pub(super) async fn charge(
             .await;
         match done {
             Ok(_) => paid.push((key, taken)),
-            // The quota went meanwhile.
+            // The quota was deleted in the meantime.
             Err(e) if e.code == 404 => {}
             Err(e) => {
                 refund(core, &quotas, &paid).await;
@@ -178,7 +178,7 @@ pub(super) async fn charge(
     Ok(Some(charge))
 }
 
-/// Whether the write may change what some quota counts.
+/// Returns true if the write may change the usage of a quota.
 fn counts(attributes: &Attributes<'_>, object: &Value, old: Option<&Value>) -> bool {
     let resource = attributes.resource;
     if !resource.namespaced || !resource.stored || &*resource.plural == "events" {
@@ -192,14 +192,14 @@ fn counts(attributes: &Attributes<'_>, object: &Value, old: Option<&Value>) -> b
     }
 }
 
-/// A create that will fail, as the name is taken, costs nothing.
+/// Returns true if a create will fail because its name is taken: it is not charged.
 fn taken(core: &Core, attributes: &Attributes<'_>, object: &Value) -> bool {
     let key = Key::new(attributes.namespace, meta::name(object));
     attributes.operation == Operation::Create
         && core.store().get(&attributes.resource.table, &key).is_some()
 }
 
-/// The quota with `used` in its status.
+/// Returns the quota with `used` in its status.
 fn with_used(quota: &Value, used: &ResourceList) -> Value {
     let mut new = quota.clone();
     let shown: Map<String, Value> = used
@@ -210,7 +210,7 @@ fn with_used(quota: &Value, used: &ResourceList) -> Value {
     new
 }
 
-/// Gives back what was charged for a write that is refused after all.
+/// Reverts charges of a write that is refused after all.
 async fn refund(core: &Core, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)]) {
     for (key, taken) in paid {
         let done = core
@@ -225,7 +225,7 @@ async fn refund(core: &Core, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)
             })
             .await;
         if let Err(error) = done {
-            tracing::debug!(quota = %key, %error, "a charge is left to the controller of quotas");
+            tracing::debug!(quota = %key, %error, "failed to revert quota charge, leaving it to the quota controller");
         }
     }
 }

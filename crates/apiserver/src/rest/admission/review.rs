@@ -1,4 +1,4 @@
-//! What a webhook is asked and what it answers: `AdmissionReview` of `admission.k8s.io`.
+//! `AdmissionReview` of `admission.k8s.io`: requests to webhooks and their responses.
 
 use super::Operation;
 use crate::rest::{User, meta};
@@ -11,16 +11,16 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// A webhook in this process. It is registered under the address of a stored webhook
-/// ([`crate::rest::Api::register_webhook`]) and then called in place of that address: same rules, same
-/// policies, no socket.
+/// ([`crate::rest::Api::register_webhook`]) and then called instead of that address: with the same rules and
+/// policies, but without a socket.
 ///
 /// Any function of the right type is one.
 pub trait InProcessWebhook: Send + Sync {
-    /// Answers a review. An error means that the webhook could not do its work: the failure policy
-    /// decides, as if it could not be reached.
+    /// Answers a review. An error means that the webhook could not do its work: the failure policy applies as
+    /// if it could not be reached.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// Why there is no response.
     fn review<'a>(
         &'a self,
         request: &'a WebhookRequest<'a>,
@@ -86,45 +86,45 @@ impl From<&Resource> for WebhookResource {
     }
 }
 
-/// `request` of a review.
+/// The `request` of a review.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookRequest<'a> {
-    /// Of this call; the answer over the network must repeat it.
+    /// Id of this call; a response over the network must repeat it.
     pub uid: String,
-    /// Of the object as the webhook sees it.
+    /// Kind of the object in the version sent to the webhook.
     pub kind: WebhookKind,
-    /// As the webhook's rules name it.
+    /// Resource in the version sent to the webhook.
     pub resource: WebhookResource,
-    /// `""` for the object itself.
+    /// Subresource; `""` for the object itself.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub sub_resource: &'a str,
-    /// Of the object that was sent.
+    /// Kind of the object in the original request.
     pub request_kind: WebhookKind,
-    /// Of the request.
+    /// Resource of the original request.
     pub request_resource: WebhookResource,
-    /// Of the request.
+    /// Subresource of the original request.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub request_sub_resource: &'a str,
-    /// `""` while the name is still to be generated.
+    /// Name; `""` while it is not generated yet.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub name: &'a str,
-    /// `""` for what is in no namespace.
+    /// Namespace; `""` for cluster-scoped objects.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub namespace: &'a str,
-    /// What the write does.
+    /// Operation of the write.
     #[serde(serialize_with = "operation")]
     pub operation: Operation,
-    /// Who writes.
+    /// User of the write.
     #[serde(serialize_with = "user_info")]
     pub user_info: &'a User,
-    /// What shall be stored, or was posted; none for a deletion.
+    /// The new object or the posted body; `None` for a deletion.
     pub object: Option<&'a Value>,
-    /// What is stored; none for a creation.
+    /// The stored object; `None` for a creation.
     pub old_object: Option<&'a Value>,
-    /// Nothing will be stored.
+    /// Whether nothing is stored.
     pub dry_run: bool,
-    /// `CreateOptions` and the like.
+    /// Options of the write, such as `CreateOptions`.
     pub options: &'a Value,
 }
 
@@ -153,23 +153,23 @@ fn user_info<S: Serializer>(user: &User, serializer: S) -> Result<S::Ok, S::Erro
     info.serialize(serializer)
 }
 
-/// `response` of a review.
+/// The `response` of a review.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WebhookResponse {
-    /// The write may go on.
+    /// Whether the write may continue.
     pub allowed: bool,
-    /// A `v1 Status` that says why not; `Null` for no explanation.
+    /// A `v1 Status` with the reason of a refusal; `Null` for no explanation.
     pub status: Value,
     /// An RFC 6902 patch of the object; `Null` for none.
     pub patch: Value,
-    /// For the client.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
-    /// For the audit log.
+    /// Annotations for the audit log.
     pub audit_annotations: BTreeMap<String, String>,
 }
 
 impl WebhookResponse {
-    /// The write may go on.
+    /// Returns a response that allows the write.
     #[must_use]
     pub fn allow() -> Self {
         Self {
@@ -178,7 +178,7 @@ impl WebhookResponse {
         }
     }
 
-    /// The write may go on with the object changed by an RFC 6902 patch.
+    /// Returns a response that allows the write and changes the object by an RFC 6902 patch.
     #[must_use]
     pub fn patch(operations: Value) -> Self {
         Self {
@@ -187,7 +187,7 @@ impl WebhookResponse {
         }
     }
 
-    /// The write is refused with an HTTP status code.
+    /// Returns a response that refuses the write with an HTTP status code.
     #[must_use]
     pub fn deny(code: u16, message: &str) -> Self {
         Self {
@@ -196,7 +196,7 @@ impl WebhookResponse {
         }
     }
 
-    /// Whether there is something to change.
+    /// Returns true if the response has changes of the object.
     pub(super) fn patches(&self) -> bool {
         match &self.patch {
             Value::Null => false,
@@ -205,7 +205,7 @@ impl WebhookResponse {
         }
     }
 
-    /// The refusal of webhook `name`, as a client is told.
+    /// Returns the API error for a refusal by webhook `name`.
     pub(super) fn refusal(&self, name: &str) -> ApiError {
         let status = &self.status;
         let number = |at: &Value, key: &str| at.get(key).and_then(Value::as_u64);
@@ -247,7 +247,7 @@ impl WebhookResponse {
     }
 }
 
-/// The body of a call.
+/// Encodes the body of a call.
 pub(super) fn body(version: ReviewVersion, request: &WebhookRequest<'_>) -> Vec<u8> {
     #[derive(Serialize)]
     struct Review<'a> {
@@ -264,10 +264,10 @@ pub(super) fn body(version: ReviewVersion, request: &WebhookRequest<'_>) -> Vec<
     serde_json::to_vec(&review).unwrap_or_default()
 }
 
-/// Reads the answer to a call with `uid`.
+/// Parses the response to the call `uid`.
 ///
 /// # Errors
-/// What is wrong with it; the failure policy decides then.
+/// Why the response is invalid; the failure policy then applies.
 pub(super) fn parse(
     version: ReviewVersion,
     uid: &str,
@@ -405,7 +405,7 @@ mod tests {
             let e = parse(V1, "u", mutating, &bytes).unwrap_err();
             assert!(e.contains(why), "{e}");
         }
-        // v1beta1 never checked uid, kind and patch type.
+        // Kubernetes does not check uid, kind and patch type of v1beta1.
         let old = json!({"response": {"allowed": true, "patch": encoded(r#"[{"op":"test"}]"#)}});
         let old = old.to_string().into_bytes();
         assert!(parse(V1Beta1, "u", true, &old).unwrap().patches());

@@ -1,4 +1,5 @@
-//! Nobody gives rights that he does not have, and what creates needs the right to create.
+//! Escalation checks: a user may grant only permissions it holds, and a write that creates an object needs
+//! the permission to create.
 
 use super::{Attributes, Operation};
 use crate::authz::bootstrap::GROUP;
@@ -8,10 +9,10 @@ use crate::rest::meta;
 use koord_kinds::status::{ApiError, quoted};
 use serde_json::Value;
 
-/// Checks a write as it would be stored.
+/// Checks a write in the form it will be stored in.
 ///
 /// # Errors
-/// 403 for rights that the writer does not have, 404 for a binding that refers to no role.
+/// 403 for permissions that the user does not hold, 404 for a binding to a missing role.
 pub(super) fn check(
     guard: &Guard,
     attributes: &Attributes<'_>,
@@ -21,13 +22,13 @@ pub(super) fn check(
     if attributes.operation == Operation::Delete || !attributes.subresource.is_empty() {
         return Ok(());
     }
-    // What the control plane itself writes was not asked for by anybody.
+    // Writes by the control plane itself have no user to check.
     let Some(user) = attributes.sender() else {
         return Ok(());
     };
     let resource = attributes.resource;
     if attributes.operation == Operation::Create {
-        // A PUT or an apply that creates was allowed as such only.
+        // A PUT or an apply that creates was authorized only as such.
         let target = Target::Resource(ResourceTarget {
             group: &resource.group,
             resource: &resource.plural,
@@ -50,7 +51,8 @@ pub(super) fn check(
     }
 }
 
-/// Who writes a role has what it says, or may escalate.
+/// Privilege escalation check: a role may only grant permissions its author holds, unless the author has the
+/// `escalate` verb.
 fn check_role(
     guard: &Guard,
     user: &User,
@@ -68,7 +70,7 @@ fn check_role(
     let forbidden = |why: &str| ApiError::forbidden(GROUP, plural, meta::name(object), why);
     let wanted = Rule::all(object.get("rules"));
     confirm(guard, user, namespace, &wanted).map_err(|why| forbidden(&why))?;
-    // What it is, or was, the sum of is up to others.
+    // Its rules may come from other roles, which are checked as if they granted everything.
     if aggregates(object) || old.is_some_and(aggregates) {
         let all = [Rule::everything(), Rule::every_path()];
         confirm(guard, user, namespace, &all).map_err(|_| {
@@ -78,7 +80,8 @@ fn check_role(
     Ok(())
 }
 
-/// Who binds a role has what it says, or may bind it.
+/// Privilege escalation check: a binding may only grant permissions its author holds, unless the author has
+/// the `bind` verb.
 fn check_binding(
     guard: &Guard,
     user: &User,
@@ -113,7 +116,7 @@ fn aggregates(role: &Value) -> bool {
         .is_some_and(|selectors| !selectors.is_empty())
 }
 
-/// Only what deletion and garbage collection keep changes.
+/// Returns true if only metadata changes that deletion and garbage collection maintain.
 fn bookkeeping(object: &Value, old: &Value) -> bool {
     let rest = |object: &Value| {
         let mut object = object.clone();
@@ -129,7 +132,7 @@ fn bookkeeping(object: &Value, old: &Value) -> bool {
     rest(object) == rest(old)
 }
 
-/// Whether `user` may do `verb` to a role.
+/// Returns true if `user` may use `verb` on a role.
 fn may(
     guard: &Guard,
     user: &User,
@@ -150,7 +153,7 @@ fn may(
         .is_ok()
 }
 
-/// `user` has all that `wanted` allow.
+/// Checks that `user` holds all permissions of `wanted`.
 fn confirm(guard: &Guard, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let (held, problem) = guard.rules_for(user, namespace);
     let missing = uncovered(&held, wanted);

@@ -1,4 +1,4 @@
-//! What a pod takes over from the RuntimeClass it names: overhead, node selector and tolerations.
+//! RuntimeClass admission: sets overhead, node selector and tolerations of a pod from its RuntimeClass.
 
 use super::builtin::called;
 use crate::rest::core::Core;
@@ -9,10 +9,10 @@ use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// Fills in what the class of a new pod says.
+/// Sets the fields of a new pod that its RuntimeClass determines.
 ///
 /// # Errors
-/// The class is not there, or the pod says otherwise.
+/// If the class does not exist or conflicts with the pod.
 pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let name = called(pod).to_owned();
     let refused = |why: &str| Err(ApiError::forbidden("", "pods", &name, why));
@@ -85,7 +85,7 @@ pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The same amounts of the same resources.
+/// Returns true if two resource lists have equal amounts.
 fn same(a: &Value, b: &Value) -> bool {
     let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else {
         return a == b;

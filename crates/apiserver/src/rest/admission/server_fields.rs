@@ -1,4 +1,4 @@
-//! Fields that the server sets whatever a client says, beyond those its kind alone decides.
+//! Fields that the server sets regardless of the client, beyond those that depend only on the kind.
 
 use crate::rest::core::Core;
 use crate::rest::{check, meta};
@@ -7,12 +7,12 @@ use koord_kinds::Resource;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 
-/// Finalizer by which deleting a definition waits for its objects.
+/// Finalizer of custom resource definitions, which holds them until their objects are deleted.
 pub(crate) const CRD_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
-/// Label that carries a namespace's own name.
+/// Label with a namespace's own name.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// Fills in what a new object gets from the server.
+/// Sets the server's fields of a new object.
 pub(in crate::rest) fn on_create(
     core: &Core,
     resource: &Resource,
@@ -37,7 +37,8 @@ pub(in crate::rest) fn on_create(
     Ok(())
 }
 
-/// A definition of a resource that is built in would share its objects, and delete them with it.
+/// Refuses a definition of a built-in resource: it would share its objects, and delete them with the
+/// definition.
 fn replaces_builtin(core: &Core, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
     let group = meta::text(definition, &["spec", "group"]);
     let plural = meta::text(definition, &["spec", "names", "plural"]);
@@ -58,7 +59,7 @@ fn replaces_builtin(core: &Core, resource: &Resource, definition: &Value) -> Res
     Err(check::invalid(resource, name, &[e]))
 }
 
-/// Keeps what a client may not take away from an object.
+/// Restores the server's fields of an updated object.
 pub(in crate::rest) fn on_update(
     core: &Core,
     resource: &Resource,
@@ -80,7 +81,7 @@ pub(in crate::rest) fn on_update(
                 };
             }
             namespace_label(new);
-            // Only a deletion ends a namespace: its contents go by the phase.
+            // Only a deletion sets a namespace to Terminating, on which its contents are deleted.
             let phase = if meta::deleting(new) {
                 "Terminating"
             } else {
@@ -120,7 +121,7 @@ pub(super) fn namespace_label(object: &mut Value) {
     meta::as_object(labels).insert(NAMESPACE_NAME_LABEL.to_owned(), name.into());
 }
 
-/// Gives a service an address of 10.96.0.0/16. Nothing routes it; clients only expect one.
+/// Sets a service's address from 10.96.0.0/16. It is not routed, but clients expect one.
 fn cluster_ip(core: &Core, service: &mut Value) {
     if meta::text(service, &["spec", "type"]) == "ExternalName" {
         return;

@@ -1,4 +1,4 @@
-//! Every verb and sub-resource passes admission, and passes it once.
+//! Every verb and subresource passes admission exactly once.
 
 use super::Attributes;
 use crate::{ApiServer, Config};
@@ -17,7 +17,8 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 const BINDING: &str = "/api/v1/namespaces/default/pods/p/binding";
 
-/// What the tests compare: operation, resource, place and whether nothing will be stored.
+/// Returns the text that tests compare: operation, resource, namespace, name, user and whether it is a dry
+/// run.
 pub(super) fn line(attributes: &Attributes<'_>) -> String {
     let resource = qualified(&attributes.resource.plural, &attributes.resource.group);
     let sub = attributes.subresource;
@@ -42,7 +43,7 @@ impl Cluster {
         Self(ApiServer::open(config).await.unwrap())
     }
 
-    /// Sends a request and returns its code with what passed admission meanwhile.
+    /// Sends a request and returns its code and the writes that passed admission meanwhile.
     async fn send(&self, method: &str, path: &str, kind: &str, body: Value) -> (u16, Vec<String>) {
         self.0.api().admission().admitted.lock().clear();
         let request = Request::builder()
@@ -162,7 +163,7 @@ async fn controllers_pass_too() {
     let key = crate::store::Key::new("default", "a");
     api.admission().admitted.lock().clear();
     api.drop_finalizer(&resource, &key, "orphan").await.unwrap();
-    // A second time there is nothing to change, and nobody is asked.
+    // The second time there is nothing to change, so admission does not run.
     api.drop_finalizer(&resource, &key, "orphan").await.unwrap();
     assert_eq!(
         *api.admission().admitted.lock(),

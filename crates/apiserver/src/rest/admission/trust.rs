@@ -1,4 +1,4 @@
-//! Which servers a `caBundle` vouches for.
+//! Verification of webhook servers by a `caBundle`.
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -8,9 +8,8 @@ use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use std::sync::Arc;
 
-/// The certificates of a bundle, and what they signed. A server's own certificate in the bundle is
-/// trusted as it is, as Go does: self-signed ones are in wide use, and a path of one certificate is
-/// none for webpki.
+/// Verifier that accepts certificates signed by a bundle, and certificates contained in it. Go accepts the
+/// latter, too: self-signed ones are in wide use, but webpki does not accept a chain of one certificate.
 #[derive(Debug)]
 pub(super) struct Bundle {
     certificates: Vec<CertificateDer<'static>>,
@@ -18,10 +17,10 @@ pub(super) struct Bundle {
 }
 
 impl Bundle {
-    /// `roots` made of `certificates`.
+    /// Returns a verifier over `roots`, which were made of `certificates`.
     ///
     /// # Errors
-    /// When there are none.
+    /// If there are none.
     pub(super) fn new(
         roots: RootCertStore,
         certificates: Vec<CertificateDer<'static>>,
@@ -123,7 +122,7 @@ mod tests {
         let expired = verify(&own, "hook.example.com", later).unwrap_err();
         assert!(expired.contains("Expired"), "{expired}");
         let other = certificate("hook.example.com");
-        // Of the same name, even.
+        // Not accepted, although it has the same name.
         let forged = verify(&other, "hook.example.com", now).unwrap_err();
         assert!(forged.contains("BadSignature"), "{forged}");
     }

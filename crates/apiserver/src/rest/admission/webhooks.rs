@@ -1,4 +1,4 @@
-//! Asking webhooks: which, in which order, and what becomes of their answers.
+//! Calls of admission webhooks: selection, order and processing of responses.
 
 use super::call::Transport;
 use super::metrics::{Ending, Metrics};
@@ -21,34 +21,34 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Plurals of the configurations.
+/// Plurals of the webhook configurations.
 const MUTATING: &str = "mutatingwebhookconfigurations";
 const VALIDATING: &str = "validatingwebhookconfigurations";
 
-/// A webhook that may be asked.
+/// A webhook of a stored configuration.
 pub(super) struct Hook {
     webhook: Webhook,
-    /// Under which in-process webhooks are registered.
+    /// Normalized address, by which in-process webhooks are found.
     address: String,
-    /// Made at the first call.
+    /// HTTPS client, created at the first call.
     transport: OnceLock<Result<Transport, String>>,
 }
 
 type Hooks = Arc<Vec<Arc<Hook>>>;
 
-/// All webhooks, as the stored configurations name them, and those in this process.
+/// All webhooks of the stored configurations, and those in this process.
 #[derive(Default)]
 pub(crate) struct Webhooks {
     mutating: ArcSwap<Vec<Arc<Hook>>>,
     validating: ArcSwap<Vec<Arc<Hook>>>,
     in_process: ArcSwap<FxHashMap<String, Arc<dyn InProcessWebhook>>>,
-    /// Held while the lists are brought in line with the store: of two writes, the later counts.
+    /// Serializes reloads from the store, so that the later of two writes counts.
     in_turn: parking_lot::Mutex<()>,
-    /// Once there is a registry for them.
+    /// Metrics, once a registry is set.
     metrics: OnceLock<Metrics>,
 }
 
-/// The address of a webhook in one form: with port and path.
+/// Normalizes the address of a webhook: with port and without a trailing slash.
 fn address(url: &str) -> String {
     let Ok(uri) = url.parse::<Uri>() else {
         return url.to_owned();
@@ -60,7 +60,7 @@ fn address(url: &str) -> String {
 }
 
 impl Webhooks {
-    /// Reads the stored configurations.
+    /// Loads the stored configurations.
     pub(in crate::rest) fn load(&self, store: &Store) {
         let _in_turn = self.in_turn.lock();
         for (list, plural) in [(&self.mutating, MUTATING), (&self.validating, VALIDATING)] {
@@ -68,7 +68,7 @@ impl Webhooks {
         }
     }
 
-    /// Counts the question to `hook` that began at `began`.
+    /// Records the call to `hook` that began at `began`.
     fn count(
         &self,
         hook: &Hook,
@@ -92,7 +92,7 @@ impl Webhooks {
         metrics.observe(name, mutating, operation, began.elapsed(), ending);
     }
 
-    /// The webhooks that may be asked about objects of a resource.
+    /// Returns the webhooks to match against writes of a resource; `None` if there are none or it is exempt.
     fn of(&self, resource: &Resource, mutating: bool) -> Option<Hooks> {
         let list = if mutating {
             &self.mutating
@@ -116,14 +116,14 @@ impl Webhooks {
         Ok(())
     }
 
-    /// What follows from a configuration having been written or removed.
+    /// Reloads the webhooks if the written or removed object is a configuration.
     pub(in crate::rest) fn configuration_changed(&self, store: &Store, resource: &Resource) {
         if resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING) {
             self.load(store);
         }
     }
 
-    /// Answers calls to the webhook at `url` by `webhook` instead.
+    /// Registers `webhook` to be called instead of the address `url`.
     pub(in crate::rest) fn register(&self, url: &str, webhook: Arc<dyn InProcessWebhook>) {
         let address = address(url);
         self.in_process.rcu(|old| {
@@ -133,8 +133,8 @@ impl Webhooks {
         });
     }
 
-    /// Asks the mutating webhooks in their order. When one changes the object, the built-in steps
-    /// run once more, and after them the webhooks that wish to see what came later.
+    /// Calls the mutating webhooks in their order. If one changes the object, the built-in plugins run once
+    /// more, and then the webhooks with a reinvocation policy that ran before the change.
     pub(super) async fn mutate(
         &self,
         core: &Core,
@@ -154,7 +154,7 @@ impl Webhooks {
                 if !reinvoke {
                     break;
                 }
-                // A copy is needed only for those that wish to see what changes now.
+                // A copy is needed only if some webhooks are to be reinvoked.
                 let before = (!asked.is_empty()).then(|| object.clone());
                 builtin::admit(core, attributes, object)?;
                 if before.is_some_and(|before| *object != before) {
@@ -215,7 +215,7 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Asks the validating webhooks, all at once. Of several refusals the first in order counts.
+    /// Calls the validating webhooks concurrently. Of several refusals the first in order is returned.
     pub(super) async fn validate(
         &self,
         core: &Core,
@@ -263,7 +263,7 @@ impl Webhooks {
     }
 }
 
-/// The stored webhooks in order: configurations by name, and as they are listed.
+/// Returns the stored webhooks in order: configurations by name, then their own order.
 fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
     let table = TableId::new(webhook::GROUP, plural);
     let mut entries = store.all(&table, None, &|_| true);
@@ -279,12 +279,12 @@ fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
                     webhook,
                     transport: OnceLock::new(),
                 })),
-                // Validation keeps such a one out of the store.
+                // Validation keeps invalid webhooks out of the store.
                 Err(why) => tracing::warn!(
                     configuration = %entry.key.name,
                     webhook = meta::name(hook),
                     why,
-                    "a stored webhook cannot be used and is not called"
+                    "skipping invalid stored webhook"
                 ),
             }
         }
@@ -292,23 +292,23 @@ fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
     out
 }
 
-/// Why a webhook has no verdict, or what it is.
+/// Why a webhook did not allow a write.
 enum Refusal {
-    /// It could not be called, or gave no valid answer: the failure policy decides.
+    /// The call failed or the response is invalid: the failure policy applies.
     Failed(String),
-    /// It refused.
+    /// The webhook refused the write.
     Refused(ApiError),
-    /// What it is to be asked, or answered, cannot be carried out.
+    /// The call is not possible, or the response cannot be applied.
     Unusable(ApiError),
 }
 
-/// A write while webhooks are asked about it.
+/// Context of the webhook calls for one write.
 struct Asking<'a> {
     core: &'a Core,
     webhooks: &'a Webhooks,
     attributes: &'a Attributes<'a>,
     kind: GroupVersionKind,
-    /// The stored namespace of the write.
+    /// Stored namespace of the write.
     namespace: Option<Arc<Entry>>,
     equivalents: Vec<Arc<Resource>>,
     options: Value,
@@ -320,7 +320,7 @@ fn kind_of(resource: &Resource, subresource: &str) -> GroupVersionKind {
         .map_or_else(|| resource.gvk(), |s| s.response.clone())
 }
 
-/// The options of a write as an object.
+/// Returns the options of a write as an object.
 fn options_of(attributes: &Attributes<'_>) -> Value {
     let mut options = match attributes.options {
         Options::Write(given) => write_options(attributes.operation, given),
@@ -402,7 +402,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The version of the resource in which `hook` is asked, if it is.
+    /// Returns the version of the resource to send to `hook`; `None` if it does not match.
     fn matches(
         &self,
         hook: &Hook,
@@ -430,18 +430,18 @@ impl<'a> Asking<'a> {
         })
     }
 
-    /// `object` in the version of `target`.
+    /// Converts `object` to the version of `target`; `None` if no conversion is needed.
     fn seen_as(&self, object: &Value, target: &Arc<Resource>) -> Option<Value> {
         let own = Arc::ptr_eq(target, self.attributes.resource);
         (!own && self.is_whole()).then(|| self.attributes.resource.convert(object.clone(), target))
     }
 
-    /// What is admitted is the object, not a Binding or a Scale.
+    /// Returns true if the object itself is admitted, not a Binding or a Scale.
     fn is_whole(&self) -> bool {
         self.kind == self.attributes.resource.gvk()
     }
 
-    /// Asks one webhook.
+    /// Calls one webhook.
     async fn ask(
         &self,
         hook: &Hook,
@@ -551,7 +551,7 @@ impl<'a> Asking<'a> {
         review::parse(version, &request.uid, mutating, &answer)
     }
 
-    /// Applies the failure policy. `Ok`: the request goes on without the webhook.
+    /// Applies the failure policy. `Ok`: the request continues without the webhook.
     fn judge(&self, hook: &Hook, refusal: Refusal) -> Result<(), ApiError> {
         let Webhook { name, fail, .. } = &hook.webhook;
         match refusal {
@@ -566,7 +566,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The object with a webhook's patch. The webhook saw it in the version of `target`.
+    /// Applies a webhook's patch, which is relative to the object in the version of `target`.
     fn patched(
         &self,
         hook: &Hook,
@@ -607,7 +607,7 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// Says what of a webhook configuration this server does not do.
+/// Adds warnings about fields of a webhook configuration that this server does not support.
 pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut Vec<String>) {
     let resource = attributes.resource;
     if !(resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING)) {
