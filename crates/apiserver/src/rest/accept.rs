@@ -1,16 +1,16 @@
-//! Which representation of an object the client wants.
+//! Content negotiation: which representation of an object a client accepts.
 
 use http::HeaderMap;
 
-/// The media type of objects in protobuf.
+/// Media type of objects in protobuf.
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// How objects are written into a reply.
+/// Form in which objects are written into a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Form {
     /// The object itself.
     Object,
-    /// `meta.k8s.io` Table, with the version asked for.
+    /// A `meta.k8s.io` Table of this version.
     Table(MetaVersion),
     /// Only the metadata: `PartialObjectMetadata` or its list.
     Metadata(MetaVersion),
@@ -24,7 +24,7 @@ pub(super) enum MetaVersion {
 }
 
 impl MetaVersion {
-    /// `apiVersion` of the reply.
+    /// Returns the `apiVersion` of the response.
     pub(super) fn api_version(self) -> &'static str {
         match self {
             Self::V1 => "meta.k8s.io/v1",
@@ -44,7 +44,7 @@ pub(super) struct Clause {
 }
 
 impl Clause {
-    /// Value of a parameter.
+    /// Returns the value of a parameter.
     pub(super) fn param(&self, name: &str) -> Option<&str> {
         self.params
             .iter()
@@ -52,7 +52,7 @@ impl Clause {
             .map(|(_, v)| v.as_str())
     }
 
-    /// The clause admits JSON.
+    /// Returns true if the clause admits JSON.
     pub(super) fn json(&self) -> bool {
         matches!(
             self.media.as_str(),
@@ -60,7 +60,7 @@ impl Clause {
         )
     }
 
-    /// The clause admits YAML.
+    /// Returns true if the clause admits YAML.
     fn yaml(&self) -> bool {
         self.media == "application/yaml"
     }
@@ -70,7 +70,7 @@ impl Clause {
     }
 }
 
-/// The clauses, best first.
+/// Returns the clauses of the `Accept` headers, best first.
 pub(super) fn clauses(headers: &HeaderMap) -> Vec<Clause> {
     let mut out: Vec<Clause> = headers
         .get_all(http::header::ACCEPT)
@@ -83,8 +83,8 @@ pub(super) fn clauses(headers: &HeaderMap) -> Vec<Clause> {
     out
 }
 
-/// The client can read protobuf and none of the texts. All others get JSON, which costs nothing: it
-/// is what is stored.
+/// Returns true if the client accepts protobuf but neither JSON nor YAML. All other clients get JSON, which
+/// is what is stored and needs no conversion.
 pub(super) fn only_protobuf(headers: &HeaderMap) -> bool {
     let clauses = clauses(headers);
     clauses.iter().any(Clause::protobuf) && !clauses.iter().any(|c| c.json() || c.yaml())
@@ -112,14 +112,14 @@ fn clause(text: &str) -> Option<Clause> {
     (q > 0.0).then_some(Clause { media, params, q })
 }
 
-/// The body encodings we can answer with.
+/// Encodings of a response body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     Json,
     Yaml,
 }
 
-/// What was agreed on.
+/// Outcome of content negotiation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Negotiated {
     pub(super) form: Form,
@@ -135,17 +135,17 @@ impl Default for Negotiated {
     }
 }
 
-/// What kind of read asks.
+/// Kind of request that a representation is chosen for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Endpoint {
     One,
     List,
     Watch,
-    /// The answer to a question, which is no object and has one form.
+    /// A review, whose answer is not a stored object and has one form.
     Review,
 }
 
-/// Chooses the representation of the reply. `None` means 406.
+/// Chooses the representation of the response. `None` means 406.
 pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<Negotiated> {
     let clauses = clauses(headers);
     if clauses.is_empty() {
@@ -158,7 +158,7 @@ pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<Negot
         } else if clause.yaml() {
             Encoding::Yaml
         } else if only_protobuf && clause.protobuf() {
-            // What is written as JSON is rewritten when it leaves.
+            // The JSON response is converted to protobuf before it is sent.
             Encoding::Json
         } else {
             continue;

@@ -1,4 +1,5 @@
-//! `pods/binding`: the scheduler's word.
+//! The `pods/binding` subresource and the legacy `bindings` resource, by which the scheduler assigns pods to
+//! nodes.
 
 use super::admission::{Attributes, Operation, Options};
 use super::call::Call;
@@ -8,7 +9,7 @@ use axum::response::Response;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 
-/// POST of a Binding for pod `name`.
+/// Serves the POST of a Binding for pod `name`.
 pub(super) async fn serve(api: &Api, name: &str, call: &Call) -> Result<Response, ApiError> {
     let options = call.write_options("CreateOptions")?;
     let mut binding = call.decode()?.value;
@@ -59,7 +60,7 @@ pub(super) async fn serve(api: &Api, name: &str, call: &Call) -> Result<Response
     Ok(created(call, &warnings))
 }
 
-/// The answer to a Binding and an Eviction.
+/// Builds the response to a Binding or an Eviction.
 pub(super) fn created(call: &Call, warnings: &[String]) -> Response {
     let mut done = respond::success(Value::Null);
     if let Some(map) = done.as_object_mut() {
@@ -90,7 +91,7 @@ fn check_target(name: &str, binding: &Value) -> Result<(), ApiError> {
     Err(ApiError::invalid("", "Binding", name, &errors))
 }
 
-/// The pod after the binding.
+/// Returns the pod as the binding changes it.
 fn bound(pod: Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Result<Value, ApiError> {
     let mut new = pod;
     let pod = &new;

@@ -1,4 +1,4 @@
-//! Request bodies: JSON with duplicate keys noticed, YAML, Kubernetes protobuf.
+//! Request bodies: JSON with detection of duplicate keys, YAML, Kubernetes protobuf.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::fmt;
 use tokio::time::Instant;
 
-/// Largest body we read, as upstream.
+/// Largest request body in bytes, as upstream.
 pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;
 
-/// What a body may be, for 415.
+/// Supported content types, for 415 responses.
 const SUPPORTED: &[&str] = &[
     "application/json",
     "application/yaml",
@@ -31,27 +31,27 @@ pub(super) struct Decoded {
     pub(super) problems: Problems,
 }
 
-/// What strict decoding complains about in a body.
+/// Problems of a body that strict decoding reports.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Problems {
     /// `duplicate field "..."`, one per key that occurred twice.
     duplicates: Vec<String>,
-    /// The paths of the fields as they come in a body of JSON that has duplicates.
+    /// Paths of the fields in the order of the body, for a JSON body with duplicates.
     order: Option<Vec<String>>,
-    /// Bytes of the paths that were written out for `duplicates`, and for `order`.
+    /// Bytes of the paths written for `duplicates` and for `order`.
     written: (usize, usize),
 }
 
-/// Problems that are listed, as many as kube-apiserver lists strict decoding errors.
+/// Most problems that are listed; kube-apiserver has the same limit of strict decoding errors.
 const MAX_PROBLEMS: usize = 100;
-/// Fields whose order is remembered.
+/// Most fields whose order is recorded.
 const ORDERED: usize = 10_000;
-/// Bytes of paths that are written out for one list: a long key is part of every path below it.
+/// Most bytes of paths written for one list: a long key is part of every path below it.
 const MAX_WRITTEN: usize = 4 * 1024 * 1024;
 
 impl Problems {
-    /// Returns these and those of unknown fields, in the order of the body if `ordered`; the first
-    /// [`MAX_PROBLEMS`] of them.
+    /// Returns these problems and those of unknown fields, in the order of the body if `ordered`; at most
+    /// [`MAX_PROBLEMS`].
     pub(super) fn with(self, unknown: Vec<String>, ordered: bool) -> Vec<String> {
         let mut all = self.duplicates;
         let known = all.len();
@@ -104,7 +104,7 @@ impl Problems {
     }
 }
 
-/// The media type of the body without parameters, lower case.
+/// Returns the media type of the body without parameters, in lower case.
 pub(super) fn content_type(headers: &HeaderMap) -> String {
     headers
         .get(http::header::CONTENT_TYPE)
@@ -113,7 +113,7 @@ pub(super) fn content_type(headers: &HeaderMap) -> String {
         .unwrap_or_default()
 }
 
-/// Reads the whole body, up to [`MAX_BODY`], which may take until `deadline`.
+/// Reads the whole body, up to [`MAX_BODY`] bytes, until `deadline`.
 pub(super) async fn read(body: axum::body::Body, deadline: Instant) -> Result<Bytes, ApiError> {
     use http_body_util::{BodyExt, LengthLimitError, Limited};
     let whole = Limited::new(body, MAX_BODY).collect();
@@ -129,7 +129,7 @@ pub(super) async fn read(body: axum::body::Body, deadline: Instant) -> Result<By
     }
 }
 
-/// Decodes a body by its content type; an empty one is `Null`.
+/// Decodes a body by its content type; an empty one becomes `Null`.
 pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiError> {
     if bytes.is_empty() {
         return Ok(Decoded::default());
@@ -148,7 +148,7 @@ pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiEr
     }
 }
 
-/// Parses JSON. Later duplicates of a key win, and are reported.
+/// Parses JSON. The last of duplicate keys wins; the duplicates are reported.
 pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
     let read = |problems: &mut Problems| {
         let mut de = serde_json::Deserializer::from_slice(bytes);
@@ -164,7 +164,7 @@ pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
                     order: Some(Vec::new()),
                     ..Problems::default()
                 };
-                // What was read once can be read again.
+                // A second read cannot fail after the first succeeded.
                 drop(read(&mut problems));
             }
             Ok(Decoded { value, problems })
@@ -180,7 +180,7 @@ pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
 fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|e| ApiError::bad_request(format!("error parsing YAML: {e}")))?;
-    // JSON is YAML; the JSON parser knows about duplicates and is much faster.
+    // JSON is YAML; the JSON parser reports duplicates and is much faster.
     if text.trim_start().starts_with('{')
         && let Ok(done) = json(bytes)
     {
@@ -189,7 +189,7 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
     let mut problems = Problems::default();
     match yaml_value(text, DuplicateKeyPolicy::LastWins, &mut problems) {
         Ok(value) => {
-            // Who wrote the text looks for the line of the first.
+            // The first message names the line, for the author of the text.
             if let Some(first) = problems.duplicates.first_mut()
                 && let Err(e) =
                     yaml_value(text, DuplicateKeyPolicy::Error, &mut Problems::default())
@@ -235,13 +235,14 @@ fn yaml_value(
     }
 }
 
-/// What the parser says of quoted text that goes on no deeper than its key. Go's parser takes it, and definitions
-/// of Koordinator are written so.
+/// Error of the parser about a quoted scalar whose continuation lines are not indented deeper than its key.
+/// Go's parser accepts such text, and Koordinator's definitions contain it.
 const QUOTED_INDENT: &str = "invalid indentation in multiline quoted scalar";
-/// The parser names one such line at a time; so many bytes are read again at most.
+/// Most bytes that are parsed again: the parser reports one such line at a time.
 const REREAD_BYTES: usize = 4 << 20;
 
-/// `text` with a line (from 1) of quoted text moved right, which does not change what it says.
+/// Returns `text` with one line (counted from 1) of quoted text indented more, which does not change its
+/// value.
 fn indented(text: &str, line: u64) -> String {
     let mut out = String::with_capacity(text.len() + 64);
     let mut before = 0;
@@ -255,7 +256,7 @@ fn indented(text: &str, line: u64) -> String {
     out
 }
 
-/// The first bytes of a body in hex, as upstream shows what it could not read.
+/// Returns the first bytes of a body in hex, as upstream shows a body that it failed to parse.
 fn excerpt(bytes: &[u8]) -> String {
     bytes
         .iter()
@@ -292,7 +293,7 @@ fn show(path: &[Step], key: &str) -> String {
     out
 }
 
-/// Builds a [`Value`] and remembers duplicate keys.
+/// Builds a [`Value`] and records duplicate keys.
 struct Seed<'a> {
     path: &'a mut Vec<Step>,
     problems: &'a mut Problems,
@@ -354,7 +355,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut out = Map::new();
         while let Some(key) = map.next_key::<String>()? {
             problems.add_field(path, &key);
-            // The key is lent to the path while its value is read: no copy per field.
+            // The key is moved into the path while its value is read, to avoid a copy per field.
             path.push(Step::Key(key));
             let value = map.next_value_seed(Seed { path, problems });
             let Some(Step::Key(key)) = path.pop() else {
@@ -391,7 +392,7 @@ mod tests {
         );
     }
 
-    /// The problems of a body with those of its unknown fields.
+    /// Returns the problems of a body, with those of its unknown fields.
     fn problems(body: &str, unknown: &[&str]) -> Vec<String> {
         let unknown = unknown.iter().map(|path| format!("unknown field {path:?}"));
         json(body.as_bytes())

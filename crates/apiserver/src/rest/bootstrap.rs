@@ -1,4 +1,4 @@
-//! What exists before anybody asks for it.
+//! Objects that exist from the start: default namespaces, priority classes, service accounts and the like.
 
 use super::options::WriteOptions;
 use super::write::Input;
@@ -6,7 +6,7 @@ use super::{Api, roles};
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 
-/// Namespaces that every cluster has, and the one of the Koordinator components.
+/// Namespaces that every cluster has, and that of the Koordinator components.
 const NAMESPACES: [&str; 5] = [
     "default",
     "kube-system",
@@ -16,7 +16,7 @@ const NAMESPACES: [&str; 5] = [
 ];
 
 impl Api {
-    /// Makes a ConfigMap, or brings it to these data.
+    /// Creates a ConfigMap or updates its data.
     pub(crate) async fn keep_config_map(
         &self,
         namespace: &str,
@@ -42,7 +42,7 @@ impl Api {
         .map(drop)
     }
 
-    /// Creates an object unless one of its name exists.
+    /// Creates an object unless one with its name exists.
     ///
     /// # Errors
     /// What a create answers, except that the object exists.
@@ -74,13 +74,13 @@ impl Api {
     }
 }
 
-/// Serves the definitions and webhooks that the store holds.
+/// Loads the stored custom resource definitions and webhook configurations.
 pub(crate) fn load(api: &Api) {
     api.inner.definitions.load();
     api.admission().webhooks().load(api.store());
 }
 
-/// Whether an earlier start has made the default namespaces.
+/// Returns true if an earlier start has created the default namespaces.
 pub(crate) fn is_bootstrapped(api: &Api) -> bool {
     let Ok(namespaces) = api.builtin("", "v1", "namespaces") else {
         return false;
@@ -91,8 +91,8 @@ pub(crate) fn is_bootstrapped(api: &Api) -> bool {
     })
 }
 
-/// Makes the default namespaces, priority classes, roles and bindings and the `kubernetes` service where they are
-/// missing, and publishes `authority`, a certificate in PEM. Run it before serving.
+/// Creates the missing ones of the default namespaces, priority classes, roles, bindings and the `kubernetes`
+/// service, and publishes `authority`, a certificate in PEM. Call it before serving.
 ///
 /// # Errors
 /// When the store does not take it.
@@ -153,8 +153,8 @@ async fn ensure_defaults(api: &Api) -> Result<(), ApiError> {
     roles::bootstrap(api).await
 }
 
-/// Says in `kube-system` which authority vouches for clients, for servers that delegate the
-/// question.
+/// Publishes in `kube-system` the authority that signs client certificates, for servers that delegate
+/// authentication.
 ///
 /// # Errors
 /// When the store does not take it.

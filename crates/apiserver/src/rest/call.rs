@@ -1,4 +1,4 @@
-//! A request on its way to the verb that answers it.
+//! A request with its body, as handlers receive it.
 
 use super::accept::{Encoding, Endpoint, Negotiated, PROTOBUF, negotiate};
 use super::body::{self, Decoded};
@@ -17,10 +17,10 @@ use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
 use std::sync::Arc;
 
-/// The representations we write, for 406.
+/// Media types of responses, for 406.
 pub(super) const PRODUCED: &[&str] = &["application/json", "application/yaml", PROTOBUF];
 
-/// Everything a handler may look at, with the body read.
+/// A parsed request with its body.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) path: ResourcePath,
@@ -28,9 +28,9 @@ pub(super) struct Call {
     pub(super) headers: HeaderMap,
     pub(super) user: User,
     pub(super) body: Bytes,
-    /// The connection itself, for requests that want to speak something else on it.
+    /// Handle to take over the connection, for requests that switch the protocol.
     pub(super) upgrade: Option<OnUpgrade>,
-    /// What the client has not read counts there, when it is bounded.
+    /// Send queues of the client, to which unsent data is charged; `None` if they are not bounded.
     pub(super) queues: Option<SendQueues>,
 }
 
@@ -40,7 +40,7 @@ impl Call {
         body::decode(&body::content_type(&self.headers), &self.body)
     }
 
-    /// The decoded body as the input of a write.
+    /// Decodes the body as the input of a write.
     pub(super) fn input(&self) -> Result<Input, ApiError> {
         let Decoded { value, problems } = self.decode()?;
         Ok(Input {
@@ -50,49 +50,49 @@ impl Call {
         })
     }
 
-    /// The options of a create, update or patch, with who asks.
+    /// Parses the options of a create, update or patch, and adds the user.
     pub(super) fn write_options(&self, kind: &str) -> Result<WriteOptions, ApiError> {
         let mut options = self.query.write_options(kind, self.user_agent())?;
         options.user = Some(Arc::new(self.user.clone()));
         Ok(options)
     }
 
-    /// The options of a delete, with who asks.
+    /// Parses the options of a delete, and adds the user.
     pub(super) fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
         let mut options = DeleteOptions::parse(&self.decode()?.value, &self.query)?;
         options.user = Some(Arc::new(self.user.clone()));
         Ok(options)
     }
 
-    /// The client program.
+    /// Returns the `User-Agent` header.
     pub(super) fn user_agent(&self) -> Option<&str> {
         self.headers
             .get(http::header::USER_AGENT)
             .and_then(|v| v.to_str().ok())
     }
 
-    /// Namespace of the path, `""` without.
+    /// Returns the namespace in the path, `""` without one.
     pub(super) fn namespace(&self) -> &str {
         self.path.namespace.as_deref().unwrap_or("")
     }
 
-    /// Name in the path, `""` without.
+    /// Returns the name in the path, `""` without one.
     pub(super) fn name(&self) -> &str {
         self.path.name.as_deref().unwrap_or("")
     }
 
-    /// What representation the reply has.
+    /// Chooses the representation of the response, or fails with 406.
     pub(super) fn negotiate(&self, endpoint: Endpoint) -> Result<Negotiated, ApiError> {
         negotiate(&self.headers, endpoint).ok_or_else(|| ApiError::not_acceptable(PRODUCED))
     }
 
-    /// Refuses, before anything is written, what could not be answered afterwards.
+    /// Checks before a write that its response can be written as the client wants it.
     pub(super) fn check_reply(&self) -> Result<(), ApiError> {
         self.negotiate(Endpoint::One)?;
         transform::include(&self.query).map(drop)
     }
 
-    /// The reply to a write.
+    /// Builds the response to a write.
     pub(super) fn reply(
         &self,
         resource: &Arc<Resource>,
@@ -111,7 +111,7 @@ impl Call {
         Ok(response)
     }
 
-    /// How a reply without other representations is written.
+    /// Returns the format of a response that has only one representation.
     pub(super) fn style(&self) -> Style {
         let encoding =
             negotiate(&self.headers, Endpoint::One).map_or(Encoding::Json, |n| n.encoding);
@@ -122,7 +122,7 @@ impl Call {
     }
 }
 
-/// 405 for a method that no verb stands for.
+/// Returns 405, for a method without a verb.
 pub(super) fn method_not_allowed() -> ApiError {
     ApiError::new(
         405,

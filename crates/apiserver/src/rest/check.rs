@@ -1,5 +1,5 @@
-//! What a write must not do: to the identity of an object, to its fields, to its deletion; and what a
-//! client is told of it.
+//! Checks of writes: identity, fields and deletion of an object; and the translation of store errors into API
+//! errors.
 
 use super::body::Problems;
 use super::meta;
@@ -10,12 +10,12 @@ use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// 422 about an object.
+/// Returns 422 for an object.
 pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> ApiError {
     ApiError::invalid(&resource.group, &resource.kind, name, errors)
 }
 
-/// Translates what the store says into what a client is told.
+/// Translates an error of the store into the API error that the client receives.
 pub(crate) fn store_error(resource: &Resource, key: &Key, error: StoreError) -> ApiError {
     let (group, plural) = (&*resource.group, &*resource.plural);
     match error {
@@ -46,19 +46,19 @@ pub(super) fn namespace_mismatch() -> ApiError {
     )
 }
 
-/// A namespace that `spec.finalizers` still holds.
+/// Returns true if a namespace still has finalizers in `spec.finalizers`.
 pub(super) fn namespace_held(object: &Value) -> bool {
     meta::at(object, &["spec", "finalizers"])
         .and_then(Value::as_array)
         .is_some_and(|f| !f.is_empty())
 }
 
-/// The object's deletion waits for somebody (the kubelet) to end it.
+/// Returns true if the object's deletion waits for the end of its grace period, which the kubelet reports.
 pub(super) fn pending_grace(object: &Value) -> bool {
     meta::int_at(object, &["metadata", "deletionGracePeriodSeconds"]).is_some_and(|s| s > 0)
 }
 
-/// Checks `apiVersion` and `kind`; absent ones are filled in from the URL.
+/// Checks `apiVersion` and `kind`; absent ones are set from the URL.
 pub(crate) fn check_identity(
     resource: &Resource,
     object: &mut Value,
@@ -107,13 +107,14 @@ pub(crate) fn check_identity(
     })
 }
 
-/// 422 about the object that a patch makes.
+/// Returns 422 for the object that a patch produces.
 fn bad_patch(object: &Value, why: String) -> ApiError {
     let shown = object.to_string();
     ApiError::invalid("", "", "", &[FieldError::invalid("patch", shown, why)])
 }
 
-/// Unknown and duplicate fields, by the option of the request.
+/// Reports unknown and duplicate fields as the request's field validation asks: not at all, as warnings, or
+/// as an error.
 pub(super) fn check_fields(
     resource: &Resource,
     object: &Value,
@@ -125,7 +126,7 @@ pub(super) fn check_fields(
     if options.field_validation == FieldValidation::Ignore {
         return Ok(());
     }
-    // Of custom resources, upstream tells duplicates first: they are found by another decoder.
+    // Upstream reports duplicates first for custom resources, because another decoder finds them.
     let mut problems = problems.with(resource.unknown_fields(object), !resource.is_custom());
     if problems.is_empty() {
         return Ok(());
@@ -145,7 +146,7 @@ pub(super) fn check_fields(
     })
 }
 
-/// Name, namespace, uid and resourceVersion of an update.
+/// Checks name, namespace, uid and resourceVersion of an update.
 pub(super) fn check_update_identity(
     resource: &Resource,
     key: &Key,
@@ -202,7 +203,7 @@ pub(super) fn check_update_identity(
     Ok(())
 }
 
-/// What no update may change.
+/// Restores the metadata that no update may change.
 pub(super) fn keep_identity(old: &Value, new: &mut Value) {
     const KEPT: [&str; 6] = [
         "namespace",
@@ -226,7 +227,7 @@ pub(super) fn keep_identity(old: &Value, new: &mut Value) {
     metadata.remove("selfLink");
 }
 
-/// An object that is being deleted takes no new finalizers.
+/// Returns an error if an update adds finalizers to an object that is being deleted.
 pub(super) fn new_finalizers_while_deleting(old: &Value, new: &Value) -> Vec<FieldError> {
     if !meta::deleting(old) {
         return Vec::new();
@@ -247,7 +248,7 @@ pub(super) fn new_finalizers_while_deleting(old: &Value, new: &Value) -> Vec<Fie
     )]
 }
 
-/// Refuses a new object of a definition that is being deleted.
+/// Refuses a new object whose definition is being deleted.
 pub(super) fn terminating(resource: &Resource, name: &str) -> Result<(), ApiError> {
     match &resource.custom {
         Some(version) if version.terminating => Err(ApiError::forbidden(

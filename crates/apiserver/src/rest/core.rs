@@ -1,4 +1,4 @@
-//! What every verb and every service of the REST layer works on.
+//! Store, registry and clock, which every verb and every service of the REST layer uses.
 
 use super::check::store_error;
 use crate::store::{Entry, Key, Store, StoreError};
@@ -8,7 +8,8 @@ use koord_kinds::{Registry, Resource};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Objects, resources and time: what services get instead of the whole [`Api`](super::Api). Clones share everything.
+/// Store, registry and clock: what services get instead of the whole [`Api`](super::Api). Clones share
+/// everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Core {
     store: Store,
@@ -35,22 +36,22 @@ impl Core {
         }
     }
 
-    /// The store below.
+    /// Returns the store.
     pub(crate) const fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The resources that are served.
+    /// Returns the registry of served resources.
     pub(crate) const fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// The clock that stamps objects.
+    /// Returns the clock that stamps objects.
     pub(crate) const fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// The built-in resource `group/version/plural`.
+    /// Returns the built-in resource `group/version/plural`.
     pub(crate) fn builtin(
         &self,
         group: &str,
@@ -62,14 +63,14 @@ impl Core {
             .ok_or_else(ApiError::unknown_path)
     }
 
-    /// The stored entry, or 404.
+    /// Returns the stored entry, or 404.
     pub(crate) fn entry(&self, resource: &Resource, key: &Key) -> Result<Arc<Entry>, ApiError> {
         self.store
             .get(&resource.table, key)
             .ok_or_else(|| ApiError::not_found(&resource.group, &resource.plural, &key.name))
     }
 
-    /// The resource whose version the objects of `resource` are stored in.
+    /// Returns the resource in whose version the objects of `resource` are stored.
     pub(crate) fn storage_of(&self, resource: &Arc<Resource>) -> Arc<Resource> {
         if resource.storage_version {
             return resource.clone();
@@ -79,13 +80,13 @@ impl Core {
             .unwrap_or_else(|| resource.clone())
     }
 
-    /// The entries of a collection as they are now.
+    /// Returns the current entries of a collection.
     pub(crate) fn entries(&self, resource: &Resource, namespace: Option<&str>) -> Vec<Arc<Entry>> {
         self.store.all(&resource.table, namespace, &|_| true)
     }
 
-    /// Writes what a request asks for that was admitted under another name (a Binding, an
-    /// Eviction), past the rules for clients. `change` returns `None` to leave the object as it is.
+    /// Writes a change that was admitted as another request (a Binding, an Eviction), without the checks of
+    /// client writes. `change` returns `None` to leave the object as it is.
     pub(super) async fn modify_admitted(
         &self,
         resource: &Arc<Resource>,
@@ -109,7 +110,7 @@ impl Core {
         }
     }
 
-    /// Stores what `entry` becomes; `None` when somebody else has changed it in between.
+    /// Stores the new state of `entry`; `None` if another writer has changed it in the meantime.
     pub(super) async fn replace(
         &self,
         resource: &Resource,

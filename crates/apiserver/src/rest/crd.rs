@@ -1,4 +1,4 @@
-//! Custom resource definitions: serving what was stored, and saying so in the status.
+//! Custom resource definitions: serves the stored ones and reports it in their status.
 
 use super::check::terminating;
 use super::core::Core;
@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Group and plural of the definitions.
+/// Group and plural of custom resource definitions.
 pub(crate) const CRDS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
 
-/// The objects of a definition that is being deleted are gone: nobody may make new ones.
+/// Returns true if a definition is being deleted and its objects are gone: no new ones may be created.
 fn emptied(definition: &Value) -> bool {
     meta::deleting(definition)
         && !meta::finalizers(definition)
@@ -21,10 +21,10 @@ fn emptied(definition: &Value) -> bool {
             .any(|f| f == super::CRD_FINALIZER)
 }
 
-/// Serves the custom resource definitions that the store has.
+/// Registers the stored custom resource definitions.
 pub(super) struct DefinitionInstaller {
     core: Core,
-    /// Held while the registry is brought in line with a stored definition.
+    /// Serializes updates of the registry from stored definitions.
     in_turn: Mutex<()>,
 }
 
@@ -37,8 +37,8 @@ impl DefinitionInstaller {
         }
     }
 
-    /// A new object of a definition that terminates is not there to stay: whoever empties the
-    /// definition may have been here before it. Called when it is in the store.
+    /// Deletes a new object again if its definition is being deleted: the controller that empties the
+    /// definition may not have seen it. Called after the object was stored.
     async fn withdraw(&self, resource: &Arc<Resource>, entry: &Entry) -> Result<(), ApiError> {
         let current =
             self.core
@@ -60,8 +60,8 @@ impl DefinitionInstaller {
         }
     }
 
-    /// Serves a definition as the store has it now, or not any more. Under one lock: the effects of
-    /// two writes may arrive here in another order than the writes.
+    /// Registers or removes a definition as the store has it now. Takes a lock: the effects of two writes may
+    /// arrive in another order than the writes.
     fn serve_definition(&self, resource: &Resource, key: &Key) -> Result<(), Vec<FieldError>> {
         let _in_turn = self.in_turn.lock();
         match self.core.store().get(&resource.table, key) {
@@ -75,7 +75,7 @@ impl DefinitionInstaller {
         }
     }
 
-    /// Serves a stored definition, then reports it established: never the other way round.
+    /// Registers a stored definition, then sets its condition Established, never in the other order.
     async fn establish(
         &self,
         resource: &Arc<Resource>,
@@ -110,7 +110,7 @@ impl DefinitionInstaller {
         }
     }
 
-    /// Writes the status of an established definition; false when it is already so.
+    /// Writes the status of an established definition; returns false if it is unchanged.
     fn mark_established(&self, object: &mut Value) -> bool {
         let now = self.core.clock().now();
         let before = object.get("status").cloned();
@@ -154,8 +154,7 @@ impl DefinitionInstaller {
         before.as_ref() != object.get("status")
     }
 
-    /// Serves the definitions that the store already holds. One that no longer validates is left
-    /// out and named in the log.
+    /// Registers the definitions in the store. Logs and skips those that are no longer valid.
     pub(super) fn load(&self) {
         let Some(resource) = self.core.registry().find(CRDS.0, "v1", CRDS.1) else {
             return;
@@ -170,7 +169,7 @@ impl DefinitionInstaller {
                 tracing::warn!(
                     definition = %entry.key.name,
                     errors = errors.join("; "),
-                    "a stored custom resource definition is not served"
+                    "skipping invalid stored custom resource definition"
                 );
             }
         }
@@ -178,7 +177,7 @@ impl DefinitionInstaller {
 }
 
 impl Api {
-    /// What follows from an object having been stored.
+    /// Runs the effects of storing an object: reloads webhooks, registers a definition.
     pub(crate) async fn stored(
         &self,
         resource: &Arc<Resource>,
@@ -195,7 +194,7 @@ impl Api {
         Ok(())
     }
 
-    /// What follows from a new object having been stored.
+    /// Runs the effects of storing a new object.
     pub(super) async fn created(
         &self,
         resource: &Arc<Resource>,
@@ -207,7 +206,7 @@ impl Api {
         self.stored(resource, entry).await
     }
 
-    /// What follows from an object being gone.
+    /// Runs the effects of removing an object.
     pub(crate) fn removed(&self, resource: &Resource, entry: &Entry) {
         let webhooks = self.admission().webhooks();
         webhooks.configuration_changed(self.store(), resource);
@@ -221,7 +220,7 @@ impl Api {
             tracing::warn!(
                 definition = %entry.key.name,
                 errors = errors.join("; "),
-                "a definition that was made anew is not served"
+                "failed to serve recreated custom resource definition"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Deletion: preconditions, grace, finalizers, propagation.
+//! Deletion: preconditions, grace period, finalizers, propagation.
 
 use super::admission::{Attributes, Operation, Options};
 use super::check::store_error;
@@ -16,17 +16,17 @@ use std::sync::Arc;
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
 /// Finalizer of an orphaning deletion.
 pub(crate) const ORPHAN: &str = "orphan";
-/// What a delete did.
+/// Outcome of a delete.
 #[derive(Debug)]
 pub(crate) enum Deleted {
-    /// The object is gone; its last state.
+    /// The object is gone; holds its last state.
     Gone(Arc<Entry>),
     /// The object waits for its grace period or finalizers.
     Pending(Arc<Entry>),
 }
 
 impl DeleteOptions {
-    /// From the body and the query; the query adds what the body does not say.
+    /// Parses the options from the body; the query adds those that the body lacks.
     pub(super) fn parse(body: &Value, query: &Query) -> Result<Self, ApiError> {
         let bad = |field: &str, value: &Value| {
             ApiError::bad_request(format!(
@@ -100,7 +100,7 @@ impl DeleteOptions {
         })
     }
 
-    /// The preconditions, for an object with this uid and version.
+    /// Checks the preconditions against an object's uid and version.
     ///
     /// # Errors
     /// 409 that names both values.
@@ -124,13 +124,13 @@ impl DeleteOptions {
         Ok(())
     }
 
-    /// What a client should know of a default that it may not have meant.
+    /// Returns the warning about a default propagation that the client may not have intended.
     pub(super) fn warning(&self, resource: &Resource) -> Option<String> {
         let unsaid = self.propagation.is_none() && resource.is("batch", "jobs");
         unsaid.then(|| PODS_STAY.to_owned())
     }
 
-    /// Deletes now, without grace, only the object with this uid.
+    /// Returns options that delete only the object with this uid, without a grace period.
     pub(crate) fn now(uid: &str) -> Self {
         Self {
             grace_period_seconds: Some(0),
@@ -140,27 +140,27 @@ impl DeleteOptions {
     }
 }
 
-/// What shall become of an object that a delete was asked for.
+/// What a delete does to an object.
 #[derive(Debug, PartialEq)]
 enum Plan {
     /// Remove it.
     Remove,
-    /// Nothing changes: it is already on its way.
+    /// Change nothing: the deletion is in progress already.
     Keep,
-    /// Store this and wait.
+    /// Store this state and wait.
     Mark(Value),
 }
 
-/// What upstream says to who deletes Jobs and leaves it to the default what becomes of their pods.
+/// Upstream's warning to clients that delete Jobs without a propagation policy.
 const PODS_STAY: &str = "child pods are preserved by default when jobs are deleted; set \
     propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning";
 
-/// What such an object made stays when a client deletes it without saying otherwise.
+/// Returns true if dependents are orphaned by default when a client deletes such an object.
 fn orphans(resource: &Resource) -> bool {
     resource.is("", "replicationcontrollers") || resource.is("batch", "jobs")
 }
 
-/// Decides about a delete. `now` is the time of the request.
+/// Decides what a delete does. `now` is the time of the request.
 fn plan(
     resource: &Resource,
     object: &Value,
@@ -241,7 +241,7 @@ fn push(list: &mut Vec<String>, item: &str) {
     }
 }
 
-/// The grace a pod gets: none when no kubelet has it or it has ended.
+/// Returns a pod's grace period in seconds: 0 if no kubelet has the pod or it has ended.
 fn pod_grace(pod: &Value, options: &DeleteOptions) -> i64 {
     let phase = meta::text(pod, &["status", "phase"]);
     if meta::text(pod, &["spec", "nodeName"]).is_empty()
@@ -257,7 +257,7 @@ fn pod_grace(pod: &Value, options: &DeleteOptions) -> i64 {
 }
 
 impl Api {
-    /// Deletes an object, or starts its deletion.
+    /// Deletes an object or starts its deletion; warnings of admission are dropped.
     pub(crate) async fn delete_object(
         &self,
         resource: &Arc<Resource>,
@@ -269,7 +269,7 @@ impl Api {
             .await
     }
 
-    /// [`Api::delete_object`] for somebody who listens to the warnings of admission.
+    /// Like [`Api::delete_object`], and returns the warnings of admission in `warnings`.
     pub(super) async fn delete_and_warn(
         &self,
         resource: &Arc<Resource>,
@@ -337,7 +337,7 @@ impl Api {
         }
     }
 
-    /// Takes one finalizer off an object; the last one removes it when it is being deleted.
+    /// Removes one finalizer from an object. Removing the last one removes an object that is being deleted.
     pub(crate) async fn drop_finalizer(
         &self,
         resource: &Arc<Resource>,

@@ -1,4 +1,4 @@
-//! From a request to the verb that answers it.
+//! Dispatch of requests to the handlers of the verbs.
 
 use super::accept::{Endpoint, Form, only_protobuf};
 use super::body;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Answers a request. A bug in a handler answers 500 instead of ending the connection.
+/// Serves a request. A panic in a handler results in 500 instead of a closed connection.
 pub(super) async fn serve(api: &Api, request: axum::extract::Request) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let mut response = match AssertUnwindSafe(answer(api, request)).catch_unwind().await {
@@ -38,7 +38,7 @@ pub(super) async fn serve(api: &Api, request: axum::extract::Request) -> Respons
         Ok(Err(error)) => respond::error(&error),
         Err(_) => {
             let path = uri.path();
-            tracing::error!(%method, path, "a request handler panicked");
+            tracing::error!(%method, path, "request handler panicked, answering 500");
             respond::error(&ApiError::internal("the request handler failed"))
         }
     };
@@ -48,8 +48,7 @@ pub(super) async fn serve(api: &Api, request: axum::extract::Request) -> Respons
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
-/// Returns an id to find a request by. Nothing rests on it, so it needs no random bytes of the kernel,
-/// which are a system call.
+/// Returns an id to trace a request by. It needs no unpredictable bytes, which would cost a system call.
 fn audit_id() -> HeaderValue {
     let random = fastrand::u128(..).to_ne_bytes();
     let id = uuid::Builder::from_random_bytes(random).into_uuid();
@@ -78,7 +77,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
             guard::check_path(api.guard(), &user, &method, &path)?;
             query.timeout()?;
             let serve = || nonresource::serve(api, &method, &segments, &query, &headers);
-            // Documents of all kinds are made when they are first read.
+            // Documents over all kinds are built when they are first requested.
             return if segments.first().is_some_and(|first| first == "openapi") {
                 run_off_worker(serve)
             } else {
@@ -87,7 +86,7 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         }
     };
     let verb = guard::verb(&method, &path, &query);
-    // A watch has another `timeoutSeconds`, and ends by that.
+    // For a watch, `timeoutSeconds` applies instead.
     let received = Instant::now();
     let deadline = match verb {
         "watch" => received + MAX_WRITE_TIME,
@@ -125,14 +124,14 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
     Ok(response)
 }
 
-/// How long a write may take, as upstream, however much longer the request may.
+/// Longest duration of a write, as upstream, even if the request has a longer timeout.
 const MAX_WRITE_TIME: Duration = Duration::from_secs(34);
 
-/// Sub-resources whose requests stay open, and have no deadline.
+/// Subresources whose requests stay open and have no deadline.
 const STREAMS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
 
-/// Handles a request: off the workers if it is about much data, and until `deadline` if it does not
-/// stay open.
+/// Runs a request's handler: off the runtime's workers if it handles much data, and until `deadline` unless
+/// the request stays open.
 async fn run(
     api: &Api,
     method: Method,
@@ -173,7 +172,7 @@ async fn run(
     match tokio::time::timeout_at(deadline, &mut work).await {
         Ok(done) => done,
         Err(_) => {
-            // What follows from a write must not be missing because the write took long.
+            // The effects of a write must take place even if the write takes too long.
             tokio::spawn(work);
             let why = "Timeout: request did not complete within requested timeout - context \
                        deadline exceeded";
@@ -182,7 +181,8 @@ async fn run(
     }
 }
 
-/// Custom resources have no protobuf form, but for their metadata and their scale.
+/// Returns 406 for protobuf requests of custom resources, which have no protobuf form except for metadata and
+/// scale.
 fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), ApiError> {
     let scale = call.path.subresource.as_deref() == Some("scale");
     if !resource.is_custom() || scale || !only_protobuf(&call.headers) {
@@ -191,7 +191,7 @@ fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), Ap
     let endpoint = match verb {
         "list" => Endpoint::List,
         "watch" => Endpoint::Watch,
-        // Answered with a Status, as a rule.
+        // The response is usually a Status.
         "delete" | "deletecollection" => return Ok(()),
         _ => Endpoint::One,
     };
@@ -201,7 +201,7 @@ fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), Ap
     }
 }
 
-/// Bytes that a request is about: its body, and what is stored of its object or collection.
+/// Returns the bytes that a request handles: its body, and the stored size of its object or collection.
 fn weigh(api: &Api, verb: &str, resource: &Resource, call: &Call) -> usize {
     let stored = match verb {
         "list" | "deletecollection" => api.store().table_bytes(&resource.table),
@@ -235,7 +235,7 @@ async fn serve_resource(
     if !fits {
         return Err(method_not_allowed());
     }
-    // Of a custom resource, discovery hides what admission refuses.
+    // Discovery hides verbs of custom resources that admission refuses.
     if !resource.is_custom() && !resource.verbs.contains(&verb) {
         return Err(ApiError::method_not_allowed(
             &resource.group,
@@ -347,7 +347,7 @@ async fn delete_collection(
     Ok(response)
 }
 
-/// The reply to a delete: the object while it lives on (and for pods always), else a Status.
+/// Builds the response to a delete: the object if it still exists (and for pods always), else a Status.
 fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &Deleted) -> Response {
     match deleted {
         Deleted::Gone(entry) if !resource.is("", "pods") => {
@@ -423,7 +423,7 @@ async fn serve_subresource(
     }
 }
 
-/// Resources that are asked, not stored.
+/// Serves resources that are computed and not stored: reviews, bindings and metrics.
 async fn serve_virtual(
     api: &Api,
     method: &Method,
@@ -447,7 +447,7 @@ async fn serve_virtual(
     reviewer.serve(resource, call)
 }
 
-/// Drops the empty strings of an object.
+/// Removes the empty strings of an object.
 fn without_empty(mut details: Value) -> Value {
     if let Some(map) = details.as_object_mut() {
         map.retain(|_, v| v.as_str() != Some(""));

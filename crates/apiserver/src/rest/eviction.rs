@@ -1,4 +1,4 @@
-//! `pods/eviction`: a delete that disruption budgets may refuse.
+//! The `pods/eviction` subresource: a delete that disruption budgets may refuse.
 
 use super::admission::{Attributes, Operation, Options};
 use super::binding::created;
@@ -17,16 +17,16 @@ use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What a budget says about evicting one more pod.
+/// Decision of a budget about the eviction of one more pod.
 #[derive(Debug, PartialEq)]
 enum Verdict {
     /// Take one disruption from the budget.
     Take,
-    /// The pod does not count, evict without asking.
+    /// Evict without taking a disruption: the pod does not count as healthy.
     Free,
 }
 
-/// Asks a budget. `healthy` tells whether the pod is Ready.
+/// Decides whether a budget allows an eviction. `healthy` is whether the pod is Ready.
 fn ask(budget: &Value, healthy: bool) -> Result<Verdict, ApiError> {
     let name = meta::name(budget);
     let number = |path: &[&str]| meta::at(budget, path).and_then(Value::as_i64).unwrap_or(0);
@@ -61,7 +61,7 @@ fn ask(budget: &Value, healthy: bool) -> Result<Verdict, ApiError> {
     Ok(Verdict::Take)
 }
 
-/// The budgets of the namespace that select the pod.
+/// Returns the budgets that select the pod.
 fn budgets_of(entries: &[Arc<Entry>], pod: &Entry) -> Vec<(Key, Value)> {
     entries
         .iter()
@@ -74,19 +74,19 @@ fn budgets_of(entries: &[Arc<Entry>], pod: &Entry) -> Vec<(Key, Value)> {
         .collect()
 }
 
-/// Pods that no budget protects: they do not serve (any more, or yet).
+/// Returns true for pods that no budget protects: they have ended, have not started or are being deleted.
 fn unprotected(pod: &Value) -> bool {
     let phase = meta::text(pod, &["status", "phase"]);
     matches!(phase, "Succeeded" | "Failed" | "Pending") || meta::deleting(pod)
 }
 
-/// What an Eviction says about the deletion.
+/// Parses the delete options of an Eviction.
 fn delete_options(eviction: &Value) -> Result<DeleteOptions, ApiError> {
     let given = eviction.get("deleteOptions").unwrap_or(&Value::Null);
     DeleteOptions::parse(given, &Query::default())
 }
 
-/// POST of an Eviction.
+/// Serves the POST of an Eviction.
 pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> {
     let mut body = call.decode()?.value;
     let name = call.name();
@@ -151,14 +151,14 @@ async fn evict(
 ) -> Result<Deleted, ApiError> {
     let entry = api.entry(pods, key)?;
     let pod = entry.value();
-    // Nothing may be taken from a budget for an eviction that will not happen.
+    // Check first: an eviction that fails must take nothing from a budget.
     options.check(
         pods,
         &key.name,
         &entry.index.uid,
         &entry.revision.to_string(),
     )?;
-    // Another pod of the same name was not asked about.
+    // The budget is checked for this pod only, not for a new one of the same name.
     let mut pinned = DeleteOptions {
         uid: Some(entry.index.uid.to_string()),
         ..options.clone()
@@ -186,13 +186,13 @@ async fn evict(
             })
             .await;
         marked?;
-        // The mark is a version of its own.
+        // Setting the condition created a new version.
         pinned.resource_version = None;
     }
     api.delete_object(pods, key, &pinned).await
 }
 
-/// Takes the disruption from the budget that protects the pod.
+/// Takes a disruption from the budget that protects the pod.
 async fn ask_budgets(api: &Api, entry: &Entry, pod: &Value, dry_run: bool) -> Result<(), ApiError> {
     let budgets = api.builtin("policy", "v1", "poddisruptionbudgets")?;
     let all = api.entries(&budgets, Some(&entry.key.namespace));

@@ -1,8 +1,8 @@
-//! Whether the sender of a request may do what it asks.
+//! Authorization of requests.
 //!
-//! The [`Guard`] keeps the index of rules in step with the store: before an answer it takes over
-//! what has changed in the four tables since the last one, so a binding counts from the moment its
-//! creation was acknowledged, and a question costs no scan.
+//! The [`Guard`] keeps an index of the rules that follows the store: before each decision it applies the
+//! changes of the four tables since the last one. A binding therefore counts from the moment its creation was
+//! acknowledged, and a decision needs no scan.
 
 use super::core::Core;
 use super::path::ResourcePath;
@@ -20,17 +20,17 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Who may do what.
+/// Authorization mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Authorization {
-    /// What roles and bindings say; `system:masters` everything.
+    /// Roles and bindings decide; `system:masters` may do everything.
     #[default]
     Rbac,
-    /// Everybody who has proven who he is may do everything.
+    /// Every authenticated user may do everything.
     AlwaysAllow,
 }
 
-/// The tables that say who may do what.
+/// Tables of roles and bindings.
 const TABLES: [&str; 4] = [
     "clusterroles",
     "roles",
@@ -38,17 +38,17 @@ const TABLES: [&str; 4] = [
     "rolebindings",
 ];
 
-/// Answers which requests a user may send.
+/// Authorizes requests by roles, bindings and the node authorizer.
 #[derive(Debug)]
 pub struct Guard {
     store: Store,
     mode: Authorization,
     index: RwLock<Index>,
-    /// The index has what happened up to here.
+    /// Revision up to which the index is complete.
     seen: AtomicU64,
-    /// Changes of the tables; `None` before the first question, and after falling behind.
+    /// Watchers of the tables; `None` before the first decision and after falling behind.
     feed: Mutex<Option<Vec<Watcher>>>,
-    /// What is on which node; kept from the first question of a node on.
+    /// Graph of the objects of each node; built at the first request of a node.
     nodes: Mutex<Option<(Graph, Vec<Watcher>)>>,
 }
 
@@ -65,7 +65,7 @@ impl Guard {
         }
     }
 
-    /// The index as of now.
+    /// Returns the index as of now.
     fn index(&self) -> parking_lot::RwLockReadGuard<'_, Index> {
         let now = self.store.revision();
         if self.seen.load(Ordering::Acquire) < now {
@@ -86,8 +86,8 @@ impl Guard {
             match self.read_all() {
                 Ok(watchers) => *feed = Some(watchers),
                 Err(error) => {
-                    // Only rights that were known before count, and the next question tries again.
-                    tracing::error!(%error, "roles and bindings cannot be read");
+                    // The old index stays in use; the next decision tries again.
+                    tracing::error!(%error, "failed to read roles and bindings, keeping the previous ones");
                     *feed = None;
                     return;
                 }
@@ -96,7 +96,7 @@ impl Guard {
         self.seen.store(now, Ordering::Release);
     }
 
-    /// Takes over the changes of a table; false when some are lost.
+    /// Applies the changes of a table; false if some are lost.
     fn drain(&self, watcher: &mut Watcher) -> bool {
         loop {
             match watcher.try_next() {
@@ -107,7 +107,7 @@ impl Guard {
         }
     }
 
-    /// Whether `node` may do this with what is its own.
+    /// Checks a request of `node` by the node authorizer.
     fn check_node(&self, node: &str, attributes: &Attributes<'_>) -> Result<(), String> {
         static RULES: LazyLock<Vec<Rule>> = LazyLock::new(node_rules);
         let mut nodes = self.nodes.lock();
@@ -145,17 +145,17 @@ impl Guard {
         Ok(watchers)
     }
 
-    /// How requests are authorized.
+    /// Returns the authorization mode.
     pub(crate) fn authorization(&self) -> Authorization {
         self.mode
     }
 
-    /// Whether everything is allowed to `user`, whatever the rules say.
+    /// Returns true if `user` may do everything regardless of roles.
     pub(super) fn unbounded(&self, user: &User) -> bool {
         self.authorization() == Authorization::AlwaysAllow || user.is_in(MASTERS)
     }
 
-    /// Lets `user` do this.
+    /// Authorizes a request of `user`.
     ///
     /// # Errors
     /// 403 that says who may not do what.
@@ -178,7 +178,7 @@ impl Guard {
         })
     }
 
-    /// Whether `user` may do this, and why.
+    /// Returns whether `user` may do this, and the reason.
     pub(super) fn decide(&self, user: &User, attributes: &Attributes<'_>) -> (bool, String) {
         if self.unbounded(user) {
             return (true, String::new());
@@ -189,7 +189,7 @@ impl Guard {
         }
     }
 
-    /// Asks the node authorizer and then, by `roles`, roles and bindings.
+    /// Checks the node authorizer and then, by `roles`, roles and bindings.
     ///
     /// # Errors
     /// Why it is not allowed, or an empty text.
@@ -215,7 +215,7 @@ impl Guard {
         Err(reasons.join(", "))
     }
 
-    /// The rules of a role that a binding in `namespace` refers to.
+    /// Returns the rules of a role that a binding in `namespace` refers to.
     pub(super) fn role_rules(
         &self,
         kind: RoleKind,
@@ -226,7 +226,7 @@ impl Guard {
         index.role(kind, namespace, name).map(<[Rule]>::to_vec)
     }
 
-    /// All rules of `user` in `namespace`, and what kept some from being known.
+    /// Returns all rules of `user` in `namespace`, and why some could not be resolved.
     pub(super) fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, String) {
         if self.authorization() == Authorization::AlwaysAllow {
             return (vec![Rule::everything(), Rule::every_path()], String::new());
@@ -259,7 +259,7 @@ fn read_graph(store: &Store) -> Result<(Graph, Vec<Watcher>), StoreError> {
     Ok((graph, watchers))
 }
 
-/// Takes over the changes of a table; false when some are lost.
+/// Applies the changes of a table; false if some are lost.
 fn drain_graph(graph: &mut Graph, watcher: &mut Watcher) -> bool {
     loop {
         let Ok(event) = watcher.try_next() else {
@@ -304,7 +304,7 @@ fn remove(index: &mut Index, entry: &Entry) {
     }
 }
 
-/// The verb of a request for a resource; `""` for a method that none stands for.
+/// Returns the verb of a resource request; `""` for a method without a verb.
 pub(super) fn verb(method: &Method, path: &ResourcePath, query: &Query) -> &'static str {
     let named = path.name.is_some();
     let watch = || path.watch || query.flag("watch").unwrap_or(false);
@@ -333,7 +333,7 @@ pub(super) fn check_resource(
     path: &ResourcePath,
     query: &Query,
 ) -> Result<(), ApiError> {
-    // What selects one object by name is a request for that object.
+    // A selector for one name makes the request one for that object.
     let selected = query
         .get("fieldSelector")
         .filter(|_| path.name.is_none() && verb != "create")
@@ -346,7 +346,7 @@ pub(super) fn check_resource(
     };
     let subresource = path.subresource.as_deref().unwrap_or("");
     let own_name = path.name.as_deref();
-    // A namespace is in itself.
+    // A namespace counts as being in itself.
     let of_namespace = path.plural == "namespaces" && path.namespace.is_none();
     let namespace = path.namespace.as_deref();
     let namespace = namespace.or(own_name.filter(|_| of_namespace));
@@ -362,7 +362,7 @@ pub(super) fn check_resource(
     guard.authorize(user, &Attributes { verb, target })
 }
 
-/// Authorizes a request for another path.
+/// Authorizes a request for a path that is not a resource.
 ///
 /// # Errors
 /// 403.

@@ -1,4 +1,4 @@
-//! GET of an object and of a collection.
+//! GET of an object and LIST of a collection.
 
 use super::accept::{Form, MetaVersion, Negotiated};
 use super::query::Query;
@@ -17,36 +17,36 @@ use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Size of the chunks a long list is sent in.
+/// Size in bytes of the chunks in which a long list is sent.
 const CHUNK: usize = 256 * 1024;
 
-/// How old the first page of a list may be when the next one is asked for, in seconds. Upstream forgets
+/// Oldest age of a list's first page, in seconds, at which the next page may be requested. Upstream compacts
 /// older states every five minutes.
 const MAX_AGE: i64 = 300;
 
-/// What upstream says when a continue token is too old.
+/// Upstream's message for a continue token that is too old.
 const CONTINUE_EXPIRED: &str = "The provided continue parameter is too old to display a consistent \
     list result. You can start a new list without the continue parameter, or use the continue token \
     in this response to retrieve the remainder of the results. Continuing with the provided token \
     results in an inconsistent list - objects that were created, modified, or deleted between the \
     time the first chunk was returned and now may show up in the list.";
 
-/// Which state of the collection a list shows.
+/// Position and revision from which a list reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Position {
-    /// Exactly this revision; `None`: the newest.
+    /// Revision to read exactly; `None`: the newest.
     at: Option<Revision>,
-    /// After this key.
+    /// Read the entries after this key.
     after: Option<Key>,
     limit: Option<usize>,
     continued: bool,
-    /// What the page before said of how much was left.
+    /// Entries left after this position, from the continue token.
     left: Option<u64>,
-    /// When the first page was read, seconds since the epoch; `None`: now.
+    /// When the first page was read, in seconds since the epoch; `None`: now.
     since: Option<i64>,
 }
 
-/// `resourceVersion` of a query: `None` when absent, an error when it is not a number.
+/// Parses the `resourceVersion` of a query: `None` if absent, an error if it is not a number.
 pub(super) fn revision(query: &Query) -> Result<Option<Revision>, ApiError> {
     let Some(text) = query.get("resourceVersion") else {
         return Ok(None);
@@ -143,13 +143,13 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
     })
 }
 
-/// Where a list goes on.
+/// A continue token: where a list resumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Token {
-    /// `None` asks for whatever is newest then.
+    /// Revision to read; `None`: the newest when the next page is read.
     at: Option<Revision>,
     after: Key,
-    /// Entries after `after`, as counted for the first page.
+    /// Number of entries after `after`, counted for the first page.
     left: Option<u64>,
     /// When the first page was read, in seconds since the epoch.
     since: Option<i64>,
@@ -196,15 +196,15 @@ impl Token {
     }
 }
 
-/// What a list read found.
+/// Result of a list.
 struct Found {
     page: Page,
-    /// Entries after the page.
+    /// Number of entries after the page.
     left: Option<u64>,
     token: Option<String>,
 }
 
-/// GET of one object.
+/// Serves the GET of one object.
 pub(super) fn serve_get(
     api: &Api,
     resource: &Arc<Resource>,
@@ -239,7 +239,7 @@ pub(super) fn serve_get(
     Ok(respond::bytes(200, bytes, style))
 }
 
-/// GET of a collection.
+/// Serves the LIST of a collection.
 pub(super) fn serve_list(
     api: &Api,
     resource: &Arc<Resource>,
@@ -329,7 +329,7 @@ fn read(
         && position.after.is_none()
         && let Some(key) = selection.only(resource)
     {
-        // The revision first: the object is at least as new.
+        // The revision is read first, so that the object is at least as new.
         let revision = api.store().revision();
         let entry = api.store().get(&resource.table, &key);
         let items: Vec<_> = entry.into_iter().filter(|e| selection.matches(e)).collect();
@@ -375,7 +375,7 @@ fn read(
     Ok(Found { page, left, token })
 }
 
-/// The entries that a selection picks now.
+/// Returns the entries that currently match a selection.
 pub(super) fn select_entries(
     api: &Api,
     resource: &Resource,
@@ -386,7 +386,7 @@ pub(super) fn select_entries(
     api.store().all(&resource.table, namespace, &matches)
 }
 
-/// 410 with a token to go on with, from which on the list is no longer consistent.
+/// Returns 410 with a token to resume from; the rest of the list is then inconsistent.
 fn expired_continue(position: &Position) -> Response {
     let mut status = ApiError::expired(CONTINUE_EXPIRED).to_value();
     if let Some(after) = &position.after {
@@ -401,7 +401,7 @@ fn expired_continue(position: &Position) -> Response {
     respond::value(410, &status, Style::default())
 }
 
-/// The bytes of a stored object in the version of `resource`.
+/// Returns the JSON of a stored object in the version of `resource`.
 pub(super) fn as_object(resource: &Resource, entry: &Entry) -> Bytes {
     if resource.reads_stored() {
         entry.bytes.clone()
@@ -410,8 +410,8 @@ pub(super) fn as_object(resource: &Resource, entry: &Entry) -> Bytes {
     }
 }
 
-/// Writes an item of a list. Those of built-in kinds have no apiVersion and kind of their own: the
-/// list says them, and a typed client would not expect them.
+/// Writes an item of a list. Items of built-in kinds have no apiVersion and kind of their own: the list has
+/// them, and typed clients do not expect them in items.
 fn put_item(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
     let bytes = as_object(resource, entry);
     let version = format!("{{\"apiVersion\":{},", Value::from(resource.api_version()));
@@ -429,8 +429,8 @@ fn put_item(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
     }
 }
 
-/// Where `"kind":"…",` stands among the members of an object, whose bytes begin within it. Its
-/// metadata comes later.
+/// Returns the range of `"kind":"…",` among the members of an object whose bytes begin after its opening
+/// brace. Nested members are skipped.
 fn find_kind(bytes: &[u8], kind: &str) -> Option<std::ops::Range<usize>> {
     let member = format!("\"kind\":{},", Value::from(kind));
     let (mut at, mut depth) = (0, 0usize);
@@ -471,8 +471,8 @@ fn collect(head: String, items: &[Arc<Entry>], write: impl Fn(&Entry, &mut Bytes
     out.freeze()
 }
 
-/// A list whose bytes are put together while they are sent, so that a long one is never in memory
-/// twice. A short one is sent in one piece with its length.
+/// Builds a list response whose bytes are produced while they are sent, so that a long list is never in
+/// memory twice. A short one is sent in one piece with its length.
 fn stream(
     head: String,
     items: Vec<Arc<Entry>>,

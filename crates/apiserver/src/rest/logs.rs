@@ -1,34 +1,37 @@
-//! Container logs, as the node that runs the pods hands them to us.
+//! Container logs, as the node that runs the pods provides them.
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
-/// What a `pods/log` request asks for.
+/// Options of a `pods/log` request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Keep the stream open and send what the container writes from now on.
+    /// Keep the stream open and send new output as the container writes it.
     pub follow: bool,
-    /// Only the last so many lines.
+    /// Number of last lines to send; `None`: all.
     pub tail_lines: Option<u64>,
-    /// Only what was written in the last so many seconds.
+    /// Age limit of lines, in seconds.
     pub since_seconds: Option<i64>,
-    /// Only what was written at or after this time (RFC 3339).
+    /// Send only lines written at or after this time (RFC 3339).
     pub since_time: Option<jiff::Timestamp>,
-    /// Stop after so many bytes.
+    /// Number of bytes after which to stop.
     pub limit_bytes: Option<u64>,
-    /// Put the time before each line.
+    /// Prefix each line with its time.
     pub timestamps: bool,
-    /// The logs of the previous, terminated instance of the container.
+    /// Read the log of the previous, terminated instance of the container.
     pub previous: bool,
 }
 
-/// A running log: chunks until the container ends or the reader goes away.
+/// A stream of log chunks; it ends when the container does.
 pub type LogStream = BoxStream<'static, Result<Bytes, std::io::Error>>;
 
-/// Where `kubectl logs` gets its text.
+/// Source of container logs for `kubectl logs`.
 pub trait PodLogs: Send + Sync {
-    /// The log of one container. The error is a sentence for the user.
+    /// Opens the log of one container.
+    ///
+    /// # Errors
+    /// A sentence for the user.
     fn logs<'a>(
         &'a self,
         namespace: &'a str,

@@ -1,4 +1,4 @@
-//! Who owns the fields that a write changes.
+//! Field ownership of writes (`metadata.managedFields`).
 
 use super::Api;
 use super::options::WriteOptions;
@@ -6,16 +6,16 @@ use koord_kinds::Resource;
 use koord_kinds::patch::{self, Writer};
 use serde_json::Value;
 
-/// The field manager of the controllers of this process.
+/// Field manager of the controllers of this process.
 const CONTROLLERS: &str = "kube-controller-manager";
 
-/// A request whose body is what it changes: of the object itself, or of its status.
+/// Returns true for writes of the object itself or of its status, whose body is the change.
 pub(super) fn is_plain(subresource: Option<&str>) -> bool {
     matches!(subresource, None | Some("status"))
 }
 
 impl Api {
-    /// Records a plain write: see [`patch::track`].
+    /// Records the field manager of a plain write by [`patch::track`].
     pub(super) fn track(
         &self,
         resource: &Resource,
@@ -36,8 +36,9 @@ impl Api {
         patch::track(resource, old, new, writer);
     }
 
-    /// Records a creation. What controllers of this process make, and pods, Events and Leases, have
-    /// no record until somebody applies: nobody asks for theirs, and there are very many.
+    /// Records the field manager of a creation. Objects created by controllers of this process, and pods,
+    /// Events and Leases, have no record until a client applies them: there are very many, and their owners
+    /// are not needed.
     pub(super) fn track_created(
         &self,
         resource: &Resource,

@@ -1,4 +1,4 @@
-//! Reading and changing the metadata of untyped objects.
+//! Accessors of the metadata of untyped objects.
 
 use crate::store::Entry;
 use jiff::Timestamp;
@@ -8,22 +8,22 @@ use serde_json::{Map, Value};
 
 pub(crate) use koord_kinds::meta::{at, int_at, is_true, list_at, name, namespace, str_at as text};
 
-/// `metadata.uid`.
+/// Returns `metadata.uid`.
 pub(crate) fn uid(object: &Value) -> &str {
     text(object, &["metadata", "uid"])
 }
 
-/// `metadata.resourceVersion`.
+/// Returns `metadata.resourceVersion`.
 pub(crate) fn resource_version(object: &Value) -> &str {
     text(object, &["metadata", "resourceVersion"])
 }
 
-/// The object is being deleted.
+/// Returns true if the object is being deleted.
 pub(crate) fn deleting(object: &Value) -> bool {
     at(object, &["metadata", "deletionTimestamp"]).is_some_and(|v| !v.is_null())
 }
 
-/// `metadata.finalizers`.
+/// Returns `metadata.finalizers`.
 pub(crate) fn finalizers(object: &Value) -> Vec<String> {
     at(object, &["metadata", "finalizers"])
         .and_then(Value::as_array)
@@ -46,13 +46,13 @@ pub(crate) fn set_finalizers(object: &mut Value, finalizers: &[String]) {
     }
 }
 
-/// The object below `key`, made if it is not there (or is not an object).
+/// Returns the object below `key`, created if it is missing or not an object.
 pub(crate) fn section<'a>(object: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     let root = as_object(object);
     as_object(root.entry(key).or_insert(Value::Null))
 }
 
-/// `value` as a map; anything else becomes an empty one first.
+/// Returns `value` as a map; anything else is replaced by an empty one first.
 pub(crate) fn as_object(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
@@ -68,7 +68,7 @@ pub(crate) fn set(object: &mut Value, key: &str, value: impl Into<Value>) {
     section(object, "metadata").insert(key.to_owned(), value.into());
 }
 
-/// One entry of `metadata.ownerReferences`.
+/// An entry of `metadata.ownerReferences`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Owner {
@@ -80,7 +80,7 @@ pub(crate) struct Owner {
     pub(crate) block_owner_deletion: bool,
 }
 
-/// `metadata.ownerReferences`.
+/// Returns `metadata.ownerReferences`.
 pub(crate) fn owners(object: &Value) -> Vec<Owner> {
     let Some(list) = at(object, &["metadata", "ownerReferences"]).and_then(Value::as_array) else {
         return Vec::new();
@@ -98,17 +98,17 @@ pub(crate) fn owners(object: &Value) -> Vec<Owner> {
         .collect()
 }
 
-/// What an entry says of its owners.
+/// Owner references and deletion state of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owned {
     /// `metadata.ownerReferences`.
     pub(crate) owners: Vec<Owner>,
-    /// The object is being deleted.
+    /// Whether the object is being deleted.
     pub(crate) deleting: bool,
 }
 
 impl Owned {
-    /// Reads only this of the object: far cheaper than all of it.
+    /// Parses only these fields of an entry, which is far cheaper than parsing all of it.
     pub(crate) fn of(entry: &Entry) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]
@@ -125,7 +125,7 @@ impl Owned {
                 owners: metadata.owner_references.unwrap_or_default(),
                 deleting: metadata.deletion_timestamp.is_some(),
             },
-            // A null among them, for example.
+            // The typed parse fails, for example, on a null in the list.
             Err(_) => {
                 let object = entry.value();
                 Self {
@@ -137,13 +137,13 @@ impl Owned {
     }
 }
 
-/// RFC 3339 with whole seconds, as `metav1.Time` writes it.
+/// Formats a time as RFC 3339 with whole seconds, like `metav1.Time`.
 pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Sets a condition by type; the transition time changes only with the status. Tells whether
-/// anything but the time changed.
+/// Sets a condition by type; the transition time changes only with the status. Returns whether anything but
+/// the time changed.
 pub(crate) fn set_condition(
     status: &mut Map<String, Value>,
     kind: &str,
@@ -196,7 +196,7 @@ pub(crate) fn set_condition(
     true
 }
 
-/// The status of a condition, if it is there.
+/// Returns a condition by type.
 pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     at(object, &["status", "conditions"])?
         .as_array()?

@@ -1,4 +1,4 @@
-//! The Kubernetes REST semantics: one generic set of handlers over the store and the registry.
+//! REST semantics of Kubernetes: one generic set of handlers over the store and the registry.
 //!
 //! [`Api`] is the whole of it: `Api::serve` answers HTTP, and the in-process controllers call the
 //! same verbs as methods, so a write has one meaning no matter where it comes from.
@@ -70,21 +70,21 @@ pub(crate) use rights::has_right;
 pub use rights::{given_rights, needed_right};
 pub(crate) use write::{Input, Object};
 
-/// What the REST layer works on.
+/// Parts and settings of an [`Api`].
 pub struct ApiOptions {
-    /// Where objects live.
+    /// Store of the objects.
     pub store: Store,
-    /// Which resources there are.
+    /// Registry of the served resources.
     pub registry: Registry,
-    /// Time of every timestamp that is written.
+    /// Clock of every timestamp that is written.
     pub clock: Clock,
-    /// Answers `pods/log`; without it the request is refused with a reason.
+    /// Serves `pods/log`; without it the request is refused with a reason.
     pub pod_logs: Option<Arc<dyn PodLogs>>,
-    /// Answers `pods/exec`; without it the request is refused with a reason.
+    /// Serves `pods/exec`; without it the request is refused with a reason.
     pub pod_exec: Option<Arc<dyn PodExec>>,
     /// Issues and reviews the tokens of service accounts.
     pub tokens: Arc<Tokens>,
-    /// Who may do what.
+    /// Authorization mode.
     pub authorization: Authorization,
     /// Ends the open watches when it is cancelled.
     pub shutdown: CancellationToken,
@@ -112,9 +112,9 @@ struct Inner {
     documents: nonresource::Documents,
     definitions: crd::DefinitionInstaller,
     admission: admission::AdmissionChain,
-    /// Events as watches have written them.
+    /// Events as watches have encoded them.
     written_events: watch_format::EventCache,
-    /// For requests that can take long.
+    /// Bounds the work of requests that can take long.
     work: work_slots::WorkSlots,
 }
 
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Api {
 }
 
 impl Api {
-    /// An API over `options`. Call `bootstrap::ensure_built_ins` before serving.
+    /// Creates an API from `options`. Call `bootstrap::ensure_built_ins` before serving.
     #[must_use]
     pub fn new(options: ApiOptions) -> Self {
         let ApiOptions {
@@ -159,54 +159,53 @@ impl Api {
         }
     }
 
-    /// The part of the API that services share.
+    /// Returns the part of the API that services share.
     pub(crate) fn core(&self) -> &Core {
         &self.inner.core
     }
 
-    /// Which requests a user may send.
+    /// Returns the authorizer of requests.
     #[must_use]
     pub fn guard(&self) -> &Guard {
         &self.inner.guard
     }
 
-    /// What writes pass on their way to the store.
+    /// Returns the admission chain of writes.
     pub(crate) fn admission(&self) -> &admission::AdmissionChain {
         &self.inner.admission
     }
 
-    /// Answers calls to the webhook at `url` by a function in this process: wherever a stored
-    /// configuration names that address. A Service has the address
-    /// `https://<name>.<namespace>.svc:<port>/<path>`.
+    /// Registers a function of this process as the webhook at `url`, for all stored configurations that name
+    /// that address. The address of a Service is `https://<name>.<namespace>.svc:<port>/<path>`.
     pub fn register_webhook(&self, url: &str, webhook: Arc<dyn InProcessWebhook>) {
         self.admission().webhooks().register(url, webhook);
     }
 
-    /// The store below.
+    /// Returns the store.
     #[must_use]
     pub fn store(&self) -> &Store {
         self.inner.core.store()
     }
 
-    /// The resources that are served.
+    /// Returns the registry of served resources.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         self.inner.core.registry()
     }
 
-    /// The tokens of service accounts.
+    /// Returns the issuer of service account tokens.
     #[must_use]
     pub fn tokens(&self) -> &Tokens {
         &self.inner.tokens
     }
 
-    /// The clock that stamps objects.
+    /// Returns the clock that stamps objects.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         self.inner.core.clock()
     }
 
-    /// Cancelled when the server stops.
+    /// Returns the token that is cancelled when the server stops.
     #[must_use]
     pub fn shutdown(&self) -> &CancellationToken {
         &self.inner.shutdown
@@ -237,12 +236,12 @@ impl Api {
         self.core().entries(resource, namespace)
     }
 
-    /// Events as watches have written them.
+    /// Returns the cache of encoded watch events.
     fn written_events(&self) -> &watch_format::EventCache {
         &self.inner.written_events
     }
 
-    /// Whether a request opens a watch.
+    /// Returns true if a request opens a watch.
     pub(crate) fn is_watch(method: &http::Method, uri: &http::Uri) -> bool {
         let query = query::Query::parse(uri.query().unwrap_or(""));
         match (path::parse(uri.path()), query) {
@@ -253,7 +252,7 @@ impl Api {
         }
     }
 
-    /// Answers a request.
+    /// Serves a request.
     pub(crate) async fn serve(&self, request: axum::extract::Request) -> axum::response::Response {
         dispatch::serve(self, request).await
     }

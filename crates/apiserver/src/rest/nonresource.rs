@@ -1,4 +1,4 @@
-//! Paths that are not objects: discovery and OpenAPI. Health and version are the server's.
+//! Paths that are not resources: discovery and OpenAPI. The server itself serves health and version.
 
 use super::Api;
 use super::accept::{Clause, Encoding, clauses};
@@ -16,14 +16,14 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-/// Documents that are costly to make, kept until the registry changes.
+/// Cache of documents that are costly to build; valid until the registry changes.
 #[derive(Debug, Default)]
 pub(super) struct Documents {
     made: Mutex<(u64, FxHashMap<String, Bytes>)>,
 }
 
 impl Documents {
-    /// The document called `name` of registry `generation`, made by `make` when it is not there.
+    /// Returns the JSON document `name` of registry `generation`, built by `make` if it is not cached.
     fn get(
         &self,
         generation: u64,
@@ -34,7 +34,7 @@ impl Documents {
         self.get_bytes(generation, name, bytes)
     }
 
-    /// The same of what is no JSON.
+    /// Like [`Self::get`], for a document that is not JSON.
     fn get_bytes(
         &self,
         generation: u64,
@@ -60,7 +60,7 @@ impl Documents {
     }
 }
 
-/// How discovery is answered.
+/// Format of a discovery response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Legacy,
@@ -87,7 +87,7 @@ fn shape(headers: &HeaderMap) -> Shape {
     Shape::Legacy
 }
 
-/// Answers a path outside the resources.
+/// Serves a path outside the resources.
 pub(super) fn serve(
     api: &Api,
     method: &Method,
@@ -157,13 +157,13 @@ pub(super) fn serve(
     Ok(cached(bytes, "application/json", headers, style))
 }
 
-/// The media types of OpenAPI v2 in protobuf, by the older and the newer name, which is answered.
+/// Media types of OpenAPI v2 in protobuf: the older and the newer name. Responses have the newer one.
 const OPENAPI_V2: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
 ];
 
-/// `/openapi/v2`, in the first form of the client's that there is.
+/// Serves `/openapi/v2` in the client's first supported format.
 fn openapi_v2(api: &Api, headers: &HeaderMap, style: Style) -> Result<Response, ApiError> {
     let registry = api.registry();
     let (generation, docs) = (registry.generation(), &api.inner.documents);
@@ -197,7 +197,7 @@ fn get_only(method: &Method) -> Result<(), ApiError> {
     }
 }
 
-/// A document with its ETag; 304 when the client has it.
+/// Builds the response with a document and its ETag; 304 if the client has it.
 fn cached(bytes: Bytes, content_type: &'static str, headers: &HeaderMap, style: Style) -> Response {
     let etag = format!("\"{:08X}{:08X}\"", crc32fast::hash(&bytes), bytes.len());
     let known = headers
@@ -220,7 +220,7 @@ fn cached(bytes: Bytes, content_type: &'static str, headers: &HeaderMap, style: 
     response
 }
 
-/// `/api` and `/apis`.
+/// Serves `/api` and `/apis`.
 fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style) -> Response {
     let registry = api.registry();
     let generation = registry.generation();
@@ -252,7 +252,7 @@ fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style
             docs.get(generation, part, || Some(discovery::group_list(registry))),
         ),
     };
-    // Clients compare the parameters of this content type, so pretty printing gives way to it.
+    // Clients compare the parameters of this content type, so `pretty` is ignored.
     let style = if shape == Shape::Legacy {
         style
     } else {
@@ -261,7 +261,7 @@ fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style
     cached(document.unwrap_or_default(), content_type, headers, style)
 }
 
-/// Who issues tokens, and where the keys are that verify them (OpenID Connect discovery).
+/// Returns the OpenID Connect discovery document: token issuer and address of the verification keys.
 fn issuer(headers: &HeaderMap) -> Value {
     let host = headers.get(header::HOST).and_then(|v| v.to_str().ok());
     let base = host.map_or_else(|| ISSUER.to_owned(), |host| format!("https://{host}"));
@@ -274,7 +274,7 @@ fn issuer(headers: &HeaderMap) -> Value {
     })
 }
 
-/// The paths there are.
+/// Returns the list of served paths, the document at `/`.
 fn root(api: &Api) -> Value {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
     for group in discovery::groups(api.registry()) {

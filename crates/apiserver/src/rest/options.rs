@@ -1,9 +1,9 @@
-//! What a request says besides its object.
+//! Options of requests that are not part of the object.
 
 use super::User;
 use std::sync::Arc;
 
-/// What to do with unknown and duplicate fields in a body.
+/// Handling of unknown and duplicate fields in a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FieldValidation {
     /// Drop them silently.
@@ -18,48 +18,48 @@ pub enum FieldValidation {
 /// Options of creates, updates and patches.
 #[derive(Debug, Clone, Default)]
 pub struct WriteOptions {
-    /// Do everything but store.
+    /// Run all checks, but store nothing.
     pub dry_run: bool,
-    /// What happens to unknown fields.
+    /// Handling of unknown fields.
     pub field_validation: FieldValidation,
-    /// Who owns the fields that are written; empty: the controllers of this process.
+    /// Field manager of the written fields; empty: the controllers of this process.
     pub field_manager: String,
     /// Take fields over from other managers (apply only).
     pub force: bool,
     /// The write is a patch.
     pub(crate) patch: bool,
-    /// Who writes; `None`: the controllers of this process.
+    /// The user who writes; `None`: the controllers of this process.
     pub user: Option<Arc<User>>,
-    /// The write is part of a request that was admitted under another name, as an eviction.
+    /// The write is part of a request that was admitted as another one, such as an eviction.
     pub(crate) admitted: bool,
 }
 
-/// What happens to the objects that the deleted one owns.
+/// Effect of a deletion on the dependents of the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
-    /// They lose the owner and live on.
+    /// Dependents lose the owner reference and stay.
     Orphan,
-    /// They are deleted after it.
+    /// Dependents are deleted after the object.
     Background,
-    /// They are deleted before it.
+    /// Dependents are deleted before the object.
     Foreground,
 }
 
 /// Options of a delete.
 #[derive(Debug, Clone, Default)]
 pub struct DeleteOptions {
-    /// Seconds to wait before the object goes; `None`: what the object says.
+    /// Grace period in seconds; `None`: that of the object.
     pub grace_period_seconds: Option<i64>,
-    /// Only this incarnation of the object.
+    /// Precondition: uid of the object.
     pub uid: Option<String>,
-    /// Only this version of the object.
+    /// Precondition: version of the object.
     pub resource_version: Option<String>,
-    /// What happens to dependents; `None`: the default, background.
+    /// Propagation policy; `None`: the default of the resource, usually background.
     pub propagation: Option<Propagation>,
     /// Check everything, delete nothing.
     pub dry_run: bool,
-    /// Who deletes; `None`: the controllers of this process.
+    /// The user who deletes; `None`: the controllers of this process.
     pub user: Option<Arc<User>>,
-    /// The deletion is part of a request that was admitted under another name: an eviction.
+    /// The deletion is part of a request that was admitted as another one: an eviction.
     pub(crate) admitted: bool,
 }

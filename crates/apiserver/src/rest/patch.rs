@@ -1,4 +1,4 @@
-//! PATCH: four kinds of documents, one pipeline.
+//! PATCH: four kinds of patch documents.
 
 use super::body::{self, Problems};
 use super::call::Call;
@@ -11,7 +11,7 @@ use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The four media types of patches.
+/// Media types of patches.
 const SUPPORTED: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -22,18 +22,18 @@ const SUPPORTED: &[&str] = &[
 /// A decoded patch document.
 #[derive(Debug, Clone)]
 pub(super) enum Patch {
-    /// RFC 6902; kept as bytes because its own decoder names what is wrong.
+    /// RFC 6902. Kept as bytes because its own decoder reports what is wrong.
     Json(bytes::Bytes),
     /// RFC 7386.
     Merge(Value),
-    /// With the merge keys of the type.
+    /// Strategic merge patch, with the merge keys of the type.
     Strategic(Value),
     /// Server-side apply.
     Apply(Value),
 }
 
 impl Patch {
-    /// From the body of a request, with the duplicate fields in it.
+    /// Decodes the body of a request. Also returns the duplicate fields in it.
     pub(super) fn parse(call: &Call) -> Result<(Self, Problems), ApiError> {
         let content_type = body::content_type(&call.headers);
         let json = |bytes| {
@@ -62,7 +62,7 @@ impl Patch {
         }
     }
 
-    /// Whether the request's options fit this kind of patch.
+    /// Checks that the request's options fit this kind of patch.
     pub(super) fn check_options(&self, call: &Call) -> Result<(), ApiError> {
         let applying = matches!(self, Self::Apply(_));
         let error = if applying && call.query.get("fieldManager").is_none() {
@@ -75,7 +75,7 @@ impl Patch {
         Err(super::query::invalid_option("PatchOptions", error))
     }
 
-    /// The patched object.
+    /// Returns the patched object.
     pub(super) fn apply(
         &self,
         resource: &Resource,
@@ -92,7 +92,7 @@ impl Patch {
     }
 }
 
-/// Whether a document can be applied: the record of managers is the server's.
+/// Checks that a document can be applied: it must not contain managed fields.
 pub(super) fn check_document(document: &Value) -> Result<(), ApiError> {
     let managers = meta::at(document, &["metadata", "managedFields"]);
     if managers.is_some_and(|m| m.as_array().is_none_or(|a| !a.is_empty())) {
@@ -102,7 +102,7 @@ pub(super) fn check_document(document: &Value) -> Result<(), ApiError> {
 }
 
 impl Api {
-    /// Patches an object or the part of it that `subresource` is.
+    /// Patches an object or its `subresource`.
     pub(super) async fn patch_object(
         &self,
         resource: &Arc<Resource>,
@@ -144,7 +144,7 @@ impl Api {
         .await
     }
 
-    /// Server-side apply: creates what is missing, else merges what the manager wants.
+    /// Server-side apply: creates a missing object, else merges the fields of the manager.
     async fn server_side_apply(
         &self,
         resource: &Arc<Resource>,
@@ -171,7 +171,7 @@ impl Api {
             part: subresource,
             now: self.clock().now(),
         };
-        // Somebody else may create or delete the object between the look and the write.
+        // Another client may create or delete the object between the read and the write.
         for _ in 0..8 {
             if self.store().get(&resource.table, &key).is_none() {
                 if subresource.is_some() {

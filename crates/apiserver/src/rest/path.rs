@@ -1,4 +1,4 @@
-//! What a request path means.
+//! Parsing of request paths.
 
 /// The parts of a path below `/api/v1` or `/apis/{group}/{version}`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -9,16 +9,16 @@ pub(super) struct ResourcePath {
     pub(super) namespace: Option<String>,
     pub(super) plural: String,
     pub(super) name: Option<String>,
-    /// Sub-resource; what follows it (`proxy/a/b`) stays attached.
+    /// Subresource, with the rest of the path (`proxy/a/b`).
     pub(super) subresource: Option<String>,
-    /// The deprecated `/watch/` prefix was used.
+    /// Whether the deprecated `/watch/` prefix was used.
     pub(super) watch: bool,
 }
 
 /// A parsed path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
-    /// An object, a collection or a sub-resource.
+    /// An object, a collection or a subresource.
     Resource(ResourcePath),
     /// Anything else: discovery, health, version; the decoded segments.
     Other(Vec<String>),
@@ -77,7 +77,7 @@ pub(super) fn parse(path: &str) -> Option<Target> {
     Some(Target::Resource(out))
 }
 
-/// Undoes percent encoding. `None` for a truncated escape or invalid UTF-8.
+/// Decodes percent encoding. `None` for a truncated escape or invalid UTF-8.
 pub(crate) fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
@@ -89,7 +89,7 @@ pub(crate) fn percent_decode(text: &str) -> Option<String> {
         if bytes[i] == b'%' {
             let hex = bytes
                 .get(i + 1..i + 3)
-                // The number parser would take a sign, too.
+                // The number parser would accept a sign, too.
                 .filter(|hex| hex.iter().all(u8::is_ascii_hexdigit))?;
             let hex = std::str::from_utf8(hex).ok()?;
             out.push(u8::from_str_radix(hex, 16).ok()?);

@@ -1,4 +1,4 @@
-//! `pods/log`.
+//! The `pods/log` subresource.
 
 use super::call::Call;
 use super::logs::LogOptions;
@@ -44,7 +44,7 @@ fn options(query: &Query) -> Result<LogOptions, ApiError> {
     })
 }
 
-/// The container whose log is asked for.
+/// Returns the name of the container whose log is requested.
 fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
     let name = meta::name(pod);
     let names: Vec<&str> = ["initContainers", "containers", "ephemeralContainers"]
@@ -77,7 +77,7 @@ fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
     }
 }
 
-/// GET of a container's log.
+/// Serves the GET of a container's log.
 pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> {
     let pods = api.builtin("", "v1", "pods")?;
     let key = Api::key(&pods, call.namespace(), call.name());

@@ -1,5 +1,5 @@
-//! Answers in protobuf, for clients that read nothing else. They are rewritten when they leave, so
-//! that no handler needs to know.
+//! Conversion of responses to protobuf, for clients that accept nothing else. Responses are converted when
+//! they leave, so that handlers need not handle protobuf.
 
 use super::work_slots::{LIGHT, run_off_worker};
 use super::{accept, respond};
@@ -10,13 +10,13 @@ use koord_kinds::proto::{self, ProtoError};
 use koord_kinds::status::ApiError;
 use serde_json::Value;
 
-/// The client reads protobuf and no text.
+/// Returns true if the client accepts protobuf and no text.
 pub(crate) fn wanted(headers: &HeaderMap) -> bool {
     accept::only_protobuf(headers)
 }
 
-/// The same answer in protobuf. What is no object (logs, discovery) stays what it is, and so do
-/// watches, which write protobuf themselves.
+/// Converts a response to protobuf. Responses that are not objects (logs, discovery) stay as they are, and so
+/// do watches, which write protobuf themselves.
 pub(crate) async fn rewrite(response: Response) -> Response {
     let json = HeaderValue::from_static("application/json");
     if response.headers().get(header::CONTENT_TYPE) != Some(&json) {

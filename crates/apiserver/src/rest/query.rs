@@ -5,17 +5,17 @@ use super::path::percent_decode;
 use koord_kinds::status::{ApiError, FieldError};
 use std::time::Duration;
 
-/// How long a request that does not stay open may take, as upstream's `--request-timeout`.
+/// Longest duration of a request that does not stay open, as upstream's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The decoded parameters, in order. Unknown ones are ignored, as in every Kubernetes server.
+/// Decoded query parameters, in order. Unknown ones are ignored, as in every Kubernetes server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Query(Vec<(String, String)>);
 
-/// Checks the `timeout` of a query string, for what is answered before it is parsed.
+/// Checks the `timeout` of a query string, for requests that are answered before it is parsed.
 ///
 /// # Errors
-/// 400 when it is not a duration as Go writes them.
+/// 400 if it is not a duration in Go's format.
 pub(crate) fn check_timeout(query: &str) -> Result<(), ApiError> {
     Query::parse(query)?.timeout().map(drop)
 }
@@ -24,8 +24,8 @@ impl Query {
     /// Decodes a query string.
     ///
     /// # Errors
-    /// 400 for a parameter that cannot be decoded: to drop a selector would widen the request, a
-    /// deletion for example, to everything.
+    /// 400 for a parameter that cannot be decoded: ignoring a selector would widen the request, for example a
+    /// deletion, to everything.
     pub(super) fn parse(text: &str) -> Result<Self, ApiError> {
         let decode = |text: &str| percent_decode(&text.replace('+', " "));
         text.split('&')
@@ -42,7 +42,7 @@ impl Query {
             .map(Self)
     }
 
-    /// First value of `name`; empty values count as absent.
+    /// Returns the first value of `name`; empty values count as absent.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -51,14 +51,13 @@ impl Query {
             .filter(|v| !v.is_empty())
     }
 
-    /// All values of a parameter that may be repeated.
+    /// Returns all values of a parameter that may be repeated.
     pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let mine = self.0.iter().filter(move |(k, _)| k == name);
         mine.map(|(_, v)| v.as_str())
     }
 
-    /// A boolean in Go's spelling; a bare `?watch` and `?watch=` count as true for `watch` only in
-    /// the sense of Kubernetes' conversion: present but empty is true.
+    /// Parses a boolean in Go's spelling; present but empty is true, as in Kubernetes.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
         let value = self
             .0
@@ -71,7 +70,7 @@ impl Query {
         ))
     }
 
-    /// A decimal number.
+    /// Parses a decimal number.
     pub(super) fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
         self.get(name)
             .map(|v| {
@@ -84,11 +83,11 @@ impl Query {
             .transpose()
     }
 
-    /// Returns how long the request may take: `timeout` where it is more than zero and less than
+    /// Returns the timeout of the request: `timeout` if it is more than zero and less than
     /// [`REQUEST_TIMEOUT`], else that.
     ///
     /// # Errors
-    /// 400 when it is not a duration as Go writes them.
+    /// 400 if it is not a duration in Go's format.
     pub(super) fn timeout(&self) -> Result<Duration, ApiError> {
         let given = self.get("timeout").map(parse_duration).transpose();
         let given = given.map_err(|why| {
@@ -100,12 +99,12 @@ impl Query {
         Ok(given.map_or(REQUEST_TIMEOUT, |timeout| timeout.min(REQUEST_TIMEOUT)))
     }
 
-    /// `pretty=true`.
+    /// Returns true for `pretty=true`.
     pub(super) fn pretty(&self) -> bool {
         self.flag("pretty").unwrap_or(false)
     }
 
-    /// The options of a create, update or patch. `kind` names the options type in errors.
+    /// Parses the options of a create, update or patch. `kind` is the options type in errors.
     pub(super) fn write_options(
         &self,
         kind: &str,
@@ -142,7 +141,7 @@ impl Query {
         })
     }
 
-    /// `dryRun=All`.
+    /// Returns true for `dryRun=All`; other values are refused.
     pub(super) fn dry_run(&self, kind: &str) -> Result<bool, ApiError> {
         let mut dry = false;
         for (_, value) in self.0.iter().filter(|(k, _)| k == "dryRun") {
@@ -173,8 +172,8 @@ fn check_manager(name: &str) -> Result<(), FieldError> {
     }
 }
 
-/// Reads what Go takes for a duration (`1h30m`, `-1.5s`, `0`), a negative one as zero; the error is
-/// Go's.
+/// Parses a duration in Go's format (`1h30m`, `-1.5s`, `0`); a negative one becomes zero. Errors have Go's
+/// text.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("invalid duration {text:?}");
     let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -217,7 +216,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// The name of the client program in its user agent.
+/// Returns the name of the client program in its user agent.
 fn program(user_agent: &str) -> Option<String> {
     let mut name = String::new();
     for c in user_agent.split('/').next()?.chars() {
@@ -242,7 +241,7 @@ pub(super) fn check_dry_run(kind: &str, value: &str) -> Result<(), ApiError> {
     ))
 }
 
-/// 422 about an options object; these carry the group of the options types.
+/// Returns 422 for an options object, with the group of the options types.
 pub(super) fn invalid_option(kind: &str, error: FieldError) -> ApiError {
     ApiError::invalid("meta.k8s.io", kind, "", &[error])
 }

@@ -1,4 +1,4 @@
-//! Replies.
+//! Building of responses.
 
 use super::accept::Encoding;
 use axum::body::Body;
@@ -9,7 +9,7 @@ use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// How a reply body is written.
+/// Format of a response body.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Style {
     pub(super) encoding: Encoding,
@@ -25,7 +25,7 @@ impl Default for Style {
     }
 }
 
-/// A reply with a body of the given type.
+/// Builds a response with a body of the given type.
 pub(super) fn with_body(code: u16, content_type: &'static str, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() =
@@ -39,7 +39,7 @@ pub(super) fn with_body(code: u16, content_type: &'static str, body: Body) -> Re
     response
 }
 
-/// A reply of JSON bytes, re-written when the client wants it pretty or as YAML.
+/// Builds a response of JSON bytes, reformatted if the client wants it pretty or as YAML.
 pub(super) fn bytes(code: u16, bytes: Bytes, style: Style) -> Response {
     match style {
         Style {
@@ -53,7 +53,7 @@ pub(super) fn bytes(code: u16, bytes: Bytes, style: Style) -> Response {
     }
 }
 
-/// A reply of a JSON value.
+/// Builds a response of a JSON value.
 pub(super) fn value(code: u16, value: &Value, style: Style) -> Response {
     match style {
         Style {
@@ -72,7 +72,7 @@ pub(super) fn value(code: u16, value: &Value, style: Style) -> Response {
     }
 }
 
-/// A failure as a Status.
+/// Builds the response to a failed request, a Status.
 pub(super) fn error(error: &ApiError) -> Response {
     let mut response = with_body(
         error.code,
@@ -87,22 +87,22 @@ pub(super) fn error(error: &ApiError) -> Response {
     response
 }
 
-/// Plain text.
+/// Builds a response of plain text.
 pub(super) fn text(code: u16, text: impl Into<Body>) -> Response {
     with_body(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// Characters of all warnings of a response, above which each is cut, as kube-apiserver does it.
+/// Characters of all warnings of a response above which each warning is truncated, as in kube-apiserver.
 const MAX_WARNINGS: usize = 4 * 1024;
-/// Characters of a warning where warnings are cut.
+/// Length of truncated warnings, in characters.
 const MAX_CUT_WARNING: usize = 256;
 
-/// The warnings of a response, for those that are added later.
+/// Warnings of a response so far, so that later ones can be added.
 #[derive(Debug, Clone, Default)]
 struct Warnings(Vec<String>);
 
-/// Adds `Warning` headers, each text once. With more than [`MAX_WARNINGS`] characters the texts are
-/// cut, and those that do not fit are left out.
+/// Adds `Warning` headers, each text once. If all have more than [`MAX_WARNINGS`] characters, they are
+/// truncated, and those that do not fit are dropped.
 pub(super) fn warn(response: &mut Response, warnings: &[String]) {
     if warnings.is_empty() {
         return;
@@ -110,7 +110,7 @@ pub(super) fn warn(response: &mut Response, warnings: &[String]) {
     let Warnings(mut all) = response.extensions_mut().remove().unwrap_or_default();
     let mut seen: HashSet<String> = all.iter().cloned().collect();
     for warning in warnings.iter().filter(|warning| !warning.is_empty()) {
-        // More would not fit even if each were a single character.
+        // More warnings would not fit even if each were a single character.
         if all.len() > MAX_WARNINGS {
             break;
         }
@@ -118,7 +118,7 @@ pub(super) fn warn(response: &mut Response, warnings: &[String]) {
             all.push(warning.clone());
         }
     }
-    // The first that does not fit is the last that is written whatever the others take.
+    // The first warning that exceeds the limit is the last that is written, however short the others become.
     let mut total = 0;
     let excess = all.iter().position(|warning| {
         total += warning.chars().count();
@@ -149,7 +149,7 @@ pub(super) fn warn(response: &mut Response, warnings: &[String]) {
     response.extensions_mut().insert(Warnings(all));
 }
 
-/// `Status` of a success.
+/// Builds the `Status` of a success.
 pub(super) fn success(details: Value) -> Value {
     serde_json::json!({
         "kind": "Status",

@@ -1,4 +1,4 @@
-//! Questions about users and permissions, answered by the same rules as requests.
+//! Review APIs about users, permissions and tokens. They use the same rules as the authorization of requests.
 
 use super::accept::Endpoint;
 use super::call::Call;
@@ -23,14 +23,14 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-/// Answers reviews: by which rules, and by which tokens.
+/// Serves review requests with the authorizer and the token issuer.
 pub(super) struct Reviewer<'a> {
     pub(super) guard: &'a Guard,
     pub(super) tokens: &'a Tokens,
 }
 
 impl Reviewer<'_> {
-    /// POST of one of the reviews.
+    /// Serves the POST of a review.
     pub(super) fn serve(
         &self,
         resource: &Arc<Resource>,
@@ -65,7 +65,7 @@ impl Reviewer<'_> {
         Ok(respond::value(201, &review, call.style()))
     }
 
-    /// Whether `user` may do what a review asks about.
+    /// Returns the status of an access review: whether `user` may do what the review describes.
     fn review_access(&self, user: &User, review: &Value) -> Value {
         let text = |part, field| meta::text(review, &["spec", part, field]);
         let of = |field| text("resourceAttributes", field);
@@ -96,7 +96,7 @@ impl Reviewer<'_> {
         status
     }
 
-    /// What `user` may do in the namespace a review asks about.
+    /// Returns the status of a rules review: what `user` may do in the review's namespace.
     fn review_rules(&self, user: &User, review: &Value) -> Result<Value, ApiError> {
         let namespace = meta::text(review, &["spec", "namespace"]);
         if namespace.is_empty() {
@@ -138,14 +138,14 @@ impl Reviewer<'_> {
     }
 }
 
-/// Whom a review asks about.
+/// Returns the user that a review is about.
 fn subject(review: &Value) -> User {
     let groups = meta::at(review, &["spec", "groups"]).and_then(Value::as_array);
     let groups = groups.into_iter().flatten().filter_map(Value::as_str);
     User::new(meta::text(review, &["spec", "user"]), groups)
 }
 
-/// A local review asks about a resource in the namespace it is sent to.
+/// Checks that a local review is about a resource in the namespace it is sent to.
 fn check_local(resource: &Resource, review: &Value, namespace: &str) -> Result<(), ApiError> {
     if meta::at(review, &["spec", "nonResourceAttributes"]).is_some_and(|asks| !asks.is_null()) {
         let error = FieldError::invalid(
@@ -168,7 +168,7 @@ fn check_local(resource: &Resource, review: &Value, namespace: &str) -> Result<(
     )))
 }
 
-/// A review asks about a resource or about a path, and, unless it is about oneself, names a user.
+/// Checks that a review is about either a resource or a path, and has a user unless it is about the sender.
 fn check_attributes(resource: &Resource, review: &Value, subject: bool) -> Result<(), ApiError> {
     let has = |key: &str| meta::at(review, &["spec", key]).is_some_and(|v| !v.is_null());
     let mut errors = Vec::new();

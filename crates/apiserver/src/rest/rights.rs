@@ -1,5 +1,4 @@
-//! Which rights requests need and roles give, in the same words: for tests of the manifests of
-//! programs.
+//! Permissions that requests need and roles grant, in one text format: for tests of programs' manifests.
 
 use super::Api;
 use super::guard::{check_resource, verb};
@@ -9,8 +8,8 @@ use crate::authz::{Rule, User};
 use http::{Method, Uri};
 use serde_json::Value;
 
-/// The right that a request needs: `list pods`, `patch nodes/status`, `get leases.coordination.k8s.io`.
-/// `None` where it is for no resource, as discovery is.
+/// Returns the permission that a request needs, such as `list pods`, `patch nodes/status` or `get
+/// leases.coordination.k8s.io`. `None` if it is not for a resource, such as discovery.
 #[must_use]
 pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
     let (path, query) = read(uri)?;
@@ -23,7 +22,7 @@ pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
     Some(right(verb, &resource, &path.group))
 }
 
-/// Whether roles give `user` the right that a request needs.
+/// Returns true if `user` has the permission that a request needs.
 pub(crate) fn has_right(api: &Api, user: &User, method: &Method, uri: &Uri) -> bool {
     read(uri).is_none_or(|(path, query)| {
         let verb = verb(method, &path, &query);
@@ -39,7 +38,7 @@ fn read(uri: &Uri) -> Option<(ResourcePath, Query)> {
     Some((path, query))
 }
 
-/// The rights that the `rules` of a role give, in the words of [`needed_right`].
+/// Returns the permissions that the `rules` of a role grant, in the format of [`needed_right`].
 #[must_use]
 pub fn given_rights(rules: &Value) -> Vec<String> {
     let mut out = Vec::new();

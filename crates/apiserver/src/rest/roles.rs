@@ -1,4 +1,4 @@
-//! The roles every cluster has, and cluster roles that are the sum of others.
+//! Default roles of every cluster, and aggregated cluster roles.
 
 use super::options::WriteOptions;
 use super::write::Input;
@@ -12,8 +12,8 @@ use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// Makes the roles and bindings that are missing, and gives those of an earlier version what
-/// they lack, unless they say that they want to stay as they are.
+/// Creates missing default roles and bindings, and adds missing rules and subjects to those of an earlier
+/// version unless their auto-update annotation is off.
 pub(super) async fn bootstrap(api: &Api) -> Result<(), ApiError> {
     let objects = bootstrap::objects();
     try_join_all(
@@ -56,16 +56,16 @@ async fn ensure_role(
         }
         Ok(Input::from(new))
     };
-    tracing::info!(object = %key, field = field.0, "completed a default role or binding");
+    tracing::info!(object = %key, field = field.0, "added missing entries to default role or binding");
     api.modify(&resource, None, &key, &WriteOptions::default(), complete)
         .await
         .map(drop)
 }
 
-/// Gives a cluster role with an `aggregationRule` the rules of those it selects.
+/// Fills an aggregated cluster role (`aggregationRule`) with the rules of the roles it selects.
 ///
 /// # Errors
-/// What an update answers.
+/// Those of an update.
 pub(crate) async fn aggregate(api: &Api, name: &str) -> Result<(), ApiError> {
     let resource = api.builtin(GROUP, "v1", "clusterroles")?;
     let key = Key::cluster(name);
@@ -89,8 +89,8 @@ pub(crate) async fn aggregate(api: &Api, name: &str) -> Result<(), ApiError> {
     .map(drop)
 }
 
-/// The rules of the roles that `role` is the sum of, by their names, each once. `None` when it
-/// is no sum.
+/// Returns the rules of the roles that `role` aggregates, in the order of their names, without duplicates.
+/// `None` if it is not aggregated.
 fn aggregated_rules(api: &Api, name: &str, role: &Value) -> Result<Option<Value>, ApiError> {
     let selectors = meta::at(role, &["aggregationRule", "clusterRoleSelectors"]);
     let Some(selectors) = selectors.and_then(Value::as_array) else {
@@ -118,8 +118,8 @@ fn aggregated_rules(api: &Api, name: &str, role: &Value) -> Result<Option<Value>
     Ok(Some(rules.into()))
 }
 
-/// What a default role or binding (`wanted`) has and the stored one lacks: the field, and what is
-/// to be appended to it.
+/// Returns what the stored role or binding `old` lacks of the default one (`wanted`): the field, and the
+/// items to append.
 fn lacking(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
     if meta::at(old, &["metadata", "annotations", AUTO_UPDATE]) != Some(&json!("true"))
         || wanted.get("aggregationRule").is_some()

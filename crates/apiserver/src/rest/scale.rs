@@ -1,4 +1,4 @@
-//! The `scale` sub-resource: replicas through one face for all workloads.
+//! The `scale` subresource: a uniform view of the replicas of all workloads.
 
 use super::accept::Endpoint;
 use super::call::{Call, method_not_allowed};
@@ -16,7 +16,7 @@ use koord_kinds::{Resource, ScalePaths};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The number of replicas at a path; 0 where there is none.
+/// Returns the number of replicas at a path; 0 if there is none.
 fn replicas_at(object: &Value, path: &[String]) -> i64 {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     meta::at(object, &path).and_then(Value::as_i64).unwrap_or(0)
@@ -60,7 +60,7 @@ impl Projection for ScalePaths {
         if !selector.is_empty() {
             status["selector"] = selector.into();
         }
-        // As upstream writes it: none is no replicas.
+        // Upstream omits `replicas` when it is 0.
         let spec = match replicas_at(object, &self.spec) {
             0 => json!({}),
             replicas => json!({ "replicas": replicas }),
@@ -89,9 +89,9 @@ impl Projection for ScalePaths {
 struct Applied<'a> {
     paths: &'a ScalePaths,
     resource: &'a Resource,
-    /// What is applied, as a part of the object.
+    /// The applied document, as a part of the object.
     document: Value,
-    /// Whether it names replicas.
+    /// Whether the document has replicas.
     given: bool,
     writer: Writer<'a>,
     force: bool,
@@ -110,14 +110,14 @@ impl Projection for Applied<'_> {
         if self.given {
             return self.paths.put(object, scale);
         }
-        // Who owned the replicas alone, and wants them no more, leaves none.
+        // If a manager gives up replicas that only it owned, they become 0.
         let replicas = replicas_at(object, &self.paths.spec);
         set_replicas(object, &self.paths.spec, replicas);
         Ok(())
     }
 }
 
-/// A selector in the query-string form.
+/// Returns a selector in its query-string form.
 fn selector_text(selector: Option<&Value>) -> String {
     let Some(selector) = selector else {
         return String::new();
@@ -154,7 +154,7 @@ fn selector_text(selector: Option<&Value>) -> String {
     }
     parts.sort();
     let text = parts.join(",");
-    // Only what a client could send back.
+    // Only a text that a client could send back.
     if LabelSelector::parse(&text).is_ok() {
         text
     } else {
@@ -166,7 +166,7 @@ fn invalid(name: &str, error: FieldError) -> ApiError {
     ApiError::invalid("autoscaling", "Scale", name, &[error])
 }
 
-/// The replicas that a Scale asks for.
+/// Returns the replicas that a Scale asks for.
 fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
     let kind = meta::text(scale, &["kind"]);
     if !scale.is_object() || (!kind.is_empty() && kind != "Scale") {
@@ -200,10 +200,10 @@ fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
     Ok(replicas)
 }
 
-/// What a request makes of a Scale.
+/// Computes the new Scale from the current one.
 type Change = Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync>;
 
-/// GET, PUT and PATCH of a Scale.
+/// Serves GET, PUT and PATCH of a Scale.
 pub(super) async fn serve(
     api: &Api,
     method: &Method,
@@ -232,7 +232,7 @@ pub(super) async fn serve(
         Method::PATCH => {
             let (patch, _) = Patch::parse(call)?;
             patch.check_options(call)?;
-            // A Scale has no lists, so that every object patch means the same.
+            // A Scale has no lists, so all kinds of object patches mean the same.
             let patch = match patch {
                 Patch::Apply(p) => {
                     patch::check_document(&p)?;

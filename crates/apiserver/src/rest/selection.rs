@@ -1,4 +1,4 @@
-//! Which objects of a collection a request is about.
+//! Selection of the objects of a collection that a request applies to.
 
 use super::path::ResourcePath;
 use super::query::Query;
@@ -11,16 +11,16 @@ use koord_kinds::status::ApiError;
 #[derive(Debug, Clone)]
 pub(super) struct Selection {
     pub(super) namespace: Option<String>,
-    /// Only this object: from the path of a watch on one object, or `metadata.name=`.
+    /// Only the object with this name: from the path of a watch on one object, or `metadata.name=`.
     name: Option<String>,
     labels: LabelSelector,
     fields: FieldSelector,
-    /// No selector was given.
+    /// Whether the request has no selector.
     pub(super) everything: bool,
 }
 
 impl Selection {
-    /// From path and query.
+    /// Parses the selection from path and query.
     pub(super) fn parse(
         resource: &Resource,
         path: &ResourcePath,
@@ -48,7 +48,7 @@ impl Selection {
         })
     }
 
-    /// The entry is selected.
+    /// Returns true if the entry is selected.
     pub(super) fn matches(&self, entry: &Entry) -> bool {
         if self.everything {
             return true;
@@ -60,7 +60,7 @@ impl Selection {
                 .matches(&entry.key.namespace, &entry.key.name, &entry.index)
     }
 
-    /// The part of the selection that the store can dispatch by.
+    /// Returns the part of the selection that the store can dispatch events by.
     pub(super) fn scope(&self) -> Scope {
         Scope {
             namespace: self.namespace.as_deref().map(Into::into),
@@ -74,7 +74,7 @@ impl Selection {
         }
     }
 
-    /// The only object that can be selected, if there is such a one.
+    /// Returns the key of the only object that can match; `None` if several can.
     pub(super) fn only(&self, resource: &Resource) -> Option<crate::store::Key> {
         let name = self.name.as_deref()?;
         if !resource.namespaced {

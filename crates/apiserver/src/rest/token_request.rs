@@ -1,4 +1,4 @@
-//! `serviceaccounts/token`: a token for an account, bound to what shall vouch for it.
+//! The `serviceaccounts/token` subresource: issues a token for an account, optionally bound to an object.
 
 use super::call::Call;
 use super::core::{self, Core};
@@ -10,21 +10,21 @@ use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Shortest lifetime of a token, seconds.
+/// Shortest lifetime of a token, in seconds.
 const MIN_SECONDS: i64 = 600;
-/// Longest lifetime of a token, seconds.
+/// Longest lifetime of a token, in seconds.
 const MAX_SECONDS: i64 = 1 << 32;
-/// Lifetime of a token unless asked otherwise, seconds.
+/// Default lifetime of a token, in seconds.
 const DEFAULT_SECONDS: i64 = 3600;
 
-/// Issues tokens to service accounts that the store has.
+/// Issues tokens for stored service accounts.
 pub(super) struct TokenIssuer<'a> {
     pub(super) core: &'a Core,
     pub(super) tokens: &'a Tokens,
 }
 
 impl TokenIssuer<'_> {
-    /// POST of a TokenRequest for a service account.
+    /// Serves the POST of a TokenRequest for a service account.
     pub(super) fn serve(&self, call: &Call) -> Result<Response, ApiError> {
         let accounts = self.core.builtin("", "v1", "serviceaccounts")?;
         let mut request = call.decode()?.value;
@@ -80,7 +80,7 @@ impl TokenIssuer<'_> {
         Ok(respond::value(201, &request, call.style()))
     }
 
-    /// What the request wants the token to be bound to.
+    /// Returns the object that the token is to be bound to.
     fn bound_object(&self, call: &Call, request: &Value) -> Result<Option<Bound>, ApiError> {
         let reference = meta::at(request, &["spec", "boundObjectRef"]);
         let Some(reference) = reference.filter(|reference| !reference.is_null()) else {
@@ -163,7 +163,7 @@ fn seconds(request: &Value) -> Result<i64, ApiError> {
     ))
 }
 
-/// A node has tokens for its own pods only.
+/// Checks that a node requests tokens for its own pods only.
 fn check_node(user: &User, bound: Option<&Bound>, request: &Value) -> Result<(), ApiError> {
     let Some(node) = crate::authz::node_of(user) else {
         return Ok(());

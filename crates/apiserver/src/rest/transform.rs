@@ -1,4 +1,4 @@
-//! Objects in the representation a client asked for.
+//! Conversion of objects to the representation that a client asks for.
 
 use super::accept::{Form, MetaVersion};
 use super::meta;
@@ -10,7 +10,7 @@ use koord_kinds::status::ApiError;
 use koord_kinds::table::Include;
 use serde_json::{Map, Value, json};
 
-/// `includeObject` of a Table request.
+/// Parses `includeObject` of a Table request.
 pub(super) fn include(query: &Query) -> Result<Include, ApiError> {
     match query.get("includeObject") {
         None | Some("Metadata") => Ok(Include::Metadata),
@@ -22,7 +22,7 @@ pub(super) fn include(query: &Query) -> Result<Include, ApiError> {
     }
 }
 
-/// One object in the form asked for.
+/// Returns the bytes of one object in the requested form.
 pub(super) fn one(
     resource: &Resource,
     object: &Object,
@@ -43,7 +43,7 @@ pub(super) fn one(
     }
 }
 
-/// `PartialObjectMetadata` of an object.
+/// Returns the `PartialObjectMetadata` of an object.
 pub(super) fn metadata_only(object: &Value, version: MetaVersion) -> Value {
     json!({
         "kind": "PartialObjectMetadata",
@@ -52,7 +52,7 @@ pub(super) fn metadata_only(object: &Value, version: MetaVersion) -> Value {
     })
 }
 
-/// A Table with list metadata.
+/// Returns a Table with list metadata.
 pub(super) fn table(
     resource: &Resource,
     items: &[Value],

@@ -1,4 +1,4 @@
-//! Changing objects.
+//! Updates of objects.
 
 use super::admission::{self, Attributes, Operation, Options};
 use super::check::store_error;
@@ -16,41 +16,41 @@ use koord_kinds::{Resource, patch};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How often a write is tried again after losing a race.
+/// Number of attempts of a write that conflicts with others.
 const ATTEMPTS: usize = 64;
 
-/// What a sub-resource shows instead of the object, and takes back: a Scale.
+/// A subresource with its own representation of the object: a Scale.
 pub(super) trait Projection: Send + Sync {
-    /// What clients see of `object`.
+    /// Returns the representation of `object`.
     fn show(&self, object: &Value) -> Value;
-    /// Writes what a client made of it into `object`.
+    /// Writes a changed representation back into `object`.
     ///
     /// # Errors
-    /// When it is not one, or its values are out of range.
+    /// If it is invalid, or its values are out of range.
     fn put(&self, object: &mut Value, shown: &Value) -> Result<(), ApiError>;
 }
 
-/// Which object, and what of it, a write changes.
+/// The object, and the part of it, that a write changes.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub(super) resource: &'a Arc<Resource>,
     pub(super) subresource: Option<&'a str>,
     pub(super) key: &'a Key,
-    /// The sub-resource is an object of its own kind.
+    /// Representation of the subresource, if it is an object of its own kind.
     pub(super) projection: Option<&'a dyn Projection>,
 }
 
 impl Target<'_> {
-    /// The part of the object whose rules hold: behind a projection, the whole.
+    /// Returns the subresource whose rules apply; behind a projection, `None`: those of the whole object.
     fn part(&self) -> Option<&str> {
         self.subresource.filter(|_| self.projection.is_none())
     }
 }
 
 impl Api {
-    /// Changes an object: `change` gets it as it is now, in the version of `resource`, and returns
-    /// what it shall be. A race with another writer is run again, unless the result of `change`
-    /// names a `resourceVersion` that is not the current one.
+    /// Updates an object. `change` receives the current state in the version of `resource` and returns the
+    /// new one. It runs again after a conflict with another writer, unless its result has a `resourceVersion`
+    /// that is not the current one.
     pub(crate) async fn modify(
         &self,
         resource: &Arc<Resource>,
@@ -69,7 +69,8 @@ impl Api {
             .await
     }
 
-    /// A change by a controller of this process; `None` leaves the object as it is, unasked.
+    /// Updates an object for a controller of this process; `None` leaves the object as it is, without
+    /// admission.
     pub(crate) async fn edit(
         &self,
         resource: &Arc<Resource>,
@@ -89,7 +90,7 @@ impl Api {
         .await
     }
 
-    /// [`Api::modify`] of any target; a `change` that returns `None` ends it without a write.
+    /// Like [`Api::modify`], for any target; a `change` that returns `None` ends it without a write.
     pub(super) async fn modify_target(
         &self,
         target: Target<'_>,
@@ -209,7 +210,7 @@ impl Api {
         ))
     }
 
-    /// Makes an admitted change what it will be in the store, and validates it.
+    /// Completes an admitted change with the server's own fields and validates it.
     fn finish_update(
         &self,
         target: &Target<'_>,
@@ -232,7 +233,7 @@ impl Api {
         Ok(())
     }
 
-    /// Removes an entry for good, with what that entails.
+    /// Removes an entry for good and runs the effects of its removal.
     pub(crate) async fn remove(
         &self,
         resource: &Arc<Resource>,

@@ -1,5 +1,5 @@
-//! `metrics.k8s.io`: what nodes and pods use, for `kubectl top`. The NodeMetric of each node says it;
-//! it is read when somebody asks, and nothing is kept.
+//! The `metrics.k8s.io` API: usage of nodes and pods, for `kubectl top`. It is computed from the NodeMetric
+//! of each node at each request; nothing is cached.
 
 use super::accept::{Endpoint, Form};
 use super::call::{Call, method_not_allowed};
@@ -17,16 +17,16 @@ use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// The group.
+/// API group.
 pub(super) const GROUP: &str = "metrics.k8s.io";
-/// Where nodes say what they measured.
+/// Group, version and plural of the nodes' usage reports.
 const NODE_METRICS: (&str, &str, &str) = ("slo.koordinator.sh", "v1alpha1", "nodemetrics");
-/// What was measured longer ago says nothing about now. In seconds; a report is due each minute.
+/// Age in seconds after which a report is ignored; nodes report every minute.
 const STALE: i64 = 300;
-/// The window of averages where the NodeMetric does not say, as koordlet takes it. In seconds.
+/// Averaging window in seconds when the NodeMetric has none; koordlet has the same default.
 const WINDOW: i64 = 300;
 
-/// One node's newest report.
+/// The latest usage report of one node.
 struct Report {
     time: String,
     window: String,
@@ -34,7 +34,7 @@ struct Report {
 }
 
 impl Report {
-    /// `None` of a NodeMetric that was never, or not of late, written.
+    /// Parses a NodeMetric; `None` if it was never, or not recently, updated.
     fn of(metric: &Value, now: jiff::Timestamp) -> Option<Self> {
         let time = meta::text(metric, &["status", "updateTime"]);
         let measured: jiff::Timestamp = time.parse().ok()?;
@@ -62,7 +62,7 @@ impl Report {
         Amounts::read(found.get("podUsage")?)
     }
 
-    /// The object of a node or pod, with `usage` or `containers`.
+    /// Builds the object of a node or pod, with `value` as its member `usage` or `containers`.
     fn object(&self, resource: &Resource, entry: &Entry, member: &str, value: Value) -> Value {
         let labels: Map<String, Value> = entry
             .index
@@ -107,12 +107,12 @@ impl Amounts {
         })
     }
 
-    /// As upstream's metrics server writes them.
+    /// Formats the amounts as upstream's metrics server does.
     fn usage(self) -> Value {
         json!({"cpu": format!("{}n", self.cpu), "memory": format!("{}Ki", self.memory / 1024)})
     }
 
-    /// Parts in the proportion of `weights`, which sum up to the whole.
+    /// Splits the amounts in proportion to `weights`; the parts add up to the whole.
     fn split(self, weights: &[(i128, i128)]) -> Vec<Self> {
         let cpu: Vec<i128> = weights.iter().map(|w| w.0).collect();
         let memory: Vec<i128> = weights.iter().map(|w| w.1).collect();
@@ -122,8 +122,8 @@ impl Amounts {
     }
 }
 
-/// `whole` in the proportion of `weights`, evenly where these are all nothing; what division leaves
-/// goes to the first.
+/// Splits `whole` in proportion to `weights`, evenly if these are all 0; the remainder goes to the first
+/// part.
 fn shares(whole: i128, weights: &[i128]) -> Vec<i128> {
     let sum: i128 = weights.iter().sum();
     let count = weights.len() as i128;
@@ -139,8 +139,8 @@ fn shares(whole: i128, weights: &[i128]) -> Vec<i128> {
     parts
 }
 
-/// The containers of a pod with what each uses. A node measures pods; where there are several
-/// containers, each has the part of the pod's usage that it has of the pod's requests.
+/// Returns the containers of a pod with their usage. A node measures whole pods; several containers share the
+/// pod's usage in proportion to their requests.
 fn containers(pod: &Value, usage: Amounts) -> Value {
     let all = meta::at(pod, &["spec", "containers"]).and_then(Value::as_array);
     let all: Vec<&Value> = all.into_iter().flatten().collect();
@@ -171,7 +171,7 @@ fn containers(pod: &Value, usage: Amounts) -> Value {
         .collect()
 }
 
-/// The newest reports, each read once.
+/// Usage reports by node, each parsed once.
 struct Reports<'a> {
     api: &'a Api,
     metrics: Option<Arc<Resource>>,
@@ -203,7 +203,7 @@ impl<'a> Reports<'a> {
     }
 }
 
-/// GET of one node's or pod's usage, or of many.
+/// Serves the GET of the usage of one or of many nodes or pods.
 pub(super) fn serve(
     api: &Api,
     method: &Method,
@@ -251,7 +251,7 @@ pub(super) fn serve(
     Ok(respond::value(200, &list, call.style()))
 }
 
-/// What a node or pod uses, `None` when nobody has measured it.
+/// Returns the usage of a node or pod; `None` if there is no recent report of it.
 fn usage_of(resource: &Resource, entry: &Entry, reports: &mut Reports<'_>) -> Option<Value> {
     if !resource.namespaced {
         let report = reports.of(&entry.key.name)?;

@@ -18,23 +18,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often an idle watch gets a bookmark.
+/// Interval of bookmarks of an idle watch.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// How long before its end a watch gets the last bookmark.
+/// How long before its end a watch sends the last bookmark.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
-/// Watches without a timeout end after this and up to as much again.
+/// Duration of watches without a timeout, in seconds; up to as much again is added at random.
 const DEFAULT_TIMEOUT: u64 = 1800;
-/// Events that are ready at once share a chunk up to this size.
+/// Size in bytes up to which events that are ready at once share a chunk.
 const CHUNK: usize = 64 * 1024;
 
-/// Where a watch starts.
+/// Start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Start {
-    /// All objects as ADDED, then what changes.
+    /// All objects as ADDED, then changes.
     State,
-    /// All objects as ADDED, the bookmark that says so, then what changes.
+    /// All objects as ADDED, the bookmark that ends them, then changes.
     StateThenBookmark,
-    /// What changes after a revision.
+    /// Changes after this revision.
     After(Revision),
 }
 
@@ -94,12 +94,13 @@ fn options(query: &Query, newest: Revision) -> Result<WatchOptions, ApiError> {
     })
 }
 
-/// Translates a change into what a watcher whose selection is `matches` sees, if anything.
+/// Translates a change into the event of a watcher whose selection is `matches`; `None` if it does not
+/// concern it.
 fn seen(event: &Event, matches: impl Fn(&Entry) -> bool) -> Option<Seen> {
     let before = event.old.as_deref().is_some_and(&matches);
     match event.kind {
         EventKind::Delete => {
-            // Without the version before, the final state tells whether it was selected.
+            // Without the previous version, the final state decides whether it was selected.
             let selected = if event.old.is_some() {
                 before
             } else {
@@ -121,11 +122,11 @@ struct Stream {
     format: Format,
     selection: Selection,
     initial: VecDeque<Arc<Entry>>,
-    /// Bytes of `initial` and `ready` in the queues of the client.
+    /// Charge of the bytes in `initial` and `ready` to the queues of the client.
     charge: Option<Charge>,
-    /// Send the end-of-initial-events bookmark after `initial`.
+    /// Revision of the end-of-initial-events bookmark to send after `initial`.
     end_bookmark: Option<Revision>,
-    /// Written and not handed out.
+    /// Encoded parts that were not sent yet.
     ready: VecDeque<Bytes>,
     watcher: Watcher,
     bookmarks: bool,
@@ -136,7 +137,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// The next part of the answer; `None` ends it.
+    /// Returns the next part of the response; `None` ends it.
     async fn part(&mut self) -> Option<Result<Bytes, ProtoError>> {
         loop {
             if let Some(part) = self.ready.pop_front() {
@@ -155,7 +156,7 @@ impl Stream {
                     }
                     self.ready = chunk.finish();
                 }
-                // What cannot be written ends the watch.
+                // An event that cannot be encoded ends the watch.
                 Err(error) => {
                     self.finished = true;
                     return Some(Err(error));
@@ -164,7 +165,7 @@ impl Stream {
         }
     }
 
-    /// What is sent next: nothing when the watch has ended.
+    /// Returns the next chunk; an empty one when the watch has ended.
     async fn chunk(&mut self) -> Result<Chunk, ProtoError> {
         let mut out = Chunk::default();
         while let Some(entry) = self.initial.pop_front() {
@@ -218,12 +219,12 @@ impl Stream {
         }
     }
 
-    /// What else is ready goes into the same chunk.
+    /// Adds the events that are ready to the same chunk.
     fn take_ready(&mut self, out: &mut Chunk) -> Result<(), ProtoError> {
         while out.len() < CHUNK {
             match self.watcher.try_next() {
                 Ok(Some(event)) => self.take(out, &event)?,
-                // A lagging watcher says so again when it is asked next.
+                // A lagging watcher reports it again at the next read.
                 Ok(None) | Err(_) => break,
             }
         }
@@ -241,7 +242,7 @@ impl Stream {
         wake
     }
 
-    /// A timer fired: true when the stream goes on with `out`, which is empty at its end.
+    /// Handles a timer: true if `out` is to be sent, which is empty when the watch has ended.
     fn on_time(&mut self, out: &mut Chunk) -> Result<bool, ProtoError> {
         let now = Instant::now();
         if now >= self.deadline {
@@ -267,7 +268,7 @@ impl Stream {
     }
 }
 
-/// WATCH of a collection, or of one object.
+/// Serves the WATCH of a collection or of one object.
 pub(super) fn serve(
     api: &Api,
     resource: &Arc<Resource>,
@@ -307,7 +308,7 @@ pub(super) fn serve(
         call.queues.as_ref(),
     ) {
         Ok(watcher) => watcher,
-        // Clients notice an expired version only inside the stream, not by the HTTP code.
+        // Clients detect an expired version only in the stream, not by the HTTP code.
         Err(StoreError::Expired { requested, oldest }) => {
             let mut out = Chunk::default();
             let written = format.error(&mut out, &ApiError::too_old(requested, oldest));

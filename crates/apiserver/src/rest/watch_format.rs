@@ -1,4 +1,4 @@
-//! How a watch writes events. What is written is shared by all watches that send it in the same form.
+//! Encoding of watch events. Encoded events are shared by all watches that send them in the same form.
 
 use super::accept::{Form, MetaVersion};
 use super::{Api, meta, transform};
@@ -14,27 +14,27 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The media type of the events of a watch in protobuf.
+/// Media type of watch events in protobuf.
 const STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 /// Annotation of the bookmark that ends the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
-/// Bytes from this length on are sent as they are; shorter ones are copied into a part with others.
+/// Length in bytes from which data is sent as it is; shorter data is copied into a shared part.
 const SHARED: usize = 16 * 1024;
-/// Bytes of written events that are kept for other watches.
+/// Most bytes of encoded events in the cache.
 const CACHE_BYTES: usize = 8 << 20;
 
-/// What a watcher with a selection sees of a change.
+/// A change as a watcher with a selection receives it.
 #[derive(Debug)]
 pub(super) enum Seen {
     Added(Arc<Entry>),
     Modified(Arc<Entry>),
-    /// The object is gone.
+    /// The object was deleted.
     Deleted(Arc<Entry>),
-    /// The object left the selection at this revision; the last state that was in it.
+    /// The object left the selection at this revision; holds its last state in the selection.
     Left(Arc<Entry>, Revision),
 }
 
-/// What a watch sends next, in parts.
+/// Data that a watch sends next, in parts.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
     parts: VecDeque<Bytes>,
@@ -43,7 +43,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Bytes of all parts.
+    /// Returns the bytes of all parts.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -72,7 +72,7 @@ impl Chunk {
         self.put(b"}\n");
     }
 
-    /// The parts, in order.
+    /// Returns the parts in order.
     pub(super) fn finish(mut self) -> VecDeque<Bytes> {
         if !self.tail.is_empty() {
             self.parts.push_back(self.tail.freeze());
@@ -81,13 +81,13 @@ impl Chunk {
     }
 }
 
-/// Events as they were written, by what decides about their bytes; the oldest go first.
+/// Cache of encoded events by everything that determines their bytes; the oldest are evicted first.
 #[derive(Debug, Default)]
 pub(super) struct EventCache(Mutex<CachedEvents>);
 
 #[derive(Debug, Default)]
 struct CachedEvents {
-    /// With the resource, so that no other one takes its address.
+    /// Each event holds its resource, so that no other resource gets the same address.
     events: FxHashMap<CacheKey, (Bytes, Arc<Resource>)>,
     order: VecDeque<CacheKey>,
     bytes: usize,
@@ -105,7 +105,7 @@ struct CacheKey {
     include: u8,
     with_columns: bool,
     binary: bool,
-    /// Tables show ages.
+    /// Second of encoding for Tables, which show ages; else 0.
     second: i64,
 }
 
@@ -134,15 +134,15 @@ impl EventCache {
     }
 }
 
-/// How events are written.
+/// Encoder of a watch's events.
 pub(super) struct Format {
     api: Api,
     resource: Arc<Resource>,
     form: Form,
     include: Include,
-    /// In protobuf, instead of lines of JSON.
+    /// Whether events are protobuf instead of lines of JSON.
     binary: bool,
-    /// The columns were sent; later Tables leave them out.
+    /// Whether the columns were sent; later Tables omit them.
     columns_sent: bool,
 }
 
@@ -164,7 +164,7 @@ impl Format {
         }
     }
 
-    /// The content type.
+    /// Returns the content type.
     pub(super) fn media(&self) -> &'static str {
         if self.binary {
             STREAM
@@ -173,10 +173,10 @@ impl Format {
         }
     }
 
-    /// Writes a change.
+    /// Encodes a change.
     ///
     /// # Errors
-    /// When the object has no protobuf form.
+    /// If the object has no protobuf form.
     pub(super) fn event(&mut self, out: &mut Chunk, seen: &Seen) -> Result<(), ProtoError> {
         let (kind, entry, left) = match seen {
             Seen::Added(e) => ("ADDED", e, None),
@@ -249,10 +249,10 @@ impl Format {
         }
     }
 
-    /// Writes how far the watch is.
+    /// Encodes a bookmark.
     ///
     /// # Errors
-    /// When the kind has no protobuf form.
+    /// If the kind has no protobuf form.
     pub(super) fn bookmark(
         &self,
         out: &mut Chunk,
@@ -279,7 +279,7 @@ impl Format {
         Ok(())
     }
 
-    /// Writes the end of the watch.
+    /// Encodes an error, which ends the watch.
     ///
     /// # Errors
     /// Never for a Status.
@@ -289,7 +289,7 @@ impl Format {
     }
 }
 
-/// A bookmark of a watch of Tables: an empty Table around the object.
+/// Builds a bookmark of a watch of Tables: an empty Table around the object.
 fn table_bookmark(object: Value, version: MetaVersion, revision: Revision) -> Value {
     json!({
         "kind": "Table",

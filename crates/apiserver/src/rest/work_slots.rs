@@ -1,10 +1,9 @@
-//! Work of requests that can take long, kept off the threads that all requests share.
+//! Bounds for requests that handle much data, and their execution off the threads that all requests share.
 //!
-//! A worker of the runtime that computes for a second delays every request behind it by that second,
-//! and there are as few workers as cores. So the handler of a request about much data is polled
-//! outside the workers, on a thread of its own, and only when it has a slot: there are fewer slots
-//! than cores, and no user has all of them. A handler that waits (for the disk, for a webhook) holds
-//! no slot.
+//! A worker of the runtime that computes for a second delays every request behind it by that second, and
+//! there are as few workers as cores. So the handler of a request about much data is polled outside the
+//! workers, on a thread of its own, and only when it has a slot: there are fewer slots than cores, and no
+//! user has all of them. A handler that waits (for the disk, for a webhook) holds no slot.
 
 use super::User;
 use koord_kinds::status::ApiError;
@@ -17,21 +16,20 @@ use std::task::Poll;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 
-/// Bytes of a body and of the stored objects that it is about, up to which a request is handled on
-/// the worker that received it.
+/// Bytes of a request's body and stored objects up to which it is handled on the worker that received it.
 pub(super) const LIGHT: usize = 64 * 1024;
 
-/// Requests about much data that one user may have in progress; more are answered 429, so that one
-/// user cannot take all places for requests.
+/// Most requests about much data that one user may have in progress. Further ones get 429, so that one user
+/// cannot occupy all places for requests.
 const REQUESTS_PER_USER: usize = 16;
 
-/// Members are not held to [`REQUESTS_PER_USER`].
+/// Group whose members are exempt from [`REQUESTS_PER_USER`].
 const PRIVILEGED: &str = "system:masters";
 
-/// Calls `work` such that other tasks of the runtime go on meanwhile.
+/// Runs `work` while other tasks of the runtime continue.
 pub(crate) fn run_off_worker<T>(work: impl FnOnce() -> T) -> T {
     let workers = Handle::try_current().is_ok_and(|runtime| {
-        // Elsewhere (the tests with a clock of their own) there is no other thread to go to.
+        // In a single-threaded runtime (tests with their own clock) there is no other thread.
         runtime.runtime_flavor() == RuntimeFlavor::MultiThread
     });
     if workers {
@@ -41,7 +39,7 @@ pub(crate) fn run_off_worker<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Bounds how much work runs off the workers at the same time.
+/// Bounds the work that runs off the workers at the same time.
 #[derive(Debug)]
 pub(super) struct WorkSlots {
     slots: Semaphore,
@@ -49,14 +47,14 @@ pub(super) struct WorkSlots {
     users: Mutex<HashMap<String, UserSlots>>,
 }
 
-/// The slots of a user with requests in progress.
+/// Slots of a user with requests in progress.
 #[derive(Debug)]
 struct UserSlots {
     slots: Arc<Semaphore>,
     requests: usize,
 }
 
-/// A request that counts for its user while this lives.
+/// Guard that counts a request for its user.
 struct Place<'a> {
     all: &'a WorkSlots,
     user: &'a str,
@@ -76,7 +74,7 @@ impl Drop for Place<'_> {
 }
 
 impl Default for WorkSlots {
-    /// Half of the cores, and half of those for a single user, at least one each.
+    /// Returns half of the cores as slots, and a quarter of them for a single user, at least one each.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self::new((cores / 2).max(1), (cores / 4).max(1))
@@ -114,7 +112,7 @@ impl WorkSlots {
     /// Runs `work` for `user` off the workers.
     ///
     /// # Errors
-    /// 429 when the user has too many such requests in progress.
+    /// 429 if the user has too many such requests in progress.
     pub(super) async fn run<T>(
         &self,
         user: &User,
@@ -124,7 +122,7 @@ impl WorkSlots {
         let mut work = pin!(work);
         loop {
             let polled = {
-                // Neither is ever closed.
+                // The semaphores are never closed.
                 let _own = place.slots.acquire().await;
                 let _slot = self.slots.acquire().await;
                 poll_fn(|context| Poll::Ready(run_off_worker(|| work.as_mut().poll(context)))).await
@@ -137,7 +135,7 @@ impl WorkSlots {
     }
 }
 
-/// Completes when the task is polled again: the work has registered itself to be woken.
+/// Completes when the task is polled again; the work itself has registered the waker.
 async fn wait_for_wake() {
     let mut polled = false;
     poll_fn(|_| {
@@ -171,7 +169,7 @@ mod tests {
         let slots = Arc::new(WorkSlots::new(1, 1));
         let (sender, receiver) = mpsc::channel();
         let blocked = tokio::spawn(async move {
-            // On the worker this would wait for a task that is never run.
+            // On the worker this would wait for a task that never runs.
             let work = async move { receiver.recv_timeout(Duration::from_secs(60)) };
             slots.run(&user("a"), work).await.unwrap()
         });

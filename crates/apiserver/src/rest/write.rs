@@ -1,4 +1,4 @@
-//! Creating objects, and what all writes share.
+//! Creation of objects, and types shared by all writes.
 
 use super::admission::{self, Attributes, Operation, Options};
 use super::body::Problems;
@@ -12,7 +12,7 @@ use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// An object as the result of a verb: stored, or only computed (dry run, other version).
+/// Resulting object of a verb: stored, or only computed (dry run, other version).
 #[derive(Debug, Clone)]
 pub(crate) enum Object {
     /// In its storage version.
@@ -21,11 +21,11 @@ pub(crate) enum Object {
     Computed(Value),
 }
 
-/// What a write did.
+/// Outcome of a write.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) object: Object,
-    /// A new object was made.
+    /// Whether a new object was created.
     pub(crate) created: bool,
     pub(crate) warnings: Vec<String>,
 }
@@ -56,7 +56,7 @@ impl Outcome {
 }
 
 impl Object {
-    /// The object in the version of `resource`.
+    /// Returns the object in the version of `resource`.
     pub(crate) fn value(&self, resource: &Resource) -> Value {
         match self {
             Self::Stored(entry) => resource.from_storage(entry.value()),
@@ -64,7 +64,7 @@ impl Object {
         }
     }
 
-    /// The JSON of the object in the version of `resource`.
+    /// Returns the JSON of the object in the version of `resource`.
     pub(crate) fn bytes(&self, resource: &Resource) -> Bytes {
         match self {
             Self::Stored(entry) if resource.reads_stored() => entry.bytes.clone(),
@@ -77,11 +77,11 @@ impl Object {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Input {
     pub(crate) value: Value,
-    /// Problems the decoder noticed, in the words of strict decoding.
+    /// Problems found by the decoder, in the format of strict decoding.
     pub(crate) problems: Problems,
-    /// The object is the result of a patch: what is wrong with it is wrong with the patch.
+    /// Whether the object is the result of a patch: its problems are then reported as those of the patch.
     pub(crate) patched: bool,
-    /// The object is the result of server-side apply, which says itself who owns what.
+    /// Whether the object is the result of server-side apply, which sets the managed fields itself.
     pub(crate) applied: bool,
 }
 
@@ -96,10 +96,10 @@ impl From<Value> for Input {
 
 /// Suffix alphabet of generated names.
 const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// Longest prefix that leaves room for the suffix.
+/// Longest prefix of a generated name, in bytes; leaves space for the suffix.
 const NAME_PREFIX: usize = 58;
 
-/// `prefix` with five random characters.
+/// Returns `prefix` with five random characters.
 pub(crate) fn generated_name(prefix: &str) -> String {
     let mut end = prefix.len().min(NAME_PREFIX);
     while !prefix.is_char_boundary(end) {
@@ -190,7 +190,7 @@ impl Api {
                     ..Outcome::computed(object)
                 });
             }
-            // Only a generated name can be tried again, which needs the object once more.
+            // Only a generated name can be retried, for which the object is needed again.
             let again = generated.then(|| object.clone());
             let stored = resource.to_storage(object);
             let index = storage.index(&stored);
@@ -218,7 +218,7 @@ impl Api {
         }
     }
 
-    /// Makes an admitted new object what it will be in the store, and validates it.
+    /// Completes an admitted new object with the server's own fields and validates it.
     fn finish_create(
         &self,
         resource: &Resource,
@@ -242,7 +242,7 @@ impl Api {
         Err(invalid(resource, meta::name(object), &errors))
     }
 
-    /// Sets `metadata.namespace` from the URL and refuses a body that says otherwise.
+    /// Sets `metadata.namespace` from the URL and refuses a body with another one.
     fn claim_namespace(
         &self,
         resource: &Resource,

@@ -1,9 +1,9 @@
-//! `pods/exec` over WebSocket, as kubectl 1.31 and later ask for it, and the other streaming
-//! subresources, which are refused in a sentence.
+//! The `pods/exec` subresource over WebSocket, as kubectl 1.31 and later use it. The other streaming
+//! subresources are refused with an explanation.
 //!
-//! The first byte of a message names its channel: 0 to 2 are the standard streams, 3 has the outcome
-//! (a Status), 4 the size of the window; with `v5.channel.k8s.io` the client closes a channel by
-//! sending 255 and its number.
+//! The first byte of a message is its channel: 0 to 2 are the standard streams, 3 is the outcome (a Status),
+//! 4 the size of the window. With `v5.channel.k8s.io` the client closes a channel by sending 255 and the
+//! channel's number.
 
 mod websocket;
 
@@ -34,33 +34,33 @@ const OUTCOME: u8 = 3;
 const RESIZE: u8 = 4;
 const CLOSE: u8 = 255;
 
-/// Frames that may wait for a slow client before the command waits, too.
+/// Capacity in frames of the queue to the client; when it is full, the command's output waits.
 const WAITING: usize = 16;
 
-/// What a `pods/exec` request asks for.
+/// Options of a `pods/exec` request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExecOptions {
     /// Program and arguments; never empty.
     pub command: Vec<String>,
-    /// Whether the command reads what the client sends.
+    /// Whether the command reads standard input from the client.
     pub stdin: bool,
-    /// Whether the client wants what the command says.
+    /// Whether the client wants the standard output.
     pub stdout: bool,
-    /// Whether the client wants its complaints.
+    /// Whether the client wants the standard error.
     pub stderr: bool,
-    /// Whether the command has a terminal; its complaints then come as what it says.
+    /// Whether the command has a terminal; standard error is then part of standard output.
     pub tty: bool,
 }
 
-/// A command that runs. Dropping it ends the command.
+/// A running command. Dropping it ends the command.
 pub struct ExecSession {
-    /// What the command reads; dropped at the end of it.
+    /// Standard input; dropped at its end.
     pub stdin: Option<mpsc::Sender<Bytes>>,
-    /// What it writes, with whether that is its standard error, until both streams are closed.
+    /// Output, with true for standard error, until both streams are closed.
     pub output: mpsc::Receiver<(bool, Bytes)>,
-    /// Its exit code, or why that is not known.
+    /// Exit code, or why it is unknown.
     pub exit: BoxFuture<'static, Result<i32, String>>,
-    /// Tells its terminal the size of the window, in columns and rows.
+    /// Sets the size of the terminal, in columns and rows.
     pub resize: Option<Box<dyn Fn(u16, u16) + Send + Sync>>,
 }
 
@@ -70,9 +70,9 @@ impl std::fmt::Debug for ExecSession {
     }
 }
 
-/// Who runs commands in containers, for `kubectl exec`.
+/// Runs commands in containers, for `kubectl exec`.
 pub trait PodExec: Send + Sync {
-    /// Whether a command can be run in this container now. The error is a sentence for the user.
+    /// Checks whether a command can run in this container now. The error is a sentence for the user.
     fn check<'a>(
         &'a self,
         namespace: &'a str,
@@ -90,8 +90,8 @@ pub trait PodExec: Send + Sync {
     ) -> BoxFuture<'a, Result<ExecSession, String>>;
 }
 
-/// What `kubectl debug` is told: it needs containers of their own namespaces, and would run what is
-/// meant for an image on this machine.
+/// Returns the refusal of `kubectl debug`, which needs containers with namespaces of their own and would run
+/// on this machine what is meant for an image.
 pub(super) fn debug_refused() -> ApiError {
     ApiError::bad_request(
         "kubectl debug is not served by koord: pods are processes of the host without images, so a \
@@ -99,10 +99,10 @@ pub(super) fn debug_refused() -> ApiError {
     )
 }
 
-/// Whether a request creates the pod that `kubectl debug` makes of a node or of another pod.
+/// Returns true if a request creates the pod of `kubectl debug` for a node or a copy of a pod.
 pub(super) fn is_debug_pod(resource: &Resource, call: &Call) -> bool {
     const BY: &str = "kubectl-debug";
-    // What kubectl calls the pod that it makes for a node; older versions set no label.
+    // Name prefix of the pod that kubectl creates for a node; older versions set no label.
     const OF_NODE: &str = "node-debugger-";
     let has = |word: &str| {
         let mut parts = call.body.windows(word.len());
@@ -118,12 +118,12 @@ pub(super) fn is_debug_pod(resource: &Resource, call: &Call) -> bool {
         })
 }
 
-/// Whether there is a node that runs pods.
+/// Returns true if a node of this cluster runs pods.
 pub(super) fn runs_pods(api: &Api) -> bool {
     api.inner.pod_exec.is_some()
 }
 
-/// A streaming subresource that is not served, in a sentence.
+/// Refuses a streaming subresource that is not served, with an alternative.
 pub(super) fn refuse_stream(api: &Api, call: &Call, sub: &str) -> Result<Response, ApiError> {
     let pods = api.builtin("", "v1", "pods")?;
     let key = Api::key(&pods, call.namespace(), call.name());
@@ -139,9 +139,9 @@ pub(super) fn refuse_stream(api: &Api, call: &Call, sub: &str) -> Result<Respons
     )))
 }
 
-/// GET (and POST) of `pods/exec`.
+/// Serves GET (and POST) of `pods/exec`.
 pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> {
-    // A GET is authorized as such; who runs commands must be allowed to create.
+    // A GET is authorized as `get`, but running commands also needs `create`.
     guard::check_resource(api.guard(), &call.user, "create", &call.path, &call.query)?;
     let pods = api.builtin("", "v1", "pods")?;
     let key = Api::key(&pods, call.namespace(), call.name());
@@ -200,7 +200,7 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
     response.map_err(|error| ApiError::internal(error.to_string()))
 }
 
-/// The container meant: the one that is named, else the pod's first.
+/// Returns the name of the requested container, or of the pod's first one.
 fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
     let list = |key: &str| {
         let all = meta::at(pod, &["spec", key]).and_then(Value::as_array);
@@ -220,15 +220,14 @@ fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> 
     }
 }
 
-/// Carries a session's streams over an upgraded connection until the command ends or the client
-/// goes.
+/// Carries a session's streams over an upgraded connection until the command ends or the client disconnects.
 async fn stream(upgrade: OnUpgrade, started: Result<ExecSession, String>, options: &ExecOptions) {
     match upgrade.await {
         Ok(connection) => {
             let socket = websocket::accept(TokioIo::new(connection)).await;
             carry(socket, started, options).await;
         }
-        Err(error) => tracing::debug!(%error, "exec: no connection"),
+        Err(error) => tracing::debug!(%error, "failed to upgrade exec connection"),
     }
 }
 
@@ -257,7 +256,7 @@ async fn carry<S: AsyncRead + AsyncWrite + Unpin + Send>(
             Err(message) => Some(failure(&message)),
         };
         if let Some(outcome) = outcome {
-            // Without a reader there is nobody to tell.
+            // The send fails only if the writer has ended.
             let _ = frames
                 .send(websocket::data(OUTCOME, outcome.to_string().as_bytes()))
                 .await;
@@ -268,7 +267,7 @@ async fn carry<S: AsyncRead + AsyncWrite + Unpin + Send>(
     tokio::join!(write, session);
 }
 
-/// Until the command ends: its outcome; `None` when the client has gone.
+/// Runs the session until the command ends and returns its outcome; `None` if the client has disconnected.
 async fn run(
     client: impl Stream<Item = tungstenite::Result<Message>> + Unpin + Send,
     frames: &mpsc::Sender<Message>,
@@ -304,7 +303,7 @@ async fn run(
     }
 }
 
-/// Passes on what the client sends, until it goes.
+/// Forwards what the client sends, until it disconnects.
 async fn hear(
     mut client: impl Stream<Item = tungstenite::Result<Message>> + Unpin + Send,
     mut stdin: Option<mpsc::Sender<Bytes>>,
@@ -317,7 +316,7 @@ async fn hear(
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
             Some(Ok(message)) => message.into_data(),
             Some(Err(error)) => {
-                tracing::debug!(%error, "exec: the client has gone");
+                tracing::debug!(%error, "exec connection failed");
                 return;
             }
         };
@@ -331,7 +330,7 @@ async fn hear(
                     None => true,
                 };
                 if !sent {
-                    // The command reads no more.
+                    // The command has closed its standard input.
                     stdin = None;
                 }
             }
@@ -347,7 +346,7 @@ async fn hear(
     }
 }
 
-/// The size of a client's window.
+/// Size of the client's window.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Size {
@@ -355,7 +354,7 @@ struct Size {
     height: u16,
 }
 
-/// As the kubelet says that a command failed: kubectl reads the code from the cause.
+/// Builds the Status of a failed command as the kubelet does: kubectl reads the exit code from the cause.
 fn non_zero(code: i32) -> Value {
     json!({
         "metadata": {},
@@ -384,14 +383,15 @@ mod tests {
     use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
     use tokio_tungstenite::tungstenite::protocol::Role;
 
-    /// A socket's two ends.
+    /// Returns both ends of a socket.
     async fn sockets() -> (WebSocketStream<DuplexStream>, WebSocketStream<DuplexStream>) {
         let (client, server) = duplex(1 << 16);
         let client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
         (client, websocket::accept(server).await)
     }
 
-    /// A session of a command that says nothing and does not end, and what shows that it was ended.
+    /// Returns a session of a command that writes nothing and does not end, and a sender that shows when it
+    /// was ended.
     fn silent() -> (ExecSession, mpsc::Sender<(bool, Bytes)>) {
         let (write, output) = mpsc::channel(4);
         let session = ExecSession {
@@ -485,7 +485,7 @@ mod tests {
         let long = [0x82, 0xff, 0, 0, 0, 0, 0, 16, 0, 1];
         for bytes in [&[0x82, 0x01, b'x'][..], &[0xc2, 0x80], &[0x80, 0x80], &long] {
             let (mut client, server) = duplex(1 << 10);
-            // A mask, and nothing more: what is refused is refused for its header.
+            // Only a mask follows, because the header alone causes the refusal.
             client.write_all(&[bytes, &[0; 4]].concat()).await.unwrap();
             let (session, write) = silent();
             carry(

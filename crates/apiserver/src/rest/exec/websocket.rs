@@ -1,5 +1,5 @@
-//! The part of WebSocket (RFC 6455) that a streaming subresource needs: the handshake, which has to
-//! go through this server's requests, and the socket after it, which is a library's.
+//! WebSocket (RFC 6455) for streaming subresources: the handshake, which is part of this server's requests,
+//! and the library's socket after it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,18 +10,18 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
-/// What a server appends to the client's key (RFC 6455, 1.3).
+/// Value that a server appends to the client's key (RFC 6455, 1.3).
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Largest message of a client. kubectl sends 32 KiB at a time.
+/// Largest message of a client in bytes. kubectl sends 32 KiB at a time.
 const MAX_MESSAGE: usize = 1 << 20;
 
-/// Whether the client asks for a WebSocket at all.
+/// Returns true if the client asks for a WebSocket.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
     has_token(headers, &header::CONNECTION, "upgrade")
         && has_token(headers, &header::UPGRADE, "websocket")
 }
 
-/// Whether a comma-separated header has `token`, in any case.
+/// Returns true if a comma-separated header has `token`, in any case.
 fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     tokens(headers, name).any(|one| one.eq_ignore_ascii_case(token))
 }
@@ -34,7 +34,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .map(str::trim)
 }
 
-/// What a server answers a handshake with.
+/// Headers of the response to a handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Handshake {
     /// `Sec-WebSocket-Accept`.
@@ -73,7 +73,7 @@ pub(super) fn handshake(
     })
 }
 
-/// The socket on a connection that the handshake has upgraded. What a client sends is bounded.
+/// Returns the socket on an upgraded connection. The size of client messages is limited.
 pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(stream: S) -> WebSocketStream<S> {
     let bounds = WebSocketConfig::default()
         .max_message_size(Some(MAX_MESSAGE))
@@ -81,12 +81,12 @@ pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(stream: S) -> WebS
     WebSocketStream::from_raw_socket(stream, Role::Server, Some(bounds)).await
 }
 
-/// A message of `channel` (its first byte), as the protocols of Kubernetes have them.
+/// Builds a message of `channel` (its first byte), as the protocols of Kubernetes define it.
 pub(super) fn data(channel: u8, payload: &[u8]) -> Message {
     Message::Binary([&[channel], payload].concat().into())
 }
 
-/// The normal end.
+/// Builds the message of a normal close.
 pub(super) fn close() -> Message {
     Message::Close(Some(CloseFrame {
         code: CloseCode::Normal,
