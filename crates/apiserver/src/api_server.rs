@@ -1,4 +1,4 @@
-//! The parts put together.
+//! The assembled API server: store, REST layer, HTTPS server and controllers.
 
 use crate::controllers;
 use crate::rest::exec::PodExec;
@@ -28,52 +28,52 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-/// The port Kubernetes API servers listen on.
+/// Default port of Kubernetes API servers.
 const PORT: u16 = 6443;
 
-/// Where objects are kept.
+/// Storage of objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Storage {
-    /// In memory: gone with the process.
+    /// In memory: lost with the process.
     Memory,
-    /// Durably in this directory, made when missing.
+    /// Durably in this directory, which is created if missing.
     Dir(PathBuf),
 }
 
-/// How to run an [`ApiServer`].
+/// Configuration of an [`ApiServer`].
 #[derive(Clone)]
 pub struct Config {
-    /// Where objects are kept.
+    /// Storage of objects.
     pub storage: Storage,
-    /// Where to listen. Default `127.0.0.1:6443`.
+    /// Address to listen on. Default `127.0.0.1:6443`.
     pub bind: SocketAddr,
     /// Whether `bind` may be an address that other machines can reach.
     pub allow_remote: bool,
-    /// Time of everything.
+    /// Clock of the whole server.
     pub clock: Clock,
-    /// Who answers `pods/log`.
+    /// Source of container logs for `pods/log`; `None`: not served.
     pub pod_logs: Option<Arc<dyn PodLogs>>,
-    /// Who answers `pods/exec`.
+    /// Runner of commands for `pods/exec`; `None`: not served.
     pub pod_exec: Option<Arc<dyn PodExec>>,
-    /// Who may do what. Default: what roles and bindings say.
+    /// Authorization mode. Default: roles and bindings.
     pub authorization: Authorization,
-    /// Which of the built-in [`controllers`] run. Default: all.
+    /// Enabled built-in [`controllers`]. Default: all.
     pub controllers: Selection,
-    /// Pods that have ended are kept up to this number, the newest of them; 0: all. Default: 12,500, as
-    /// of kube-controller-manager.
+    /// Number of ended pods that are kept, newest first; 0: all. Default: 12,500, as in
+    /// kube-controller-manager.
     pub terminated_pod_gc_threshold: usize,
-    /// When a write in a directory counts as durable.
+    /// When a write to a directory counts as durable.
     pub durability: Durability,
-    /// How much history is kept for watches.
+    /// Limits of the history kept for watches.
     pub history: HistoryLimits,
-    /// Where metrics are registered.
+    /// Registry of the metrics.
     pub metrics: prometheus::Registry,
-    /// What clients can take of the server.
+    /// Limits on what clients can use.
     pub limits: Limits,
 }
 
 impl Config {
-    /// Defaults with `storage` and `clock`.
+    /// Returns the defaults with `storage` and `clock`.
     #[must_use]
     pub fn new(storage: Storage, clock: Clock) -> Self {
         Self {
@@ -93,13 +93,13 @@ impl Config {
         }
     }
 
-    /// Defaults, in memory.
+    /// Returns the defaults with storage in memory.
     #[must_use]
     pub fn memory(clock: Clock) -> Self {
         Self::new(Storage::Memory, clock)
     }
 
-    /// Defaults, durably in `dir`.
+    /// Returns the defaults with durable storage in `dir`.
     #[must_use]
     pub fn dir(dir: impl Into<PathBuf>, clock: Clock) -> Self {
         Self::new(Storage::Dir(dir.into()), clock)
@@ -116,44 +116,48 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// Why the API server could not do something.
+/// Errors of the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Of the store.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Of the serving side.
+    /// Error of the HTTPS server.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// The built-in objects could not be made.
+    /// The built-in objects could not be created.
     #[error("bootstrap: {0}")]
     Bootstrap(ApiError),
     /// A custom resource definition was refused.
     #[error("custom resource definition {name:?}: {message}")]
     Crd {
-        /// Its name.
+        /// Name of the definition.
         name: String,
-        /// Why.
+        /// Cause.
         message: String,
     },
 }
 
-/// Between two tries to write the built-in objects to a store that takes no writes.
+/// Interval of attempts to create the built-in objects while the store is not writable.
 const BUILT_INS_RETRY: Duration = Duration::from_secs(5);
 
-/// Makes the built-in objects that are missing as soon as the store takes them.
+/// Creates the missing built-in objects as soon as the store is writable.
 async fn complete_built_ins(api: &Api, authority: &str) {
     loop {
         tokio::time::sleep(BUILT_INS_RETRY).await;
         match bootstrap::ensure_built_ins(api, authority).await {
-            Ok(()) => return tracing::info!("the store takes writes again"),
-            Err(error) => tracing::debug!(%error, "the store takes no writes"),
+            Ok(()) => {
+                return tracing::info!("created the built-in objects, store is writable again");
+            }
+            Err(error) => {
+                tracing::debug!(%error, "failed to create the built-in objects, retrying")
+            }
         }
     }
 }
 
-/// A running control plane. It works as soon as it is open: in process through
-/// [`ApiServer::service`], over the network after [`ApiServer::serve`].
+/// A running control plane. It works as soon as it is open: in process through [`ApiServer::service`], over
+/// the network after [`ApiServer::serve`].
 #[derive(Debug)]
 pub struct ApiServer {
     api: Api,
@@ -163,12 +167,12 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Opens the store, makes the built-in objects, starts the controllers.
+    /// Opens the store, creates the built-in objects and starts the controllers.
     ///
     /// # Errors
-    /// When the data directory is in use, unreadable or corrupt, or metrics clash.
+    /// If the data directory is in use, unreadable or corrupt, or metrics conflict.
     pub fn open(config: Config) -> BoxFuture<'static, Result<Arc<Self>, Error>> {
-        // Boxed here, as everything long below: otherwise each calling crate compiles it anew.
+        // Boxed here, like all large futures below: otherwise each calling crate compiles it again.
         Box::pin(Self::open_unboxed(config))
     }
 
@@ -183,7 +187,7 @@ impl ApiServer {
         let store = Store::open(options).await?;
         let started = Self::start(config, store.clone(), pki_dir).await;
         if started.is_err() {
-            // Who tries again finds the directory free.
+            // Releases the directory, so that a caller can try again.
             store.close().await;
         }
         started
@@ -230,7 +234,7 @@ impl ApiServer {
         }
         let controllers = controllers::start(&api, &authority, wanted, ended_pods, &stop);
         if let Err(error) = complete {
-            tracing::error!(%error, "the store takes no writes, serving what it holds until it does");
+            tracing::error!(%error, "failed to write built-in objects, serving stored objects until the store is writable");
             let (api, stop) = (api.clone(), stop.clone());
             tokio::spawn(async move {
                 let completed = complete_built_ins(&api, &authority);
@@ -246,14 +250,14 @@ impl ApiServer {
         }))
     }
 
-    /// The server as a service for callers in this process, who act as the administrator unless
-    /// the request bears a token, or its extensions carry another [`crate::authz::User`].
+    /// Returns the server as a service for callers in this process. They act as the administrator unless the
+    /// request has a token or another [`crate::authz::User`] in its extensions.
     pub fn service(&self) -> Router {
         self.server.in_process()
     }
 
-    /// [`Self::service`] for callers who are all `user`. Of every request for a resource `seen` is told
-    /// the right that it needs, as [`crate::needed_right`] says it, and whether roles give it.
+    /// Like [`Self::service`], for callers that all are `user`. Calls `seen` for each resource request with
+    /// the permission it needs, in the format of [`crate::needed_right`], and whether roles grant it.
     pub fn service_as(
         &self,
         user: User,
@@ -273,32 +277,32 @@ impl ApiServer {
             .layer(middleware::from_fn(ask))
     }
 
-    /// The verbs as methods.
+    /// Returns the API, with the verbs as methods.
     #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// The store below.
+    /// Returns the store.
     #[must_use]
     pub fn store(&self) -> &Store {
         self.api.store()
     }
 
-    /// Opens the configured address.
+    /// Binds the configured address.
     ///
     /// # Errors
-    /// When it is taken, or reachable from other machines without that being allowed.
+    /// If it is in use, or if other machines can reach it and that is not allowed.
     pub async fn listen(&self) -> Result<TcpListener, Error> {
         Ok(self.server.listen().await?)
     }
 
-    /// Serves HTTPS on `listener` until `shutdown`, then ends the open watches, finishes what is in
-    /// progress and returns.
+    /// Serves HTTPS on `listener` until `shutdown`; then ends the open watches, finishes requests in progress
+    /// and returns.
     ///
     /// # Errors
-    /// When the certificates cannot be made, or the listener is not on loopback and other machines
-    /// are not allowed.
+    /// If the certificates cannot be created, or the listener is not on loopback and remote access is not
+    /// allowed.
     pub fn serve(
         &self,
         listener: TcpListener,
@@ -307,25 +311,25 @@ impl ApiServer {
         Box::pin(async move { Ok(self.server.serve(listener, shutdown).await?) })
     }
 
-    /// Writes a kubeconfig (mode 0600) with the rights of the administrator to `path`. It names
-    /// the address listened on, or else the configured one. One that does so already is kept, with its key.
+    /// Writes a kubeconfig (mode 0600) of the administrator to `path`, with the bound address or else the
+    /// configured one. A valid kubeconfig is kept, with its key.
     ///
     /// # Errors
-    /// When it cannot be written, or there is no address to write into it.
+    /// If it cannot be written, or if the port is not known yet.
     pub fn write_kubeconfig(&self, path: &Path) -> Result<(), Error> {
         Ok(self.server.write_kubeconfig(path)?)
     }
 
-    /// The authority's certificate (PEM).
+    /// Returns the authority's certificate (PEM).
     #[cfg(test)]
     pub(crate) fn authority_pem(&self) -> Result<String, Error> {
         Ok(self.server.authority_pem()?)
     }
 
-    /// Returns TLS for an HTTP/2 client of this server that is `user` in `groups`.
+    /// Returns the TLS configuration of an HTTP/2 client of this server that is `user` in `groups`.
     ///
     /// # Errors
-    /// No certificate can be issued.
+    /// If no certificate can be issued.
     pub fn client_tls(
         &self,
         user: &str,
@@ -337,7 +341,7 @@ impl ApiServer {
     /// Creates or updates custom resource definitions.
     ///
     /// # Errors
-    /// The first one that is refused, and why.
+    /// The first refusal.
     pub fn install_crds(&self, definitions: Vec<Value>) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             for definition in definitions {
@@ -358,7 +362,7 @@ impl ApiServer {
             message: message.to_owned(),
         };
         let item = format!("{COLLECTION}/{name}");
-        // Somebody else may change it in between; each round is one honest try.
+        // Another client may change it in between, so the attempt is repeated.
         for _ in 0..5 {
             let (status, answer) = match self.call(Method::GET, &item, None).await {
                 (StatusCode::OK, current) => {
@@ -377,7 +381,7 @@ impl ApiServer {
                 ));
             }
         }
-        Err(refused("kept being changed by somebody else"))
+        Err(refused("changed by another client during every attempt"))
     }
 
     pub(crate) async fn call(
@@ -416,8 +420,8 @@ impl ApiServer {
         }
     }
 
-    /// Stops the controllers, ends all streams, closes the store in order. Without it nothing that
-    /// was acknowledged is lost.
+    /// Stops the controllers, ends all streams and closes the store. Acknowledged writes are durable without
+    /// it, too.
     pub fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.stop.cancel();

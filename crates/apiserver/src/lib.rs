@@ -1,9 +1,9 @@
-//! koord-apiserver: a Kubernetes control plane that fits into a process.
+//! A Kubernetes control plane as a library: API server, storage and controllers in one process.
 //!
 //! ```text
 //!   kubectl, kube-rs, Go clients             components in this process
 //!            │ HTTPS                                   │ tower service
-//!         server  (TLS, who are you, health)           │
+//!         server  (TLS, authentication, health)        │
 //!            └──────────────► rest ◄───────────────────┘
 //!                     verbs, watch streams, deletion
 //!                      │                        │
@@ -12,10 +12,9 @@
 //!          (pure functions)            write-ahead log
 //! ```
 //!
-//! Start at [`ApiServer`]. Invariants, which `cargo xtask tidy` checks: `store` knows none of the
-//! others, and of `koord-kinds` only how objects are named and indexed; `authz`, which says who may
-//! do what, is a function of values; `rest` knows neither `controllers` nor `server`. Nothing here
-//! knows any koord component.
+//! Start at [`ApiServer`]. Invariants, which `cargo xtask tidy` checks: `store` uses no other module, and from
+//! `koord-kinds` only the names and indexes of objects; `authz` consists of pure functions over roles and
+//! requests; `rest` uses neither `controllers` nor `server`. Nothing in this crate depends on a koord component.
 
 pub mod authz;
 pub mod controllers;

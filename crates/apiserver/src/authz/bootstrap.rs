@@ -1,4 +1,4 @@
-//! The roles and bindings that every cluster has, as far as they mean something here.
+//! Default roles and bindings of every cluster, as far as they apply to this server.
 //!
 //! Names, rules and subjects are those of Kubernetes 1.35; resources of groups that are not served
 //! and roles of parts that do not exist here (kube-dns, volume provisioners, the signers of
@@ -7,31 +7,30 @@
 use super::Rule;
 use serde_json::{Value, json};
 
-/// Objects with this annotation are completed at every start, unless it says `false`.
+/// Annotation of objects that are completed at every start unless it is `false`.
 pub const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
-/// The group of what is here.
+/// API group of roles and bindings.
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// See the file's head.
+/// Roles and bindings in a compact text format.
 const TABLE: &str = include_str!("bootstrap.txt");
-/// The role whose rules nodes have, as far as the node authorizer lets them.
+/// Role with the rules of nodes, which the node authorizer restricts further.
 const NODE: &str = "system:node";
 
-/// Roles that are the sum of those with their label, the innermost first, each with the one it is
-/// a part of.
+/// Roles that aggregate those with their label, the innermost first, each with the role that includes it.
 pub const AGGREGATED: [(&str, Option<&str>); 3] = [
     ("view", Some("edit")),
     ("edit", Some("admin")),
     ("admin", None),
 ];
 
-/// Where roles and their bindings are.
+/// Namespace of the roles and role bindings.
 const NAMESPACE: &str = "kube-system";
 
-/// One object: plural, namespace (`""` for cluster-scoped ones), and itself.
+/// One object: plural, namespace (`""` for cluster-scoped ones), and the object itself.
 pub type Object = (&'static str, &'static str, Value);
 
-/// Roles and bindings; of the aggregated roles, their labels and rule of aggregation only.
+/// Returns the default roles and bindings; aggregated roles have only their labels and aggregation rule.
 #[must_use]
 pub fn objects() -> Vec<Object> {
     let mut all: Vec<Object> = Vec::new();
@@ -60,7 +59,7 @@ pub fn objects() -> Vec<Object> {
     all
 }
 
-/// What nodes may do at most.
+/// Returns the rules that bound what nodes may do.
 #[must_use]
 pub fn node_rules() -> Vec<Rule> {
     let lines = TABLE.lines();
@@ -72,7 +71,7 @@ pub fn node_rules() -> Vec<Rule> {
         .collect()
 }
 
-/// The object that begins with this line of [`TABLE`]: a role yet without rules, or a binding.
+/// Parses the object that begins with this line of [`TABLE`]: a role without rules yet, or a binding.
 fn object(line: &str) -> Option<Object> {
     let (what, rest) = line.split_once(' ')?;
     let fields: Vec<&str> = rest.split('|').map(str::trim).collect();
@@ -98,7 +97,7 @@ fn object(line: &str) -> Option<Object> {
     })
 }
 
-/// A rule as [`TABLE`] has it.
+/// Parses a rule of [`TABLE`].
 fn rule(line: &str) -> Option<Rule> {
     let words = |text: &str| -> Vec<String> {
         let words = text.split_whitespace().map(|word| match word {
@@ -168,7 +167,7 @@ mod tests {
         UNAUTHENTICATED, User,
     };
 
-    /// The index over everything here, with the aggregated roles left empty.
+    /// Builds the index over all default objects, with the aggregated roles left empty.
     fn index() -> Index {
         let mut index = Index::default();
         for (plural, namespace, object) in objects() {
@@ -233,7 +232,7 @@ mod tests {
                 of("coordination.k8s.io", "leases", "", "default"),
                 false,
             ),
-            // Nodes have their rights from the node authorizer, not from a binding.
+            // Nodes have their permissions from the node authorizer, not from a binding.
             (&node, "list", of("", "secrets", "", ""), false),
         ];
         for (user, verb, target, allowed) in table {
@@ -277,7 +276,7 @@ mod tests {
                 "{object}"
             );
         }
-        // Nobody is bound who has not proven who he is, but to what is public.
+        // Unauthenticated users are bound only to public information.
         let public = all.iter().filter(|(_, _, object)| {
             let text = object.to_string();
             text.contains(UNAUTHENTICATED) || text.contains(ANONYMOUS)

@@ -1,4 +1,4 @@
-//! Which rules a user has.
+//! Index of roles and bindings by user and group.
 
 use super::{Attributes, Rule, SERVICE_ACCOUNT, User};
 use rustc_hash::FxHashMap;
@@ -9,19 +9,19 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Values by namespace and name; those without a namespace are under `""`.
+/// Values by namespace and name; cluster-scoped ones are under `""`.
 type ByName<T> = FxHashMap<Arc<str>, FxHashMap<Arc<str>, T>>;
-/// The names of the bindings of one subject, by namespace.
+/// Names of the bindings of one subject, by namespace.
 type Bound = FxHashMap<Arc<str>, BTreeSet<Arc<str>>>;
 
-/// A `Role`, or, without a namespace, a `ClusterRole`.
+/// A `Role` or, without a namespace, a `ClusterRole`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Role {
     rules: Arc<[Rule]>,
 }
 
 impl Role {
-    /// Reads the object.
+    /// Parses the object.
     #[must_use]
     pub fn read(role: &Value) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl Role {
     }
 }
 
-/// What a binding refers to.
+/// Kind of role that a binding refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoleKind {
     /// A role of the binding's namespace.
@@ -40,7 +40,7 @@ pub enum RoleKind {
 }
 
 impl RoleKind {
-    /// The kind as references name it.
+    /// Returns the kind as it is in references.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -50,14 +50,14 @@ impl RoleKind {
     }
 }
 
-/// Who is bound.
+/// Subject of a binding.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// The user of this name.
+    /// The user with this name.
     User(Arc<str>),
     /// The members of this group.
     Group(Arc<str>),
-    /// A service account: namespace and name.
+    /// A service account by namespace and name.
     ServiceAccount(Arc<str>, Arc<str>),
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    /// Reads a subject of a binding in `namespace`. `None` for what nobody can be.
+    /// Parses a subject of a binding in `namespace`. `None` if no user can match it.
     fn read(subject: &Value, namespace: &str) -> Option<Self> {
         let text = |field: &str| subject.get(field).and_then(Value::as_str).unwrap_or("");
         let name: Arc<str> = text("name").into();
@@ -101,7 +101,7 @@ impl Subject {
     }
 }
 
-/// A `RoleBinding`, or, without a namespace, a `ClusterRoleBinding`.
+/// A `RoleBinding` or, without a namespace, a `ClusterRoleBinding`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
     namespace: Arc<str>,
@@ -112,7 +112,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Reads the object. `None` when what it refers to cannot be a role: then it binds nobody.
+    /// Parses the object. `None` if its reference cannot be a role: then it has no effect.
     #[must_use]
     pub fn read(namespace: &str, name: &str, binding: &Value) -> Option<Self> {
         let reference = binding.get("roleRef")?;
@@ -134,7 +134,7 @@ impl Binding {
         })
     }
 
-    /// Where the role is: its namespace, or `""`.
+    /// Returns the namespace of the role, or `""`.
     fn role_namespace(&self) -> &str {
         match self.kind {
             RoleKind::Role => &self.namespace,
@@ -142,7 +142,7 @@ impl Binding {
         }
     }
 
-    /// Why `user` has the rules of this binding, as upstream's reviews say it.
+    /// Describes how this binding gives its role to `user`, with the text of upstream's reviews.
     fn source(&self, user: &User) -> String {
         let (kind, own) = if self.namespace.is_empty() {
             ("ClusterRoleBinding", self.name.to_string())
@@ -159,15 +159,15 @@ impl Binding {
     }
 }
 
-/// Why something is not allowed: no rule says so. What made rules unknown is told.
+/// Denial of a request because no rule allows it, with the reasons why rules may be missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Denied {
-    /// Roles that bindings of the user refer to and that do not exist.
+    /// Roles that do not exist although bindings of the user refer to them.
     pub missing: Vec<String>,
 }
 
 impl Denied {
-    /// The reason as upstream words it; empty when there is nothing to say.
+    /// Returns the reason with upstream's text; empty if there is none.
     #[must_use]
     pub fn reason(&self) -> String {
         match self.missing.as_slice() {
@@ -178,29 +178,29 @@ impl Denied {
     }
 }
 
-/// The rules of everybody.
+/// Index of all roles and bindings.
 #[derive(Debug, Default)]
 pub struct Index {
     roles: ByName<Role>,
     bindings: ByName<Binding>,
-    /// By user name; service accounts are users.
+    /// Bindings by user name; service accounts are users.
     users: FxHashMap<Arc<str>, Bound>,
     groups: FxHashMap<Arc<str>, Bound>,
 }
 
 impl Index {
-    /// Takes over a role; without a namespace, a cluster role.
+    /// Adds or replaces a role; without a namespace, a cluster role.
     pub fn put_role(&mut self, namespace: &str, name: &str, role: Role) {
         let of_namespace = self.roles.entry(namespace.into()).or_default();
         of_namespace.insert(name.into(), role);
     }
 
-    /// Forgets a role.
+    /// Removes a role.
     pub fn remove_role(&mut self, namespace: &str, name: &str) {
         remove(&mut self.roles, namespace, name);
     }
 
-    /// Takes over a binding. One that was read as `None` is to be removed.
+    /// Adds or replaces a binding. If an updated binding parses as `None`, remove it instead.
     pub fn put_binding(&mut self, binding: Binding) {
         self.remove_binding(&binding.namespace, &binding.name);
         for subject in &binding.subjects {
@@ -216,7 +216,7 @@ impl Index {
         of_namespace.insert(Arc::clone(&binding.name), binding);
     }
 
-    /// Forgets a binding.
+    /// Removes a binding.
     pub fn remove_binding(&mut self, namespace: &str, name: &str) {
         let Some(binding) = remove(&mut self.bindings, namespace, name) else {
             return;
@@ -249,18 +249,18 @@ impl Index {
         }
     }
 
-    /// Whether a rule allows this to `user`.
+    /// Checks whether a rule allows a request of `user`.
     ///
     /// # Errors
-    /// That none does.
+    /// If none does.
     pub fn check(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), Denied> {
         self.find(user, attributes).map(drop)
     }
 
-    /// Which binding allows this to `user`, in upstream's words.
+    /// Returns which binding allows a request of `user`, with upstream's text.
     ///
     /// # Errors
-    /// That none does.
+    /// If none does.
     pub fn explain(&self, user: &User, attributes: &Attributes<'_>) -> Result<String, Denied> {
         let binding = self.find(user, attributes)?;
         Ok(format!("RBAC: allowed by {}", binding.source(user)))
@@ -285,14 +285,14 @@ impl Index {
         found.ok_or(denied)
     }
 
-    /// All rules of `user`: those that hold everywhere and, with a namespace, those of it; and the
-    /// roles that do not exist.
+    /// Returns all rules of `user`, cluster-wide ones and those in a non-empty `namespace`, and the roles
+    /// that do not exist.
     #[must_use]
     pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Denied) {
         let (mut all, mut denied) = (Vec::new(), Denied::default());
         let mut seen = BTreeSet::new();
         let _: Option<()> = self.visit(user, namespace, |binding, rules| {
-            // A binding may be his by several subjects.
+            // Several subjects of a binding may match the user.
             if seen.insert((Arc::clone(&binding.namespace), Arc::clone(&binding.name))) {
                 match rules {
                     Some(rules) => all.extend(rules.iter().cloned()),
@@ -304,7 +304,7 @@ impl Index {
         (all, denied)
     }
 
-    /// The rules of a role that a binding in `namespace` refers to.
+    /// Returns the rules of a role that a binding in `namespace` refers to.
     #[must_use]
     pub fn role(&self, kind: RoleKind, namespace: &str, name: &str) -> Option<&[Rule]> {
         let namespace = match kind {
@@ -314,8 +314,8 @@ impl Index {
         Some(&self.roles.get(namespace)?.get(name)?.rules)
     }
 
-    /// Shows `look` each binding of `user` with its role's rules until it breaks: first those that
-    /// hold everywhere, then those of `namespace`.
+    /// Calls `look` for each binding of `user` with its role's rules until it breaks: first cluster-wide
+    /// bindings, then those in `namespace`.
     fn visit<'a, B>(
         &'a self,
         user: &User,

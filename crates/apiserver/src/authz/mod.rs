@@ -1,8 +1,8 @@
-//! Who may do what: role-based access control as functions of values.
+//! Role-based access control, as functions of values.
 //!
-//! [`Rule`] says what one rule of a role allows, [`Index`] which rules a user has: it is kept from
-//! the changes of roles and bindings, so that a question looks only at the bindings of the user and
-//! of his groups. Nothing here does I/O or knows the store; `rest` feeds and asks it.
+//! A [`Rule`] is one rule of a role. An [`Index`] maps users to their rules: it is updated when roles and
+//! bindings change, so that a check reads only the bindings of the user and its groups. This module does no
+//! I/O and does not use the store; `rest` updates and queries it.
 
 pub mod bootstrap;
 mod index;
@@ -13,23 +13,23 @@ pub use index::{Binding, Denied, Index, Role, RoleKind, Subject};
 pub use node::{GRAPH, Graph, LEASES};
 pub use rule::{Rule, uncovered};
 
-/// The group whose members may do everything, whatever the roles say.
+/// Group whose members may do everything, regardless of roles.
 pub const MASTERS: &str = "system:masters";
-/// The group of everybody who has proven who he is.
+/// Group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
-/// The group of everybody who has not.
+/// Group of all unauthenticated users.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// The group of all nodes.
+/// Group of all nodes.
 pub const NODES: &str = "system:nodes";
-/// Who sends a request without credentials.
+/// User of requests without credentials.
 pub const ANONYMOUS: &str = "system:anonymous";
-/// The group of all service accounts; with `:` and a namespace, of those in it.
+/// Group of all service accounts; followed by `:` and a namespace, the group of those in it.
 pub const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
-/// What the name of a service account's user starts with; `namespace:name` follows.
+/// Prefix of the user names of service accounts, before `namespace:name`.
 pub const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// Who sends a request. The server puts it into the request's extensions after it has
-/// authenticated the connection; without it the caller is the in-process administrator.
+/// User of a request. The server puts it into the request's extensions after authentication; without it the
+/// caller is the in-process administrator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// User name, for example `kubernetes-admin`.
@@ -38,7 +38,7 @@ pub struct User {
     pub uid: String,
     /// Groups, for example `system:masters`.
     pub groups: Vec<String>,
-    /// What else was proven of him, for example the pod that a token is bound to; by key.
+    /// Further authenticated attributes by key, for example the pod that a token is bound to.
     pub extra: Vec<(String, Vec<String>)>,
 }
 
@@ -49,7 +49,7 @@ impl Default for User {
 }
 
 impl User {
-    /// A user of this name in these groups.
+    /// Creates a user with this name in these groups.
     pub fn new<G: Into<String>>(
         name: impl Into<String>,
         groups: impl IntoIterator<Item = G>,
@@ -62,13 +62,13 @@ impl User {
         }
     }
 
-    /// The sender of a request without credentials.
+    /// Returns the user of requests without credentials.
     #[must_use]
     pub fn anonymous() -> Self {
         Self::new(ANONYMOUS, [UNAUTHENTICATED])
     }
 
-    /// A service account, with the groups it always has.
+    /// Returns a service account with the groups it always has.
     #[must_use]
     pub fn service_account(namespace: &str, name: &str) -> Self {
         let mut groups = account_groups(namespace);
@@ -76,14 +76,14 @@ impl User {
         Self::new(format!("{SERVICE_ACCOUNT}{namespace}:{name}"), groups)
     }
 
-    /// Whether the user is in `group`.
+    /// Returns true if the user is in `group`.
     #[must_use]
     pub fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|own| own == group)
     }
 }
 
-/// The groups of a service account of `namespace`.
+/// Returns the groups of a service account in `namespace`.
 #[must_use]
 pub fn account_groups(namespace: &str) -> Vec<String> {
     vec![
@@ -92,60 +92,60 @@ pub fn account_groups(namespace: &str) -> Vec<String> {
     ]
 }
 
-/// Namespace and name of the service account whose user name this is.
+/// Returns namespace and name of the service account with this user name; `None` for other users.
 #[must_use]
 pub fn account_of(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')?;
     (!namespace.is_empty() && !name.is_empty() && !name.contains(':')).then_some((namespace, name))
 }
 
-/// What the user name of a node starts with.
+/// Prefix of the user names of nodes.
 const NODE: &str = "system:node:";
 
-/// The node whose identity this is.
+/// Returns the name of the node that `user` is; `None` for other users.
 #[must_use]
 pub fn node_of(user: &User) -> Option<&str> {
     let name = user.name.strip_prefix(NODE)?;
     (!name.is_empty() && user.is_in(NODES)).then_some(name)
 }
 
-/// What somebody wants to do.
+/// A request to authorize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes<'a> {
-    /// `get`, `list`, `create`, ...; of a path the method in lower case.
+    /// Verb, such as `get`, `list` or `create`; for a path, the method in lower case.
     pub verb: &'a str,
-    /// To what.
+    /// Object of the request.
     pub target: Target<'a>,
 }
 
-/// What an action is done to.
+/// What a request accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target<'a> {
     /// A resource.
     Resource(ResourceTarget<'a>),
-    /// A path that is no resource, such as `/version`.
+    /// A path that is not a resource, such as `/version`.
     Path(&'a str),
 }
 
-/// The resource of an action. What does not apply is empty.
+/// A resource that a request accesses. Fields that do not apply are empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResourceTarget<'a> {
     /// API group, empty for core.
     pub group: &'a str,
-    /// The plural name.
+    /// Plural name of the resource.
     pub resource: &'a str,
-    /// The sub-resource.
+    /// Subresource.
     pub subresource: &'a str,
-    /// The namespace; empty: all of them, or a resource without.
+    /// Namespace; empty: all of them, or a cluster-scoped resource.
     pub namespace: &'a str,
-    /// The name of the object; empty: all of them, or one that has none yet.
+    /// Name of the object; empty: all of them, or not generated yet.
     pub name: &'a str,
-    /// The node whose pods only are meant: what a field selector says of `spec.nodeName`.
+    /// Node whose pods are requested by a field selector on `spec.nodeName`.
     pub node: &'a str,
 }
 
 impl Attributes<'_> {
-    /// The namespace, empty without one.
+    /// Returns the namespace, empty without one.
     #[must_use]
     pub fn namespace(&self) -> &str {
         match &self.target {
@@ -154,7 +154,7 @@ impl Attributes<'_> {
         }
     }
 
-    /// The sentence of a refusal: `User "x" cannot list resource "pods" in API group "" in the
+    /// Returns the message of a refusal: `User "x" cannot list resource "pods" in API group "" in the
     /// namespace "y"`.
     #[must_use]
     pub fn refusal(&self, user: &str) -> String {
@@ -175,7 +175,7 @@ impl Attributes<'_> {
                 format!("User {user} cannot {verb} resource {what} in API group {group} {place}")
             }
         };
-        // As upstream: a browser must not take it for markup.
+        // Escaped as upstream does, so that a browser does not interpret it.
         text.replace('&', "&amp;")
             .replace('<', "&lt;")
             .replace('>', "&gt;")

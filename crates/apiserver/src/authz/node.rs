@@ -1,18 +1,18 @@
-//! What nodes may do: each with its own objects and with what its pods refer to.
+//! Node authorizer: nodes may access their own objects and what their pods refer to.
 //!
-//! Nodes have no binding. [`bootstrap::node_rules`](super::bootstrap::node_rules) says what they
-//! may do at most, this which objects it holds for, as Kubernetes' node authorizer does. What a
-//! request's path does not tell, its admission checks (`rest/admission/nodes.rs`).
+//! Nodes have no binding. [`bootstrap::node_rules`](super::bootstrap::node_rules) bounds what they may do at
+//! all; this module decides for which objects, as Kubernetes' node authorizer does. Checks that need more
+//! than the request's path are part of admission (`rest/admission/nodes.rs`).
 
 use super::{Attributes, ResourceTarget, Rule, Target};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Where the leases of nodes are.
+/// Namespace of the nodes' leases.
 pub const LEASES: &str = "kube-node-lease";
 
-/// Kinds that pods refer to.
+/// Kinds of objects that pods refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Secret,
@@ -28,37 +28,37 @@ struct Pod {
     refers: FxHashSet<(Kind, String)>,
 }
 
-/// A volume that a claim is bound to.
+/// A volume that is bound to a claim.
 #[derive(Debug)]
 struct Volume {
     /// Namespace and name of the claim.
     claim: (String, String),
-    /// Namespaces and names of the secrets that it is mounted with.
+    /// Namespaces and names of the secrets needed to mount it.
     secrets: FxHashSet<(String, String)>,
 }
 
 /// Namespace and name.
 type Key = (Arc<str>, Arc<str>);
 
-/// The kinds that a [`Graph`] is kept from: group and plural name.
+/// Group and plural of the kinds that a [`Graph`] is built from.
 pub const GRAPH: [(&str, &str); 3] = [
     ("", "pods"),
     ("", "persistentvolumes"),
     ("storage.k8s.io", "volumeattachments"),
 ];
 
-/// Which pods are on which node, and what they refer to.
+/// Pods of each node, and the objects they refer to.
 #[derive(Debug, Default)]
 pub struct Graph {
     pods: FxHashMap<Key, Pod>,
     by_node: FxHashMap<Arc<str>, FxHashSet<Key>>,
     volumes: FxHashMap<String, Volume>,
-    /// Node of each attachment.
+    /// Node of each volume attachment.
     attached: FxHashMap<String, String>,
 }
 
 impl Graph {
-    /// Takes over an object of one of the kinds of [`GRAPH`].
+    /// Adds or replaces an object of one of the kinds of [`GRAPH`].
     pub fn put(&mut self, plural: &str, namespace: &str, name: &str, object: &Value) {
         self.remove(plural, namespace, name);
         let spec = &object["spec"];
@@ -94,7 +94,7 @@ impl Graph {
         self.pods.insert(key, Pod { node, refers });
     }
 
-    /// Forgets an object of one of the kinds of [`GRAPH`].
+    /// Removes an object of one of the kinds of [`GRAPH`].
     pub fn remove(&mut self, plural: &str, namespace: &str, name: &str) {
         match plural {
             "pods" => self.remove_pod(namespace, name),
@@ -121,7 +121,7 @@ impl Graph {
         self.pods.get(&key).is_some_and(|pod| *pod.node == *node)
     }
 
-    /// Whether a pod of the node refers to it.
+    /// Returns true if a pod of the node refers to the object.
     fn refers(&self, node: &str, kind: Kind, namespace: &str, name: &str) -> bool {
         let of = (kind, name.to_owned());
         let pods = self.by_node.get(node).into_iter().flatten();
@@ -133,13 +133,13 @@ impl Graph {
         })
     }
 
-    /// Whether the node's pods use the volume by their claim.
+    /// Returns true if a pod of the node uses the volume by its claim.
     fn uses(&self, node: &str, volume: &Volume) -> bool {
         let (namespace, name) = &volume.claim;
         self.refers(node, Kind::Claim, namespace, name)
     }
 
-    /// Whether a pod of the node needs the secret, itself or for a volume.
+    /// Returns true if a pod of the node needs the secret, itself or for a volume.
     fn needs(&self, node: &str, namespace: &str, name: &str) -> bool {
         let secret = (namespace.to_owned(), name.to_owned());
         self.refers(node, Kind::Secret, namespace, name)
@@ -149,10 +149,10 @@ impl Graph {
                 .any(|volume| volume.secrets.contains(&secret) && self.uses(node, volume))
     }
 
-    /// Whether `node` may do this, which `rules` allow to nodes in general.
+    /// Checks a request of `node`, which `rules` must allow to nodes in general.
     ///
     /// # Errors
-    /// Why it may not; empty when nodes may not do such a thing at all.
+    /// The reason; empty if nodes may not do this at all.
     pub fn check(
         &self,
         node: &str,
@@ -188,7 +188,7 @@ impl Graph {
             ("storage.k8s.io", "volumeattachments", _) => {
                 related(self.attached.get(name).is_some_and(|at| at == node))
             }
-            // What a node creates or changes has no name here, or admission checks it.
+            // New objects have no name here, and changes are checked by admission.
             ("", "nodes", _) => {
                 let why = format!("node '{node}' cannot read '{name}', only its own Node object");
                 when(
@@ -218,7 +218,7 @@ impl Graph {
     }
 }
 
-/// Fields of a volume whose driver takes a secret as `secretRef`.
+/// Volume fields of the drivers that take a secret as `secretRef`.
 const DRIVERS: [&str; 6] = [
     "cephfs",
     "rbd",
@@ -228,7 +228,7 @@ const DRIVERS: [&str; 6] = [
     "storageos",
 ];
 
-/// The secrets that a kubelet mounts a volume with; `claim` is the namespace of its claim.
+/// Returns the secrets with which a kubelet mounts a volume; `claim` is the namespace of its claim.
 fn mounted_with(spec: &Value, claim: &str) -> FxHashSet<(String, String)> {
     fn text(value: &Value) -> Option<&str> {
         value.as_str().filter(|text| !text.is_empty())
@@ -252,7 +252,7 @@ fn mounted_with(spec: &Value, claim: &str) -> FxHashSet<(String, String)> {
         .collect()
 }
 
-/// What a pod refers to, in its own namespace.
+/// Returns the objects that a pod refers to, all in its own namespace.
 fn references(name: &str, pod: &Value) -> FxHashSet<(Kind, String)> {
     let mut found = FxHashSet::default();
     let spec = &pod["spec"];
@@ -360,7 +360,7 @@ mod tests {
         graph
     }
 
-    /// `verb group:resource/sub namespace/name`, or `verb path`.
+    /// Checks `verb group:resource/sub namespace/name`, or `verb path`.
     fn may(graph: &Graph, node: &str, question: &str) -> bool {
         let mut words = question.split(' ');
         let (verb, what) = (words.next().unwrap(), words.next().unwrap());
@@ -420,7 +420,7 @@ mod tests {
             "get secrets y/v",
             "get secrets x/azure",
             "get storage.k8s.io:volumeattachments /a1",
-            // Admission says which.
+            // Admission checks which ones.
             "create pods x/",
             "create coordination.k8s.io:leases kube-node-lease/n2",
             "watch pods x/p1",
@@ -475,7 +475,7 @@ mod tests {
         ] {
             assert!(!may(&graph, "n1", question), "{question}");
         }
-        // What goes takes what it referred to with it, and so does a pod that comes again elsewhere.
+        // Removing a pod, or moving it to another node, also removes its references.
         graph.remove("persistentvolumes", "", "v");
         assert!(!may(&graph, "n1", "get persistentvolumes /v"));
         assert!(!may(&graph, "n1", "get secrets y/v"));

@@ -1,4 +1,4 @@
-//! One rule of a role.
+//! Rules of roles.
 
 use super::{Attributes, ResourceTarget, Target};
 use koord_kinds::status::quoted;
@@ -6,23 +6,23 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::fmt;
 
-/// What a rule of a role allows (`rbac.authorization.k8s.io/v1 PolicyRule`). `*` in a list but
-/// `names` stands for everything; empty `names` allow every name.
+/// A rule of a role (`rbac.authorization.k8s.io/v1 PolicyRule`). `*` matches everything in all lists but
+/// `names`; empty `names` match every name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
     /// Verbs.
     pub verbs: Vec<String>,
     /// API groups of the resources.
     pub groups: Vec<String>,
-    /// Resources and `resource/subresource`; `*/sub` is that sub-resource of every resource.
+    /// Resources and `resource/subresource`; `*/sub` is that subresource of every resource.
     pub resources: Vec<String>,
     /// Names of the objects; empty: every name.
     pub names: Vec<String>,
-    /// Paths; a `*` at the end stands for every continuation.
+    /// Paths; a `*` at the end matches every continuation.
     pub paths: Vec<String>,
 }
 
-/// The fields of a rule on the wire, in the order in which messages name them.
+/// Fields of a rule in JSON and in messages, in the order of messages.
 const FIELDS: [(&str, &str); 5] = [
     ("apiGroups", "APIGroups"),
     ("resources", "Resources"),
@@ -32,8 +32,8 @@ const FIELDS: [(&str, &str); 5] = [
 ];
 
 impl Rule {
-    /// The rules of a role's `rules`. What is not text in a list is left out, which only takes
-    /// rights away.
+    /// Parses the `rules` of a role. List items that are not text are ignored, which only reduces
+    /// permissions.
     #[must_use]
     pub fn all(rules: Option<&Value>) -> Vec<Self> {
         let rules = rules.and_then(Value::as_array).into_iter().flatten();
@@ -55,7 +55,7 @@ impl Rule {
         }
     }
 
-    /// Every verb on every resource.
+    /// Returns the rule that allows every verb on every resource.
     #[must_use]
     pub fn everything() -> Self {
         let all = || vec!["*".to_owned()];
@@ -67,7 +67,7 @@ impl Rule {
         }
     }
 
-    /// Every verb on every path.
+    /// Returns the rule that allows every verb on every path.
     #[must_use]
     pub fn every_path() -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Rule {
         ]
     }
 
-    /// The rule as a `PolicyRule`.
+    /// Returns the rule as a `PolicyRule`.
     #[must_use]
     pub fn to_value(&self) -> Value {
         let mut map = serde_json::Map::new();
@@ -99,7 +99,7 @@ impl Rule {
         Value::Object(map)
     }
 
-    /// Whether the rule allows this.
+    /// Returns true if the rule allows the request.
     #[must_use]
     pub fn allows(&self, attributes: &Attributes<'_>) -> bool {
         if !matches(&self.verbs, attributes.verb) {
@@ -118,12 +118,12 @@ impl Rule {
         }
     }
 
-    /// The number of texts in its lists.
+    /// Returns the number of texts in all lists.
     fn size(&self) -> usize {
         self.lists().iter().map(|list| list.len()).sum()
     }
 
-    /// The number of its [`Rule::parts`].
+    /// Returns the number of its [`Rule::parts`].
     fn count_parts(&self) -> usize {
         let product = [
             self.resources.len(),
@@ -135,7 +135,8 @@ impl Rule {
         product.saturating_add(self.verbs.len().saturating_mul(self.paths.len()))
     }
 
-    /// Whether the rule allows everything that any rule for resources, or for paths, can allow.
+    /// Returns true if the rule allows everything that any rule of the same kinds, for resources or paths,
+    /// can allow.
     fn is_everything_of(&self, rule: &Self) -> bool {
         let all = |list: &[String]| list.iter().any(|own| own == "*");
         all(&self.verbs)
@@ -144,8 +145,8 @@ impl Rule {
             && (rule.paths.is_empty() || all(&self.paths))
     }
 
-    /// The rule taken apart: one verb of one resource in one group (of one name), or of one path,
-    /// each.
+    /// Splits the rule into parts: one verb each, on one resource in one group (with one name), or on one
+    /// path.
     fn parts(&self) -> impl Iterator<Item = Self> {
         let one = |text: &String| vec![text.clone()];
         let names: Vec<Vec<String>> = match self.names.as_slice() {
@@ -174,8 +175,8 @@ impl Rule {
         parts.into_iter()
     }
 
-    /// Whether the rule allows all that `part`, taken apart before, allows. In what a part says
-    /// `*` is a word: only `*` covers it.
+    /// Returns true if the rule allows all that `part`, from [`Rule::parts`], allows. A `*` in a part is
+    /// covered only by `*`.
     fn covers(&self, part: &Self) -> bool {
         let within = |own: &[String], wanted: &[String]| wanted.iter().all(|w| matches(own, w));
         let resources = |wanted: &String| {
@@ -219,12 +220,12 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Comparisons of texts that a check of rules may cost.
+/// Most text comparisons that a check of rules may cost.
 const MAX_COMPARISONS: usize = 50_000_000;
 
-/// What `wanted` allow and `held` do not: each part of a rule whose verb, group, resource and name
-/// no single rule of `held` allows; joined where only the verbs differ. The parts of a rule are the
-/// product of its lists; a rule with too many to be compared counts as not held.
+/// Returns the parts of `wanted` that no single rule of `held` allows; parts that differ only in their verbs
+/// are joined. The parts of a rule are the product of its lists; a rule with too many of them to compare
+/// counts as not held.
 #[must_use]
 pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
     let held_size = held.iter().map(Rule::size).fold(1, usize::saturating_add);
@@ -271,7 +272,7 @@ pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
     missing
 }
 
-/// Whether `list` has `wanted` or `*`.
+/// Returns true if `list` contains `wanted` or `*`.
 fn matches(list: &[String], wanted: &str) -> bool {
     list.iter().any(|own| own == "*" || own == wanted)
 }
@@ -280,8 +281,8 @@ fn resource_matches(own: &str, target: &ResourceTarget<'_>) -> bool {
     if own == "*" {
         return true;
     }
-    // Most rules are about something else, and a comparison of lengths tells: what is before the first
-    // slash is looked for only where the texts are equal.
+    // Most rules are about other resources, which a comparison of lengths shows: the resource before the
+    // slash is compared only if the subresource matches.
     let resource = match target.subresource {
         "" => Some(own).filter(|own| *own == target.resource),
         sub => own
@@ -428,7 +429,7 @@ mod tests {
     fn who_holds_less_than_he_gives() {
         let pods = json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}]);
         assert!(missing(&pods, &pods).is_empty());
-        // Two rules together hold it.
+        // Two rules together cover it.
         let apart = json!([
             {"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]},
             {"verbs": ["list"], "apiGroups": [""], "resources": ["pods", "nodes"]},
@@ -444,7 +445,7 @@ mod tests {
             missing(&pods, &more),
             [r#"{APIGroups:[""], Resources:["pods"], Verbs:["delete" "watch"]}"#]
         );
-        // Everything is more than any list of things.
+        // `*` covers more than any list of names.
         let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
         assert_eq!(missing(&pods, &all).len(), 1);
         assert!(missing(&all, &pods).is_empty());
@@ -483,7 +484,7 @@ mod tests {
         let wanted = [huge.clone(), small.clone()];
         assert_eq!(uncovered(std::slice::from_ref(&small), &wanted), [huge]);
         assert_eq!(uncovered(&[Rule::everything()], &wanted), []);
-        // Each part of its own is held by another rule.
+        // Each of the parts is covered by another rule.
         let held: Vec<Rule> = ["get", "list"]
             .map(|verb| {
                 rule(&json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods", "nodes"]}))

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest requeue delay after failures.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// Shortest time between two reads of changes: a thousand changes in a row are taken in a few batches, and a
+/// Shortest time between two reads of changes: a thousand changes in a row are read in a few batches, and a
 /// single one at once.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// Longest delay a reconcile can request: durations in objects may exceed the range of the clock.

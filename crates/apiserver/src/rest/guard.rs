@@ -158,7 +158,7 @@ impl Guard {
     /// Authorizes a request of `user`.
     ///
     /// # Errors
-    /// 403 that says who may not do what.
+    /// 403 with the user, the verb and the target.
     pub fn authorize(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), ApiError> {
         if self.unbounded(user) {
             return Ok(());

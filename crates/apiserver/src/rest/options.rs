@@ -28,7 +28,7 @@ pub struct WriteOptions {
     pub force: bool,
     /// The write is a patch.
     pub(crate) patch: bool,
-    /// The user who writes; `None`: the controllers of this process.
+    /// User of the write; `None`: the controllers of this process.
     pub user: Option<Arc<User>>,
     /// The write is part of a request that was admitted as another one, such as an eviction.
     pub(crate) admitted: bool,
@@ -58,7 +58,7 @@ pub struct DeleteOptions {
     pub propagation: Option<Propagation>,
     /// Check everything, delete nothing.
     pub dry_run: bool,
-    /// The user who deletes; `None`: the controllers of this process.
+    /// User of the delete; `None`: the controllers of this process.
     pub user: Option<Arc<User>>,
     /// The deletion is part of a request that was admitted as another one: an eviction.
     pub(crate) admitted: bool,

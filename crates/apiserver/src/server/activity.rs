@@ -1,4 +1,4 @@
-//! What goes on on a connection: is anything asked for, and does the client read what it is sent.
+//! Activity of a connection: whether requests are in progress, and whether the client reads its responses.
 
 use super::connections::OpenConnection;
 use super::limits::Limits;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// The requests of one connection.
+/// Requests of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Activity(Arc<Mutex<State>>);
 
@@ -28,7 +28,7 @@ struct State {
     idle_since: Instant,
     /// Updated when the first request begins and when the last one ends.
     connection: Option<OpenConnection>,
-    /// Since when a part of an answer waits to be sent, by request.
+    /// Since when a part of a response waits to be sent, by request.
     unread: FxHashMap<u64, Instant>,
 }
 
@@ -43,7 +43,7 @@ impl Activity {
         })))
     }
 
-    /// Counts a request until what is returned is dropped.
+    /// Counts a request until the result is dropped.
     pub(super) fn begin(&self) -> Request {
         let mut state = self.0.lock();
         state.serial += 1;
@@ -57,18 +57,18 @@ impl Activity {
         }
     }
 
-    /// Why the connection should end, if it should.
+    /// Returns why the connection should be closed, if it should.
     pub(super) fn overdue(&self, limits: &Limits) -> Option<&'static str> {
         let state = self.0.lock();
         if state.open == 0 && state.idle_since.elapsed() >= limits.idle {
-            return Some("nothing was asked for");
+            return Some("idle for too long");
         }
         let slow = |since: &Instant| since.elapsed() >= limits.unread;
         state
             .unread
             .values()
             .any(slow)
-            .then_some("an answer was not read")
+            .then_some("response not read")
     }
 }
 
@@ -88,7 +88,7 @@ impl Request {
         };
     }
 
-    /// The answer, by which the request is in progress until all of it is sent.
+    /// Attaches the request to its response: it is in progress until the whole body is sent.
     pub(super) fn with(self, response: Response) -> Response {
         response.map(|body| {
             Body::new(Sent {
@@ -113,7 +113,7 @@ impl Drop for Request {
     }
 }
 
-/// The body of an answer. It is asked for more only when the client has room for it.
+/// Body of a response. It is polled only when the connection can take more data.
 struct Sent {
     body: Body,
     request: Request,
@@ -142,12 +142,12 @@ impl http_body::Body for Sent {
     }
 }
 
-/// A stream on which nothing can be written for too long fails.
+/// Stream whose writes fail with a timeout when they are blocked for too long.
 #[derive(Debug)]
 pub(super) struct Patient<S> {
     stream: S,
     longest: Duration,
-    /// Runs while a write waits.
+    /// Timeout of the blocked write.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
@@ -236,19 +236,19 @@ mod tests {
         assert_eq!(activity.overdue(&limits), None);
         let request = activity.begin();
         tokio::time::advance(limits.idle * 2).await;
-        // A watch on which nothing happens is nobody's fault.
+        // An open watch without events is not idle.
         assert_eq!(activity.overdue(&limits), None);
         let body = Body::from("x");
         let mut answer = request.with(Response::new(body)).into_body();
         assert!(answer.frame().await.is_some());
         tokio::time::advance(limits.unread).await;
-        assert_eq!(activity.overdue(&limits), Some("an answer was not read"));
+        assert_eq!(activity.overdue(&limits), Some("response not read"));
         assert!(answer.frame().await.is_none());
         assert_eq!(activity.overdue(&limits), None);
         drop(answer);
         assert_eq!(activity.overdue(&limits), None);
         tokio::time::advance(limits.idle).await;
-        assert_eq!(activity.overdue(&limits), Some("nothing was asked for"));
+        assert_eq!(activity.overdue(&limits), Some("idle for too long"));
     }
 
     #[tokio::test(start_paused = true)]

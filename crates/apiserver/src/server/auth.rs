@@ -1,15 +1,15 @@
-//! Who sends a request.
+//! Authentication of requests.
 
 use crate::authz::{AUTHENTICATED, User};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 
-/// The user a connection's client certificate stands for; in the extensions of its requests.
+/// User of a connection's client certificate; in the extensions of its requests.
 #[derive(Debug, Clone)]
 pub(super) struct Peer(pub(super) User);
 
 impl Peer {
-    /// Of a certificate (DER) that our own authority signed.
+    /// Returns the user of a certificate (DER) that the server's authority signed.
     pub(super) fn of(certificate: &[u8]) -> Option<Self> {
         let (name, mut groups) = koord_app::certificate::subject(certificate)?;
         groups.push(AUTHENTICATED.to_owned());
@@ -17,7 +17,7 @@ impl Peer {
     }
 }
 
-/// The bearer token of a request. An empty one is none.
+/// Returns the bearer token of a request; an empty one counts as absent.
 pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;

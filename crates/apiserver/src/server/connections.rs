@@ -1,8 +1,8 @@
-//! Which connections are open, and which of them ends to make room for another.
+//! Table of open connections, which decides which one to close when there are too many.
 //!
-//! At the limit the connection that has waited longest goes: first of those that have not proven an
-//! identity, then of those on which nothing is asked for. Members of `system:masters` have places beyond
-//! the limit. Handshakes are counted apart, so that neither keeps out the other.
+//! At the limit the connection that has waited longest is closed: first among those without an authenticated
+//! user, then among those without requests. Members of `system:masters` have reserved places beyond the
+//! limit. Handshakes are counted apart, so that handshakes and connections do not displace each other.
 
 use super::limits::Limits;
 use crate::authz::{MASTERS, User};
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio_util::sync::CancellationToken;
 
-/// The open connections of a server.
+/// Open connections of a server.
 #[derive(Debug, Clone)]
 pub(super) struct Connections(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     most: usize,
-    /// Places of members of `system:masters` beyond `most`.
+    /// Places for members of `system:masters` beyond `most`.
     reserved: usize,
     handshakes: usize,
     table: Mutex<ConnectionTable>,
@@ -28,15 +28,15 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct ConnectionTable {
-    /// The number of the last connection, or of the last change of one.
+    /// Number of the latest connection or class change.
     serial: u64,
     open: FxHashMap<u64, Slot>,
-    /// Connections by class, those first that have been in it longest.
+    /// Connections by class and, within it, by how long they have been in it, longest first.
     order: BTreeSet<(ConnectionClass, u64, u64)>,
     handshakes: usize,
 }
 
-/// What a connection does; the lower, the sooner it ends.
+/// Class of a connection; connections of lower classes are closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ConnectionClass {
     StrangerIdle,
@@ -125,7 +125,7 @@ impl ConnectionTable {
         }
     }
 
-    /// The connection that ends first, of those up to `class`, other than `id`.
+    /// Returns the connection to close first among those up to `class`, other than `id`.
     fn first(&self, class: ConnectionClass, id: u64) -> Option<u64> {
         let mut candidates = self.order.iter().take_while(|(other, ..)| *other <= class);
         candidates
@@ -140,8 +140,8 @@ impl ConnectionTable {
 }
 
 impl Connections {
-    /// No connection yet. `files` is how many files this process may have open: at most half of them
-    /// are connections.
+    /// Returns an empty table. `files` is how many files this process may have open: at most half of them may
+    /// be connections.
     pub(super) fn new(limits: &Limits, files: Option<u64>) -> Self {
         let files = files.and_then(|files| usize::try_from(files).ok());
         let part = |n: usize| files.map_or(usize::MAX, |files| (files / n).max(1));
@@ -153,8 +153,7 @@ impl Connections {
         }))
     }
 
-    /// A connection that has been accepted and begins its handshake. At the limit the oldest handshake
-    /// ends.
+    /// Adds an accepted connection, which begins its handshake. At the limit the oldest handshake is closed.
     pub(super) fn accept(&self) -> OpenConnection {
         let mut table = self.0.table.lock();
         while table.handshakes >= self.0.handshakes {
@@ -183,7 +182,7 @@ impl Connections {
         }))
     }
 
-    /// Ends a connection because there are no files left.
+    /// Closes a connection because the process has no file descriptors left.
     pub(super) fn make_room(&self) {
         let mut table = self.0.table.lock();
         let first = table.first(ConnectionClass::Idle, 0);
@@ -192,14 +191,14 @@ impl Connections {
         }
     }
 
-    /// How many are open, handshakes included.
+    /// Returns the number of open connections, including handshakes.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.table.lock().open.len()
     }
 }
 
-/// An open connection; it is closed when the last of its clones is dropped.
+/// An open connection; it is removed from the table when its last clone is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct OpenConnection(Arc<ConnectionEntry>);
 
@@ -208,7 +207,8 @@ struct ConnectionEntry {
     id: u64,
     connections: Connections,
     end: CancellationToken,
-    /// A request has proven a user who is no member of `system:masters`, or one who is.
+    /// Whether a request has authenticated an ordinary user, and whether one has authenticated a member of
+    /// `system:masters`.
     proven: [AtomicBool; 2],
 }
 
@@ -219,12 +219,13 @@ impl Drop for ConnectionEntry {
 }
 
 impl OpenConnection {
-    /// Resolves when it has to end.
+    /// Completes when the connection has to be closed.
     pub(super) async fn ended(&self) {
         self.0.end.cancelled().await;
     }
 
-    /// Counts it as established, by `user` if the handshake has proven one; false when there is no room.
+    /// Counts the connection as established, by `user` if the handshake has authenticated one; false if there
+    /// is no free place.
     pub(super) fn establish(&self, user: Option<&User>) -> bool {
         let Inner { most, reserved, .. } = *self.0.connections.0;
         let trust = TrustLevel::of(user);
@@ -252,7 +253,7 @@ impl OpenConnection {
         true
     }
 
-    /// Records that a request has proven `user`.
+    /// Records that a request has authenticated `user`.
     pub(super) fn prove(&self, user: &User) {
         let trust = TrustLevel::of(Some(user));
         let [proven, privileged] = &self.0.proven;
@@ -260,7 +261,7 @@ impl OpenConnection {
             TrustLevel::Privileged => privileged,
             _ => proven,
         };
-        // Once per connection: the table is shared by all of them.
+        // Once per connection, because all connections share the table.
         if recorded.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -351,7 +352,7 @@ mod tests {
         let first = open(&connections, Some(&admin));
         let second = open(&connections, Some(&admin));
         second.set_busy(true);
-        // Beyond the reserve an administrator takes the place of an idle one.
+        // Beyond the reserve an administrator displaces an idle connection.
         let third = open(&connections, Some(&admin));
         assert!(has_ended(&first) && !has_ended(&second));
         assert!(!busy.iter().any(has_ended));

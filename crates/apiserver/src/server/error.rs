@@ -1,4 +1,4 @@
-//! Why the server could not start or serve.
+//! Errors of the server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,44 +7,44 @@ use std::path::{Path, PathBuf};
 /// An error of the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address is not free.
+    /// The server failed to listen on the address.
     #[error("cannot listen on {address}: {source}{}", hint(.source))]
     Listen {
-        /// The address asked for.
+        /// Configured address.
         address: SocketAddr,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A non-loopback address without explicit permission.
+    /// The address is not loopback, and remote access was not allowed.
     #[error(
         "refusing to listen on {address}: it is reachable from other machines; allow it explicitly if that is wanted"
     )]
     NotLoopback {
-        /// The address asked for.
+        /// Configured address.
         address: SocketAddr,
     },
     /// A file of the server could not be read or written.
     #[error("{action} {path}: {source}")]
     File {
-        /// What was tried.
+        /// Failed operation, such as `read`.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A key or certificate is unusable.
+    /// A key or certificate is invalid.
     #[error("{what}: {reason}")]
     Certificate {
-        /// Which one.
+        /// Name or path of the key or certificate.
         what: String,
-        /// What is wrong.
+        /// Cause.
         reason: String,
     },
-    /// A metric of the same name is registered already.
+    /// A metric with the same name is already registered.
     #[error("register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The kubeconfig needs to know the port, and none is open yet.
+    /// The kubeconfig needs the port, and the server does not listen yet.
     #[error(
         "no address to write into a kubeconfig: the server does not listen yet and its port is 0"
     )]
@@ -68,7 +68,7 @@ impl ServeError {
         }
     }
 
-    /// The key that signs tokens is unusable.
+    /// Returns the error of an invalid token signing key.
     pub(crate) fn token_key(dir: Option<&Path>, why: String) -> Self {
         let path = dir.map(|dir| dir.join("sa.key"));
         let path = path.unwrap_or_else(|| PathBuf::from("token key"));

@@ -1,5 +1,5 @@
-//! What every request passes before it reaches the API: health, authentication, metrics; and what
-//! ends the streams of its answer when the server stops.
+//! Steps of every request before the API: health, authentication, limits, metrics; and the end of response
+//! streams when the server stops.
 
 use super::auth::{Peer, bearer};
 use super::connections::OpenConnection;
@@ -28,27 +28,27 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// How requests get here.
+/// How a request reaches the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// By a call in this process: the caller is the administrator, unless the request bears a
-    /// token or names somebody else.
+    /// By a call in this process: the user is the administrator, unless the request has a token or another
+    /// user in its extensions.
     InProcess,
-    /// Over the network: who it is must be proven.
+    /// Over the network: the user must be authenticated.
     Network,
 }
 
-/// The front of the server.
+/// HTTP frontend of the server.
 #[derive(Clone)]
 pub(super) struct Front {
     pub(super) api: Api,
     pub(super) health: Arc<Health>,
     pub(super) metrics: HttpMetrics,
-    /// How many requests may be in progress.
+    /// Limits the requests in progress.
     pub(super) gate: Gate,
-    /// How much one user may have open and unread.
+    /// Limits open requests and unread data per user.
     pub(super) clients: Clients,
-    /// Ends all streams.
+    /// Ends all streams when it is cancelled.
     pub(super) stop: CancellationToken,
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Front {
 }
 
 impl Front {
-    /// The whole server as a service for requests that come by `access`.
+    /// Returns the whole server as a service for requests that arrive by `access`.
     pub(super) fn router(&self, access: Access) -> Router {
         let front = Arc::new(self.clone());
         Router::new().fallback(move |request: Request| {
@@ -79,7 +79,7 @@ impl Front {
         })
     }
 
-    /// The answer, and in `admission` what its body counts as.
+    /// Serves a request. `admission` is set to what the response's body is charged to.
     async fn answer(
         &self,
         access: Access,
@@ -151,7 +151,7 @@ impl Front {
         })
     }
 
-    /// `user`, or whom he wants to be taken for, if he may.
+    /// Returns the effective user: the impersonated one if `user` may impersonate it.
     fn speaks_as(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
         let Some(wanted) = Wanted::read(headers)? else {
             return Ok(user);
@@ -160,8 +160,8 @@ impl Front {
         Ok(wanted.into_user())
     }
 
-    /// Who sends `request`; a wrong token is not outweighed by a good certificate. `None` for
-    /// somebody who cannot be let in.
+    /// Authenticates the sender of `request`. A wrong token fails even with a valid certificate. `None` if
+    /// the sender cannot be authenticated and anonymous requests are not allowed.
     fn authenticate(&self, access: Access, request: &mut Request) -> Option<User> {
         let peer = request.extensions_mut().remove::<Peer>();
         let named = request.extensions_mut().remove::<User>();
@@ -170,7 +170,7 @@ impl Front {
             return match reviewed {
                 Ok((user, _)) => Some(user),
                 Err(why) => {
-                    tracing::debug!(why, "a bearer token was refused");
+                    tracing::debug!(why, "rejected bearer token");
                     None
                 }
             };
@@ -179,7 +179,7 @@ impl Front {
             return Some(named.unwrap_or_default());
         }
         let anonymous = || {
-            // Where everything is allowed to everybody, nobody may stay unknown.
+            // In the mode that allows everything to every user, anonymous requests are refused.
             (self.api.guard().authorization() == Authorization::Rbac).then(User::anonymous)
         };
         peer.map(|Peer(user)| user).or_else(anonymous)
@@ -204,7 +204,7 @@ fn unauthorized() -> Response {
     response
 }
 
-/// The body of a watch or a followed log: ends when the server stops.
+/// Body of a watch or followed log, which ends when the server stops.
 struct Stream {
     body: Body,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -220,7 +220,7 @@ impl http_body::Body for Stream {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        // What is ready goes out first.
+        // Data that is ready is sent first.
         match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Pending => self.stop.as_mut().poll(context).map(|()| None),
             ready => ready,

@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez`, `/readyz` and `/version`: what may be asked without saying who asks.
+//! `/healthz`, `/livez`, `/readyz` and `/version`, which need no authentication.
 
 use crate::store::Store;
 use axum::body::Body;
@@ -9,12 +9,12 @@ use serde_json::json;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The Kubernetes minor version whose behaviour is served.
+/// Kubernetes minor version whose behavior is served.
 const MINOR: &str = "35";
-/// The version clients see; the suffix says that it is not upstream's server.
+/// Version that clients see; the suffix distinguishes it from upstream's server.
 const GIT_VERSION: &str = "v1.35.6+koord";
 
-/// What the server knows about itself.
+/// Health state of the server.
 #[derive(Debug)]
 pub(super) struct Health {
     store: Store,
@@ -31,17 +31,17 @@ impl Health {
         }
     }
 
-    /// The built-in objects are there: ready to serve.
+    /// Marks the server as ready: the built-in objects exist.
     pub(super) fn set_ready(&self) {
         self.ready.store(true, Ordering::Release);
     }
 
-    /// No new work, please.
+    /// Marks the server as shutting down.
     pub(super) fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// The answer for `path`, if it is one of ours.
+    /// Returns the response for `path` if it is a health or version endpoint.
     pub(super) fn answer(&self, path: &str, query: Option<&str>) -> Option<Response> {
         let mut segments = path.trim_matches('/').splitn(2, '/');
         let probe = segments.next()?;
@@ -96,7 +96,7 @@ impl Health {
     fn checks(&self, probe: &str) -> Vec<(&'static str, Result<(), String>)> {
         let mut checks = vec![("ping", Ok(()))];
         if probe != "livez" {
-            // What made the last write fail. A full disk does not need a restart: still alive.
+            // Why the last write failed. A full disk needs no restart, so liveness does not include it.
             checks.push(("storage", self.store.last_error().map_or(Ok(()), Err)));
         }
         if probe == "readyz" {
@@ -132,7 +132,7 @@ fn version() -> Response {
     with_type(StatusCode::OK, "application/json", format!("{version:#}"))
 }
 
-/// The machine's architecture as Go, and so Kubernetes, calls it.
+/// Returns the machine's architecture by its name in Go and Kubernetes.
 fn go_arch() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -145,7 +145,7 @@ fn text(status: StatusCode, body: String) -> Response {
     with_type(status, "text/plain; charset=utf-8", body)
 }
 
-/// A small answer of `content_type`.
+/// Builds a small response of `content_type`.
 pub(super) fn with_type(
     status: StatusCode,
     content_type: &'static str,

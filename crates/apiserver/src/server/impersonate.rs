@@ -1,4 +1,4 @@
-//! Whom the sender of a request wants to be taken for (`kubectl --as`), and whether he may be.
+//! User impersonation (`kubectl --as`): parsing of the headers and the check of permissions.
 
 use crate::authz::{
     self, ANONYMOUS, AUTHENTICATED, Attributes, ResourceTarget, Target, UNAUTHENTICATED, User,
@@ -8,10 +8,10 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use koord_kinds::status::ApiError;
 
-/// Starts the header of something further about the impersonated user; its key follows.
+/// Prefix of the headers of extra fields; the key follows.
 const EXTRA: &str = "impersonate-extra-";
 
-/// What the headers of impersonation say.
+/// Parsed impersonation headers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     user: String,
@@ -21,10 +21,10 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads the headers. `None` without any.
+    /// Parses the headers. `None` if there are none.
     ///
     /// # Errors
-    /// 400 when they are no text, or there are others than the user's without it.
+    /// 400 if a value is not text, or if there are some without the user's.
     pub(super) fn read(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
         // Nearly every request has none.
         let is_one = |name: &&HeaderName| name.as_str().starts_with("impersonate-");
@@ -50,7 +50,7 @@ impl Wanted {
         let mut extra = Vec::new();
         for name in headers.keys() {
             if let Some(key) = name.as_str().strip_prefix(EXTRA) {
-                // A key with broken escapes stays as it is.
+                // A key with invalid escapes stays as it is.
                 let key = percent_decode(key).unwrap_or_else(|| key.to_owned());
                 extra.push((key, texts(name.as_str())?));
             }
@@ -63,10 +63,10 @@ impl Wanted {
         }))
     }
 
-    /// Whether `user` may impersonate all of it: the user, each group, the uid, each extra value.
+    /// Checks that `user` may impersonate all of it: the user, each group, the uid, each extra value.
     ///
     /// # Errors
-    /// 403 for the first that he may not.
+    /// 403 for the first one that is not allowed.
     pub(super) fn check(&self, api: &Api, user: &User) -> Result<(), ApiError> {
         let check = |target| {
             let attributes = Attributes {
@@ -107,7 +107,7 @@ impl Wanted {
         uid.map_or(Ok(()), check)
     }
 
-    /// The user it makes of the sender.
+    /// Returns the impersonated user.
     pub(super) fn into_user(self) -> User {
         let mut groups = self.groups;
         if groups.is_empty()

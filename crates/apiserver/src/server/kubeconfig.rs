@@ -7,7 +7,7 @@ use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A kubeconfig that reaches the server at `address` as the owner of `identity`.
+/// Returns a kubeconfig for the server at `address` with the credentials of `identity`.
 pub(super) fn render(address: SocketAddr, authority_pem: &str, identity: &Identity) -> String {
     let address = SocketAddr::new(reachable(address.ip()), address.port());
     let encode = |pem: &str| STANDARD.encode(pem);
@@ -37,8 +37,8 @@ current-context: koord
     )
 }
 
-/// The certificate of the identity in `text`, if `text` is what [`render`] makes of it: nothing but
-/// the identity can differ, and nobody changed it.
+/// Returns the client certificate in the kubeconfig `text`, if `text` is exactly what [`render`] would
+/// produce for it: same address and authority, and not edited.
 pub(super) fn certificate_in(
     text: &str,
     address: SocketAddr,
@@ -52,7 +52,7 @@ pub(super) fn certificate_in(
     };
     let certificate_pem = value("client-certificate-data:")?;
     let key_pem = value("client-key-data:")?;
-    // A key that cannot be read would be kept for ever.
+    // A kubeconfig with an invalid key must be replaced.
     let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).ok()?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).ok()?;
     let pair = KeyPair::from_pem(&key_pem).ok()?;
@@ -67,7 +67,7 @@ pub(super) fn certificate_in(
     (matches && render(address, authority_pem, &identity) == text).then_some(identity.certificate)
 }
 
-/// An address a client on this machine can connect to.
+/// Returns an address that a client on this machine can connect to.
 fn reachable(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,4 @@
-//! What one server does at once and how long it waits for a client.
+//! Limits of the server on concurrent requests, connections and slow clients.
 
 use super::metrics::Labels;
 use crate::authz::User;
@@ -10,42 +10,42 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Members always get an answer: they are who can help an overloaded server.
+/// Group without limits: administrators must be able to help an overloaded server.
 const PRIVILEGED: &str = "system:masters";
 
-/// Bounds of what clients can take of the server.
+/// Limits on what clients can use of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Reading requests in progress, watches and logs aside; more are answered 429. 0: no limit.
-    /// Default 400, as kube-apiserver's.
+    /// Read-only requests in progress, without watches and logs; further ones get 429. 0: no limit. Default
+    /// 400, as kube-apiserver's.
     pub max_requests_inflight: usize,
-    /// Changing requests in progress; more are answered 429. 0: no limit. Default 200, as
-    /// kube-apiserver's.
+    /// Mutating requests in progress; further ones get 429. 0: no limit. Default 200, as kube-apiserver's.
     pub max_mutating_requests_inflight: usize,
-    /// Open connections; a further one takes the place of the one that has waited longest without an
-    /// identity or a request. At most half of the files that this process may open. Default 8192.
+    /// Open connections; a further one displaces the one that has waited longest without an authenticated
+    /// user or a request. At most half of the files that this process may open. Default 8192.
     pub max_connections: usize,
-    /// Connections of members of `system:masters` beyond these. Default 64.
+    /// Additional connections for members of `system:masters`. Default 64.
     pub reserved_connections: usize,
-    /// TLS handshakes in progress, on top of the connections; a further one takes the place of the
-    /// oldest. Default 512.
+    /// TLS handshakes in progress, in addition to the connections; a further one displaces the oldest.
+    /// Default 512.
     pub max_handshakes: usize,
-    /// Requests in progress on one HTTP/2 connection. Default 100, as kube-apiserver's; 2000 for members
-    /// of `system:masters`, unless this is more.
+    /// Requests in progress on one HTTP/2 connection. Default 100, as kube-apiserver's; for members of
+    /// `system:masters` at least 2000.
     pub max_streams: u32,
-    /// Watches, followed logs and the like that one user has open; more are answered 429. 0: no limit.
-    /// Not for members of `system:masters`, as the two limits below. Default 1000.
+    /// Open watches, followed logs and other long requests per user; further ones get 429. 0: no limit. Not
+    /// applied to members of `system:masters`, like the two limits below. Default 1000.
     pub max_watches_per_user: usize,
-    /// Bytes of answers that one user has not read, on all connections, objects and changes included that
-    /// his watches have yet to send. Beyond it further watches are answered 429, and those that are open
-    /// get no more until something is read. 0: no limit. Default 256 MiB.
+    /// Unread response bytes per user on all connections, including objects and changes that watches have yet
+    /// to send. Above it new watches get 429, and open ones pause until the client has read something. 0: no
+    /// limit. Default 256 MiB.
     pub unread_bytes_per_user: usize,
-    /// The same of one connection. Default 64 MiB.
+    /// Unread response bytes per connection, with the same effects as [`Self::unread_bytes_per_user`].
+    /// Default 64 MiB.
     pub unread_bytes_per_connection: usize,
-    /// How long a connection may be open with nothing asked for. Default 90 s.
+    /// How long a connection may stay open without requests. Default 90 s.
     pub idle: Duration,
-    /// How long a client may leave unread what it is sent before its connection is closed, watches
-    /// that do not keep up with it. Default 60 s.
+    /// How long a client may leave sent data unread before its connection is closed, with all its watches.
+    /// Default 60 s.
     pub unread: Duration,
 }
 
@@ -67,7 +67,7 @@ impl Default for Limits {
     }
 }
 
-/// Counts the requests in progress.
+/// Limits the requests in progress.
 #[derive(Debug, Clone)]
 pub(super) struct Gate {
     reading: Option<Arc<Semaphore>>,
@@ -84,10 +84,10 @@ impl Gate {
         }
     }
 
-    /// Lets a request in; the place is free again when what is returned is dropped.
+    /// Admits a request; its place is free again when the result is dropped. `None` without a limit.
     ///
     /// # Errors
-    /// The answer, when there are too many.
+    /// The response if there are too many.
     pub(super) fn enter(
         &self,
         labels: &Labels,
@@ -109,7 +109,7 @@ impl Gate {
     }
 }
 
-/// 429 as kube-apiserver answers it: clients look at the header, not at the text.
+/// Returns 429 as kube-apiserver does: clients look at the header, not at the text.
 fn too_many() -> Response {
     let text = "Too many requests, please try again later.\n";
     let mut response = Response::new(Body::from(text));

@@ -1,4 +1,4 @@
-//! Accepts connections and serves HTTP on them until told to stop.
+//! Accepts connections and serves HTTP on them until shutdown.
 
 use super::activity::{Activity, Patient};
 use super::auth::Peer;
@@ -23,19 +23,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-/// Requests in progress on a connection of a member of `system:masters`: a client without a pool has all
-/// its watches on one.
+/// Requests in progress on a connection of a member of `system:masters`: a client without a connection pool
+/// has all its watches on one.
 const PRIVILEGED_STREAMS: u32 = 2000;
-/// How long a TLS handshake may take.
+/// Timeout of TLS handshakes.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a connection that makes room for another may take to end.
+/// Timeout of closing a connection that is displaced by another.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// How long requests in progress may go on after the server was told to stop.
+/// How long requests in progress may continue after shutdown begins.
 const DRAIN: Duration = Duration::from_secs(5);
-/// The pause after accepting failed, for example because there are no file descriptors left.
+/// Pause after a failed accept, for example when there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `router` on `listener` until `shutdown`; then ends what is in progress and returns.
+/// Serves `router` on `listener` until `shutdown`; then ends requests in progress and returns.
 pub(super) async fn serve(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
@@ -71,7 +71,10 @@ pub(super) async fn serve(
     drop(listener);
     tasks.close();
     if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
-        tracing::warn!(open = tasks.len(), "connections did not end in time");
+        tracing::warn!(
+            open = tasks.len(),
+            "connections did not close within the drain timeout"
+        );
     }
 }
 
@@ -92,7 +95,7 @@ async fn connection(
     limits: &Limits,
     shutdown: CancellationToken,
 ) {
-    // Small answers must not wait for more data.
+    // Small responses must not wait for more data.
     let _ = stream.set_nodelay(true);
     let handshake = acceptor.accept(Patient::new(stream, limits.unread));
     let handshake = tokio::select! {
@@ -102,7 +105,7 @@ async fn connection(
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            tracing::debug!(%error, "TLS handshake");
+            tracing::debug!(%error, "TLS handshake failed");
             return;
         }
         Err(_) => return,
@@ -116,7 +119,7 @@ async fn connection(
     let user = peer.as_ref().map(|Peer(user)| user);
     let privileged = user.is_some_and(|user| user.is_in(MASTERS));
     if !place.establish(user) {
-        tracing::debug!("a connection is closed: all others are in use");
+        tracing::debug!("refusing connection, all places are in use");
         return;
     }
     let streams = if privileged {
@@ -162,8 +165,8 @@ async fn connection(
     let result = tokio::select! {
         result = connection.as_mut() => result,
         why = overdue(&activity, limits) => {
-            tracing::debug!(why, "a connection is closed");
-            // Said first, so that a client does not take it for a failure.
+            tracing::debug!(why, "closing connection");
+            // Announced first, so that the client does not see a failure.
             connection.as_mut().graceful_shutdown();
             match tokio::time::timeout(DRAIN, connection).await {
                 Ok(result) => result,
@@ -186,12 +189,12 @@ async fn connection(
         }
     };
     if let Err(error) = result {
-        // Clients go away all the time.
-        tracing::debug!(%error, "connection");
+        // Clients disconnect at any time.
+        tracing::debug!(%error, "connection failed");
     }
 }
 
-/// Resolves when the connection should end, with the reason.
+/// Completes when the connection should be closed, with the reason.
 async fn overdue(activity: &Activity, limits: &Limits) -> &'static str {
     loop {
         tokio::time::sleep(limits.idle.min(limits.unread) / 4).await;

@@ -1,4 +1,4 @@
-//! `/metrics`: what is asked, how long it takes, and how much is stored.
+//! Metrics of requests and of the store, served at `/metrics`.
 
 use super::health::with_type;
 use crate::rest::Api;
@@ -15,7 +15,7 @@ use prometheus::{
 };
 use std::time::Duration;
 
-/// The metrics of the HTTP side.
+/// Metrics of HTTP requests.
 #[derive(Debug, Clone)]
 pub(super) struct HttpMetrics {
     registry: Registry,
@@ -26,7 +26,7 @@ pub(super) struct HttpMetrics {
     longrunning: IntGaugeVec,
 }
 
-/// What a request is about, as labels.
+/// Labels of a request.
 #[derive(Debug)]
 pub(super) struct Labels {
     verb: &'static str,
@@ -49,7 +49,7 @@ impl Labels {
         ]
     }
 
-    /// The request changes nothing.
+    /// Returns true if the request is read-only.
     pub(super) fn reading(&self) -> bool {
         matches!(self.verb, "GET" | "LIST" | "WATCH")
     }
@@ -60,7 +60,7 @@ impl Labels {
     }
 }
 
-/// Counts a request as being worked on while it lives.
+/// Guard that counts a request as in progress.
 #[derive(Debug)]
 pub(super) struct InFlight(IntGauge);
 
@@ -130,9 +130,9 @@ impl HttpMetrics {
         })
     }
 
-    /// What a request is about.
+    /// Returns the labels of a request.
     pub(super) fn labels(&self, method: &Method, uri: &Uri) -> Labels {
-        // As the handlers read it, or a watch in other letters would pass for a short request.
+        // Decoded like in the handlers: a watch with escapes in its path must not pass for a short request.
         let decoded = |segment| percent_decode(segment).unwrap_or_default();
         let segments: Vec<String> = uri
             .path()
@@ -178,7 +178,7 @@ impl HttpMetrics {
             (false, true) => "namespace",
             (false, false) => "cluster",
         };
-        // Made-up paths must not make up time series.
+        // Unknown paths must not create time series.
         let known = self.kinds.find(group, version, resource);
         let label = |text: &str| {
             if known.is_some() {
@@ -202,7 +202,7 @@ impl HttpMetrics {
         }
     }
 
-    /// Counts a request as being worked on until the result is dropped.
+    /// Counts a request as in progress until the result is dropped.
     pub(super) fn begin(&self, labels: &Labels) -> InFlight {
         let gauge = if labels.long_running() {
             self.longrunning.with_label_values(&labels.values())
@@ -218,7 +218,7 @@ impl HttpMetrics {
         InFlight(gauge)
     }
 
-    /// Records the answer to a request.
+    /// Records the response to a request.
     pub(super) fn end(&self, labels: &Labels, status: StatusCode, took: Duration) {
         let [verb, group, version, resource, subresource, scope] = labels.values();
         let code = status.as_str();
@@ -231,7 +231,7 @@ impl HttpMetrics {
         }
     }
 
-    /// The answer to `/metrics`.
+    /// Returns the response to `/metrics`.
     pub(super) fn render(&self) -> Response {
         let mut text = Vec::new();
         match TextEncoder::new().encode(&self.registry.gather(), &mut text) {
@@ -244,7 +244,7 @@ impl HttpMetrics {
     }
 }
 
-/// Reads the store when the metrics are read.
+/// Collector that reads the store when metrics are gathered.
 struct StoreCollector {
     store: Store,
     objects: IntGaugeVec,

@@ -1,9 +1,8 @@
-//! Serving: who may ask (certificates, tokens), over what (TLS, HTTP/1.1 and h2), health, metrics.
+//! The HTTPS server: authentication (certificates, tokens), TLS, HTTP/1.1 and HTTP/2, health, metrics.
 //!
-//! Invariants: a stranger is told what everybody may know, health and version, and else is
-//! `system:anonymous`, to whom nothing is allowed from the start; secrets are
-//! written to files of mode 0600 and never logged; the server listens on loopback unless told
-//! otherwise in so many words.
+//! Invariants: clients without credentials get health and version, and are otherwise `system:anonymous`,
+//! which has no other permissions by default; secrets are written to files of mode 0600 and never logged; the
+//! server listens on loopback unless remote access is allowed explicitly.
 
 mod activity;
 mod auth;
@@ -43,43 +42,43 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// A kubeconfig whose certificate ends within this time is written again.
+/// A kubeconfig is renewed if its certificate expires within this time.
 const RENEWAL: Duration = Duration::from_secs(90 * 24 * 3600);
-/// The administrator of the kubeconfig.
+/// User and groups of the administrator's kubeconfig.
 const ADMIN: (&str, &[&str]) = ("kubernetes-admin", &["system:masters"]);
 
-/// The key (PKCS #8) that signs the tokens of service accounts, kept in `dir` and made there when
-/// missing; without `dir`, one for this process.
+/// Returns the key (PKCS #8) that signs service account tokens. It is read from `dir` and created there if
+/// missing; without `dir` it lives as long as the process.
 pub(crate) fn token_key(dir: Option<&Path>) -> Result<Vec<u8>, ServeError> {
     pki::token_key(dir)
 }
 
-/// What a [`Server`] serves, and how.
+/// Options of a [`Server`].
 #[derive(Debug)]
 pub(crate) struct ServerOptions {
     pub(crate) bind: SocketAddr,
     pub(crate) allow_remote: bool,
-    /// Where the authority is kept.
+    /// Directory of the certificate authority; `None`: in memory.
     pub(crate) pki_dir: Option<PathBuf>,
     pub(crate) clock: Clock,
     pub(crate) metrics: prometheus::Registry,
     pub(crate) limits: Limits,
-    /// Ends all streams.
+    /// Ends all streams when it is cancelled.
     pub(crate) stop: CancellationToken,
 }
 
-/// The serving side of the API server.
+/// The HTTPS server of the API.
 #[derive(Debug)]
 pub(crate) struct Server {
     options: ServerOptions,
     front: Front,
-    /// Made when it is first needed: tests in process never do.
+    /// Opened when first needed.
     authority: Mutex<Option<Arc<Authority>>>,
     bound: Mutex<Option<SocketAddr>>,
 }
 
 impl Server {
-    /// A server of `api`.
+    /// Creates a server of `api`.
     pub(crate) fn new(
         options: ServerOptions,
         api: &Api,
@@ -105,17 +104,17 @@ impl Server {
         })
     }
 
-    /// The service for callers in this process.
+    /// Returns the service for callers in this process.
     pub(crate) fn in_process(&self) -> Router {
         self.front.router(Access::InProcess)
     }
 
-    /// From now on `/readyz` answers that the server is ready.
+    /// Makes `/readyz` report that the server is ready.
     pub(crate) fn set_ready(&self) {
         self.front.health.set_ready();
     }
 
-    /// Opens the configured address.
+    /// Binds the configured address.
     pub(crate) async fn listen(&self) -> Result<TcpListener, ServeError> {
         let address = self.options.bind;
         self.check_reach(address)?;
@@ -160,8 +159,8 @@ impl Server {
         Ok(())
     }
 
-    /// Writes a kubeconfig of the administrator to `path`, unless the one that is there will do: what has a
-    /// copy of it goes on to work, and no more keys are valid than needed.
+    /// Writes a kubeconfig of the administrator to `path`. A valid one is kept, so that copies of it stay
+    /// valid and no unneeded credentials exist.
     pub(crate) fn write_kubeconfig(&self, path: &Path) -> Result<(), ServeError> {
         let address = self.bound.lock().unwrap_or(self.options.bind);
         if address.port() == 0 {
@@ -185,7 +184,7 @@ impl Server {
         secret_file::write(path, text.as_bytes())
     }
 
-    /// TLS for an HTTP/2 client of this server that is `user` in `groups`.
+    /// Returns the TLS configuration of an HTTP/2 client that is `user` in `groups`.
     pub(crate) fn client_tls(
         &self,
         user: &str,
@@ -195,7 +194,7 @@ impl Server {
         tls::client_config(&authority, authority.client(user, groups)?)
     }
 
-    /// The authority's certificate (PEM).
+    /// Returns the authority's certificate (PEM).
     pub(crate) fn authority_pem(&self) -> Result<String, ServeError> {
         Ok(self.authority()?.pem().to_owned())
     }

@@ -1,8 +1,7 @@
 //! The server's own certificate authority.
 //!
-//! The authority is made once and kept in the data directory, so that a kubeconfig stays valid over
-//! restarts. The certificates it signs, of the server and of the administrator, are made anew at
-//! every start and never stored.
+//! The authority is created once and kept in the data directory, so that a kubeconfig stays valid over
+//! restarts. The certificates it signs for the server and the administrator are not stored by this module.
 
 use super::{ServeError, secret_file};
 use jiff::{Timestamp, ToSpan, tz::TimeZone};
@@ -14,11 +13,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-/// Years an authority is valid.
+/// Validity of an authority in years.
 const CA_YEARS: i64 = 20;
-/// Years a certificate is valid.
+/// Validity of a certificate in years.
 const LEAF_YEARS: i64 = 5;
-/// The names a Kubernetes API server is reached by, inside a cluster and on its own machine.
+/// DNS names of a Kubernetes API server, inside a cluster and on its own machine.
 const SERVER_NAMES: &[&str] = &[
     "localhost",
     "kubernetes",
@@ -26,7 +25,7 @@ const SERVER_NAMES: &[&str] = &[
     "kubernetes.default.svc",
     "kubernetes.default.svc.cluster.local",
 ];
-/// The first address of the default service range, which the `kubernetes` service has.
+/// Address of the `kubernetes` service: the first one of the default service range.
 const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// A key and its certificate.
@@ -43,7 +42,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// The authority.
+/// A certificate authority.
 pub(super) struct Authority {
     certificate_pem: String,
     certificate: CertificateDer<'static>,
@@ -58,7 +57,7 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// The authority kept in `dir`, made there when missing; without `dir`, one for this process.
+    /// Opens the authority in `dir`, or creates it there if missing; without `dir`, creates one in memory.
     pub(super) fn open(dir: Option<&Path>, now: Timestamp) -> Result<Self, ServeError> {
         let Some(dir) = dir else {
             let key = generate("authority")?;
@@ -79,7 +78,7 @@ impl Authority {
                     .any(|window| window == point)
                 {
                     return Err(unreadable(
-                        "is not the certificate of ca.key beside it".into(),
+                        "is not the certificate of ca.key in the same directory".into(),
                     ));
                 }
                 Ok(Self {
@@ -89,7 +88,7 @@ impl Authority {
                     now,
                 })
             }
-            // The key is written last: a certificate alone was never used.
+            // The key is written last, so a certificate without a key was never used.
             (None, _) => {
                 let key = generate("authority")?;
                 let key_pem = key.serialize_pem();
@@ -100,7 +99,7 @@ impl Authority {
             }
             (Some(_), None) => Err(ServeError::certificate(
                 certificate_path.display().to_string(),
-                "is missing; remove ca.key beside it to make a new authority",
+                "is missing; remove ca.key from the same directory to create a new authority",
             )),
         }
     }
@@ -118,17 +117,17 @@ impl Authority {
         })
     }
 
-    /// The authority's certificate as PEM.
+    /// Returns the authority's certificate as PEM.
     pub(super) fn pem(&self) -> &str {
         &self.certificate_pem
     }
 
-    /// The authority's certificate.
+    /// Returns the authority's certificate.
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A certificate for the server, reached by the usual names and by `extra`.
+    /// Issues a server certificate for the usual names and the addresses `extra`.
     pub(super) fn server(&self, extra: &[IpAddr]) -> Result<Identity, ServeError> {
         let mut params = params(LEAF_YEARS, self.now)?;
         params
@@ -144,7 +143,7 @@ impl Authority {
             .nodename()
             .to_string_lossy()
             .into_owned();
-        // A host name that is no DNS name is simply not a name of the server.
+        // A host name that is not a valid DNS name is left out.
         if let Ok(name) = hostname.try_into() {
             params.subject_alt_names.push(SanType::DnsName(name));
         }
@@ -162,10 +161,10 @@ impl Authority {
         self.sign("server certificate", params)
     }
 
-    /// A certificate for the client `user` in `groups`.
+    /// Issues a certificate for the client `user` in the first of `groups`.
     pub(super) fn client(&self, user: &str, groups: &[&str]) -> Result<Identity, ServeError> {
         let mut params = params(LEAF_YEARS, self.now)?;
-        // The name has room for one organisation only, so further groups have no place.
+        // The builder accepts one organization only, so further groups are ignored.
         if let Some(group) = groups.first() {
             params
                 .distinguished_name
@@ -194,7 +193,7 @@ impl Authority {
     }
 }
 
-/// See [`super::token_key`].
+/// Returns the token signing key; [`super::token_key`] describes it.
 pub(super) fn token_key(dir: Option<&Path>) -> Result<Vec<u8>, ServeError> {
     let Some(dir) = dir else {
         return Ok(generate("token key")?.serialize_der());
@@ -221,7 +220,7 @@ fn issuer(key: KeyPair, now: Timestamp) -> Result<Issuer<'static, KeyPair>, Serv
     ))
 }
 
-/// The name of every authority of ours; a certificate names its issuer by it.
+/// Sets the name that every authority has, by which certificates refer to their issuer.
 fn authority_params(mut params: CertificateParams) -> CertificateParams {
     params
         .distinguished_name
@@ -235,7 +234,7 @@ fn authority_params(mut params: CertificateParams) -> CertificateParams {
     params
 }
 
-/// Nameless parameters, valid from yesterday (clocks differ) for `years`.
+/// Returns parameters without a name, valid from yesterday (clocks differ) for `years`.
 fn params(years: i64, now: Timestamp) -> Result<CertificateParams, ServeError> {
     let invalid = |e: jiff::Error| ServeError::certificate("validity of a certificate", e);
     let today = now.to_zoned(TimeZone::UTC).date();
@@ -247,7 +246,7 @@ fn params(years: i64, now: Timestamp) -> Result<CertificateParams, ServeError> {
         rcgen::date_time_ymd(
             i32::from(date.year()),
             date.month().unsigned_abs(),
-            // There is no 29 February in most years.
+            // Most years have no 29 February.
             date.day().unsigned_abs().min(28),
         )
     };

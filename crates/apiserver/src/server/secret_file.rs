@@ -1,4 +1,4 @@
-//! Files that hold secrets.
+//! Files with secrets.
 
 use super::ServeError;
 use std::fs::OpenOptions;
@@ -6,14 +6,13 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Whether only its owner may use the file.
+/// Returns true if only the owner may access the file.
 pub(super) fn is_private(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o077 == 0)
 }
 
-/// Writes `contents` to `path`, readable only by the owner. A reader sees the old or the new file,
-/// never a part of one.
+/// Writes `contents` to `path` atomically, readable only by the owner.
 pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
     let failed = |source| ServeError::file("write", path, source);
     if let Some(parent) = path
@@ -29,7 +28,7 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let unfinished = path.with_file_name(name);
-    // A left-over one may have other permissions.
+    // A stale one may have other permissions.
     let _ = std::fs::remove_file(&unfinished);
     let write = || {
         let mut options = OpenOptions::new();
@@ -41,8 +40,8 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), ServeError> {
         file.write_all(contents)?;
         file.sync_all()?;
         std::fs::rename(&unfinished, path)?;
-        // So that the new name survives a power failure; where a directory cannot be synced, it may
-        // not, which is no reason to fail.
+        // Syncing the directory makes the new name survive a power failure. Some directories cannot be
+        // synced, which is not an error.
         let parent = path
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty());

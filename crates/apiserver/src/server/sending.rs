@@ -1,4 +1,4 @@
-//! What clients have asked for and not read: bounds of users and connections.
+//! Limits on unread response data and long requests, per user and connection.
 
 use super::limits::Limits;
 use crate::authz::{MASTERS, User};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use tokio::sync::futures::OwnedNotified;
 
-/// The users that have requests in progress.
+/// Users with requests in progress.
 #[derive(Debug, Clone)]
 pub(super) struct Clients(Arc<Inner>);
 
@@ -29,7 +29,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct ClientTable {
     by_name: FxHashMap<String, Weak<ClientUsage>>,
-    /// Above this number those without requests are dropped.
+    /// Number of users above which those without requests are removed.
     sweep_at: usize,
 }
 
@@ -66,11 +66,11 @@ impl Clients {
         client
     }
 
-    /// Counts a request of `user` until the result is dropped; `None` for members of `system:masters`,
-    /// who have no limits. `long` requests are watches, followed logs and the like.
+    /// Counts a request of `user` until the result is dropped; `None` for members of `system:masters`, who
+    /// have no limits. `long` requests are watches, followed logs and the like.
     ///
     /// # Errors
-    /// 429 when the user has too many of them, or has left too much unread.
+    /// 429 if the user has too many long requests, or too much unread data.
     pub(super) fn admit(
         &self,
         user: &User,
@@ -122,7 +122,7 @@ impl Clients {
     }
 }
 
-/// Counts a long request of a user while it lives.
+/// Guard that counts a long request of a user.
 #[derive(Debug)]
 struct LongRequest(Arc<ClientUsage>);
 
@@ -136,18 +136,18 @@ impl Drop for LongRequest {
 #[derive(Debug)]
 pub(super) struct Admission {
     queues: SendQueues,
-    /// Keeps the user's counters.
+    /// Keeps the user's counters alive.
     client: Arc<ClientUsage>,
     _watches: Option<LongRequest>,
 }
 
 impl Admission {
-    /// Where the answer counts.
+    /// Returns the queues that the response is charged to.
     pub(super) fn queues(&self) -> &SendQueues {
         &self.queues
     }
 
-    /// `body`, whose bytes count until they are sent; it goes on only while there is room.
+    /// Wraps `body`: its bytes are charged until they are sent, and it pauses while a queue is full.
     pub(super) fn meter(self, body: Body) -> Body {
         let whole = body.size_hint().exact().unwrap_or(0);
         let whole = usize::try_from(whole).unwrap_or(usize::MAX);
@@ -161,21 +161,22 @@ impl Admission {
     }
 }
 
-/// The body of an answer that counts in queues.
+/// Body of a response that is charged to queues.
 struct Metered {
     body: Body,
-    /// Of a body whose length is known, from the start.
+    /// Charge of a body of known length, from the start.
     held: Charge,
-    /// Resolves when a full queue may have room again.
+    /// Completes when a full queue may have free space again.
     room: Option<Pin<Box<OwnedNotified>>>,
     admission: Admission,
 }
 
-/// Bytes on their way to the client.
+/// Bytes on their way to the client, with their charge.
 struct Unsent {
     bytes: Bytes,
     _charge: Charge,
-    /// Without it a request that comes when no answer is open would find an empty queue.
+    /// Keeps the queue alive: otherwise a request without other open responses would start with an empty
+    /// queue.
     _client: Arc<ClientUsage>,
 }
 
@@ -193,7 +194,7 @@ impl http_body::Body for Metered {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        // What is held already counts: waiting for itself it would never end.
+        // A body that is already charged in full must not wait for its own charge.
         while self.held.bytes() == 0 {
             if self.room.is_none() {
                 self.room = self.admission.queues.room();
@@ -253,7 +254,7 @@ mod tests {
         User::new("jane", ["system:authenticated"])
     }
 
-    /// An answer of unknown length, in parts of eight bytes.
+    /// Returns a body of unknown length, in parts of eight bytes.
     fn parts() -> Body {
         let part = || Ok::<_, Infallible>(Bytes::from_static(b"12345678"));
         Body::from_stream(futures::stream::repeat_with(part))

@@ -212,7 +212,7 @@ mod connections {
     use tokio_rustls::client::TlsStream;
     use tokio_util::sync::CancellationToken;
 
-    /// Tells when it is dropped.
+    /// Notifies when it is dropped.
     struct Sent(Arc<Notify>);
 
     impl Drop for Sent {
@@ -221,8 +221,8 @@ mod connections {
         }
     }
 
-    /// Connects to a server with these limits whose answers never end. What is notified tells when
-    /// it has given one up.
+    /// Connects to a server with these limits whose responses never end. The notification fires when the
+    /// server has dropped a response.
     async fn connect(limits: Limits) -> (TlsStream<TcpStream>, Arc<Notify>, CancellationToken) {
         let authority = Authority::open(None, Timestamp::now()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -265,7 +265,7 @@ mod connections {
         };
         let (mut stream, _, stop) = connect(limits).await;
         let mut rest = Vec::new();
-        // With or without a good-bye.
+        // With or without a TLS close notification.
         let _ = stream.read_to_end(&mut rest).await;
         stop.cancel();
     }

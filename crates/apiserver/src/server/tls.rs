@@ -1,4 +1,5 @@
-//! TLS: the server's certificate, optional client certificates of our own authority, h2 by ALPN.
+//! TLS configuration: the server's certificate, optional client certificates of its authority, HTTP/2 by
+//! ALPN.
 
 use super::ServeError;
 use super::pki::{Authority, Identity};
@@ -10,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The configuration of the TLS side of the server.
+/// Returns the TLS configuration of the server.
 pub(super) fn config(
     authority: &Authority,
     server: Identity,
@@ -30,7 +31,7 @@ pub(super) fn config(
     Ok(Arc::new(config))
 }
 
-/// Checks certificates of clients: those of `authority`.
+/// Returns the verifier of client certificates that `authority` signed.
 fn verifier(authority: &Authority) -> Result<Arc<dyn ClientCertVerifier>, ServeError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
@@ -44,7 +45,7 @@ fn verifier(authority: &Authority) -> Result<Arc<dyn ClientCertVerifier>, ServeE
         .map_err(|e| unusable(e.to_string()))
 }
 
-/// Whether this server will take `certificate` as that of a client at `then`.
+/// Returns true if the server will accept `certificate` as a client certificate at `then`.
 pub(super) fn will_accept(
     authority: &Authority,
     certificate: &CertificateDer<'_>,
@@ -56,7 +57,8 @@ pub(super) fn will_accept(
     Ok(verified.is_ok())
 }
 
-/// The configuration of a client that is `client` and trusts servers of `authority`.
+/// Returns the TLS configuration of a client with the credentials `client` that trusts servers of
+/// `authority`.
 pub(super) fn client_config(
     authority: &Authority,
     client: Identity,

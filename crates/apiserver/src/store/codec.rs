@@ -1,4 +1,4 @@
-//! How changes and entries are written into the payload of a frame.
+//! Binary encoding of changes and entries in the payload of a frame.
 //!
 //! A record is: kind, revision, table, namespace, name, and for a put also the revision of creation,
 //! the place of the version digits, the index, and the object's bytes. Numbers are LEB128, texts and
@@ -27,7 +27,7 @@ pub(super) enum Record {
     },
 }
 
-/// Appends `event`.
+/// Appends the record of `event`.
 pub(super) fn encode(out: &mut Vec<u8>, event: &Event) {
     match event.kind {
         EventKind::Put => encode_entry(out, &event.new),
@@ -35,7 +35,7 @@ pub(super) fn encode(out: &mut Vec<u8>, event: &Event) {
     }
 }
 
-/// Appends `entry` as a put.
+/// Appends the record of `entry` as a put.
 pub(super) fn encode_entry(out: &mut Vec<u8>, entry: &Entry) {
     encode_head(out, PUT, entry);
     put_number(out, entry.created);
@@ -82,7 +82,7 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Decodes payloads; shares the strings that repeat.
+/// Decodes payloads. Repeated strings share memory.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     interner: Interner,
@@ -90,7 +90,7 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// The records of `payload`, or what is wrong with it.
+    /// Calls `each` for every record of `payload`. Errors are the reason why it is invalid.
     pub(super) fn decode(
         &mut self,
         payload: &[u8],
@@ -201,7 +201,7 @@ impl<'a> Input<'a> {
         Err("number is too long")
     }
 
-    /// A count of things that take at least a byte each.
+    /// Reads a count of items that take at least a byte each.
     fn count(&mut self) -> Result<usize, &'static str> {
         let count = self.number()?;
         if count > self.0.len() as u64 {

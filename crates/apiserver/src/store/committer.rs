@@ -1,8 +1,8 @@
 //! The thread that makes writes durable.
 //!
-//! It takes all writes that wait, decides them one after the other, writes them to the log as one
-//! frame, syncs once, and only then publishes and answers. While the disk works the next writes
-//! queue up and share the next sync.
+//! It takes all queued writes, decides them in order, writes them to the log as one frame, syncs once, and
+//! only then publishes them and replies. While the disk works, further writes queue up and share the next
+//! sync.
 
 use super::disk::Disk;
 use super::files::Kind;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Writes in one frame.
+/// Most writes in one frame.
 const BATCH_WRITES: usize = 2048;
-/// Object bytes in one frame, roughly.
+/// Approximate limit of object bytes in one frame.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// What the thread is asked to do.
+/// A job of the thread.
 #[derive(Debug)]
 pub(super) enum Job {
     Write(Write, oneshot::Sender<Result<Arc<Entry>, StoreError>>),
@@ -32,7 +32,7 @@ pub(super) enum Job {
     Close(oneshot::Sender<()>),
 }
 
-/// The state of the thread.
+/// State of the thread.
 #[derive(Debug)]
 pub(super) struct Committer {
     pub(super) inner: Arc<Inner>,
@@ -41,22 +41,22 @@ pub(super) struct Committer {
     pub(super) dir: PathBuf,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) metrics: StoreMetrics,
-    /// Log bytes after which a snapshot is written, if the data itself is not larger.
+    /// Log bytes after which a snapshot is written, unless the data is larger.
     pub(super) snapshot_after: u64,
     pub(super) lock: File,
     pub(super) snapshot: Option<RunningSnapshot>,
 }
 
-/// A snapshot being written by its own thread.
+/// A snapshot that its own thread is writing.
 #[derive(Debug)]
 pub(super) struct RunningSnapshot {
     thread: JoinHandle<Result<(), StoreError>>,
-    /// Log bytes it will make obsolete.
+    /// Log bytes that it will make obsolete.
     covers: u64,
 }
 
 impl Committer {
-    /// Serves `jobs` until it is told to close or nobody can send any more.
+    /// Runs `jobs` until a close job, or until all senders are dropped.
     pub(super) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
         let mut closed = None;
         while let Some(job) = jobs.blocking_recv() {
@@ -76,10 +76,10 @@ impl Committer {
         jobs.close();
         self.wal.close(self.sequencer.revision());
         self.join_snapshot();
-        // Released before the answer: whoever waits for it may open the directory again. Said, and not
-        // only closed: a process that is being started has a copy of the file until it is another program.
+        // Unlocked before the reply, after which the directory may be opened again. Unlocked explicitly,
+        // because a process being spawned has a copy of the file descriptor until it executes its program.
         if let Err(error) = rustix::fs::flock(&self.lock, FlockOperation::Unlock) {
-            tracing::debug!(%error, "the directory is released by closing its lock");
+            tracing::debug!(%error, "failed to unlock the data directory, closing its lock file");
         }
         drop(self.lock);
         if let Some(closed) = closed {
@@ -102,8 +102,8 @@ impl Committer {
         None
     }
 
-    /// Commits `write` and the writes waiting behind it; returns the job that ended the batch, if
-    /// it was not a write.
+    /// Commits `write` and the writes queued behind it. Returns the job that ended the batch, if it was not a
+    /// write.
     fn commit(
         &mut self,
         write: Write,
@@ -155,9 +155,9 @@ impl Committer {
             Err(error) => {
                 self.metrics.errors.inc();
                 *self.inner.failure.lock() = Some(error.to_string());
-                tracing::error!(%error, writes = replies.len(), "write not durable, refused");
-                // Also those that changed nothing: they may have been judged by a write that is
-                // now void.
+                tracing::error!(%error, writes = replies.len(), "failed to write to the log, refusing the writes");
+                // Writes that changed nothing fail, too: their result may be based on a write that is now
+                // void.
                 for (reply, _) in replies {
                     let _ = reply.send(Err(error.clone()));
                 }
@@ -166,7 +166,7 @@ impl Committer {
         other
     }
 
-    /// Collects a finished snapshot, and begins one when the log has grown enough.
+    /// Completes a finished snapshot, and begins one when the log has grown enough.
     fn tend_snapshot(&mut self) {
         if self
             .snapshot
@@ -176,8 +176,8 @@ impl Committer {
             self.join_snapshot();
         }
         if self.snapshot.is_none() && self.wal.grown() > self.snapshot_after {
-            // Not more often than the log doubles the data: each object is then rewritten at
-            // most about once per write.
+            // Not before the log is as large as the data: each object is then rewritten about once per write
+            // at most.
             if self.wal.grown() > self.inner.live_bytes()
                 && let Err(error) = self.begin_snapshot()
             {
@@ -224,20 +224,20 @@ impl Committer {
     }
 
     fn join_snapshot(&mut self) {
-        // A failure was logged and counted; the log still holds everything.
+        // A failure was logged and counted; the log still has everything.
         let _ = self.finish_snapshot();
     }
 
     fn snapshot_failed(&mut self, error: &StoreError, covers: u64) {
         self.metrics.errors.inc();
-        // The log keeps everything; try again when it has grown by another half.
+        // The log keeps everything; retry when it has grown by another half.
         self.wal.add_growth(covers);
         self.snapshot_after = self.wal.grown().saturating_add(self.wal.grown() / 2);
-        tracing::warn!(%error, "no snapshot; the log is kept");
+        tracing::warn!(%error, "failed to write snapshot, keeping the log");
     }
 }
 
-/// Writes the snapshot and removes what it makes obsolete.
+/// Writes a snapshot and removes the files that it makes obsolete.
 fn write_snapshot(
     dir: &Path,
     disk: &dyn Disk,
@@ -258,11 +258,11 @@ fn write_snapshot(
                 .any(|kind| kind.revision_of(name).is_some_and(|other| other < revision))
         })
         .collect();
-    // Oldest first: a crash in between must not leave a hole in the log.
+    // Oldest first: a crash in between must not leave a gap in the log.
     obsolete.sort();
     for path in obsolete {
         if let Err(error) = std::fs::remove_file(&path) {
-            tracing::warn!(path = %path.display(), %error, "remove obsolete file");
+            tracing::warn!(path = %path.display(), %error, "failed to remove obsolete file");
         }
     }
     tracing::debug!(revision, entries = entries.len(), bytes, "snapshot written");

@@ -1,27 +1,27 @@
-//! The few file operations the log needs, behind a trait so that tests can make them fail.
+//! File operations of the log, behind a trait so that tests can make them fail.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Makes files.
+/// Creates files.
 pub(super) trait Disk: Debug + Send + Sync {
-    /// An empty file at `path`, replacing what is there.
+    /// Creates an empty file at `path`, replacing an existing one.
     fn create(&self, path: &Path) -> io::Result<Box<dyn LogFile>>;
 }
 
-/// A file that is written from front to back.
+/// A file that is written sequentially.
 pub(super) trait LogFile: Debug + Send {
-    /// Writes `bytes` at the end; after an error, a part of them may be there.
+    /// Appends `bytes`; after an error, a part of them may have been written.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Returns when everything written is on the disk.
+    /// Syncs everything written to the disk.
     fn sync(&mut self) -> io::Result<()>;
-    /// Cuts the file to `length` bytes.
+    /// Truncates the file to `length` bytes.
     fn truncate(&mut self, length: u64) -> io::Result<()>;
 }
 
-/// The operating system's files.
+/// The files of the operating system.
 #[derive(Debug)]
 pub(super) struct Os;
 
@@ -50,7 +50,7 @@ impl LogFile for File {
     }
 }
 
-/// Makes the names in directory `dir` durable.
+/// Syncs the names in directory `dir` to the disk.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }

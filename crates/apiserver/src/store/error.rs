@@ -1,4 +1,4 @@
-//! Why the store refused.
+//! Errors of the store.
 
 use super::{Entry, Key, Revision, TableId};
 use std::io;
@@ -8,80 +8,80 @@ use std::sync::Arc;
 /// An error of the store. Cheap to clone: one failed fsync fails every write of its batch.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// Update or delete of an object that is not there.
+    /// The object to update or delete does not exist.
     #[error("{table} {key} not found")]
     NotFound {
-        /// The table asked.
+        /// Table of the object.
         table: TableId,
-        /// The key asked for.
+        /// Key of the object.
         key: Key,
     },
-    /// Create of an object that is there.
+    /// The object to create exists already.
     #[error("{} {} already exists", .current.table, .current.key)]
     Exists {
-        /// The version that is there.
+        /// Its current version.
         current: Arc<Entry>,
     },
     /// The expected revision, or the expected uid, is not the current one.
     #[error("{} {} is at revision {}, uid {}: precondition failed", .current.table, .current.key, .current.revision, .current.index.uid)]
     Conflict {
-        /// The version that is there.
+        /// The current version.
         current: Arc<Entry>,
     },
     /// The revision is older than the history that is kept.
     #[error("too old resource version: {requested} ({oldest})")]
     Expired {
-        /// The revision asked for.
+        /// The requested revision.
         requested: Revision,
         /// The oldest revision that can be served.
         oldest: Revision,
     },
-    /// A list at an exact revision that has not been reached yet.
+    /// The revision of a list has not been reached yet.
     #[error("revision {requested} is in the future, the newest is {current}")]
     Future {
-        /// The revision asked for.
+        /// The requested revision.
         requested: Revision,
         /// The newest revision.
         current: Revision,
     },
-    /// Only JSON objects can be stored.
+    /// The value to store is not a JSON object.
     #[error("{table} {key}: value is not a JSON object")]
     NotAnObject {
-        /// The table written to.
+        /// Table of the object.
         table: TableId,
-        /// The key written to.
+        /// Key of the object.
         key: Key,
     },
-    /// The object has more bytes than are stored.
+    /// The object exceeds the size limit.
     #[error("{table} {key}: object of {size} bytes is too large, the limit is {limit}")]
     TooLarge {
-        /// The table written to.
+        /// Table of the object.
         table: TableId,
-        /// The key written to.
+        /// Key of the object.
         key: Key,
-        /// Bytes of the object.
+        /// Size of the object in bytes.
         size: usize,
-        /// Bytes allowed.
+        /// Size limit in bytes.
         limit: usize,
     },
-    /// Reading or writing a file failed. The write that reports it did not happen.
+    /// A file could not be read or written. The write that reports it did not happen.
     #[error("{action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// Failed operation.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: Arc<io::Error>,
     },
-    /// A file that was written completely does not read back.
+    /// A file that was written completely cannot be read back.
     #[error(
         "{path} is corrupt at byte {offset}: {reason}; restore it from a backup, or move the directory away to start empty"
     )]
     Corrupt {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
         /// What is wrong there.
         reason: String,
@@ -89,18 +89,18 @@ pub enum StoreError {
     /// Another process has the data directory open.
     #[error("data directory {dir} is in use by {holder}")]
     Locked {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
-        /// Who holds it.
+        /// Process that has it open.
         holder: String,
     },
-    /// The store was closed.
-    #[error("the store is closed")]
+    /// The store is closed.
+    #[error("store is closed")]
     Closed,
 }
 
 impl StoreError {
-    /// An [`StoreError::Io`] for `action` on `path`.
+    /// Returns an [`StoreError::Io`] for `action` on `path`.
     pub(super) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io {
             action,

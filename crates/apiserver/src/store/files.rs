@@ -1,19 +1,18 @@
-//! The names and the first bytes of the files in a data directory.
+//! Names and headers of the files in a data directory.
 //!
-//! `wal-<base>.log`: segments of the log; all revisions in one are after its base. Each names its
-//! predecessor and how long that had become, so that a missing or shortened segment is noticed, and
-//! what a failed write left behind its end is not taken for data. `snapshot-<revision>.db`: all
-//! entries at a revision; segments with an older base are not needed any more. `lock`: held by the
-//! process that has the directory open.
+//! `wal-<base>.log`: segments of the log; all revisions in one are after its base. Each records its
+//! predecessor and the predecessor's length, so that a missing or truncated segment is detected and remains
+//! of a failed write after its end are not read as data. `snapshot-<revision>.db`: all entries at a revision;
+//! segments with an older base are obsolete. `lock`: locked by the process that has the directory open.
 
 use super::Revision;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a file header.
+/// Size of a file header in bytes.
 pub(super) const HEADER: usize = 48;
 const VERSION: u32 = 1;
 
-/// What kind of file it is.
+/// Kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Segment,
@@ -35,13 +34,13 @@ impl Kind {
         }
     }
 
-    /// The path of the file of this kind for `revision` in `dir`.
+    /// Returns the path of the file of this kind for `revision` in `dir`.
     pub(super) fn path(self, dir: &Path, revision: Revision) -> PathBuf {
         let (prefix, suffix) = self.affixes();
         dir.join(format!("{prefix}{revision:020}{suffix}"))
     }
 
-    /// The revision in the file name, if it is one of this kind.
+    /// Parses the revision in the name of a file of this kind; `None` for other names.
     pub(super) fn revision_of(self, name: &str) -> Option<Revision> {
         let (prefix, suffix) = self.affixes();
         name.strip_prefix(prefix)?
@@ -51,14 +50,14 @@ impl Kind {
     }
 }
 
-/// The first bytes of a file.
+/// Header of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Segment: its base. Snapshot: its revision.
+    /// Base of a segment, or revision of a snapshot.
     pub(super) revision: Revision,
-    /// Segment: the base of the one before; 0 for none.
+    /// Base of the previous segment; 0: none.
     pub(super) previous: Revision,
-    /// Segment: how many bytes of the one before are data.
+    /// Length of the data of the previous segment, in bytes.
     pub(super) previous_length: u64,
 }
 
@@ -75,7 +74,7 @@ impl Header {
         bytes
     }
 
-    /// Parses a header, or says what is wrong with it.
+    /// Parses a header. Errors are the reason why it is invalid.
     pub(super) fn decode(kind: Kind, bytes: &[u8]) -> Result<Self, &'static str> {
         let bytes: &[u8; HEADER] = bytes
             .get(..HEADER)

@@ -1,18 +1,18 @@
-//! Frames: the checked units of log and snapshot files.
+//! Frames: the checksummed units of log and snapshot files.
 //!
-//! A frame is a 24-byte head (magic, payload length, last revision in it, CRC of the payload, CRC of
-//! the head) and the payload. One group commit is one frame, and the next is written only when this
-//! one is on the disk. So a damaged frame with a valid one after it is damage to acknowledged data. The
-//! last frame of a log may be torn: a crash left it too short, or with a part that was never written,
-//! which reads as zeros. One that is there in full was possibly acknowledged.
+//! A frame is a 24-byte head (magic, payload length, last revision in it, CRC of the payload, CRC of the
+//! head) and the payload. One group commit is one frame, and the next is written only when this one is on the
+//! disk. So a damaged frame with a valid one after it is damage to acknowledged data. The last frame of a log
+//! may be torn: after a crash it may be too short, or have a part that was never written, which reads as
+//! zeros. A complete one may have been acknowledged.
 
 use super::Revision;
 use std::io::{self, Read};
 
 const MAGIC: [u8; 4] = *b"KFr1";
-/// Bytes of a frame before its payload.
+/// Size of the head of a frame in bytes.
 pub(super) const HEAD: usize = 24;
-/// Larger payloads are not written; a larger length is damage.
+/// Largest payload in bytes; a larger length is damage.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 
 /// Starts a frame in `out`: the payload is appended to it, then [`finish`] is called.
@@ -25,7 +25,7 @@ pub(super) fn begin(out: &mut Vec<u8>) {
 pub(super) fn finish(out: &mut [u8], revision: Revision) {
     let (head, payload) = out.split_at_mut(HEAD);
     head[..4].copy_from_slice(&MAGIC);
-    // Batches are cut long before 4 GiB.
+    // Batches end long before 4 GiB.
     head[4..8].copy_from_slice(
         &u32::try_from(payload.len())
             .unwrap_or(u32::MAX)
@@ -37,7 +37,7 @@ pub(super) fn finish(out: &mut [u8], revision: Revision) {
     head[20..24].copy_from_slice(&check);
 }
 
-/// The parts of a frame's head.
+/// Parsed head of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     pub(super) length: usize,
@@ -46,7 +46,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Parses `bytes`; `None` when they are not the head of a frame.
+    /// Parses `bytes`; `None` if they are not the head of a frame.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let head: &[u8; HEAD] = bytes.get(..HEAD)?.try_into().ok()?;
         let word =
@@ -64,14 +64,14 @@ impl Head {
     }
 }
 
-/// What comes next in a file.
+/// Result of reading a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// A frame with this revision; its payload is in the buffer.
     Frame(Revision),
-    /// The end of the file, between frames.
+    /// The end of the file after a complete frame.
     End,
-    /// Something that is not a whole frame.
+    /// Data that is not a complete frame.
     Damaged(&'static str),
 }
 
@@ -97,15 +97,15 @@ pub(super) fn read(input: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<N
     })
 }
 
-/// The offset of the first frame head in `bytes` that belongs to a revision after `after`.
+/// Returns the offset of the first frame head in `bytes` with a revision of at least `after`.
 pub(super) fn find(bytes: &[u8], after: Revision) -> Option<usize> {
     bytes.windows(HEAD).position(|window| {
         window[..4] == MAGIC && Head::parse(window).is_some_and(|head| head.revision >= after)
     })
 }
 
-/// Whether a part of `tail`, which was read at `offset` of a file, was never written: it ends in a zero,
-/// which no frame with a payload does, or one of its disk sectors is empty, which text never is.
+/// Returns true if a part of `tail`, read at `offset` of a file, was never written: it ends in a zero, which
+/// no frame with a payload does, or one of its disk sectors is all zeros, which text never is.
 pub(super) fn is_partly_unwritten(tail: &[u8], offset: u64) -> bool {
     const SECTOR: usize = 512;
     // Always less than a sector.

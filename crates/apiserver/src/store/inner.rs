@@ -1,4 +1,4 @@
-//! The readable state of the store: changed only by the writer, read by everybody.
+//! State of the store in memory, changed only by the writer.
 
 use super::table::Table;
 use super::{Entry, Event, HistoryLimits, Key, Revision, StoreOptions, TableId};
@@ -10,47 +10,47 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// The tables and the revision up to which they are visible.
+/// Tables, and the revision up to which they are visible.
 #[derive(Debug)]
 pub(super) struct Inner {
     tables: RwLock<Tables>,
-    /// Everything up to here is in the tables. Shared with watchers.
+    /// Revision up to which all changes are in the tables. Shared with watchers.
     published: Arc<AtomicU64>,
     advanced: Notify,
     clock: Clock,
     limits: HistoryLimits,
-    /// The revision the history starts at: that of the snapshot loaded, or the first.
+    /// Revision at which the history starts: that of the loaded snapshot, or the first.
     pub(super) base: Revision,
-    /// What made the last write fail; `None` after one that did not.
+    /// Error of the last write; `None` if it succeeded.
     pub(super) failure: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
 struct Tables {
     by_id: FxHashMap<TableId, Arc<Table>>,
-    /// When tables were removed: a table made anew knows nothing from before.
+    /// Revisions at which tables were removed: the history of a recreated table starts there.
     removed: FxHashMap<TableId, Revision>,
 }
 
-/// The size of one table, for metrics.
+/// Size of one table, for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableStats {
     /// The table.
     pub table: TableId,
-    /// Current objects.
+    /// Number of current objects.
     pub objects: usize,
     /// Bytes of the current objects.
     pub bytes: usize,
-    /// Changes held as history.
+    /// Number of changes in the history.
     pub history_events: usize,
-    /// Bytes held as history.
+    /// Bytes in the history.
     pub history_bytes: usize,
-    /// Open watches.
+    /// Number of open watches.
     pub watchers: usize,
 }
 
 impl Inner {
-    /// No tables, at revision `base`.
+    /// Creates a state without tables at revision `base`.
     pub(super) fn new(options: &StoreOptions, base: Revision) -> Self {
         Self {
             tables: RwLock::default(),
@@ -63,29 +63,29 @@ impl Inner {
         }
     }
 
-    /// The newest visible revision.
+    /// Returns the newest visible revision.
     pub(super) fn published(&self) -> &Arc<AtomicU64> {
         &self.published
     }
 
-    /// Resolves at the next publication.
+    /// Completes at the next publication.
     pub(super) fn advanced(&self) -> Notified<'_> {
         self.advanced.notified()
     }
 
-    /// The current version of an object.
+    /// Returns the current version of an object.
     pub(super) fn get(&self, table: &TableId, key: &Key) -> Option<Arc<Entry>> {
         let table = self.tables.read().by_id.get(table).cloned()?;
         table.state.read().entries.get(key).cloned()
     }
 
-    /// Bytes of the current versions of all objects of a table.
+    /// Returns the bytes of the current versions of all objects of a table.
     pub(super) fn table_bytes(&self, table: &TableId) -> usize {
         let table = self.tables.read().by_id.get(table).cloned();
         table.map_or(0, |table| table.state.read().bytes)
     }
 
-    /// The current versions of what names `owner` as an owner.
+    /// Returns the current versions of the objects that have `owner` as an owner.
     pub(super) fn owned(&self, table: &TableId, owner: &str) -> Vec<Arc<Entry>> {
         let Some(table) = self.tables.read().by_id.get(table).cloned() else {
             return Vec::new();
@@ -94,7 +94,7 @@ impl Inner {
         state.owned_by(owner).cloned().collect()
     }
 
-    /// The table `id`, made when it is not there.
+    /// Returns the table `id`, created if it does not exist.
     pub(super) fn table(&self, id: &TableId) -> Arc<Table> {
         if let Some(table) = self.tables.read().by_id.get(id) {
             return Arc::clone(table);
@@ -108,7 +108,7 @@ impl Inner {
         Arc::clone(table)
     }
 
-    /// Drops the table `id` with its history; its watchers lag.
+    /// Removes the table `id` with its history; its watchers then lag.
     pub(super) fn forget(&self, id: &TableId) {
         let mut tables = self.tables.write();
         tables
@@ -120,7 +120,7 @@ impl Inner {
         }
     }
 
-    /// Makes `events`, in revision order, visible to readers and watchers. Only for the writer.
+    /// Makes `events`, in revision order, visible to readers and watchers. Called only by the writer.
     pub(super) fn publish(&self, events: impl IntoIterator<Item = Event>) {
         let now = self.clock.now().as_millisecond();
         for event in events {
@@ -131,7 +131,7 @@ impl Inner {
         self.advanced.notify_waiters();
     }
 
-    /// All current versions. Consistent only when called by the writer.
+    /// Returns all current versions. Consistent only if called by the writer.
     pub(super) fn all_entries(&self) -> Vec<Arc<Entry>> {
         let mut entries = Vec::new();
         for table in self.all_tables() {
@@ -140,7 +140,7 @@ impl Inner {
         entries
     }
 
-    /// Bytes of all current versions.
+    /// Returns the bytes of all current versions.
     pub(super) fn live_bytes(&self) -> u64 {
         self.all_tables()
             .iter()
@@ -148,7 +148,7 @@ impl Inner {
             .sum()
     }
 
-    /// The sizes of all tables, ordered by id.
+    /// Returns the sizes of all tables, ordered by id.
     pub(super) fn stats(&self) -> Vec<TableStats> {
         let mut stats: Vec<_> = self
             .all_tables()

@@ -1,8 +1,8 @@
 //! Reads a range of a table as of one revision, in short steps.
 //!
-//! A step holds the table's read lock for a bounded number of keys, so that a list of everything
-//! does not stop the writer. Between steps the table may change; those changes are undone from the
-//! history, which also serves lists at a revision in the past.
+//! A step holds the table's read lock for a bounded number of keys, so that a list of everything does not
+//! block the writer. Between steps the table may change; those changes are undone from the history, which
+//! also serves lists at an earlier revision.
 
 use super::table::{Table, TableState};
 use super::{Entry, Key, Page, Revision, StoreError};
@@ -11,10 +11,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Keys looked at under one hold of the lock.
+/// Keys read under one hold of the lock.
 const STEP_KEYS: usize = 1024;
 
-/// What to read.
+/// Range and revision to read.
 pub(super) struct Query<'a> {
     pub(super) namespace: Option<&'a str>,
     pub(super) at: Option<Revision>,
@@ -29,8 +29,8 @@ pub(super) fn read(
     published: &AtomicU64,
     query: &Query<'_>,
 ) -> Result<Page, StoreError> {
-    // A read of the current state starts again when the history is compacted under it, and the
-    // last time does not let go of the lock.
+    // A read of the current state restarts if the history is compacted meanwhile; the last attempt holds the
+    // lock throughout.
     for _ in 0..2 {
         match Reader::new(query).run(table, published, STEP_KEYS) {
             Err(StoreError::Expired { .. }) if query.at.is_none() => {}
@@ -42,9 +42,9 @@ pub(super) fn read(
 
 struct Reader<'a> {
     query: &'a Query<'a>,
-    /// The versions at the read's revision of all keys that changed since.
+    /// Versions at the read's revision of all keys that changed since.
     undo: BTreeMap<Key, Option<Arc<Entry>>>,
-    /// Changes up to here are in `undo`.
+    /// Revision up to which changes are in `undo`.
     undone: Revision,
     position: Bound<Key>,
     items: Vec<Arc<Entry>>,
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
             let at = match revision {
                 Some(at) => at,
                 None => {
-                    // Whatever is published by now is in the table, and so is its last change.
+                    // Everything published by now is in the table, and so is its last change.
                     let current = published.load(Ordering::Acquire).max(state.last);
                     let at = self.query.at.unwrap_or(current);
                     if at > current {
@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
                     if rest.next().is_none() {
                         return Step::End;
                     }
-                    // To count is to walk over all of them: once for a list, not once a page.
+                    // Counting walks over all remaining keys, so it is done once per list, not once per page.
                     let first = self.query.after.is_none() || self.query.at.is_none();
                     let remaining = first.then(|| 1 + rest.count() as u64);
                     return Step::Full(key.clone(), remaining);
@@ -179,7 +179,7 @@ enum Step {
     Full(Key, Option<u64>),
 }
 
-/// The union of two ordered maps by key; the undo map wins.
+/// Union of two ordered maps by key; the undo map takes precedence.
 struct Merged<'a, C, U>
 where
     C: Iterator<Item = (&'a Key, &'a Arc<Entry>)>,

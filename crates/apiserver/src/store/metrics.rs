@@ -1,22 +1,22 @@
-//! What the store counts about itself.
+//! Metrics of the store.
 
 use prometheus::{Histogram, HistogramOpts, IntCounter, Registry};
 
-/// The store's own metrics. Clones share them.
+/// The store's metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct StoreMetrics {
-    /// Seconds the disk took to confirm a batch.
+    /// Time in seconds that the disk took to sync a batch.
     pub sync_seconds: Histogram,
-    /// Writes that shared one confirmation.
+    /// Number of writes that shared one sync.
     pub batch_writes: Histogram,
-    /// Failed batches and snapshots.
+    /// Number of failed batches and snapshots.
     pub errors: IntCounter,
-    /// Snapshots written.
+    /// Number of written snapshots.
     pub snapshots: IntCounter,
 }
 
 impl StoreMetrics {
-    /// Fresh metrics.
+    /// Creates the metrics.
     pub(super) fn new() -> Result<Self, prometheus::Error> {
         let sync_buckets = prometheus::exponential_buckets(0.000_1, 2.0, 15)?;
         let batch_buckets = prometheus::exponential_buckets(1.0, 2.0, 12)?;
@@ -46,10 +46,10 @@ impl StoreMetrics {
         })
     }
 
-    /// Registers them all.
+    /// Registers all metrics.
     ///
     /// # Errors
-    /// When `registry` has metrics of these names.
+    /// If `registry` has metrics with these names already.
     pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         registry.register(Box::new(self.sync_seconds.clone()))?;
         registry.register(Box::new(self.batch_writes.clone()))?;

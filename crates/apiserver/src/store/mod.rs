@@ -1,13 +1,12 @@
-//! The storage of the control plane: a single-writer, multi-version store of JSON objects.
+//! Storage of the control plane: a single-writer, multi-version store of JSON objects.
 //!
-//! Every write passes one sequencer, which gives it the next [`Revision`]. Readers take snapshots of
-//! `Arc`s from memory and never wait for a disk. With [`Backing::Dir`] a write becomes visible, and
-//! its future resolves, only when it is in the write-ahead log on disk; concurrent writers share one
-//! fsync. A table keeps a bounded history, from which watches start in the past and pages of one
-//! list stay consistent.
+//! Every write passes one sequencer, which gives it the next [`Revision`]. Readers take snapshots of `Arc`s
+//! from memory and never wait for a disk. With [`Backing::Dir`] a write becomes visible, and its future
+//! completes, only when it is in the write-ahead log on disk; concurrent writers share one fsync. A table
+//! keeps a bounded history, from which watches start in the past and pages of one list stay consistent.
 //!
-//! Invariants: a revision is never used twice, not even by a write that failed; what one reader has
-//! seen, no crash can undo; the history of a table is complete after its compaction point.
+//! Invariants: a revision is never used twice, not even by a write that failed; no crash can undo what a
+//! reader has seen; the history of a table is complete after its compaction point.
 
 mod codec;
 mod committer;
@@ -54,42 +53,43 @@ use std::sync::atomic::Ordering;
 use tokio::sync::{mpsc, oneshot};
 use wal::Wal;
 
-/// The first revision of an empty store minus one; low enough to read, never 0.
+/// Revision of an empty store; small enough to read, never 0.
 const FIRST_REVISION: Revision = 1000;
-/// Writes that wait for the disk before further writers have to wait to queue up.
+/// Capacity of the queue of writes; further writers wait.
 const QUEUED_WRITES: usize = 8192;
-/// Bytes of one object: patches must not make one grow without end. As etcd in Kubernetes.
+/// Largest object in bytes, as in Kubernetes with etcd: repeated patches must not make an object grow without
+/// limit.
 const MAX_OBJECT_BYTES: usize = 1536 * 1024;
 /// Log bytes after which a snapshot replaces the log, unless the data is larger.
 const SNAPSHOT_AFTER_BYTES: u64 = 64 << 20;
 
-/// Where the store keeps its objects.
+/// Storage of the objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backing {
-    /// Nowhere: gone with the process.
+    /// Memory only: lost with the process.
     Memory,
-    /// In files below this directory, created when missing.
+    /// Files below this directory, which is created if missing.
     Dir(PathBuf),
 }
 
-/// What must have happened before a write in a directory is acknowledged.
+/// When a write to a directory is acknowledged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// It is on the disk: survives a power failure.
+    /// When it is on the disk: it survives a power failure.
     #[default]
     Fsync,
-    /// The operating system has it: survives the death of the process, not of the machine.
+    /// When the operating system has it: it survives the end of the process, but not of the machine.
     Os,
 }
 
-/// How to open a [`Store`].
+/// Options of a [`Store`].
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Where objects are kept.
+    /// Storage of the objects.
     pub backing: Backing,
-    /// Time, for the age of history.
+    /// Clock for the age of the history.
     pub clock: Clock,
-    /// How much history to keep.
+    /// Limits of the history.
     pub history: HistoryLimits,
     /// When a write counts as durable.
     pub durability: Durability,
@@ -99,7 +99,7 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// Options for a store with default limits.
+    /// Returns options with default limits.
     #[must_use]
     pub fn new(backing: Backing, clock: Clock) -> Self {
         Self {
@@ -112,13 +112,13 @@ impl StoreOptions {
         }
     }
 
-    /// Options for a store in memory.
+    /// Returns options of a store in memory.
     #[must_use]
     pub fn memory(clock: Clock) -> Self {
         Self::new(Backing::Memory, clock)
     }
 
-    /// Options for a store in directory `dir`.
+    /// Returns options of a store in directory `dir`.
     #[must_use]
     pub fn dir(dir: impl Into<PathBuf>, clock: Clock) -> Self {
         Self::new(Backing::Dir(dir.into()), clock)
@@ -135,17 +135,17 @@ pub struct Store {
 
 #[derive(Debug)]
 enum Writer {
-    /// Writes happen in the caller, under this lock.
+    /// Writes run in the caller, under this lock.
     Memory(Mutex<Sequencer>),
     /// Writes are sent to the thread that owns the log.
     Durable(mpsc::Sender<Job>),
 }
 
 impl Store {
-    /// Opens the store and loads what it holds.
+    /// Opens the store and loads its data.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] when another process has the directory, [`StoreError::Corrupt`] when
+    /// [`StoreError::Locked`] if another process has the directory open, [`StoreError::Corrupt`] if
     /// acknowledged data cannot be read back, [`StoreError::Io`].
     pub async fn open(options: StoreOptions) -> Result<Self, StoreError> {
         let metrics = StoreMetrics::new().map_err(|error| {
@@ -207,23 +207,23 @@ impl Store {
         })
     }
 
-    /// Finishes the writes in progress, closes the log in order and releases the directory. Reads
-    /// still work afterwards, writes fail with [`StoreError::Closed`]. Without it nothing is lost:
-    /// the log is always ready for the process to die.
+    /// Finishes the writes in progress, closes the log and releases the directory. Afterwards reads still
+    /// work, and writes fail with [`StoreError::Closed`]. No acknowledged write is lost without it: the
+    /// process may end at any time.
     pub async fn close(&self) {
         if let Writer::Durable(jobs) = &*self.writer {
             let (reply, closed) = oneshot::channel();
             if jobs.send(Job::Close(reply)).await.is_ok() {
-                // An error means that somebody else closed it.
+                // An error means that another caller has closed it.
                 let _ = closed.await;
             }
         }
     }
 
-    /// Replaces the log by a snapshot now. In memory, does nothing.
+    /// Replaces the log with a snapshot now. Does nothing in memory.
     ///
     /// # Errors
-    /// When it cannot be written; the log is kept then.
+    /// If it cannot be written; the log is then kept.
     pub async fn snapshot(&self) -> Result<(), StoreError> {
         let Writer::Durable(jobs) = &*self.writer else {
             return Ok(());
@@ -235,20 +235,20 @@ impl Store {
         done.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// What the store counts about itself.
+    /// Returns the store's metrics.
     #[must_use]
     pub fn metrics(&self) -> &StoreMetrics {
         &self.metrics
     }
 
-    /// What made the last write fail, if it did: a full disk, for example. The store serves reads
+    /// Returns the error of the last write if it failed, for example because the disk is full. Reads work
     /// meanwhile, and every write tries again.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         self.inner.failure.lock().clone()
     }
 
-    /// The newest visible revision.
+    /// Returns the newest visible revision.
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.inner.published().load(Ordering::Acquire)
@@ -259,7 +259,7 @@ impl Store {
         loop {
             let advanced = self.inner.advanced();
             tokio::pin!(advanced);
-            // Registered before looking, so that no advance is missed.
+            // Registered before the check, so that no advance is missed.
             advanced.as_mut().enable();
             if self.revision() >= revision {
                 return;
@@ -268,26 +268,26 @@ impl Store {
         }
     }
 
-    /// The current version of an object.
+    /// Returns the current version of an object.
     #[must_use]
     pub fn get(&self, table: &TableId, key: &Key) -> Option<Arc<Entry>> {
         self.inner.get(table, key)
     }
 
-    /// The current versions of the objects in `table` that name `owner`, a uid, as an owner,
-    /// ordered by key.
+    /// Returns the current versions of the objects in `table` that have `owner`, a uid, as an owner, ordered
+    /// by key.
     #[must_use]
     pub fn owned(&self, table: &TableId, owner: &str) -> Vec<Arc<Entry>> {
         self.inner.owned(table, owner)
     }
 
-    /// One page of the entries of `table` that pass `filter`, ordered by key, exact at revision
-    /// `at` or, without it, at the newest one. `after` is the [`Page::next`] of the page before;
-    /// pass that page's revision as `at` with it.
+    /// Returns one page of the entries of `table` that match `filter`, ordered by key, exact at revision `at`
+    /// or, without it, at the newest one. `after` is the [`Page::next`] of the previous page; pass that
+    /// page's revision as `at` with it.
     ///
     /// # Errors
-    /// [`StoreError::Expired`] when the history does not reach back to `at`,
-    /// [`StoreError::Future`] when `at` is not reached yet.
+    /// [`StoreError::Expired`] if the history does not reach back to `at`, [`StoreError::Future`] if `at` is
+    /// not reached yet.
     pub fn list(
         &self,
         table: &TableId,
@@ -307,7 +307,7 @@ impl Store {
         list::read(&self.inner.table(table), self.inner.published(), &query)
     }
 
-    /// The entries of `table` that pass `filter`, as they are now, ordered by key.
+    /// Returns the current entries of `table` that match `filter`, ordered by key.
     #[must_use]
     pub fn all(
         &self,
@@ -315,26 +315,26 @@ impl Store {
         namespace: Option<&str>,
         filter: &dyn Fn(&Entry) -> bool,
     ) -> Vec<Arc<Entry>> {
-        // What is newest is there: it is neither forgotten nor still to come.
+        // A list of the newest revision never expires and is never in the future.
         let page = self.list(table, namespace, None, None, None, filter);
         page.map(|page| page.items).unwrap_or_default()
     }
 
-    /// All entries of `table` as they are now, and the changes to come.
+    /// Returns all current entries of `table`, and a watcher of the changes after them.
     ///
     /// # Errors
-    /// [`StoreError::Expired`] when the history has moved on meanwhile: try again.
+    /// [`StoreError::Expired`] if the history was compacted meanwhile: try again.
     pub fn follow(&self, table: &TableId) -> Result<(Vec<Arc<Entry>>, Watcher), StoreError> {
         let page = self.list(table, None, None, None, None, &|_| true)?;
         let watcher = self.watch(table.clone(), page.revision)?;
         Ok((page.items, watcher))
     }
 
-    /// Adds an object. Stamps `metadata.resourceVersion`; resolves when the write is durable.
+    /// Creates an object. Sets `metadata.resourceVersion`; completes when the write is durable.
     ///
     /// # Errors
-    /// [`StoreError::Exists`], [`StoreError::NotAnObject`], [`StoreError::TooLarge`], or that it could
-    /// not be made durable.
+    /// [`StoreError::Exists`], [`StoreError::NotAnObject`], [`StoreError::TooLarge`], or why it could not be
+    /// made durable.
     pub async fn create(
         &self,
         table: TableId,
@@ -351,12 +351,12 @@ impl Store {
         .await
     }
 
-    /// Replaces an object, if it is still at revision `expected`. Writing what is already there
-    /// changes nothing and returns the current version, as in Kubernetes.
+    /// Replaces an object if it is still at revision `expected`. Writing an unchanged object changes nothing
+    /// and returns the current version, as in Kubernetes.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::Conflict`], [`StoreError::NotAnObject`],
-    /// [`StoreError::TooLarge`], or that it could not be made durable.
+    /// [`StoreError::TooLarge`], or why it could not be made durable.
     pub async fn update(
         &self,
         table: TableId,
@@ -378,11 +378,11 @@ impl Store {
         .await
     }
 
-    /// Removes an object, if it still is at revision `expected` and has uid `uid`. Returns its last
-    /// state with the revision of the removal stamped into it.
+    /// Deletes an object if it is still at revision `expected` and has uid `uid`. Returns its last state with
+    /// the revision of the removal.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], [`StoreError::Conflict`], or that it could not be made durable.
+    /// [`StoreError::NotFound`], [`StoreError::Conflict`], or why it could not be made durable.
     pub async fn delete(
         &self,
         table: TableId,
@@ -420,19 +420,19 @@ impl Store {
         }
     }
 
-    /// All changes of `table` after revision `from`, then those to come.
+    /// Watches all changes of `table` after revision `from`.
     ///
     /// # Errors
-    /// [`StoreError::Expired`] when the history does not reach back to `from`.
+    /// [`StoreError::Expired`] if the history does not reach back to `from`.
     pub fn watch(&self, table: TableId, from: Revision) -> Result<Watcher, StoreError> {
         self.watch_scoped(&table, from, Scope::default())
     }
 
-    /// As [`Self::watch`], only the changes in `scope`: dispatched by index, so that thousands of
-    /// watchers of one node's pods each cost nothing until that node's pods change.
+    /// Like [`Self::watch`], for the changes in `scope` only. Events are dispatched by index, so that
+    /// thousands of watchers of one node's pods each cost nothing until that node's pods change.
     ///
     /// # Errors
-    /// [`StoreError::Expired`] when the history does not reach back to `from`.
+    /// [`StoreError::Expired`] if the history does not reach back to `from`.
     pub fn watch_scoped(
         &self,
         table: &TableId,
@@ -442,7 +442,7 @@ impl Store {
         self.watch_queued(table, from, scope, None)
     }
 
-    /// [`Self::watch_scoped`] for a client whose unread bytes count in `queues`.
+    /// Like [`Self::watch_scoped`], for a client whose unread bytes are charged to `queues`.
     pub(crate) fn watch_queued(
         &self,
         table: &TableId,
@@ -462,7 +462,7 @@ impl Store {
         Ok(Watcher::start(table, published, from, scope, queues))
     }
 
-    /// The tables that exist: those that were written to or read from.
+    /// Returns the tables that were written to or read from.
     #[must_use]
     pub fn tables(&self) -> Vec<TableId> {
         self.inner
@@ -472,10 +472,10 @@ impl Store {
             .collect()
     }
 
-    /// Removes what is left in `table` and forgets it; its watchers lag.
+    /// Deletes the objects of a table and removes it; its watchers then lag.
     ///
     /// # Errors
-    /// When a removal could not be made durable.
+    /// If a deletion could not be made durable.
     pub async fn remove_table(&self, id: &TableId) -> Result<(), StoreError> {
         for entry in self.list(id, None, None, None, None, &|_| true)?.items {
             match self.delete(id.clone(), entry.key.clone(), None, None).await {
@@ -487,19 +487,19 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets the changes of `table` at or before `revision`: older reads then expire.
+    /// Removes the changes of `table` at or before `revision` from the history: older reads then expire.
     pub fn compact(&self, table: &TableId, revision: Revision) {
         let revision = revision.min(self.revision());
         self.inner.table(table).state.write().compact(revision);
     }
 
-    /// Bytes of the current objects of a table.
+    /// Returns the bytes of the current objects of a table.
     #[must_use]
     pub fn table_bytes(&self, table: &TableId) -> usize {
         self.inner.table_bytes(table)
     }
 
-    /// The sizes of all tables, ordered by id.
+    /// Returns the sizes of all tables, ordered by id.
     #[must_use]
     pub fn stats(&self) -> Vec<TableStats> {
         self.inner.stats()

@@ -1,4 +1,4 @@
-//! Opens a data directory: takes its lock, loads the newest snapshot, replays the log after it.
+//! Opening of a data directory: locks it, loads the newest snapshot, replays the log after it.
 
 use super::codec::{Decoder, Record};
 use super::files::{HEADER, Header, Kind};
@@ -14,24 +14,24 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Revisions skipped when the log had a torn tail, in case a revision in it was ever seen.
+/// Revisions skipped after a torn tail, in case a reader has seen a revision in it.
 const TORN_TAIL_GAP: Revision = 1000;
 
-/// What [`open`] found.
+/// Result of [`open`].
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) inner: Inner,
-    /// Revisions up to here must not be assigned again.
+    /// Revisions up to this one must not be assigned again.
     pub(super) used: Revision,
-    /// The last segment of the log: base and length.
+    /// Base and length of the last segment of the log.
     pub(super) last: Option<(Revision, u64)>,
-    /// Bytes that were replayed.
+    /// Number of replayed bytes.
     pub(super) replayed: u64,
     /// Keeps the directory locked while it is open.
     pub(super) lock: File,
 }
 
-/// Takes possession of `dir` and loads it.
+/// Locks `dir` and loads it.
 pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, StoreError> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -71,7 +71,7 @@ pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, Stor
         last = Some((segment.header.revision, outcome.length));
     }
     found.remove_obsolete(dir, base, &chain);
-    // At least one is skipped, so that the next segment's base is a new one.
+    // At least one is skipped, so that the next segment has a new base.
     used += if torn { TORN_TAIL_GAP } else { 1 };
     Ok(Recovered {
         inner,
@@ -82,7 +82,7 @@ pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, Stor
     })
 }
 
-/// Locks `dir` for this process, or says who has it.
+/// Locks `dir` for this process. The error contains the process that holds the lock.
 fn lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join("lock");
     let mut file = OpenOptions::new()
@@ -111,14 +111,14 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
         }
         Err(errno) => return Err(StoreError::io("lock", &path, errno.into())),
     }
-    // Only informative; a full disk must not keep the store from opening.
+    // For information only; a full disk must not keep the store from opening.
     let _ = file
         .set_len(0)
         .and_then(|()| write!(file, "{}", std::process::id()));
     Ok(file)
 }
 
-/// The files in a data directory, by revision.
+/// Files in a data directory, by revision.
 #[derive(Debug, Default)]
 struct Found {
     snapshots: Vec<Revision>,
@@ -149,7 +149,7 @@ impl Found {
         Ok(found)
     }
 
-    /// Removes what a crash or a failed write left behind and nothing refers to.
+    /// Removes files that a crash or a failed write left behind and that are not in use.
     fn remove_obsolete(&self, dir: &Path, base: Option<Revision>, chain: &[Segment]) {
         let snapshots = self
             .snapshots
@@ -166,7 +166,7 @@ impl Found {
             .chain(self.unfinished.iter().cloned());
         for path in obsolete {
             if let Err(error) = std::fs::remove_file(&path) {
-                tracing::warn!(path = %path.display(), %error, "remove obsolete file");
+                tracing::warn!(path = %path.display(), %error, "failed to remove obsolete file");
             }
         }
     }
@@ -178,7 +178,7 @@ struct Segment {
     header: Header,
 }
 
-/// The segments that make up the log after snapshot `base`, oldest first.
+/// Returns the segments of the log after snapshot `base`, oldest first.
 fn chain(
     dir: &Path,
     segments: &[Revision],
@@ -195,7 +195,7 @@ fn chain(
                 chain.push(segment);
                 break chain[0].header.previous;
             }
-            // Starting this segment was interrupted: nothing was ever written to it.
+            // The creation of this segment was interrupted: nothing was ever written to it.
             None => continue,
         }
     };
@@ -233,7 +233,7 @@ fn chain(
     Ok(chain)
 }
 
-/// The segment `base`; `None` when its header was never completely written.
+/// Opens the segment `base`; `None` if its header was never completely written.
 fn read_header(dir: &Path, base: Revision) -> Result<Option<Segment>, StoreError> {
     let path = Kind::Segment.path(dir, base);
     let unreadable = |source| StoreError::io("read", &path, source);
@@ -252,12 +252,12 @@ fn read_header(dir: &Path, base: Revision) -> Result<Option<Segment>, StoreError
     };
     match Header::decode(Kind::Segment, &bytes) {
         Ok(header) if header.revision == base => Ok(Some(Segment { path, header })),
-        Ok(_) => corrupt("its name and its header disagree"),
+        Ok(_) => corrupt("file name and header have different revisions"),
         Err(reason) => {
             let mut rest = Vec::new();
             file.read_to_end(&mut rest).map_err(unreadable)?;
             if frame::find(&rest, 0).is_some() {
-                // It was used, so its header had been complete.
+                // It was in use, so its header had been complete.
                 return corrupt(reason);
             }
             Ok(None)
@@ -266,15 +266,15 @@ fn read_header(dir: &Path, base: Revision) -> Result<Option<Segment>, StoreError
 }
 
 struct Replayed {
-    /// The last revision in the segment, 0 for none.
+    /// Last revision in the segment, 0 for none.
     revision: Revision,
-    /// Bytes of it that are data.
+    /// Length of its data in bytes.
     length: u64,
-    /// Whether something incomplete followed.
+    /// Whether incomplete data followed.
     torn: bool,
 }
 
-/// Applies what is in `segment`, up to `end` when it is not the last one.
+/// Applies the records in `segment`, up to `end` if it is not the last one.
 fn replay(
     segment: &Segment,
     end: Option<u64>,
@@ -324,7 +324,7 @@ fn replay(
     }
 }
 
-/// Cuts off the damaged end at `at` if it was not written completely, and so never acknowledged.
+/// Truncates the file at `at` if the damaged end was not written completely, and so never acknowledged.
 fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<(), StoreError> {
     let unreadable = |source| StoreError::io("read", path, source);
     let mut file = OpenOptions::new()
@@ -337,7 +337,7 @@ fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<
     file.read_to_end(&mut tail).map_err(unreadable)?;
     let whole = Head::parse(&tail).map_or(usize::MAX, |head| frame::HEAD + head.length);
     if tail.len() > whole || frame::find(tail.get(1..).unwrap_or_default(), after).is_some() {
-        // The next frame is written only when this one is complete: this is not a torn write.
+        // The next frame is written only when this one is complete, so this is not a torn write.
         return Err(StoreError::Corrupt {
             path: path.to_owned(),
             offset: at,
@@ -358,11 +358,11 @@ fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<
     }
     tracing::warn!(
         path = %path.display(), offset = at, bytes = tail.len(), reason,
-        "cut off an unfinished write at the end of the log; it had not been acknowledged"
+        "truncating an unacknowledged write at the end of the log"
     );
-    // Not being able to is harmless: the next segment records where this one ends.
+    // A failure is harmless: the next segment records where this one ends.
     if let Err(error) = file.set_len(at).and_then(|()| file.sync_all()) {
-        tracing::warn!(path = %path.display(), %error, "cut off unfinished write");
+        tracing::warn!(path = %path.display(), %error, "failed to truncate unfinished write");
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Bounds of the bytes that wait for clients to read them.
+//! Limits on the bytes that wait for clients to read them.
 //!
-//! A part of an answer counts once in each [`SendQueue`] that it belongs to, its user's and its
-//! connection's, with its full length, also where several answers share the bytes: what a client can
-//! make the server hold is at most the limit.
+//! A part of a response is charged once to each [`SendQueue`] it belongs to, its user's and its connection's,
+//! with its full length, even if several responses share the bytes: a client can make the server hold at most
+//! the limit.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 
-/// What waits to be read on one connection, or by one user on all of his connections.
+/// Unread bytes of one connection, or of one user on all connections.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// Bytes.
+    /// Limit in bytes.
     limit: usize,
-    /// Bytes of the objects and changes that watches have yet to write.
+    /// Bytes of the objects and changes that watches have yet to encode.
     queued: AtomicUsize,
-    /// Bytes that are written and not sent.
+    /// Bytes that are encoded and not sent.
     unsent: AtomicUsize,
     sent: Arc<Notify>,
 }
 
 impl SendQueue {
-    /// An empty queue; `limit` is in bytes, 0 for none.
+    /// Creates an empty queue; `limit` is in bytes, 0 for none.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit: if limit == 0 { usize::MAX } else { limit },
@@ -34,7 +34,7 @@ impl SendQueue {
         }
     }
 
-    /// The limit in bytes.
+    /// Returns the limit in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
@@ -60,46 +60,46 @@ impl SendQueue {
 pub(crate) enum Stage {
     /// In a watch, as objects and changes.
     Queued,
-    /// In the connection, as parts of answers.
+    /// In the connection, as parts of responses.
     Unsent,
 }
 
-/// The queues that the answers to one request count in.
+/// Queues that the responses to one request are charged to.
 #[derive(Debug, Clone)]
 pub(crate) struct SendQueues(Arc<[Arc<SendQueue>]>);
 
 impl SendQueues {
-    /// Answers that count in each of `queues`.
+    /// Returns a set of queues.
     pub(crate) fn new(queues: impl IntoIterator<Item = Arc<SendQueue>>) -> Self {
         Self(queues.into_iter().collect())
     }
 
-    /// The limit of a queue that has reached it.
+    /// Returns the limit of a queue that is full; `None` if none is.
     pub(crate) fn full(&self) -> Option<usize> {
         let full = |queue: &&Arc<SendQueue>| queue.used() >= queue.limit;
         self.0.iter().find(full).map(|queue| queue.limit)
     }
 
-    /// The limit of a queue that has as much unsent.
+    /// Returns the limit of a queue that is full of unsent bytes alone; `None` if none is.
     pub(crate) fn stalled(&self) -> Option<usize> {
         let stalled = self.0.iter().find(|queue| queue.stalled());
         stalled.map(|queue| queue.limit)
     }
 
-    /// Resolves once a queue that is stalled may have room again; `None` when none is.
+    /// Completes when a stalled queue may have free space again; `None` if no queue is stalled.
     pub(crate) fn room(&self) -> Option<Pin<Box<OwnedNotified>>> {
         self.0.iter().find_map(|queue| {
             if !queue.stalled() {
                 return None;
             }
-            // Registered before looking again, so that what is sent in between wakes it.
+            // Registered before the second check, so that a send in between wakes it.
             let mut room = Box::pin(Arc::clone(&queue.sent).notified_owned());
             room.as_mut().enable();
             queue.stalled().then_some(room)
         })
     }
 
-    /// Counts `bytes`, whatever the limits are, until the result is dropped.
+    /// Charges `bytes`, regardless of the limits, until the result is dropped.
     pub(crate) fn charge(&self, stage: Stage, bytes: usize) -> Charge {
         let mut charge = Charge {
             queues: self.clone(),
@@ -111,7 +111,7 @@ impl SendQueues {
     }
 }
 
-/// Bytes that count in queues.
+/// Bytes that are charged to queues until it is dropped.
 pub(crate) struct Charge {
     queues: SendQueues,
     stage: Stage,
@@ -126,12 +126,12 @@ impl fmt::Debug for Charge {
 }
 
 impl Charge {
-    /// How many bytes it counts.
+    /// Returns the number of charged bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts `bytes` more.
+    /// Charges `bytes` more.
     pub(crate) fn grow(&mut self, bytes: usize) {
         for queue in &*self.queues.0 {
             queue
@@ -141,7 +141,7 @@ impl Charge {
         self.bytes += bytes;
     }
 
-    /// Counts `bytes` more unless a queue would exceed its limit.
+    /// Charges `bytes` more unless a queue would exceed its limit. Returns whether it did.
     #[must_use]
     pub(crate) fn try_grow(&mut self, bytes: usize) -> bool {
         let fits = |queue: &Arc<SendQueue>| queue.used().saturating_add(bytes) <= queue.limit;
@@ -152,7 +152,7 @@ impl Charge {
         fit
     }
 
-    /// Counts `bytes` less, at most all.
+    /// Releases `bytes`, at most all.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -167,7 +167,7 @@ impl Charge {
         }
     }
 
-    /// Takes `bytes` of it, at most all, into a charge of their own.
+    /// Splits off `bytes`, at most all, into a charge of their own.
     pub(crate) fn split(&mut self, bytes: usize) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;

@@ -1,11 +1,11 @@
-//! The single writer: decides, in one order, what every write becomes.
+//! The single writer: decides all writes in one order and assigns their revisions.
 
 use super::stamp::{Holed, join};
 use super::{Entry, Event, EventKind, Index, Inner, Key, Revision, StoreError, TableId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// A write that waits for its turn.
+/// A queued write.
 #[derive(Debug)]
 pub(super) struct Write {
     pub(super) table: TableId,
@@ -13,7 +13,7 @@ pub(super) struct Write {
     pub(super) op: Op,
 }
 
-/// What a [`Write`] does.
+/// Operation of a [`Write`].
 #[derive(Debug)]
 pub(super) enum Op {
     Create {
@@ -31,12 +31,12 @@ pub(super) enum Op {
     },
 }
 
-/// What a write became.
+/// Outcome of a [`Write`].
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// A change with a revision of its own, not yet visible.
+    /// A change with its own revision, not yet visible.
     Changed(Event),
-    /// Nothing: the object already is what was written.
+    /// No change: the object is already equal.
     Same(Arc<Entry>),
 }
 
@@ -44,9 +44,9 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Sequencer {
     inner: Arc<Inner>,
-    /// The last revision assigned.
+    /// Last assigned revision.
     revision: Revision,
-    /// Changes decided but not yet published: the state the next write of the same batch sees.
+    /// Changes that are decided but not published: later writes of the same batch see them.
     pending: FxHashMap<TableId, FxHashMap<Key, Option<Arc<Entry>>>>,
     interner: Interner,
 }
@@ -61,7 +61,7 @@ impl Sequencer {
         }
     }
 
-    /// The last revision assigned.
+    /// Returns the last assigned revision.
     pub(super) fn revision(&self) -> Revision {
         self.revision
     }
@@ -154,7 +154,7 @@ impl Sequencer {
         }
     }
 
-    /// Makes the next writes see `event` before it is published.
+    /// Makes later writes see `event` before it is published.
     pub(super) fn hold(&mut self, event: &Event) {
         let state = match event.kind {
             EventKind::Put => Some(Arc::clone(&event.new)),
@@ -164,7 +164,7 @@ impl Sequencer {
         table.insert(event.new.key.clone(), state);
     }
 
-    /// Forgets what was held. Its revisions stay used.
+    /// Drops the pending changes. Their revisions stay used.
     pub(super) fn release(&mut self) {
         self.pending.clear();
     }
@@ -175,7 +175,7 @@ impl Sequencer {
     }
 }
 
-/// The removal of `current` at `revision`.
+/// Returns the event of the removal of `current` at `revision`.
 pub(super) fn tombstone(current: Arc<Entry>, revision: Revision) -> Event {
     let (before, after) = current.around_version();
     let (bytes, version_at) = join(before, revision, after);
@@ -193,8 +193,8 @@ pub(super) fn tombstone(current: Arc<Entry>, revision: Revision) -> Event {
     }
 }
 
-/// Keeps one copy of strings that many objects share: namespaces, label keys and values, node
-/// names, owner uids. Unused strings are swept when the set has doubled.
+/// Interns strings that many objects share: namespaces, label keys and values, node names, owner uids. Unused
+/// strings are removed when the set has doubled.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
     strings: FxHashSet<Arc<str>>,

@@ -1,4 +1,4 @@
-//! Writes and loads snapshots: all entries at one revision, in frames, closed by a count.
+//! Snapshots: all entries at one revision, in frames, with their count at the end.
 
 use super::codec::{self, Decoder, Record};
 use super::disk::{Disk, sync_dir};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// Payload bytes of one frame of a snapshot.
 const FRAME_BYTES: usize = 1 << 20;
 
-/// Writes `entries`, the state at `revision`, and returns the bytes written. The file appears under
-/// its name only when it is complete and on the disk.
+/// Writes `entries`, the state at `revision`, and returns the number of bytes. The file gets its name only
+/// when it is complete and on the disk.
 pub(super) fn write(
     dir: &Path,
     disk: &dyn Disk,
@@ -62,7 +62,7 @@ fn write_file(
     frame::finish(&mut buffer, revision);
     file.append(&buffer)?;
     written += buffer.len() as u64;
-    // The closing frame has revision 0, which no other has, and holds the count.
+    // The last frame has revision 0, which no other has, and contains the count.
     frame::begin(&mut buffer);
     buffer.extend_from_slice(&(entries.len() as u64).to_le_bytes());
     frame::finish(&mut buffer, 0);
@@ -71,7 +71,7 @@ fn write_file(
     Ok(written + buffer.len() as u64)
 }
 
-/// Hands every entry of the snapshot at `path` to `each`.
+/// Calls `each` for every entry of the snapshot at `path`.
 pub(super) fn load(
     path: &Path,
     decoder: &mut Decoder,

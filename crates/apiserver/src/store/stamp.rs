@@ -1,14 +1,14 @@
-//! Serialises an object with a hole for `metadata.resourceVersion`.
+//! Serialization of objects with an insertion point for `metadata.resourceVersion`.
 //!
-//! The revision is known only inside the writer's critical section; serialising there would make
-//! every writer wait for every other's. So the object is serialised before, around a hole, and the
-//! critical section only copies the two halves with the digits between them.
+//! The revision is known only in the writer's critical section; serializing there would make every writer
+//! wait for all others. So an object is serialized before, and the critical section only copies the bytes
+//! around the insertion point with the digits between them.
 
 use super::Revision;
 use bytes::Bytes;
 use serde_json::Value;
 
-/// An object serialised around the place of its `metadata.resourceVersion`.
+/// A serialized object without the digits of its `metadata.resourceVersion`.
 #[derive(Debug)]
 pub(super) struct Holed {
     bytes: Vec<u8>,
@@ -16,8 +16,8 @@ pub(super) struct Holed {
 }
 
 impl Holed {
-    /// Serialises `value`; any `metadata.resourceVersion` in it is ignored. `None` when `value` is
-    /// not an object, or its `metadata` is something else than an object.
+    /// Serializes `value`; its `metadata.resourceVersion` is ignored. `None` if `value` or its `metadata` is
+    /// not an object.
     pub(super) fn new(value: &Value) -> Option<Self> {
         let object = value.as_object()?;
         let mut bytes = Vec::with_capacity(1024);
@@ -61,17 +61,17 @@ impl Holed {
         Some(Self { bytes, hole })
     }
 
-    /// Bytes of the object without the revision.
+    /// Returns the size in bytes without the revision.
     pub(super) fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes before and after the hole.
+    /// Returns the bytes before and after the insertion point.
     pub(super) fn halves(&self) -> (&[u8], &[u8]) {
         self.bytes.split_at(self.hole)
     }
 
-    /// The object with `revision` in the hole, and the offset of its digits.
+    /// Returns the object with `revision` inserted, and the offset of its digits.
     pub(super) fn fill(&self, revision: Revision) -> (Bytes, u32) {
         let (before, after) = self.halves();
         join(before, revision, after)
@@ -82,7 +82,7 @@ fn write<T: serde::Serialize + ?Sized>(bytes: &mut Vec<u8>, value: &T) -> Option
     serde_json::to_writer(bytes, value).ok()
 }
 
-/// `before`, the digits of `revision`, `after`; and the offset of the digits.
+/// Concatenates `before`, the digits of `revision` and `after`; also returns the offset of the digits.
 pub(super) fn join(before: &[u8], revision: Revision, after: &[u8]) -> (Bytes, u32) {
     let mut bytes = Vec::with_capacity(before.len() + digits(revision) + after.len());
     bytes.extend_from_slice(before);
@@ -103,7 +103,7 @@ pub(super) fn join(before: &[u8], revision: Revision, after: &[u8]) -> (Bytes, u
     (bytes.into(), at)
 }
 
-/// How many decimal digits `revision` has.
+/// Returns the number of decimal digits of `revision`.
 pub(super) fn digits(revision: Revision) -> usize {
     revision.checked_ilog10().unwrap_or(0) as usize + 1
 }

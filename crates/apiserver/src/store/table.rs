@@ -7,20 +7,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How much history each table keeps for watches that start in the past and for paged lists.
-/// Whatever limit is reached first applies; the current entries are not history.
+/// Limits of each table's history, which serves watches that start in the past and paged lists. The first
+/// limit that is reached applies; current entries do not count.
 #[derive(Debug, Clone, Copy)]
 pub struct HistoryLimits {
-    /// Changes per table.
+    /// Most changes per table.
     pub events: usize,
-    /// Bytes of superseded versions per table, at most.
+    /// Most bytes of superseded versions per table.
     pub bytes: usize,
-    /// Bytes of superseded versions that any table may have. A table with larger current versions may
-    /// have as many as those: a client that missed more is not much worse off with a new list.
+    /// Bytes of superseded versions that every table may keep. A table whose current versions are larger may
+    /// keep as many as those: beyond that, a new list costs a client little more than the history.
     pub min_bytes: usize,
-    /// Changes that any table may have: few large ones must not outrun a client that reads slowly.
+    /// Changes that every table may keep, so that a few large ones do not outrun a slow client.
     pub min_events: usize,
-    /// Age of a change; applied when the table is next written.
+    /// Longest age of a change; applied when the table is next written.
     pub age: Duration,
 }
 
@@ -36,27 +36,28 @@ impl Default for HistoryLimits {
     }
 }
 
-/// A table. Its objects change under one lock, held for one change or one chunk of a read.
+/// A table. Its objects change under one lock, held for one change or one step of a read.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) id: TableId,
     pub(super) state: RwLock<TableState>,
-    /// The watchers, under a lock of their own: however many there are and whatever they select,
-    /// readers and other writers of the table do not wait for them. Never taken inside `state`.
+    /// Watchers, under a lock of their own, so that readers and other writers of the table do not wait for
+    /// them. Never locked while `state` is.
     pub(super) dispatch: RwLock<Dispatch>,
 }
 
 #[derive(Debug)]
 pub(super) struct TableState {
-    /// The current versions.
+    /// Current versions.
     pub(super) entries: BTreeMap<Key, Arc<Entry>>,
-    /// Uid of an owner and key of an entry that names it: one set, as most owners have few.
+    /// Pairs of an owner's uid and the key of an entry that it owns. One set, because most owners have few
+    /// dependents.
     owned: BTreeSet<(Arc<str>, Key)>,
     /// Bytes of the current versions.
     pub(super) bytes: usize,
-    /// Changes at or before this revision are not in the history.
+    /// Revision up to which changes are no longer in the history.
     pub(super) compacted: Revision,
-    /// The last change.
+    /// Revision of the last change.
     pub(super) last: Revision,
     history: VecDeque<Logged>,
     history_bytes: usize,
@@ -65,12 +66,12 @@ pub(super) struct TableState {
 #[derive(Debug)]
 struct Logged {
     event: Event,
-    /// Milliseconds since the epoch.
+    /// Time of the change in milliseconds since the epoch.
     at: i64,
 }
 
 impl Table {
-    /// An empty table; `compacted` is the revision before which nothing is known about it.
+    /// Creates an empty table whose history starts at the revision `compacted`.
     pub(super) fn new(id: TableId, compacted: Revision) -> Self {
         Self {
             id,
@@ -87,9 +88,9 @@ impl Table {
         }
     }
 
-    /// Makes `event`, which happened at `now` (milliseconds), visible to readers, and then to
-    /// watchers: what a watcher misses meanwhile is in the history. Only for the one writer, which
-    /// keeps the order of events.
+    /// Makes `event` of the time `now` (milliseconds) visible to readers, and then to watchers: what a
+    /// watcher misses meanwhile is in the history. Called only by the one writer, which keeps the order of
+    /// events.
     pub(super) fn apply(&self, event: Event, now: i64, limits: &HistoryLimits) {
         self.state.write().apply(event.clone(), now, limits);
         self.dispatch.read().deliver(&event);
@@ -149,7 +150,7 @@ impl TableState {
         }
     }
 
-    /// The current versions that name `owner` (a uid) as an owner, ordered by key.
+    /// Returns the current versions that have `owner` (a uid) as an owner, ordered by key.
     pub(super) fn owned_by(&self, owner: &str) -> impl Iterator<Item = &Arc<Entry>> {
         let start = (Arc::from(owner), Key::new("", ""));
         self.owned
@@ -165,7 +166,7 @@ impl TableState {
         }
     }
 
-    /// Forgets the changes at or before `revision`.
+    /// Removes the changes at or before `revision` from the history.
     pub(super) fn compact(&mut self, revision: Revision) {
         while self
             .history
@@ -177,7 +178,7 @@ impl TableState {
         self.compacted = self.compacted.max(revision);
     }
 
-    /// The changes after `revision`, oldest first. Only complete when `revision >= compacted`.
+    /// Returns the changes after `revision`, oldest first. Complete only if `revision >= compacted`.
     pub(super) fn history_after(&self, revision: Revision) -> impl Iterator<Item = &Event> {
         let start = self
             .history
@@ -185,12 +186,12 @@ impl TableState {
         self.history.range(start..).map(|logged| &logged.event)
     }
 
-    /// Changes and bytes held as history.
+    /// Returns the number of changes and bytes in the history.
     pub(super) fn history_size(&self) -> (usize, usize) {
         (self.history.len(), self.history_bytes)
     }
 
-    /// Puts a current version without history: only while loading a snapshot.
+    /// Adds a current version without history, while loading a snapshot.
     pub(super) fn load(&mut self, entry: Arc<Entry>) {
         self.bytes += entry.bytes.len();
         self.own(&entry.index.owners, &entry.key);
@@ -198,7 +199,7 @@ impl TableState {
     }
 }
 
-/// What the history pays for keeping `event`: the versions that are otherwise gone.
+/// Returns the bytes that the history needs for `event`: the versions that would otherwise be freed.
 fn weight(event: &Event) -> usize {
     let old = event.old.as_ref().map_or(0, |old| old.weight());
     let tombstone = if event.kind == EventKind::Delete {

@@ -1,4 +1,4 @@
-//! What the store holds: tables of entries, each the canonical bytes of one object plus an index.
+//! Types of the store: tables of entries, each the JSON bytes of one object plus an index.
 
 use bytes::Bytes;
 use koord_kinds::{Index, TableId};
@@ -6,21 +6,21 @@ use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
 
-/// The store-wide version counter. Every committed write takes the next one; never reused, also
-/// not after a crash. 0 is never assigned.
+/// Version counter of the store. Every committed write takes the next one; none is reused, not even after a
+/// crash. 0 is never assigned.
 pub type Revision = u64;
 
-/// Identifies an object inside its table. Ordered by namespace, then name.
+/// Identifies an object in its table. Ordered by namespace, then name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// Empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: Arc<str>,
-    /// The object's name.
+    /// Name of the object.
     pub name: Arc<str>,
 }
 
 impl Key {
-    /// A key; `namespace` is empty for cluster-scoped objects.
+    /// Creates a key; `namespace` is empty for cluster-scoped objects.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -28,7 +28,7 @@ impl Key {
         }
     }
 
-    /// The key of a cluster-scoped object.
+    /// Creates the key of a cluster-scoped object.
     pub fn cluster(name: impl Into<Arc<str>>) -> Self {
         Self {
             namespace: Arc::from(""),
@@ -50,53 +50,53 @@ impl fmt::Display for Key {
 /// One version of one object.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The table it lives in.
+    /// Table of the object.
     pub table: TableId,
-    /// Its key in that table.
+    /// Key in that table.
     pub key: Key,
-    /// The revision that wrote this version; also in `metadata.resourceVersion` of [`Self::bytes`].
+    /// Revision that wrote this version; also in `metadata.resourceVersion` of [`Self::bytes`].
     pub revision: Revision,
-    /// The revision that created the object.
+    /// Revision that created the object.
     pub created: Revision,
-    /// The object as JSON in its storage version.
+    /// JSON of the object in its storage version.
     pub bytes: Bytes,
-    /// What selectors need.
+    /// Fields for selectors.
     pub index: Index,
     /// Offset in `bytes` of the digits of `metadata.resourceVersion`.
     pub(super) version_at: u32,
 }
 
 impl Entry {
-    /// The object as a JSON tree.
+    /// Parses the object.
     #[must_use]
     pub fn value(&self) -> Value {
-        // The bytes were serialised by this store from a `Value`, and checked by CRC when read back.
+        // The bytes were serialized by this store from a `Value`, and checked by CRC when read back.
         serde_json::from_slice(&self.bytes).unwrap_or_default()
     }
 
-    /// The object's bytes with `metadata.resourceVersion` replaced by `revision`: what a watcher is
-    /// sent when an object leaves its selection at `revision`.
+    /// Returns the object's bytes with `metadata.resourceVersion` replaced by `revision`, as a watcher
+    /// receives them when the object leaves its selection at `revision`.
     #[must_use]
     pub fn bytes_at(&self, revision: Revision) -> Bytes {
         let (before, after) = self.around_version();
         super::stamp::join(before, revision, after).0
     }
 
-    /// Bytes before and after the digits of `metadata.resourceVersion`.
+    /// Returns the bytes before and after the digits of `metadata.resourceVersion`.
     pub(super) fn around_version(&self) -> (&[u8], &[u8]) {
         let start = self.version_at as usize;
         let end = start + super::stamp::digits(self.revision);
         (&self.bytes[..start], &self.bytes[end..])
     }
 
-    /// A rough count of the memory this version holds, in bytes.
+    /// Estimates the memory of this version in bytes.
     pub(super) fn weight(&self) -> usize {
         let pairs = self.index.labels.len() + self.index.fields.len();
         self.bytes.len() + 256 + pairs * 64 + self.index.owners.len() * 56
     }
 }
 
-/// Whether a change wrote or removed an object.
+/// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// The object was created or updated.
@@ -108,27 +108,26 @@ pub enum EventKind {
 /// One committed change.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// Written or removed.
+    /// Whether the object was written or removed.
     pub kind: EventKind,
-    /// The revision of the change.
+    /// Revision of the change.
     pub revision: Revision,
-    /// The version before the change; `None` when the object was created.
+    /// Version before the change; `None` if the object was created.
     pub old: Option<Arc<Entry>>,
-    /// The version after the change. For a removal: the last state, with the revision of the
-    /// removal stamped into it.
+    /// Version after the change. For a removal: the last state, with the revision of the removal.
     pub new: Arc<Entry>,
 }
 
 /// One page of a list.
 #[derive(Debug, Clone)]
 pub struct Page {
-    /// The matching entries, ordered by key.
+    /// Matching entries, ordered by key.
     pub items: Vec<Arc<Entry>>,
-    /// The revision at which the page is exact.
+    /// Revision at which the page is exact.
     pub revision: Revision,
-    /// Where to go on: pass it as `after`. `None` on the last page.
+    /// Key to pass as `after` for the next page; `None` on the last page.
     pub next: Option<Key>,
-    /// How many entries follow this page, *not counting the filter*. `None` on the last page and on
-    /// all but the first: who goes on knows what was left.
+    /// Number of entries after this page, *not counting the filter*. Only on the first page, and `None` if
+    /// there is no further one: later pages can be computed from it.
     pub remaining: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Appends batches to the log.
+//! The write-ahead log: appends batches of changes.
 
 use super::disk::{Disk, LogFile, sync_dir};
 use super::files::{HEADER, Header, Kind};
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The writing end of the log.
+/// Writer of the log.
 #[derive(Debug)]
 pub(super) struct Wal {
     dir: PathBuf,
     disk: Arc<dyn Disk>,
     durability: Durability,
-    /// The segment that is written to. `None` after opening and after a failed write: the next
-    /// write starts a new one, so nothing is ever appended behind a doubtful tail.
+    /// Segment being written. `None` after opening and after a failed write: the next write starts a new one,
+    /// so that nothing is ever appended after an uncertain tail.
     current: Option<Segment>,
-    /// The last segment that is part of the log: base and length.
+    /// Base and length of the last segment of the log.
     last: Option<(Revision, u64)>,
-    /// Bytes in segments since the last snapshot was begun.
+    /// Bytes written since the last snapshot was begun.
     grown: u64,
     buffer: Vec<u8>,
 }
@@ -32,7 +32,7 @@ struct Segment {
 }
 
 impl Wal {
-    /// A log that goes on after segment `last` (base and length), with `grown` bytes to replay.
+    /// Creates a log that continues after segment `last` (base and length), with `grown` bytes to replay.
     pub(super) fn new(
         dir: &Path,
         disk: Arc<dyn Disk>,
@@ -52,13 +52,13 @@ impl Wal {
         }
     }
 
-    /// Bytes that would have to be replayed.
+    /// Returns the number of bytes that would have to be replayed.
     pub(super) fn grown(&self) -> u64 {
         self.grown
     }
 
-    /// Makes `events` durable as one unit; returns how long the disk took to confirm. `base` is the
-    /// revision before the first of them. After an error none of them is part of the log.
+    /// Makes `events` durable as one unit and returns how long the sync took. `base` is the revision before
+    /// the first of them. After an error none of them is part of the log.
     pub(super) fn append(
         &mut self,
         base: Revision,
@@ -74,21 +74,21 @@ impl Wal {
         }
         frame::finish(&mut buffer, last.revision);
         let result = self.write(base, &buffer);
-        // One huge batch must not pin its memory for ever.
+        // One huge batch must not hold its memory forever.
         buffer.shrink_to(1 << 20);
         self.buffer = buffer;
         result
     }
 
-    /// Writes an empty frame: the log was closed in order, so that later damage to the frame
-    /// before it cannot look like a torn tail.
+    /// Writes an empty frame, which marks an orderly close: later damage to the frame before it cannot look
+    /// like a torn tail.
     pub(super) fn close(&mut self, revision: Revision) {
         if self.current.is_some() {
             let mut buffer = Vec::new();
             frame::begin(&mut buffer);
             frame::finish(&mut buffer, revision);
             if let Err(error) = self.write(revision, &buffer) {
-                tracing::warn!(%error, "the log could not be closed in order; nothing is lost");
+                tracing::warn!(%error, "failed to write the closing frame of the log, no data is lost");
             }
         }
     }
@@ -120,10 +120,10 @@ impl Wal {
             }
             Err(source) => {
                 let error = StoreError::io(action, &segment.path, source);
-                // What was written of it must not come back after a restart. If even this fails,
-                // the next segment's header says where this one ends.
+                // A partial write must not reappear after a restart. If truncating fails, too, the next
+                // segment's header records where this one ends.
                 if let Err(error) = segment.file.truncate(segment.length) {
-                    tracing::warn!(path = %segment.path.display(), %error, "truncate after failed write");
+                    tracing::warn!(path = %segment.path.display(), %error, "failed to truncate after a failed write");
                 }
                 self.current = None;
                 Err(error)
@@ -131,7 +131,7 @@ impl Wal {
         }
     }
 
-    /// Starts a new segment: everything after `base` goes there.
+    /// Starts a new segment for everything after `base`.
     pub(super) fn rotate(&mut self, base: Revision) -> Result<(), StoreError> {
         if self
             .current
@@ -155,7 +155,7 @@ impl Wal {
             Ok(file)
         };
         let file = create().map_err(|source| {
-            // Best effort: an unfinished segment is recognised by its header.
+            // Best effort: an unfinished segment is recognized by its header.
             let _ = std::fs::remove_file(&path);
             StoreError::io("create", &path, source)
         })?;
@@ -169,12 +169,12 @@ impl Wal {
         Ok(())
     }
 
-    /// A snapshot at the current position was begun: growth counts from here.
+    /// Resets the growth when a snapshot at the current position begins, and returns the previous value.
     pub(super) fn reset_growth(&mut self) -> u64 {
         std::mem::take(&mut self.grown)
     }
 
-    /// The snapshot failed: the bytes it would have covered count again.
+    /// Adds the bytes that a failed snapshot would have covered.
     pub(super) fn add_growth(&mut self, bytes: u64) {
         self.grown += bytes;
     }

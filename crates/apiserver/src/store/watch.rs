@@ -1,6 +1,6 @@
-//! Watch fan-out: every watcher has a small bounded inbox and, when it overflows, reads on from the
-//! table's history. Writers never wait for a watcher; a watcher is lost only when the history it
-//! still has to read has been compacted away.
+//! Watch fan-out: every watcher has a small bounded inbox and, when it overflows, reads from the table's
+//! history. Writers never wait for a watcher; a watcher is lost only if the history it still has to read was
+//! compacted.
 
 use super::send_queue::{Charge, SendQueues, Stage};
 use super::table::Table;
@@ -12,24 +12,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Notify;
 
-/// Events an inbox holds before its watcher has to read on from the history.
+/// Most events in an inbox before its watcher has to read from the history.
 const INBOX_EVENTS: usize = 1024;
-/// Bytes of new versions an inbox holds before the same: a client that does not read must not keep
-/// in memory what the history has let go. Above the size of any one object.
+/// Most bytes of new versions in an inbox before its watcher has to read from the history: a client that does
+/// not read must not keep in memory what the history has dropped. Larger than any one object.
 const INBOX_BYTES: usize = 8 << 20;
-/// Events taken from the history in one go, so that the table is not locked for long.
+/// Most events read from the history at once, so that the table is not locked for long.
 const CATCH_UP_EVENTS: usize = 256;
 
-/// Which events of a table a watcher wants. Events outside the scope cost the watcher nothing,
-/// however many there are; finer selection (labels) is the receiver's business.
+/// Selects the events of a table for a watcher. Events outside the scope cost the watcher nothing; finer
+/// selection (labels) is left to the receiver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// Only this namespace.
+    /// Namespace of the objects.
     pub namespace: Option<Arc<str>>,
-    /// Only objects of this name.
+    /// Name of the objects.
     pub name: Option<Arc<str>>,
-    /// Only changes whose old or new version has this value in this field of its
-    /// [`super::Index::fields`], such as `("spec.nodeName", "n1")`.
+    /// Path and value of a field in [`super::Index::fields`] of the old or new version, such as
+    /// `("spec.nodeName", "n1")`.
     pub field: Option<(Arc<str>, Arc<str>)>,
 }
 
@@ -47,13 +47,13 @@ impl Scope {
     }
 }
 
-/// The watcher fell so far behind that events it has not seen are gone. It must list again.
+/// The history no longer has events that the watcher has not received. It must list again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("watcher at revision {at} lags behind the history, which starts after {oldest}")]
 pub struct Lagged {
-    /// The last revision that was delivered.
+    /// Last delivered revision.
     pub at: Revision,
-    /// The oldest revision that a new watch can start from.
+    /// Oldest revision that a new watch can start from.
     pub oldest: Revision,
 }
 
@@ -70,9 +70,9 @@ struct InboxState {
     queue: VecDeque<Event>,
     /// Bytes of the new versions in the queue.
     bytes: usize,
-    /// The same in the queues of the client, for one whose bytes are bounded.
+    /// Charge of these bytes to the client's queues; `None` if they are not bounded.
     charge: Option<Charge>,
-    /// Events after the queued ones must be read from the history; nothing is queued meanwhile.
+    /// Whether events after the queued ones must be read from the history; nothing is queued meanwhile.
     behind: bool,
 }
 
@@ -101,8 +101,7 @@ impl Inbox {
 type Group = Vec<Arc<Inbox>>;
 type Groups = FxHashMap<Arc<str>, Group>;
 
-/// The inboxes of one table, grouped by what they want so that an event is offered only to those
-/// that may want it.
+/// Inboxes of one table, grouped by scope so that an event is offered only to those that may match.
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
     all: Group,
@@ -112,7 +111,7 @@ pub(super) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Hands `event`, which is in the history already, to every inbox whose scope it is in.
+    /// Delivers `event`, which is in the history already, to every inbox whose scope matches.
     pub(super) fn deliver(&self, event: &Event) {
         let key = &event.new.key;
         offer_all(Some(&self.all), event);
@@ -128,7 +127,7 @@ impl Dispatch {
         }
     }
 
-    /// Makes every watcher look at the table again, where it finds out that it lags.
+    /// Makes every watcher read the table again, where it detects that it lags.
     pub(super) fn disturb(&self) {
         let named = self.by_namespace.values().chain(self.by_name.values());
         let fields = self.by_field.values().flat_map(FxHashMap::values);
@@ -143,7 +142,7 @@ impl Dispatch {
         }
     }
 
-    /// How many watchers there are.
+    /// Returns the number of watchers.
     pub(super) fn len(&self) -> usize {
         let named = self
             .by_namespace
@@ -208,7 +207,7 @@ impl Dispatch {
     }
 }
 
-/// Counts `bytes` in the client's queues; false when they are full.
+/// Charges `bytes` to the client's queues; false if they are full.
 fn charged(charge: &mut Option<Charge>, bytes: usize) -> bool {
     charge.as_mut().is_none_or(|charge| charge.try_grow(bytes))
 }
@@ -228,26 +227,26 @@ fn remove_from(groups: &mut Groups, group: &Arc<str>, id: u64) {
     }
 }
 
-/// A stream of the changes of one table, in revision order, none lost and none twice.
+/// A stream of the changes of one table, in revision order, without losses and duplicates.
 #[derive(Debug)]
 pub struct Watcher {
     table: Arc<Table>,
     published: Arc<AtomicU64>,
     inbox: Arc<Inbox>,
-    /// Taken from the inbox or the history, not yet handed out.
+    /// Events taken from the inbox or the history and not yet returned.
     local: VecDeque<Event>,
-    /// Bytes of `local` in the queues of the client.
+    /// Charge of the bytes in `local` to the client's queues.
     charge: Option<Charge>,
-    /// Everything up to here has been moved into `local` or was handed out.
+    /// Revision up to which events were moved into `local` or returned.
     taken: Revision,
-    /// Everything up to here was handed out.
+    /// Revision up to which events were returned.
     delivered: Revision,
 }
 
 impl Watcher {
-    /// Starts watching `table` after revision `from`. The caller has checked that the history
-    /// reaches that far back. What it has not handed out counts in `queues`; while they are full,
-    /// it reads from the history.
+    /// Starts to watch `table` after revision `from`. The caller has checked that the history reaches that
+    /// far back. Undelivered bytes are charged to `queues`; while they are full, the watcher reads from the
+    /// history.
     pub(super) fn start(
         table: Arc<Table>,
         published: Arc<AtomicU64>,
@@ -260,7 +259,7 @@ impl Watcher {
         let inbox = Arc::new(Inbox {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             scope,
-            // Starting from the past is the same as having fallen behind.
+            // A start in the past is handled like having fallen behind.
             state: Mutex::new(InboxState {
                 queue: VecDeque::new(),
                 bytes: 0,
@@ -281,16 +280,16 @@ impl Watcher {
         }
     }
 
-    /// The table that is watched.
+    /// Returns the watched table.
     #[must_use]
     pub fn table(&self) -> &TableId {
         &self.table.id
     }
 
-    /// The next change. Waits for one; dropping the future loses nothing.
+    /// Waits for the next change. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Event, Lagged> {
         loop {
-            // Registered before looking, so that an event between looking and waiting wakes us.
+            // The notification is stored, so an event between the check and the wait wakes the watcher.
             if let Some(event) = self.try_next()? {
                 return Ok(event);
             }
@@ -298,7 +297,7 @@ impl Watcher {
         }
     }
 
-    /// The next change, if there is one now.
+    /// Returns the next change if it is available now.
     pub fn try_next(&mut self) -> Result<Option<Event>, Lagged> {
         loop {
             while let Some(event) = self.local.pop_front() {
@@ -316,14 +315,14 @@ impl Watcher {
         }
     }
 
-    /// Moves events into `local`; false when there is nothing more at the moment.
+    /// Moves events into `local`; false if there are none at the moment.
     fn refill(&mut self) -> Result<bool, Lagged> {
         {
             let mut inbox = self.inbox.state.lock();
             if !inbox.queue.is_empty() {
                 std::mem::swap(&mut inbox.queue, &mut self.local);
                 inbox.bytes = 0;
-                // Nothing is in `local`, so its charge is of nothing.
+                // `local` was empty, and so was its charge.
                 std::mem::swap(&mut inbox.charge, &mut self.charge);
                 if let Some(last) = self.local.back() {
                     self.taken = self.taken.max(last.revision);
@@ -346,7 +345,7 @@ impl Watcher {
         for event in state.history_after(self.taken) {
             if self.inbox.scope.matches(event) {
                 let size = event.new.bytes.len();
-                // One goes on always, or a watcher with full queues would never come to an end.
+                // One event is always taken; otherwise a watcher with full queues would never make progress.
                 if self.local.is_empty() {
                     if let Some(charge) = &mut self.charge {
                         charge.grow(size);
@@ -364,18 +363,18 @@ impl Watcher {
             self.taken = event.revision;
         }
         if complete {
-            // What the writer adds to the history from here on, it delivers afterwards. What it has
-            // added and not yet delivered arrives a second time, and is passed over by its revision.
+            // Events that the writer adds to the history from here on are delivered afterwards. Those added
+            // but not yet delivered arrive a second time and are skipped by their revision.
             self.inbox.state.lock().behind = false;
         }
         Ok(!self.local.is_empty() || !complete)
     }
 
-    /// The newest revision up to which everything in scope was handed out, for bookmarks. Never
-    /// goes back.
+    /// Returns the newest revision up to which everything in scope was returned, for bookmarks. It never
+    /// decreases.
     #[must_use]
     pub fn progress(&self) -> Revision {
-        // Read first: whatever is published by now is in the inbox or was handed out.
+        // Read first: everything published by now is in the inbox or was returned.
         let published = self.published.load(Ordering::Acquire);
         let inbox = self.inbox.state.lock();
         if self.local.is_empty() && inbox.queue.is_empty() && !inbox.behind {
@@ -410,7 +409,7 @@ mod tests {
             watcher.try_next().unwrap().is_none(),
             "it waits for changes"
         );
-        // While the watcher is at its inbox, the write below waits to deliver.
+        // While the watcher holds its inbox, the write below waits to deliver.
         let at_inbox = watcher.inbox.state.lock();
         let runtime = tokio::runtime::Handle::current();
         let write = std::thread::spawn({

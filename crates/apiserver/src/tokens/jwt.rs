@@ -1,4 +1,4 @@
-//! Tokens as signed text: JSON web tokens with ES256 (RFC 7515, 7518).
+//! JSON web tokens with ES256 (RFC 7515, 7518).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
@@ -11,12 +11,12 @@ use ring::signature::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What comes before the point of a P-256 key in its SubjectPublicKeyInfo (RFC 5480).
+/// Prefix of a P-256 key in its SubjectPublicKeyInfo (RFC 5480).
 const SPKI_PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
-/// Longest token that is looked at, bytes.
+/// Longest accepted token in bytes.
 const MAX_BYTES: usize = 16 << 10;
 
 /// Name and uid of an object.
@@ -27,7 +27,7 @@ pub(super) struct Ref {
     pub(super) uid: String,
 }
 
-/// What a token says of Kubernetes.
+/// Kubernetes claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Private {
     pub(super) namespace: String,
@@ -36,12 +36,12 @@ pub(super) struct Private {
     pub(super) pod: Option<Ref>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<Ref>,
-    /// With a pod: where that is. Alone: what the token is bound to.
+    /// Node of the pod; without a pod, the node that the token is bound to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) node: Option<Ref>,
 }
 
-/// What a token says. Times are seconds since 1970.
+/// Claims of a token. Times are seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claims {
     pub(super) iss: String,
@@ -62,7 +62,7 @@ struct Header {
     kid: String,
 }
 
-/// The key that signs tokens.
+/// Key that signs tokens.
 pub(super) struct Key {
     pair: EcdsaKeyPair,
     random: SystemRandom,
@@ -78,10 +78,10 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// A P-256 key in PKCS #8.
+    /// Parses a P-256 key in PKCS #8.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Why the key is invalid.
     pub(super) fn from_pkcs8(der: &[u8]) -> Result<Self, String> {
         let random = SystemRandom::new();
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der, &random)
@@ -91,7 +91,7 @@ impl Key {
         Ok(Self { pair, random, id })
     }
 
-    /// The claims as a token; `None` when the system has no randomness.
+    /// Signs the claims and returns the token; `None` if the system has no randomness.
     pub(super) fn sign(&self, claims: &Claims) -> Option<String> {
         let header = Header {
             alg: "ES256".to_owned(),
@@ -107,7 +107,7 @@ impl Key {
         Some(token)
     }
 
-    /// The claims of a token that this key has signed.
+    /// Returns the claims of a token if this key has signed it.
     pub(super) fn verify(&self, token: &str) -> Option<Claims> {
         if token.len() > MAX_BYTES {
             return None;
@@ -125,9 +125,9 @@ impl Key {
         serde_json::from_slice(&BASE64.decode(claims).ok()?).ok()
     }
 
-    /// The public part (RFC 7517).
+    /// Returns the public key (RFC 7517).
     pub(super) fn public(&self) -> Value {
-        // 4, then the two coordinates.
+        // The first byte is 4, followed by the two coordinates.
         let point = self.pair.public_key().as_ref();
         let (x, y) = point.get(1..).unwrap_or_default().split_at(32);
         json!({
@@ -142,7 +142,7 @@ impl Key {
     }
 }
 
-/// The hash of a token, by which it may be remembered.
+/// Returns the hash of a token, the key of the cache of verified tokens.
 pub(super) fn fingerprint(token: &str) -> [u8; 32] {
     let hash = digest::digest(&digest::SHA256, token.as_bytes());
     let mut bytes = [0; 32];

@@ -1,7 +1,7 @@
-//! The tokens of service accounts: who they are for, how long they are good, and what ends them.
+//! Tokens of service accounts: issuing and verification.
 //!
-//! A token is signed and says all of it itself; nothing of it is stored. It is good while its
-//! account and the object it is bound to exist, both with the uid that it names.
+//! A token is signed and self-contained; the server stores nothing about it. It is valid while its account
+//! and the object it is bound to exist, both with the uids in the token.
 
 mod jwt;
 #[cfg(test)]
@@ -17,25 +17,25 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Who issues tokens, and whom they are for unless a request says otherwise: this server.
+/// Issuer of the tokens, and their default audience: this server.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-/// How long after the beginning of its deletion an object still vouches for a token, seconds.
+/// How long a token stays valid after the deletion of its account or bound object has begun, in seconds.
 const LEEWAY: i64 = 60;
-/// Verified tokens that are remembered, so that not each request costs a verification.
+/// Capacity of the cache of verified tokens, which saves a verification per request.
 const REMEMBERED: usize = 4096;
-/// What the extra information about a token's user starts with.
+/// Prefix of the extra fields of a token's user.
 const EXTRA: &str = "authentication.kubernetes.io/";
 
-/// What a token is bound to.
+/// Object that a token is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bound {
-    /// A pod of the account's namespace, with the node it is on.
+    /// A pod of the account's namespace, with its node.
     Pod {
         /// Name of the pod.
         name: String,
         /// Its uid.
         uid: String,
-        /// Name and uid of the node; the uid is empty for one that is not there.
+        /// Name and uid of the node; the uid is empty if the node does not exist.
         node: Option<(String, String)>,
     },
     /// A secret of the account's namespace.
@@ -54,26 +54,26 @@ pub enum Bound {
     },
 }
 
-/// What a token shall say.
+/// Content of a token to issue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request<'a> {
     /// Namespace of the account.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the account.
     pub account: &'a str,
-    /// Its uid.
+    /// Uid of the account.
     pub uid: &'a str,
-    /// What else must exist.
+    /// Object that the token is bound to, if any.
     pub bound: Option<Bound>,
-    /// Whom the token is for.
+    /// Audiences of the token.
     pub audiences: Vec<String>,
-    /// From when on, seconds since 1970.
+    /// Start of validity, in seconds since 1970.
     pub from: i64,
-    /// How long, seconds.
+    /// Lifetime in seconds.
     pub seconds: i64,
 }
 
-/// Issues and judges tokens.
+/// Issues and verifies tokens.
 pub struct Tokens {
     key: Key,
     store: Store,
@@ -88,10 +88,10 @@ impl std::fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Tokens signed by a P-256 key in PKCS #8, about the accounts of `store`.
+    /// Creates an issuer that signs with a P-256 key in PKCS #8, for the accounts in `store`.
     ///
     /// # Errors
-    /// What is wrong with the key.
+    /// Why the key is invalid.
     pub(crate) fn new(key: &[u8], store: Store, clock: Clock) -> Result<Self, String> {
         Ok(Self {
             key: Key::from_pkcs8(key)?,
@@ -101,7 +101,7 @@ impl Tokens {
         })
     }
 
-    /// A new token; `None` when the system has no randomness.
+    /// Issues a token; `None` if the system has no randomness.
     #[must_use]
     pub fn issue(&self, request: Request<'_>) -> Option<String> {
         let named = |name: String, uid: String| Some(Ref { name, uid });
@@ -141,10 +141,11 @@ impl Tokens {
         })
     }
 
-    /// Who bears `token`, and for which of `audiences` it is good (without any, for this server).
+    /// Verifies `token` and returns its user, and for which of `audiences` (without any, this server) it is
+    /// valid.
     ///
     /// # Errors
-    /// Why it is not good, without anything of it.
+    /// Why the token is invalid; the text contains nothing of the token.
     pub fn review(&self, token: &str, audiences: &[String]) -> Result<(User, Vec<String>), String> {
         let claims = self.claims(token).ok_or("invalid bearer token")?;
         let why = |why: &str| format!("[invalid bearer token, {why}]");
@@ -195,7 +196,7 @@ impl Tokens {
         Some(claims)
     }
 
-    /// The account and what the token is bound to are there, and are the ones it was issued for.
+    /// Checks that the account and the bound object exist with the uids in the token.
     fn check_objects(&self, claims: &Private, now: Timestamp) -> Result<(), String> {
         let namespace = claims.namespace.as_str();
         let gone = || "service account token has been invalidated".to_owned();
@@ -234,7 +235,7 @@ impl Tokens {
         if *entry.index.uid != *of.uid {
             return Err(Gone::Other(entry.index.uid.to_string()));
         }
-        // Hardly any is being deleted: only those are parsed.
+        // Few objects are being deleted: only those are parsed.
         let field = b"\"deletionTimestamp\"";
         if !entry
             .bytes
@@ -252,17 +253,17 @@ impl Tokens {
         }
     }
 
-    /// The public key that tokens are verified with, as a JSON web key set.
+    /// Returns the public key for verification as a JSON web key set.
     #[must_use]
     pub fn keys(&self) -> Value {
         json!({ "keys": [self.key.public()] })
     }
 }
 
-/// Why an object does not vouch for a token.
+/// Why an object does not validate a token.
 enum Gone {
     Missing,
-    /// Another object, with this uid, has its name.
+    /// Another object with the same name has this uid.
     Other(String),
     Deleted,
 }
