@@ -1,4 +1,4 @@
-//! The table of built-in kinds, in discovery order. A new kind is one more line.
+//! Table of the built-in kinds in discovery order. A new kind is one more line.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) const ALL_VERBS: &[&str] = &[
 /// Verbs in discovery of a custom resource whose definition is being deleted.
 pub(super) const TERMINATING_VERBS: &[&str] =
     &["delete", "deletecollection", "get", "list", "watch"];
-/// Verbs of `status` and `scale`.
+/// Verbs of the subresources `status` and `scale`.
 pub(super) const OBJECT_SUB: &[&str] = &["get", "patch", "update"];
 const CREATE: &[&str] = &["create"];
 const GET: &[&str] = &["get"];
@@ -82,7 +82,7 @@ impl Row {
         self.scale = true;
         self
     }
-    /// The server counts spec changes in `metadata.generation`.
+    /// Makes the server count spec changes in `metadata.generation`.
     const fn generation(mut self) -> Self {
         self.generation = true;
         self
@@ -117,7 +117,7 @@ const FLOW: &str = "flowcontrol.apiserver.k8s.io";
 pub(super) const APIEXTENSIONS: &str = "apiextensions.k8s.io";
 const EVENTS: &str = "events.k8s.io";
 const CERTS: &str = "certificates.k8s.io";
-/// What nodes and pods use.
+/// Group of the usage of nodes and pods.
 pub(super) const METRICS: &str = "metrics.k8s.io";
 
 #[rustfmt::skip]
@@ -189,12 +189,12 @@ const ROWS: &[Row] = &[
     row(METRICS, "PodMetrics", "pods", "metrics/v1beta1.PodMetrics").version("v1beta1").ns().virt(),
 ];
 
-/// All built-in resources.
+/// Returns all built-in resources.
 pub(super) fn resources() -> Vec<Arc<Resource>> {
     ROWS.iter().map(|row| Arc::new(build(row))).collect()
 }
 
-/// The type of a kind's objects in the fact table.
+/// Returns the name of a kind's type in the fact table.
 pub(super) fn type_name(group: &str, version: &str, kind: &str) -> Option<&'static str> {
     ROWS.iter()
         .find(|r| r.group == group && r.version == version && r.kind == kind)

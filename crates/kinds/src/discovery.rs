@@ -8,14 +8,14 @@ use super::registry::Registry;
 use super::resource::{GroupVersionKind, Resource, Subresource};
 use std::sync::Arc;
 
-/// Content type of [`aggregated`] answers; clients compare the parameters exactly.
+/// Content type of [`aggregated`] responses; clients compare the parameters exactly.
 pub const AGGREGATED_V2: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// The same for clients that only know the beta.
+/// Like [`AGGREGATED_V2`], for clients that support only the beta version.
 pub const AGGREGATED_V2BETA1: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
-/// The versions of one group in order of preference, each with its resources.
+/// Versions of one group in order of preference, each with its resources.
 #[derive(Debug, Clone)]
 pub struct Group {
     /// Group name, empty for core.
@@ -24,7 +24,7 @@ pub struct Group {
     pub versions: Vec<(Arc<str>, Vec<Arc<Resource>>)>,
 }
 
-/// All groups in serving order.
+/// Returns all groups in serving order.
 #[must_use]
 pub fn groups(registry: &Registry) -> Vec<Group> {
     let mut out: Vec<Group> = Vec::new();
@@ -50,8 +50,8 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
             .versions
             .sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
     }
-    // An aggregated API of priority 100, after the definitions' 1000: kubectl takes the first group
-    // that knows a name, and `nodemetrics` is a kind there and a resource of Koordinator's.
+    // Like an aggregated API of priority 100, after the definitions' 1000: kubectl takes the first group with
+    // a name, and `nodemetrics` is a kind there and a resource of Koordinator's.
     out.sort_by_key(|group| &*group.name == METRICS);
     out
 }
@@ -60,7 +60,7 @@ fn kind_value(gvk: &GroupVersionKind) -> Value {
     json!({"group": &*gvk.group, "version": &*gvk.version, "kind": &*gvk.kind})
 }
 
-/// The aggregated document for `/api` (`core`) or `/apis`; `version` is `v2` or `v2beta1`.
+/// Builds the aggregated document for `/api` (`core`) or `/apis`; `version` is `v2` or `v2beta1`.
 #[must_use]
 pub fn aggregated(registry: &Registry, core: bool, version: &str) -> Value {
     let items: Vec<Value> = groups(registry)
@@ -129,7 +129,7 @@ fn strings(list: &[Arc<str>]) -> Value {
     list.iter().map(|s| Value::from(&**s)).collect()
 }
 
-/// `GET /api`; `address` is `host:port` of the server.
+/// Builds the document of `GET /api`; `address` is `host:port` of the server.
 #[must_use]
 pub fn core_versions(address: &str) -> Value {
     json!({
@@ -146,7 +146,7 @@ fn group_value(group: &Group) -> Value {
     json!({"name": &*group.name, "versions": versions, "preferredVersion": preferred})
 }
 
-/// `GET /apis`.
+/// Builds the document of `GET /apis`.
 #[must_use]
 pub fn group_list(registry: &Registry) -> Value {
     let all = groups(registry);
@@ -158,7 +158,7 @@ pub fn group_list(registry: &Registry) -> Value {
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": items})
 }
 
-/// `GET /apis/{group}`.
+/// Builds the document of `GET /apis/{group}`; `None` if the group does not exist.
 #[must_use]
 pub fn group(registry: &Registry, name: &str) -> Option<Value> {
     let all = groups(registry);
@@ -171,7 +171,8 @@ pub fn group(registry: &Registry, name: &str) -> Option<Value> {
     Some(out)
 }
 
-/// `GET /apis/{group}/{version}` or `GET /api/v1` (empty group).
+/// Builds the document of `GET /apis/{group}/{version}` or `GET /api/v1` (empty group); `None` if it does not
+/// exist.
 #[must_use]
 pub fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let all = groups(registry);
@@ -206,7 +207,7 @@ pub fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<
     }))
 }
 
-/// Names the version in which objects are stored: who migrates stored objects looks at it.
+/// Returns a hash of the version in which objects are stored, for tools that migrate stored objects.
 fn storage_version_hash(storage: &GroupVersionKind) -> String {
     use base64::Engine as _;
     let text = format!("{}/{}/{}", storage.group, storage.version, storage.kind);
@@ -223,7 +224,7 @@ fn legacy_subresource(r: &Resource, s: &Subresource) -> Value {
         "kind": &*s.response.kind,
         "verbs": s.verbs,
     });
-    // Clients find out here which group and version e.g. an eviction must have.
+    // Clients read here which group and version an eviction, for example, must have.
     if s.response.group != r.group || s.response.version != r.version {
         entry["group"] = (&*s.response.group).into();
         entry["version"] = (&*s.response.version).into();
@@ -235,7 +236,7 @@ fn legacy_subresource(r: &Resource, s: &Subresource) -> Value {
 mod tests {
     use super::*;
 
-    /// The hashes that a kube-apiserver shows for these two.
+    /// The hashes of a kube-apiserver for these two.
     #[test]
     fn storage_versions_are_named_as_upstream() {
         let hash = |list: &Value, name: &str| {

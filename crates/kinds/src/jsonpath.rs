@@ -1,5 +1,5 @@
-//! The subset of JSONPath that printer columns and selectable fields use:
-//! `.a.b`, `['a']`, `[0]`, `[-1]`, `[*]`, `[?(@.key=="value")]`, `..` is not supported.
+//! The subset of JSONPath that printer columns and selectable fields use: `.a.b`, `['a']`, `[0]`, `[-1]`,
+//! `[*]`, `[?(@.key=="value")]`. `..` is not supported.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ enum Step {
     Key(String),
     Index(i64),
     All,
-    /// Elements whose member at the path compares so with the literal.
+    /// Elements whose member at the path equals the literal, or, if negated, does not.
     Filter {
         path: Vec<String>,
         negate: bool,
@@ -26,7 +26,7 @@ impl Path {
     /// Parses a path such as `.status.conditions[?(@.type=="Ready")].status`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Why the path is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let text = text
@@ -63,7 +63,7 @@ impl Path {
         Ok(Self { steps })
     }
 
-    /// All values the path leads to.
+    /// Returns all values at the path.
     #[must_use]
     pub fn select<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
         let mut current = vec![root];
@@ -76,13 +76,14 @@ impl Path {
         current
     }
 
-    /// The first value.
+    /// Returns the first value at the path.
     #[must_use]
     pub fn first<'a>(&self, root: &'a Value) -> Option<&'a Value> {
         self.select(root).into_iter().next()
     }
 
-    /// The object keys of a path that has nothing else, e.g. of `scale.specReplicasPath`.
+    /// Returns the object keys of a path that has no other steps, for example that of
+    /// `scale.specReplicasPath`.
     #[must_use]
     pub fn keys(&self) -> Option<Vec<&str>> {
         self.steps
@@ -142,7 +143,7 @@ fn read_key(text: &str) -> Result<(String, &str), String> {
     Ok((key, ""))
 }
 
-/// Offset of the bracket that closes the one before `text`, quotes respected.
+/// Returns the offset of the bracket that closes the one before `text`, skipping quoted text.
 fn closing(text: &str) -> Option<usize> {
     let mut quote = None;
     let mut depth = 0;

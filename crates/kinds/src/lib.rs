@@ -1,16 +1,16 @@
-//! Everything about kinds that is a pure function of JSON values: what resources exist and how
-//! their objects are defaulted, validated, selected, patched, described and printed.
+//! Resource kinds as pure functions of JSON values: which resources exist, and how their objects are
+//! defaulted, validated, selected, patched, described and printed.
 //!
-//! Nothing here does I/O or knows the store; `rest` calls it for every request.
+//! Nothing here does I/O or uses the store; the REST layer of the API server calls it for every request.
 //!
-//! * `schema`, of crates/object, says what objects are made of, of built-in types and of definitions alike; it is what
-//!   decoding, pruning, defaulting, validation, patches and protobuf walk.
-//! * A [`Resource`] is what is known of one kind, as data. [`Registry`] holds them: the built-in ones
-//!   (`builtin`) and one per served version of each custom resource definition (`crd`).
-//! * `strategy`, [`selector`], [`patch`], [`discovery`], [`openapi`], [`table`], [`proto`] are the
-//!   algorithms; [`webhook`] says which admission webhooks a write concerns.
+//! * `schema`, of crates/object, describes the fields of objects, of built-in types and of definitions alike. Decoding,
+//! pruning, defaulting, validation, patches and protobuf use it.
+//! * A [`Resource`] describes one kind, as data. [`Registry`] contains them: the built-in ones (`builtin`) and one per served
+//! version of each custom resource definition (`crd`).
+//! * `strategy`, [`selector`], [`patch`], [`discovery`], [`openapi`], [`table`], [`proto`] are the algorithms; [`webhook`]
+//! decides which admission webhooks match a write.
 //!
-//! These modules know each other in one direction only, which `cargo xtask tidy` checks.
+//! These modules depend on each other in one direction only, which `cargo xtask tidy` checks.
 
 mod builtin;
 pub mod crd;

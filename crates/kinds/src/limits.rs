@@ -1,5 +1,4 @@
-//! LimitRange: defaults for containers that say nothing, and bounds for what they, their pods and
-//! claims may ask for.
+//! LimitRange: default requests and limits of containers, and bounds for containers, pods and claims.
 
 use super::meta;
 use super::quota::{list, total};
@@ -9,7 +8,7 @@ use koord_api::quantity::{Quantity, ResourceList};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Annotation that names what was filled in.
+/// Annotation that lists the applied defaults.
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
 fn items(range: &Value) -> impl Iterator<Item = &Value> {
@@ -32,14 +31,14 @@ fn section<'a>(
     slot.as_object_mut()
 }
 
-/// Violations that are listed: an object with many containers against a LimitRange with many
-/// resources would have the product of both.
+/// Most violations that are listed: many containers and a LimitRange with many resources would have the
+/// product of both.
 const MAX_ERRORS: usize = 100;
-/// Bytes that are filled into one pod; with more it is larger than any object that is stored.
+/// Most bytes of defaults for one pod; a pod with more would exceed the size limit of objects.
 const MAX_FILLED: usize = 4 * 1024 * 1024;
 
-/// Fills in the requests and limits that the containers of a new pod lack, from one LimitRange, up
-/// to `MAX_FILLED` bytes.
+/// Applies the default requests and limits of one LimitRange to the containers of a new pod, up to
+/// `MAX_FILLED` bytes.
 pub fn fill(range: &Value, pod: &mut Value) {
     let mut said: Vec<String> = Vec::new();
     let mut filled = 0;
@@ -105,10 +104,10 @@ pub fn fill(range: &Value, pod: &mut Value) {
     }
 }
 
-/// Everything that an object asks for against one LimitRange, as upstream says it.
+/// Checks an object against one LimitRange.
 ///
 /// # Errors
-/// All of it in one text, up to 100 violations.
+/// All violations in one text, with upstream's wording, up to 100.
 pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), String> {
     let (mut all_errors, mut seen) = (Vec::new(), HashSet::new());
     let mut keep = |errors: Vec<String>| {
@@ -223,7 +222,7 @@ fn bounds(item: &Value, requests: &ResourceList, limits: &ResourceList, errors: 
     }
 }
 
-/// Bounds that contradict each other.
+/// Validates the bounds of a LimitRange against each other.
 pub(super) fn validate(range: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let mut seen: HashSet<&str> = HashSet::new();
@@ -300,10 +299,10 @@ pub(super) fn validate(range: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// What a list of amounts is called.
+/// A list of amounts with its name in messages.
 type Named<'a> = (&'a str, &'a ResourceList);
 
-/// API defaulting: the limits and requests that follow from bounds.
+/// Applies the API defaults of a LimitRange: the limits and requests that follow from bounds.
 pub(super) fn default_range(range: &mut Map<String, Value>) {
     let items = range
         .get_mut("spec")
@@ -375,7 +374,7 @@ mod tests {
 
     #[test]
     fn what_is_out_of_bounds_is_named_as_upstream_names_it() {
-        // Answers of kube-apiserver 1.35, with the resources of a bound in the order of their names.
+        // Responses of kube-apiserver 1.35, with the resources of a bound in the order of their names.
         let range = json!({"spec": {"limits": [{"type": "Container",
             "max": {"cpu": "500m", "memory": "1Gi"}, "min": {"cpu": "100m"},
             "maxLimitRequestRatio": {"cpu": "2"}}, {"type": "Pod", "max": {"memory": "1Gi"}}]}});
@@ -415,7 +414,7 @@ mod tests {
             {"type": "Container"},
             {"type": "PersistentVolumeClaim"}]}});
         let said: Vec<String> = validate(&range).iter().map(ToString::to_string).collect();
-        // As kube-apiserver 1.35 says it.
+        // The text of kube-apiserver 1.35.
         assert_eq!(
             said,
             [

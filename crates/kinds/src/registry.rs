@@ -1,4 +1,4 @@
-//! The set of served resources.
+//! Registry of the served resources.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::status::FieldError;
 use super::{builtin, crd};
 use crate::TableId;
 
-/// All resources the server knows: built-in ones and those of installed custom resource
-/// definitions. Clones share one set; readers never block.
+/// All resources of the server: built-in ones and those of installed custom resource definitions. Clones
+/// share one set; readers never block.
 #[derive(Debug, Clone)]
 pub struct Registry {
     state: Arc<ArcSwap<State>>,
@@ -20,16 +20,16 @@ pub struct Registry {
 
 #[derive(Debug, Clone, Default)]
 struct State {
-    /// In discovery order: core first, then groups; installed definitions last.
+    /// Resources in discovery order: core first, then groups; installed definitions last.
     all: Vec<Arc<Resource>>,
     by_plural: FxHashMap<Arc<str>, Vec<Arc<Resource>>>,
-    /// CRD name -> what it makes.
+    /// Resources of each installed definition, by its name.
     custom: FxHashMap<Arc<str>, crd::Made>,
     generation: u64,
 }
 
 impl State {
-    /// What objects are stored in the version of.
+    /// Returns the resources in whose version objects are stored.
     fn stored(&self) -> impl Iterator<Item = &Arc<Resource>> {
         let hidden = self.custom.values().filter_map(|made| made.hidden.as_ref());
         self.all
@@ -51,7 +51,7 @@ impl State {
 }
 
 impl Registry {
-    /// The built-in kinds only.
+    /// Creates a registry of the built-in kinds.
     #[must_use]
     pub fn builtin() -> Self {
         let mut state = State {
@@ -64,7 +64,7 @@ impl Registry {
         }
     }
 
-    /// The resource at `/apis/{group}/{version}/{plural}` (group empty: `/api/{version}/{plural}`).
+    /// Returns the resource at `/apis/{group}/{version}/{plural}` (group empty: `/api/{version}/{plural}`).
     #[must_use]
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
         let state = self.state.load();
@@ -75,7 +75,7 @@ impl Registry {
             .cloned()
     }
 
-    /// The resource whose objects are of this kind.
+    /// Returns the resource whose objects have this kind.
     #[must_use]
     pub fn find_kind(&self, group: &str, version: &str, kind: &str) -> Option<Arc<Resource>> {
         let state = self.state.load();
@@ -86,21 +86,21 @@ impl Registry {
             .cloned()
     }
 
-    /// The resource in whose version a table's objects are stored.
+    /// Returns the resource in whose version a table's objects are stored.
     #[must_use]
     pub fn storage(&self, table: &TableId) -> Option<Arc<Resource>> {
         let state = self.state.load();
         state.stored().find(|r| r.table == *table).cloned()
     }
 
-    /// The resources that [`Registry::storage`] finds, one for each table: those in whose version
+    /// Returns the resources that [`Registry::storage`] finds, one for each table: those in whose version
     /// objects are stored, whether it is served or not.
     #[must_use]
     pub fn tables(&self) -> Vec<Arc<Resource>> {
         self.state.load().stored().cloned().collect()
     }
 
-    /// The resources whose objects are those of `resource`, in discovery order: its versions.
+    /// Returns the versions of `resource` in discovery order: all resources that share its objects.
     #[must_use]
     pub fn sharing(&self, resource: &Resource) -> Vec<Arc<Resource>> {
         let state = self.state.load();
@@ -112,13 +112,13 @@ impl Registry {
             .collect()
     }
 
-    /// All resources in discovery order.
+    /// Returns all resources in discovery order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Resource>> {
         self.state.load().all.clone()
     }
 
-    /// Whether any resource of this group (and version, if given) is served.
+    /// Returns true if any resource of this group (and version, if given) is served.
     #[must_use]
     pub fn has_group(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.state.load();
@@ -128,13 +128,13 @@ impl Registry {
             .any(|r| &*r.group == group && version.is_none_or(|v| &*r.version == v))
     }
 
-    /// Grows with every change; documents derived from the registry may be cached by it.
+    /// Returns a counter of changes; documents derived from the registry may be cached by it.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.state.load().generation
     }
 
-    /// The served resources of an installed definition, empty if it is not installed.
+    /// Returns the served resources of an installed definition, empty if it is not installed.
     #[must_use]
     pub fn of_crd(&self, name: &str) -> Vec<Arc<Resource>> {
         self.state
@@ -145,8 +145,8 @@ impl Registry {
             .unwrap_or_default()
     }
 
-    /// Serves the versions of a CustomResourceDefinition object, replacing what an earlier
-    /// version of the same definition served.
+    /// Serves the versions of a CustomResourceDefinition object, replacing those of an earlier state of the
+    /// same definition.
     ///
     /// # Errors
     /// The definition's validation failures; nothing changes then.

@@ -1,5 +1,5 @@
-//! What the server knows of one resource of one group version. `strategy`, `selector`, `table` and
-//! `patch` say what is done with its objects.
+//! Description of one resource of one group version. `strategy`, `selector`, `table` and `patch` implement
+//! the operations on its objects.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct GroupVersionKind {
 }
 
 impl GroupVersionKind {
-    /// From its parts.
+    /// Creates it from its parts.
     #[must_use]
     pub fn new(group: &str, version: &str, kind: &str) -> Self {
         Self {
@@ -32,19 +32,19 @@ impl GroupVersionKind {
             kind: kind.into(),
         }
     }
-    /// `v1` or `apps/v1`.
+    /// Returns `v1` or `apps/v1`.
     #[must_use]
     pub fn api_version(&self) -> String {
         meta::api_version(&self.group, &self.version)
     }
 }
 
-/// A sub-resource such as `status` or `scale`.
+/// A subresource such as `status` or `scale`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subresource {
     /// Last path segment.
     pub name: Cow<'static, str>,
-    /// What its body and answer are.
+    /// Kind of its request and response bodies.
     pub response: GroupVersionKind,
     /// Verbs in discovery.
     pub verbs: &'static [&'static str],
@@ -59,39 +59,40 @@ pub struct Column {
     pub kind: String,
     /// OpenAPI format.
     pub format: String,
-    /// What it means.
+    /// Description of the column.
     pub description: String,
-    /// Columns above 0 are shown with `-o wide`.
+    /// Priority; columns above 0 are shown with `-o wide`.
     pub priority: i64,
-    /// Where the value is.
+    /// Path of the value.
     pub path: Path,
 }
 
-/// Where the scale sub-resource finds its values: object keys from the root.
+/// Paths of the scale subresource's values: object keys from the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScalePaths {
-    /// Desired replicas.
+    /// Path of the desired replicas.
     pub spec: Vec<String>,
-    /// Observed replicas.
+    /// Path of the observed replicas.
     pub status: Vec<String>,
-    /// Serialized label selector; without it `spec.selector` is shown.
+    /// Path of the serialized label selector; `None`: `spec.selector` is shown.
     pub selector: Option<Vec<String>>,
 }
 
-/// What one served version of a definition says about its objects.
+/// Properties of one served version of a custom resource definition.
 #[derive(Debug, Clone, Default)]
 pub struct CustomVersion {
     /// The schema as written, for OpenAPI.
     pub raw_schema: Value,
     /// Printer columns.
     pub columns: Vec<Column>,
-    /// Field selectors besides name and namespace.
+    /// Selectable fields in addition to name and namespace.
     pub selectable_fields: Vec<(Arc<str>, Path)>,
-    /// What is stored may be another version, or from before a default: it is not what is read.
+    /// Whether stored objects may have another version or lack defaults, so that they are converted when
+    /// read.
     pub rewritten: bool,
-    /// The definition is being deleted: nothing new can be made.
+    /// Whether the definition is being deleted: no new objects can be created.
     pub terminating: bool,
-    /// What whoever uses this version is warned of.
+    /// Deprecation warning for users of this version.
     pub deprecation: Option<String>,
 }
 
@@ -110,36 +111,36 @@ pub struct Resource {
     pub singular: Arc<str>,
     /// Kind of a list.
     pub list_kind: Arc<str>,
-    /// Names kubectl accepts instead of the plural.
+    /// Names that kubectl accepts instead of the plural.
     pub short_names: Vec<Arc<str>>,
-    /// `all` and the like.
+    /// Categories, such as `all`.
     pub categories: Vec<Arc<str>>,
-    /// Objects live in namespaces.
+    /// Whether objects have a namespace.
     pub namespaced: bool,
     /// Verbs in discovery.
     pub verbs: &'static [&'static str],
-    /// Sub-resources.
+    /// Subresources.
     pub subresources: Vec<Subresource>,
-    /// Objects are stored in this version.
+    /// Whether objects are stored in this version.
     pub storage_version: bool,
-    /// The version objects are stored in.
+    /// Version and kind in which objects are stored.
     pub storage: GroupVersionKind,
-    /// Where objects are stored. Resources with the same table are views of the same objects.
+    /// Table in which objects are stored. Resources with the same table are views of the same objects.
     pub table: TableId,
-    /// Objects are stored at all (false: reviews and other create-only kinds).
+    /// Whether objects are stored at all (false: reviews and other create-only kinds).
     pub stored: bool,
-    /// What the objects are made of.
+    /// Schema of the objects.
     pub schema: Arc<Schema>,
-    /// The server keeps `metadata.generation`.
+    /// Whether the server maintains `metadata.generation`.
     pub generation: bool,
-    /// The scale sub-resource.
+    /// Paths of the scale subresource; `None` without one.
     pub scale: Option<ScalePaths>,
-    /// What else its definition says of a custom resource.
+    /// Further properties of a custom resource; `None` for a built-in kind.
     pub custom: Option<Arc<CustomVersion>>,
 }
 
 impl Resource {
-    /// Group, version and kind.
+    /// Returns group, version and kind.
     #[must_use]
     pub fn gvk(&self) -> GroupVersionKind {
         GroupVersionKind {
@@ -149,43 +150,43 @@ impl Resource {
         }
     }
 
-    /// `v1` or `apps/v1`.
+    /// Returns `v1` or `apps/v1`.
     #[must_use]
     pub fn api_version(&self) -> String {
         meta::api_version(&self.group, &self.version)
     }
 
-    /// `pods` or `deployments.apps`, as error messages name it.
+    /// Returns the name in error messages: `pods` or `deployments.apps`.
     #[must_use]
     pub fn qualified(&self) -> String {
         super::status::qualified(&self.plural, &self.group)
     }
 
-    /// The sub-resource of that name.
+    /// Returns the subresource with this name.
     #[must_use]
     pub fn subresource(&self, name: &str) -> Option<&Subresource> {
         self.subresources.iter().find(|s| s.name == name)
     }
 
-    /// `status` is separate from the rest of the object.
+    /// Returns true if `status` is a separate subresource.
     #[must_use]
     pub fn has_status(&self) -> bool {
         self.subresource("status").is_some()
     }
 
-    /// The kind comes from a CustomResourceDefinition.
+    /// Returns true if the kind comes from a CustomResourceDefinition.
     #[must_use]
     pub fn is_custom(&self) -> bool {
         self.custom.is_some()
     }
 
-    /// True for a built-in kind with this group and plural.
+    /// Returns true for a built-in kind with this group and plural.
     #[must_use]
     pub fn is(&self, group: &str, plural: &str) -> bool {
         !self.is_custom() && &*self.group == group && &*self.plural == plural
     }
 
-    /// A PUT without `metadata.resourceVersion` overwrites whatever is there.
+    /// Returns true if a PUT without `metadata.resourceVersion` overwrites the current object.
     #[must_use]
     pub fn allows_unconditional_update(&self) -> bool {
         !self.is_custom()
@@ -194,7 +195,7 @@ impl Resource {
             && &*self.group != "resource.k8s.io"
     }
 
-    /// A PUT to a missing object creates it.
+    /// Returns true if a PUT of a missing object creates it.
     #[must_use]
     pub fn allows_create_on_update(&self) -> bool {
         self.is("coordination.k8s.io", "leases")
@@ -203,18 +204,18 @@ impl Resource {
             || self.is("", "endpoints")
     }
 
-    /// Strategic merge patches are possible.
+    /// Returns true if strategic merge patches are possible.
     #[must_use]
     pub fn supports_strategic_merge(&self) -> bool {
         !self.is_custom()
     }
 
-    /// Checks the JSON types of all known fields. Errors are the text of a 400 answer: a typed
-    /// server cannot even decode such a body. Of custom resources only the metadata is checked,
-    /// the rest by validation.
+    /// Checks the JSON types of all declared fields. Errors are the text of a 400 response: a typed server
+    /// could not decode such a body. For custom resources only the metadata is checked here, the rest by
+    /// validation.
     ///
     /// # Errors
-    /// A description that names field and value.
+    /// A description with field and value.
     pub fn check_types(&self, object: &Value) -> Result<(), String> {
         if !object.is_object() {
             return Err("the object provided is not a JSON object".to_owned());
@@ -235,8 +236,8 @@ impl Resource {
         })
     }
 
-    /// Fields that the kind does not have, as `unknown field "spec.foo"`: of a built-in kind in the
-    /// order of the object; of a custom one by path, those of the metadata first.
+    /// Returns the undeclared fields as `unknown field "spec.foo"`: of a built-in kind in the order of the
+    /// object; of a custom one by path, those of the metadata first.
     #[must_use]
     pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
         let mut paths = self.undeclared(object);
@@ -249,7 +250,7 @@ impl Resource {
             .collect()
     }
 
-    /// The paths of the first 100 fields that the schema does not know.
+    /// Returns the paths of the first 100 fields that the schema does not declare.
     #[must_use]
     pub fn undeclared(&self, object: &Value) -> Vec<String> {
         let mut paths = Vec::new();
@@ -257,12 +258,12 @@ impl Resource {
         paths
     }
 
-    /// Drops unknown fields (and, for built-in kinds, nulls), as decoding into a type would.
+    /// Removes undeclared fields (and, for built-in kinds, nulls), as decoding into a type would.
     pub fn prune(&self, object: &mut Value) {
         self.schema.prune(object);
     }
 
-    /// What is stored is what clients of this version read, byte for byte.
+    /// Returns true if the stored bytes are exactly what clients of this version read.
     #[must_use]
     pub fn reads_stored(&self) -> bool {
         self.storage_version && !self.custom.as_ref().is_some_and(|c| c.rewritten)

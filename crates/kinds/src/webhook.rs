@@ -1,4 +1,4 @@
-//! Webhook configurations: what a rule and a selector match.
+//! Webhook configurations: matching of rules and selectors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::Index;
 
 /// API group of webhook configurations.
 pub const GROUP: &str = "admissionregistration.k8s.io";
-/// Seconds that a call may take unless the webhook says otherwise.
+/// Default timeout of a call, in seconds.
 const TIMEOUT_SECONDS: u64 = 10;
-/// Kinds that no webhook is asked about: it could make itself unremovable.
+/// Kinds that webhooks are never called for: one could make itself unremovable.
 const EXEMPT: [&str; 6] = [
     "MutatingAdmissionPolicy",
     "MutatingAdmissionPolicyBinding",
@@ -24,24 +24,24 @@ const EXEMPT: [&str; 6] = [
     "ValidatingWebhookConfiguration",
 ];
 
-/// Whether no webhook is asked about objects of `resource`.
+/// Returns true if no webhook is called for objects of `resource`.
 #[must_use]
 pub fn exempt(resource: &Resource) -> bool {
     &*resource.group == GROUP && EXEMPT.contains(&&*resource.kind)
 }
 
-/// Where a webhook is.
+/// Address of a webhook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// At an address.
+    /// A URL.
     Url(String),
-    /// Behind a Service.
+    /// A Service.
     Service {
         /// Namespace of the Service.
         namespace: String,
         /// Name of the Service.
         name: String,
-        /// Path of the request, with its slash.
+        /// Path of the request, with its leading slash.
         path: String,
         /// Port of the Service.
         port: u16,
@@ -49,7 +49,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The address; of a Service, the one that its certificate is for.
+    /// Returns the URL; for a Service, the one that its certificate must be valid for.
     #[must_use]
     pub fn url(&self) -> String {
         match self {
@@ -64,7 +64,7 @@ impl Endpoint {
     }
 }
 
-/// The form of a review that is sent.
+/// Version of the reviews that are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReviewVersion {
     /// `admission.k8s.io/v1`.
@@ -74,7 +74,7 @@ pub enum ReviewVersion {
 }
 
 impl ReviewVersion {
-    /// `admission.k8s.io/...`.
+    /// Returns the `apiVersion`, `admission.k8s.io/...`.
     #[must_use]
     pub const fn api_version(self) -> &'static str {
         match self {
@@ -96,60 +96,60 @@ struct Rule {
 /// One webhook of a configuration.
 #[derive(Debug, Clone)]
 pub struct Webhook {
-    /// Its name.
+    /// Name of the webhook.
     pub name: String,
-    /// Where it is.
+    /// Address to call.
     pub endpoint: Endpoint,
-    /// PEM certificates of the authorities that its server's certificate may be of.
+    /// PEM certificates that its server's certificate is verified with.
     pub ca_bundle: Vec<u8>,
-    /// A webhook that cannot be called refuses the request.
+    /// Whether a failed call refuses the request (failure policy `Fail`).
     pub fail: bool,
-    /// Requests for other versions of a resource match, too.
+    /// Whether requests for other versions of a resource match, too.
     equivalent: bool,
-    /// May be called for a dry run.
+    /// Whether it may be called for a dry run.
     pub dry_run: bool,
-    /// How long a call may take.
+    /// Timeout of a call.
     pub timeout: Duration,
-    /// Is asked again when a later step changed the object.
+    /// Whether it is called again when a later step changed the object.
     pub reinvoke: bool,
-    /// The first known version of its list; `None`: it knows none of ours.
+    /// First supported version of its list; `None`: no version of the list is supported.
     pub review: Option<ReviewVersion>,
     rules: Vec<Rule>,
     namespace_selector: LabelSelector,
     object_selector: LabelSelector,
 }
 
-/// The labels that a namespace selector looks at.
+/// Labels that a namespace selector is matched against.
 #[derive(Debug, Clone, Copy)]
 pub enum NamespaceLabels<'a> {
-    /// The object is in no namespace, and is none: every selector matches.
+    /// The object is cluster-scoped and not a namespace: every selector matches.
     None,
-    /// The namespace is what is written.
+    /// The written object is the namespace.
     Object(&'a Value),
     /// The namespace is stored.
     Stored(&'a Index),
-    /// There is no such namespace: no labels.
+    /// The namespace does not exist: no labels.
     Missing,
 }
 
-/// A write that webhooks may be asked about.
+/// A write to match webhooks against.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
     /// `CREATE`, `UPDATE` or `DELETE`.
     pub operation: &'a str,
     /// Resource of the request.
     pub resource: &'a Arc<Resource>,
-    /// Sub-resource of the request, `""` for the object itself.
+    /// Subresource of the request, `""` for the object itself.
     pub subresource: &'a str,
-    /// Namespace of the request; a namespace is in itself.
+    /// Namespace of the request; that of a namespace is its own name.
     pub namespace: &'a str,
     /// Labels of that namespace.
     pub namespace_labels: NamespaceLabels<'a>,
-    /// What shall be stored.
+    /// The new object.
     pub object: Option<&'a Value>,
-    /// What is stored.
+    /// The stored object.
     pub old: Option<&'a Value>,
-    /// All versions of the resource that have the sub-resource.
+    /// All versions of the resource that have the subresource.
     pub equivalents: &'a [Arc<Resource>],
 }
 
@@ -163,7 +163,7 @@ fn strings(value: &Value, key: &str) -> Vec<String> {
         .collect()
 }
 
-/// The selector at `key`; an absent one selects everything.
+/// Returns the selector at `key`; an absent one selects everything.
 fn selector(hook: &Value, key: &str) -> Result<LabelSelector, String> {
     match hook.get(key) {
         None | Some(Value::Null) => Ok(LabelSelector::everything()),
@@ -172,10 +172,10 @@ fn selector(hook: &Value, key: &str) -> Result<LabelSelector, String> {
 }
 
 impl Webhook {
-    /// One element of `webhooks` of a configuration.
+    /// Parses an element of `webhooks` of a configuration.
     ///
     /// # Errors
-    /// The field that cannot be used, and why.
+    /// The invalid field, and why.
     pub fn parse(hook: &Value) -> Result<Self, String> {
         use base64::Engine as _;
         let config = hook.get("clientConfig").unwrap_or(&Value::Null);
@@ -237,9 +237,9 @@ impl Webhook {
         })
     }
 
-    /// Whether the webhook is asked about a write, and in which version of the resource: that of
-    /// the request if a rule names it, else, unless only exact matches count, the first that a rule
-    /// names.
+    /// Returns the version of the resource in which the webhook is called for a write, or `None` if it does
+    /// not match: the version of the request if a rule matches it, else, unless only exact matches count, the
+    /// first one that a rule matches.
     #[must_use]
     pub fn matches(&self, c: &Candidate<'_>) -> Option<Arc<Resource>> {
         let direct = self.rules.iter().any(|rule| rule.matches(c, c.resource));
@@ -267,7 +267,7 @@ impl Webhook {
         }
     }
 
-    /// Either the new object or the old one, so that nobody slips out by changing a label.
+    /// Matches the new object or the old one, so that a change of a label does not avoid the webhook.
     fn object_matches(&self, c: &Candidate<'_>) -> bool {
         self.object_selector.is_everything()
             || [c.object, c.old]
@@ -278,7 +278,7 @@ impl Webhook {
     }
 }
 
-/// An element that is `*` or the wanted text.
+/// Returns true if an element is `*` or the wanted text.
 fn names(list: &[String], wanted: &str) -> bool {
     list.iter().any(|item| item == "*" || item == wanted)
 }
@@ -478,7 +478,7 @@ mod tests {
             (&chosen, None, Some(&with), true),
             (&chosen, None, None, false),
             (&absent, Some(&without), None, true),
-            // An object without metadata has no labels to select by.
+            // An object without metadata has no labels.
             (&absent, Some(&bare), None, false),
             (&all, None, None, true),
         ];

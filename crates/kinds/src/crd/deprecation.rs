@@ -1,4 +1,4 @@
-//! Versions whose users are to be told that they go.
+//! Deprecated versions of custom resources: validation of their warnings, and the warnings to send.
 
 use super::{list, string};
 use crate::meta::version_rank;
@@ -9,7 +9,7 @@ fn flag(version: &Value, key: &str) -> bool {
     version.get(key).and_then(Value::as_bool) == Some(true)
 }
 
-/// What is wrong with `deprecationWarning` of the version at `path`.
+/// Validates `deprecationWarning` of the version at `path`.
 pub(super) fn check(version: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let Some(text) = version.get("deprecationWarning").and_then(Value::as_str) else {
         return;
@@ -38,8 +38,8 @@ pub(super) fn check(version: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// What every request for `version` of the definition with this `spec` is warned of: the
-/// definition's own words, or which version to use instead.
+/// Returns the warning for requests of `version` of the definition with this `spec`: the definition's own
+/// text, or which version to use instead. `None` if the version is not deprecated.
 pub(super) fn warning(spec: &Value, version: &Value) -> Option<String> {
     if !flag(version, "deprecated") {
         return None;

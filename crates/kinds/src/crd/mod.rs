@@ -1,4 +1,4 @@
-//! Custom resource definitions: their own validation, and the resources they make.
+//! Custom resource definitions: their validation, and the resources they define.
 
 mod deprecation;
 
@@ -16,7 +16,7 @@ use super::status::FieldError;
 use super::{meta, names};
 use crate::TableId;
 
-/// API defaulting of a definition.
+/// Applies the API defaults of a definition.
 pub(super) fn default_definition(definition: &mut Value) {
     let kind = meta::str_at(definition, &["spec", "names", "kind"]).to_owned();
     let Some(spec) = definition.get_mut("spec").and_then(Value::as_object_mut) else {
@@ -49,7 +49,7 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// Everything that is wrong with a definition.
+/// Returns all validation errors of a definition.
 #[must_use]
 pub fn validate_definition(definition: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
@@ -139,7 +139,7 @@ fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Groups of the Kubernetes project need an annotation that says who approved the API.
+/// Checks that groups of the Kubernetes project have the annotation about the approval of the API.
 fn check_approval(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     let group = string(spec, "group");
     let protected = ["k8s.io", "kubernetes.io"]
@@ -201,7 +201,7 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// What an entry of `spec.versions` says.
+/// A compiled entry of `spec.versions`.
 struct Compiled {
     schema: Schema,
     custom: CustomVersion,
@@ -315,7 +315,7 @@ fn has_defaults(schema: &Schema) -> bool {
         || schema.additional.as_deref().is_some_and(has_defaults)
 }
 
-/// A default must itself be valid.
+/// Checks that the defaults in a schema are valid themselves.
 fn check_defaults(schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
     if let Some(default) = &schema.default {
         let mut filled = Value::clone(default);
@@ -340,18 +340,18 @@ fn names_of(object: &Value, key: &str) -> Vec<Arc<str>> {
         .collect()
 }
 
-/// What a definition makes.
+/// Resources of a definition.
 #[derive(Debug, Clone)]
 pub(super) struct Made {
-    /// Its name.
+    /// Name of the definition.
     pub(super) name: Arc<str>,
     /// One resource per served version, preferred first.
     pub(super) served: Vec<Arc<Resource>>,
-    /// The storage version, if it is not served.
+    /// Storage version, if it is not served.
     pub(super) hidden: Option<Arc<Resource>>,
 }
 
-/// The resources of a (defaulted and valid) definition.
+/// Returns the resources of a (defaulted and valid) definition.
 pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
     let name: Arc<str> = meta::name(definition).into();
     let Some(spec) = definition.get("spec") else {
@@ -425,7 +425,7 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
             scale,
             custom: Some(Arc::new(custom)),
         });
-        // A version that is stored but not served is never looked up by a client.
+        // Clients never look up a version that is stored but not served.
         if served {
             out.push(resource);
         } else {
@@ -440,8 +440,8 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
     })
 }
 
-/// Checks a change of a definition: the group, the scope and the kind may not change, and a stored
-/// version may not disappear.
+/// Validates an update of a definition: group, scope and kind may not change, and a stored version may not
+/// disappear.
 #[must_use]
 pub fn validate_definition_update(new: &Value, old: &Value) -> Vec<FieldError> {
     let mut errors = validate_definition(new);
@@ -478,7 +478,7 @@ pub fn validate_definition_update(new: &Value, old: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// True if the resource is the definitions themselves.
+/// Returns true if the resource is `customresourcedefinitions`.
 #[must_use]
 pub fn is_definition(resource: &Resource) -> bool {
     resource.is(APIEXTENSIONS, "customresourcedefinitions")

@@ -1,18 +1,18 @@
-//! The document of v2 in protobuf, as gnostic's `openapi.v2.Document`: what kubectl before 1.27 and
-//! Go's discovery client ask for. Members are written in the order of their numbers and, being of
-//! proto3, left out when they are empty.
+//! Protobuf encoding of the v2 document as gnostic's `openapi.v2.Document`, which kubectl before 1.27 and
+//! Go's discovery client request. Members are written in the order of their numbers and, as in proto3,
+//! omitted when empty.
 
 use serde_json::{Map, Value};
 
 use crate::proto::{delimited, integer, tag};
 
-/// A message of gnostic that is being written from a JSON object.
+/// A gnostic message that is written from a JSON object.
 struct Message<'a> {
     from: Option<&'a Map<String, Value>>,
     out: Vec<u8>,
 }
 
-/// How a member is written.
+/// Encoder of a member.
 type Write = fn(&Value) -> Vec<u8>;
 
 impl<'a> Message<'a> {
@@ -83,7 +83,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// What is said besides the specification.
+    /// Writes the specification extensions (`x-…`) and returns the message.
     fn extensions(mut self, number: u32) -> Vec<u8> {
         for (name, value) in self.from.into_iter().flatten() {
             if name.starts_with("x-") {
@@ -101,7 +101,7 @@ fn named(name: &str, value: &[u8]) -> Vec<u8> {
     out
 }
 
-/// All members of an object as `number`, each with its name.
+/// Encodes all members of an object as the repeated field `number`, each with its name.
 fn all(object: &Value, number: u32, write: Write) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in object.as_object().into_iter().flatten() {
@@ -110,19 +110,19 @@ fn all(object: &Value, number: u32, write: Write) -> Vec<u8> {
     out
 }
 
-/// A message whose only member is another.
+/// Encodes a message with a single member, which is a message.
 fn only(number: u32, inner: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     delimited(&mut out, number, inner);
     out
 }
 
-/// Any value, as YAML, of which JSON is a part.
+/// Encodes any value as YAML, of which JSON is a subset.
 fn any(value: &Value) -> Vec<u8> {
     only(2, value.to_string().as_bytes())
 }
 
-/// The bytes of the document that [`super::v2::document`] makes.
+/// Encodes the document that [`super::v2::document`] builds.
 pub(super) fn document(value: &Value) -> Vec<u8> {
     Message::of(value)
         .text(1, "swagger")
@@ -171,7 +171,7 @@ fn response(value: &Value) -> Vec<u8> {
         .extensions(5)
 }
 
-/// `ParametersItem` around `Parameter` around the kind of parameter that it is.
+/// Encodes `ParametersItem` around `Parameter` around the kind of parameter.
 fn parameter(value: &Value) -> Vec<u8> {
     let at = value.get("in").and_then(Value::as_str);
     let parameter = match at {
@@ -192,7 +192,7 @@ fn parameter(value: &Value) -> Vec<u8> {
     only(1, &parameter)
 }
 
-/// A parameter of a primitive type, which is member `kind`.
+/// Encodes a parameter of a primitive type, whose type is field `kind`.
 fn simple(value: &Value, kind: u32) -> Message<'_> {
     Message::of(value)
         .flag(1, "required")
@@ -238,7 +238,7 @@ fn schema(value: &Value) -> Vec<u8> {
         .extensions(31)
 }
 
-/// A schema, or whether others are allowed, which is written also when they are not.
+/// Encodes the schema of additional properties, or whether they are allowed; false is written, too.
 fn additional(value: &Value) -> Vec<u8> {
     match value.as_bool() {
         None => only(1, &schema(value)),

@@ -1,5 +1,5 @@
-//! Component schemas: of built-in types from the committed file, of custom resources from their definitions,
-//! both with the extensions that kubectl looks for.
+//! Component schemas, with the extensions that kubectl looks for: built-in types from the committed file,
+//! custom resources from their definitions.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::schema::{ListType, Merge, types};
 const PREFIX: &str = "#/components/schemas/";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-/// The schemas of the built-in types, sorted by name: on each line a component's name, a tab and its schema.
+/// Schemas of the built-in types, sorted by name: each line has a component's name, a tab and its schema.
 pub(super) const COMPONENTS: &str = include_str!("components.txt");
 
 /// Returns the texts of the built-in schemas by component name.
@@ -25,7 +25,7 @@ fn builtin() -> &'static BTreeMap<&'static str, &'static str> {
     })
 }
 
-/// What the names of components have before their group.
+/// Prefixes of component names before their group.
 const PACKAGES: [&str; 4] = [
     "io.k8s.api.",
     "io.k8s.apimachinery.pkg.apis.",
@@ -101,13 +101,13 @@ impl Schemas {
         Some(name)
     }
 
-    /// The body of deletions.
+    /// Adds the body of deletions.
     pub(super) fn add_delete_options(&mut self) {
         self.add_component(&format!("{META}.DeleteOptions"));
         self.add_component(&format!("{META}.Status"));
     }
 
-    /// All components by name.
+    /// Returns all components by name.
     pub(super) fn finish(mut self) -> Map<String, Value> {
         let mut out = std::mem::take(&mut self.components);
         out.extend(std::mem::take(&mut self.custom));
@@ -136,7 +136,8 @@ impl Schemas {
     }
 }
 
-/// `io.k8s.api.core.v1.Pod` -> `core/v1.Pod`.
+/// Converts a component name such as `io.k8s.api.core.v1.Pod` to a name in the fact table such as
+/// `core/v1.Pod`.
 fn fact_name(component: &str) -> Option<String> {
     let rest = component
         .strip_prefix("io.k8s.api.")
@@ -146,7 +147,7 @@ fn fact_name(component: &str) -> Option<String> {
         .map(|(group, tail)| format!("{group}/{tail}"))
 }
 
-/// How patches treat the lists of a type.
+/// Adds the extensions that say how patches merge the lists of a type.
 fn merge_hints(schema: &mut Value, type_name: &str) {
     let Some(named) = types::find(type_name) else {
         return;
@@ -192,7 +193,7 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
     }
 }
 
-/// Returns every component of the built-in kinds, under the name that it has in the table of facts.
+/// Returns every component of the built-in kinds under its name in the fact table.
 #[cfg(test)]
 pub(crate) fn components() -> Vec<(String, Value)> {
     let mut schemas = Schemas::default();
@@ -225,7 +226,7 @@ fn collect_references(schema: &Value, names: &mut Vec<String>) {
     }
 }
 
-/// OpenAPI 3.0 ignores what stands beside a `$ref`, so such references move into an `allOf`.
+/// Moves `$ref`s with siblings into an `allOf`, because OpenAPI 3.0 ignores siblings of a `$ref`.
 fn wrap_references(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -247,8 +248,8 @@ mod tests {
     use super::*;
     use koord_object::schema::{Type, types::find};
 
-    /// The table is of the same Kubernetes version as the `k8s-openapi` crate: each describes the
-    /// fields that the other has.
+    /// The table and the `k8s-openapi` crate have the same Kubernetes version: each describes the fields of
+    /// the other.
     #[test]
     fn the_table_agrees_with_k8s_openapi() {
         let mut seen = 0;

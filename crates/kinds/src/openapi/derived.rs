@@ -1,4 +1,4 @@
-//! The schemas of the built-in types as the crate `k8s-openapi` derives them.
+//! Schemas of the built-in types, derived from the crate `k8s-openapi`.
 
 use super::builtin::COMPONENTS;
 use k8s_openapi::api::{
@@ -16,7 +16,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1 as aggregator;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 
-/// Adds `T` and everything it refers to; returns the component name.
+/// Adds a type and everything it refers to; returns the component name.
 type Add = fn(&mut SchemaGenerator) -> Schema;
 
 fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
@@ -99,7 +99,7 @@ const TYPES: &[(&str, Add)] = types! {
     "resource/v1.ResourceSlice" => dra::ResourceSlice,
 };
 
-/// Set, it writes the file.
+/// Environment variable with which the test writes the file.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]
@@ -118,7 +118,7 @@ fn committed_components_equal_derived_ones() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/openapi/components.txt");
         std::fs::write(file, &text).unwrap();
     }
-    // Not assert_eq: the texts have more than a megabyte.
+    // Not assert_eq, because the texts have more than a megabyte.
     assert!(
         COMPONENTS == text,
         "not what the types give; `{UPDATE}=1 cargo test -p koord-kinds components_equal` writes the file"

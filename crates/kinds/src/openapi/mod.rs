@@ -1,5 +1,5 @@
-//! OpenAPI v3 documents: what kubectl needs before it sends anything (`apply`, `create`) and what
-//! `kubectl explain` reads.
+//! OpenAPI v3 documents, which kubectl reads before it sends objects (`apply`, `create`) and for `kubectl
+//! explain`.
 
 mod binary;
 mod builtin;
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use super::registry::Registry;
 use super::resource::{GroupVersionKind, Resource};
 
-/// `GET /openapi/v3`: where the documents are, with a hash that changes with their content.
+/// Builds the document of `GET /openapi/v3`: the addresses of the documents, with a hash of their content.
 #[must_use]
 pub fn index(registry: &Registry) -> Value {
     let mut paths = Map::new();
@@ -33,7 +33,8 @@ pub fn index(registry: &Registry) -> Value {
     json!({"paths": paths})
 }
 
-/// `GET /openapi/v3/api/v1` or `/openapi/v3/apis/{group}/{version}`.
+/// Builds the document of `GET /openapi/v3/api/v1` or `/openapi/v3/apis/{group}/{version}`; `None` if there
+/// is none.
 #[must_use]
 pub fn document(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let all = by_version(registry);
@@ -47,7 +48,7 @@ pub fn document(registry: &Registry, group: &str, version: &str) -> Option<Value
         };
         paths::add(&mut paths, r, name.as_deref());
     }
-    // Bodies of sub-resources whose kind is not a resource of its own.
+    // Bodies of subresources whose kind is not a resource of its own.
     for sub in resources.iter().flat_map(|r| &r.subresources) {
         if let Some(type_name) = subresource_type(&sub.response) {
             schemas.add_builtin(type_name, &sub.response);
@@ -86,7 +87,8 @@ fn by_version(registry: &Registry) -> ByVersion {
     out
 }
 
-/// Built-in schemas change only with the program; those of definitions are hashed.
+/// Hashes the content of a document. Built-in schemas change only with the program; those of definitions are
+/// hashed.
 fn hash(resources: &[Arc<Resource>]) -> String {
     let mut hasher = rustc_hash::FxHasher::default();
     env!("CARGO_PKG_VERSION").hash(&mut hasher);
@@ -154,7 +156,7 @@ mod tests {
         assert!(document(&registry, "nope", "v1").is_none());
     }
 
-    /// Every `$ref` leads somewhere.
+    /// Checks that every `$ref` has a target.
     fn check_references(value: &Value, schemas: &Map<String, Value>) {
         match value {
             Value::Object(map) => {

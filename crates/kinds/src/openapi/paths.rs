@@ -1,4 +1,4 @@
-//! The `paths` part: one entry per URL with the operations of a resource.
+//! The `paths` section: one entry per URL with the operations of a resource.
 
 use serde_json::{Map, Value, json};
 
@@ -91,7 +91,7 @@ fn delete_parameters() -> Value {
     ])
 }
 
-/// What every operation of a path has: the variables of the path, and `pretty`.
+/// Returns the parameters that all operations of a path share: the variables of the path, and `pretty`.
 fn common(path: &str) -> Value {
     let mut out: Vec<Value> = ["name", "namespace"]
         .into_iter()
@@ -108,7 +108,7 @@ fn common(path: &str) -> Value {
     out.into()
 }
 
-/// Adds a path with what is common to its operations.
+/// Adds a path with the parameters that its operations share.
 fn put(paths: &mut Map<String, Value>, path: String, mut operations: Map<String, Value>) {
     operations.insert("parameters".to_owned(), common(&path));
     paths.insert(path, Value::Object(operations));
@@ -133,7 +133,7 @@ struct Operation<'a> {
 }
 
 const BODY: &[&str] = &["*/*"];
-/// kubectl looks here whether it may send a strategic merge patch.
+/// Patch types of built-in kinds. kubectl looks here whether it may send a strategic merge patch.
 const BUILTIN_PATCHES: &[&str] = &[
     "application/apply-patch+yaml",
     "application/json-patch+json",
@@ -221,7 +221,7 @@ fn item(r: &Resource, schema: Option<&str>, gvk: &Value, verbs: &[&str]) -> Map<
     ops
 }
 
-/// Adds the paths of one resource; `schema` names its component.
+/// Adds the paths of one resource; `schema` is the name of its component.
 pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&str>) {
     let root = if r.group.is_empty() {
         format!("/api/{}", r.version)

@@ -1,4 +1,4 @@
-//! OpenAPI v2: one document of everything, made of the documents of v3.
+//! OpenAPI v2: one document of all resources, derived from the documents of v3.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use crate::registry::Registry;
 const V3: &str = "#/components/schemas/";
 const V2: &str = "#/definitions/";
 
-/// `GET /openapi/v2`.
+/// Builds the document of `GET /openapi/v2`.
 #[must_use]
 pub fn document(registry: &Registry) -> Value {
     let (mut definitions, mut paths) = (Map::new(), Map::new());
@@ -37,14 +37,14 @@ pub fn document(registry: &Registry) -> Value {
     out
 }
 
-/// The same document in protobuf.
+/// Like [`document`], encoded as protobuf.
 #[must_use]
 pub fn binary(registry: &Registry) -> Vec<u8> {
     super::binary::document(&document(registry))
 }
 
-/// A kind that keeps unknown fields is any object here: clients that check against this document know
-/// nothing of `x-kubernetes-preserve-unknown-fields`, nor of alternatives.
+/// Simplifies a schema for clients that do not support `x-kubernetes-preserve-unknown-fields` or
+/// alternatives: a kind that keeps unknown fields becomes any object.
 fn bounded(mut schema: Value) -> Value {
     const GVK: &str = "x-kubernetes-group-version-kind";
     match schema.get(GVK) {
@@ -90,7 +90,7 @@ fn path_item(item: Value) -> Value {
         .into()
 }
 
-/// The type of a parameter stands in the parameter itself.
+/// Converts a parameter: v2 has its type in the parameter itself.
 fn parameter(value: Value) -> Value {
     let Value::Object(mut map) = value else {
         return value;
@@ -101,7 +101,7 @@ fn parameter(value: Value) -> Value {
     Value::Object(map)
 }
 
-/// A body is a parameter, media types are lists of their own.
+/// Converts an operation: in v2 a body is a parameter, and media types are separate lists.
 fn operation(mut map: Map<String, Value>) -> Map<String, Value> {
     let mut parameters: Vec<Value> = match map.remove("parameters") {
         Some(Value::Array(all)) => all.into_iter().map(parameter).collect(),
@@ -131,7 +131,7 @@ fn operation(mut map: Map<String, Value>) -> Map<String, Value> {
     map
 }
 
-/// The schema of a body; it is the same for every media type.
+/// Returns the schema of a body, which is the same for every media type.
 fn schema(content: Option<&Map<String, Value>>) -> Value {
     content
         .and_then(|c| c.values().next()?.get("schema"))

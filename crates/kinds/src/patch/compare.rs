@@ -1,4 +1,4 @@
-//! What fields an object has, and what fields differ between two.
+//! Field sets of objects, and differences between two objects.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use super::fields::{self, MAX_DEPTH, Set, settle};
 use crate::resource::Resource;
 use crate::schema::{ListType, Schema};
 
-/// Metadata that nobody owns.
+/// Metadata that never has an owner.
 const UNOWNED: [&str; 8] = [
     "name",
     "namespace",
@@ -24,7 +24,7 @@ const UNOWNED: [&str; 8] = [
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scope<'a> {
     pub(super) resource: &'a Resource,
-    /// The sub-resource, `None` for the object itself.
+    /// Subresource, `None` for the object itself.
     pub(super) part: Option<&'a str>,
 }
 
@@ -52,12 +52,12 @@ impl Scope<'_> {
     }
 }
 
-/// How a second object differs from a first.
+/// Differences of a second object from a first.
 #[derive(Debug, Default)]
 pub(super) struct Diff {
-    /// What has another value in the second, or is only there.
+    /// Fields that have another value in the second, or exist only there.
     pub(super) changed: Set,
-    /// What is only in the first.
+    /// Fields that exist only in the first.
     pub(super) removed: Set,
 }
 
@@ -84,10 +84,10 @@ impl Diff {
     }
 }
 
-/// What changed at and below a path, and what was removed.
+/// Changed and removed fields at and below a path.
 type Sides = (Option<Set>, Option<Set>);
 
-/// Compares two objects within a scope; no first object: everything is new.
+/// Compares two objects within a scope; without a first object, everything is new.
 pub(super) fn compare(scope: Scope<'_>, old: Option<&Value>, new: &Value) -> Diff {
     let root = scope.root();
     let mut out = Diff::default();
@@ -117,7 +117,7 @@ pub(super) fn compare(scope: Scope<'_>, old: Option<&Value>, new: &Value) -> Dif
     out
 }
 
-/// The members of two objects, each key once.
+/// Returns the members of two objects, each key once.
 fn both<'a>(
     a: Option<&'a Map<String, Value>>,
     b: Option<&'a Map<String, Value>>,
@@ -129,7 +129,7 @@ fn both<'a>(
     shared.chain(new.map(|(k, v)| (k, None, Some(v))))
 }
 
-/// How a value is taken apart.
+/// How a value is split into fields.
 enum Kind<'v> {
     Nothing,
     Leaf,
@@ -155,7 +155,8 @@ fn leaf(old: Option<&Value>, new: Option<&Value>) -> Sides {
     }
 }
 
-/// `gone`: what the value is in is not in the second object, so that nothing of it is always there.
+/// Compares two values. `gone` is true if the parent does not exist in the second object, so that its default
+/// members do not exist there either.
 fn values(
     node: &Schema,
     mut old: Option<&Value>,
@@ -181,7 +182,7 @@ fn values(
         (Kind::List(a), Kind::Nothing) => return lists(node, old, new, a, &[], depth),
         (Kind::Nothing, Kind::List(b)) => return lists(node, old, new, &[], b, depth),
         (Kind::Nothing | Kind::Leaf, Kind::Nothing | Kind::Leaf) => return leaf(old, new),
-        // Another kind of value took its place.
+        // The value has another kind now.
         _ => {
             let (_, removed) = values(node, old, None, (depth + 1, false));
             let (changed, _) = values(node, None, new, (depth + 1, false));
@@ -230,7 +231,7 @@ fn lists(
     out.sides(old.is_none(), new.is_none())
 }
 
-/// An element is never there by itself.
+/// Compares two elements of a list. An element never exists by default.
 fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -> Sides {
     let (mut changed, mut removed) = values(node, old, new, (depth + 1, new.is_none()));
     match (old, new) {
@@ -247,7 +248,7 @@ fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -
     (changed, removed)
 }
 
-/// The fields that somebody who applies `object` wants to own.
+/// Returns the fields that an applier of `object` wants to own.
 pub(super) fn fields_of(scope: Scope<'_>, object: &Value) -> Set {
     let root = scope.root();
     let mut out = Set::new();
@@ -287,7 +288,7 @@ pub(super) fn fields_of(scope: Scope<'_>, object: &Value) -> Set {
     out
 }
 
-/// Adds what `value` has; `member`: the path itself counts even where something is below it.
+/// Adds the fields of `value`; `member`: the path itself counts even if there are fields below it.
 fn put(out: &mut Set, key: String, node: &Schema, value: &Value, member: bool, depth: usize) {
     let mut set = Set::new();
     let mut here = member;

@@ -1,8 +1,8 @@
 //! Field sets of server-side apply (`fieldsV1`).
 //!
-//! A set is the JSON form itself, so that the entries of an object are changed where they stand: an
-//! object whose keys are path elements (`f:name`, `k:{"key":"value"}`, `v:"value"`) and whose values
-//! are the sets below. A path belongs to the set when its value is `{}` or has the key `.`.
+//! A set is the JSON form itself, so that the entries of an object are changed in place: an object whose keys
+//! are path elements (`f:name`, `k:{"key":"value"}`, `v:"value"`) and whose values are the sets below. A path
+//! belongs to the set if its value is `{}` or has the key `.`.
 
 use serde_json::{Map, Value};
 
@@ -11,17 +11,17 @@ use crate::schema::{ListType, Schema};
 /// A field set.
 pub(super) type Set = Map<String, Value>;
 
-/// Marks a path that has others below it as a member.
+/// Marks a path with others below it as a member.
 const HERE: &str = ".";
-/// Sets nested deeper than this are nobody's.
+/// Deepest nesting of sets; deeper fields have no owner.
 pub(super) const MAX_DEPTH: usize = 100;
 
-/// Whether the path that leads to `set` is a member.
+/// Returns true if the path of `set` is a member.
 fn is_member(set: &Set) -> bool {
     set.is_empty() || set.contains_key(HERE)
 }
 
-/// Writes `set` in its one form. False when neither the path nor anything below it is left.
+/// Normalizes `set`. Returns false if neither the path nor anything below it remains.
 pub(super) fn settle(set: &mut Set, member: bool) -> bool {
     set.remove(HERE);
     if set.is_empty() {
@@ -33,19 +33,19 @@ pub(super) fn settle(set: &mut Set, member: bool) -> bool {
     true
 }
 
-/// Whether the path that leads to a node is a member.
+/// Returns true if the path of a node is a member.
 pub(super) fn owned(node: Option<&Value>) -> bool {
     node.and_then(Value::as_object).is_some_and(is_member)
 }
 
-/// Whether a node has anything below it.
+/// Returns true if a node has anything below it.
 pub(super) fn has_below(node: Option<&Value>) -> bool {
     node.and_then(Value::as_object)
         .is_some_and(|m| m.keys().any(|k| k != HERE))
 }
 
-/// Adds `other` to `into`. Takes as long as the smaller of the two at each level, so that many sets
-/// are added up in linear time.
+/// Adds `other` to `into`. Takes time proportional to the smaller of the two at each level, so that many sets
+/// are added in linear time.
 pub(super) fn union(into: &mut Set, mut other: Set) {
     if other.len() > into.len() {
         let here = into.remove(HERE);
@@ -73,8 +73,8 @@ pub(super) fn union(into: &mut Set, mut other: Set) {
     }
 }
 
-/// Takes the members of `other` out of `from`; what stands below them stays. Takes as long as `from`
-/// is large: a small set of many managers costs little, however much has changed.
+/// Removes the members of `other` from `from`, but not the fields below them. Takes time proportional to
+/// `from`: a small set of many managers costs little, regardless of the number of changes.
 pub(super) fn subtract(from: &mut Set, other: &Set) {
     from.retain(|key, mine| {
         let (Value::Object(mine), Some(Value::Object(theirs))) = (mine, other.get(key)) else {
@@ -89,7 +89,7 @@ pub(super) fn subtract(from: &mut Set, other: &Set) {
     });
 }
 
-/// The paths that are members of both, those of a level before what is below them.
+/// Returns the paths that are members of both, parents before their children.
 pub(super) fn common(a: &Set, b: &Set) -> Vec<Vec<String>> {
     fn walk(a: &Set, b: &Set, path: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
         for (key, value) in a {
@@ -120,7 +120,7 @@ pub(super) fn common(a: &Set, b: &Set) -> Vec<Vec<String>> {
     out
 }
 
-/// Whether `value` is a set: objects all the way down, and path elements for keys.
+/// Returns true if `value` is a set: nested objects whose keys are path elements.
 pub(super) fn is_valid(value: &Value) -> bool {
     fn element(key: &str) -> bool {
         match key.split_once(':') {
@@ -140,7 +140,7 @@ pub(super) fn is_valid(value: &Value) -> bool {
     set(value, 0)
 }
 
-/// The path element of an element of a list; `None` when it has none of the keys.
+/// Returns the path element of an element of a list; `None` if it has none of the keys.
 pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
     match &list.list_type {
         ListType::Atomic => None,
@@ -160,7 +160,7 @@ pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
     }
 }
 
-/// The elements of a list by their path elements, of duplicates the first.
+/// Returns the elements of a list by their path elements; of duplicates the first.
 pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v Value)> {
     let mut seen = std::collections::HashSet::new();
     items
@@ -170,7 +170,7 @@ pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v V
         .collect()
 }
 
-/// A path as messages show it: `.spec.containers[name="a"].image`.
+/// Formats a path for messages: `.spec.containers[name="a"].image`.
 pub(super) fn display(path: &[String]) -> String {
     let mut out = String::new();
     for element in path {

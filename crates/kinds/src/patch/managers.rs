@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who owns which fields of an object.
+//! `metadata.managedFields`: ownership of an object's fields.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,29 +11,29 @@ use crate::meta;
 use crate::quantity::format_time;
 use crate::resource::Resource;
 
-/// More managers than these by plain updates are merged, oldest first.
+/// Most updaters that have entries of their own; beyond it the oldest are merged.
 const MAX_UPDATERS: usize = 10;
-/// Who owns what the merged ones did.
+/// Manager name of merged entries.
 const ANCIENT: &str = "ancient-changes";
 
-/// Who makes a change, and what of the object the request is about.
+/// Field manager of a change, and the part of the object that the request is about.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer<'a> {
     /// Name of the field manager.
     pub manager: &'a str,
-    /// The sub-resource, `None` for the object itself.
+    /// Subresource, `None` for the object itself.
     pub part: Option<&'a str>,
-    /// When.
+    /// Time of the change.
     pub now: Timestamp,
 }
 
-/// The entries of an object.
+/// Entries of `managedFields` of an object.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Managers {
     entries: Vec<Value>,
 }
 
-/// How an entry got its fields.
+/// Operations of an entry.
 pub(super) const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
 
@@ -41,7 +41,7 @@ fn text<'a>(entry: &'a Value, key: &str) -> &'a str {
     meta::str_at(entry, &[key])
 }
 
-/// The set of an entry, empty when it has none.
+/// Returns the field set of an entry, `None` if it has none.
 pub(super) fn set_of(entry: &Value) -> Option<&Set> {
     entry.get("fieldsV1").and_then(Value::as_object)
 }
@@ -50,7 +50,7 @@ fn set_mut(entry: &mut Value) -> Option<&mut Set> {
     entry.get_mut("fieldsV1").and_then(Value::as_object_mut)
 }
 
-/// What is wrong with the entry at `at`.
+/// Returns why the entry at index `at` is invalid; `None` if it is valid.
 fn fault(at: usize, entry: &Value) -> Option<String> {
     if !matches!(text(entry, "operation"), APPLY | UPDATE) {
         return Some("operation must be `Apply` or `Update`".to_owned());
@@ -73,7 +73,8 @@ fn fault(at: usize, entry: &Value) -> Option<String> {
     wrong.then(|| format!("invalid fieldsV1 in managed fields entry {at}"))
 }
 
-/// What is wrong with the record of an object that somebody else has written.
+/// Returns why the managed fields of an object from a webhook or client are invalid; `None` if they are
+/// valid.
 pub fn record_fault(object: &Value) -> Option<String> {
     match meta::at(object, &["metadata", "managedFields"])? {
         Value::Null => None,
@@ -82,7 +83,7 @@ pub fn record_fault(object: &Value) -> Option<String> {
     }
 }
 
-/// A list by which a client gives up what is known: empty, or with one empty entry.
+/// Returns true for a list by which a client resets the managed fields: empty, or with one empty entry.
 fn is_reset(list: &Value) -> bool {
     match list.as_array().map(Vec::as_slice) {
         Some([]) => true,
@@ -91,7 +92,8 @@ fn is_reset(list: &Value) -> bool {
     }
 }
 
-/// Keeps a list that gives up the record apart from no list, which decoding into a type does not.
+/// Makes a reset of the managed fields distinguishable from an absent list, which decoding into a type does
+/// not preserve.
 pub fn keep_reset(object: &mut Value) {
     let given = object.pointer_mut("/metadata/managedFields");
     if let Some(list) = given.filter(|l| is_reset(l)) {
@@ -100,7 +102,7 @@ pub fn keep_reset(object: &mut Value) {
 }
 
 impl Managers {
-    /// From `metadata.managedFields`; `None` when an entry is not what it should be.
+    /// Parses `metadata.managedFields`; `None` if an entry is invalid.
     pub(super) fn decode(list: Value) -> Option<Self> {
         let Value::Array(entries) = list else {
             return None;
@@ -112,7 +114,7 @@ impl Managers {
         valid.then_some(Self { entries })
     }
 
-    /// Those of a stored object, which were well formed when they were written.
+    /// Returns the entries of a stored object, which were valid when they were written.
     pub(super) fn of(object: &Value) -> Self {
         match meta::at(object, &["metadata", "managedFields"]) {
             Some(Value::Array(entries)) => Self {
@@ -134,7 +136,7 @@ impl Managers {
         self.entries.get(at)
     }
 
-    /// Where the entry of an applier is; it is the same in every version.
+    /// Returns the index of the entry of an applier, which is the same in all versions.
     pub(super) fn applier(&self, manager: &str, part: Option<&str>) -> Option<usize> {
         self.entries.iter().position(|e| {
             text(e, "operation") == APPLY
@@ -152,7 +154,7 @@ impl Managers {
         })
     }
 
-    /// Takes from everybody what a change gave another value or removed; `but` keeps its fields.
+    /// Removes the fields that a change modified or removed from all entries except `but`.
     pub(super) fn take(&mut self, diff: &Diff, but: Option<usize>) {
         for (i, entry) in self.entries.iter_mut().enumerate() {
             if Some(i) != but
@@ -164,7 +166,7 @@ impl Managers {
         }
     }
 
-    /// The fields that somebody applies.
+    /// Sets the fields that a manager applies.
     pub(super) fn set_applied(
         &mut self,
         at: Option<usize>,
@@ -188,7 +190,7 @@ impl Managers {
         }
     }
 
-    /// The fields that somebody changed by a plain write.
+    /// Adds the fields that a manager changed by a plain write.
     fn add_updated(&mut self, changed: Set, api_version: String, writer: Writer<'_>) {
         match self.updater(writer.manager, &api_version, writer.part) {
             Some(at) => {
@@ -207,8 +209,8 @@ impl Managers {
         }
     }
 
-    /// Keeps the number of updaters bounded: the oldest is merged into the next of its version, as
-    /// long as there are too many.
+    /// Bounds the number of updaters: while there are too many, the oldest is merged into the next one of its
+    /// version.
     fn merge_ancient(&mut self) {
         let mut updaters: Vec<usize> = (0..self.entries.len())
             .filter(|i| text(&self.entries[*i], "operation") == UPDATE)
@@ -218,7 +220,7 @@ impl Managers {
             return;
         }
         updaters.sort_by_key(|i| (text(&self.entries[*i], "time"), *i));
-        // The next younger updater of the same version, where there is one.
+        // The next younger updater of the same version, if there is one.
         let mut next = vec![None; updaters.len()];
         let mut last: HashMap<&str, usize> = HashMap::new();
         for (n, at) in updaters.iter().enumerate().rev() {
@@ -248,7 +250,7 @@ impl Managers {
             .retain(|_| at.next().is_none_or(|at| !merged.contains(&at)));
     }
 
-    /// Writes them into an object: in their order, without those that own nothing.
+    /// Writes the entries into an object: sorted, without those that own nothing.
     pub(super) fn store(mut self, object: &mut Value) {
         self.entries
             .retain(|e| set_of(e).is_some_and(|s| !s.is_empty()));
@@ -281,20 +283,19 @@ fn new_entry(operation: &str, set: Set, api_version: String, writer: Writer<'_>)
     entry
 }
 
-/// Records a plain write: `writer` owns what differs between `old` and `new`, and nobody else does
-/// any more. What `new` says of managers counts only in a write of the object itself, and only when
-/// it is well formed: a list that is empty ends the record until somebody applies, anything else
-/// leaves it as it is in `old`.
+/// Records a plain write: `writer` becomes the only owner of the fields that differ between `old` and `new`.
+/// The managed fields in `new` count only in a write of the object itself, and only if they are valid: an
+/// empty list ends the record until the next apply, anything else leaves it as it is in `old`.
 ///
-/// An object without a record gets none by being changed: it begins with its creation, or with the
-/// first apply.
+/// An object without a record gets none by being changed: a record begins with the object's creation, or with
+/// the first apply.
 pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: Writer<'_>) {
     let given = meta::metadata_mut(new).and_then(|m| m.remove("managedFields"));
     let live = old.and_then(|o| meta::at(o, &["metadata", "managedFields"]));
     let stored = || old.map(Managers::of).unwrap_or_default();
     let mut managers = match given {
         _ if writer.part.is_some() => stored(),
-        // The usual case: what was read is sent back.
+        // The usual case: the list is sent back unchanged.
         Some(Value::Array(entries)) if live.and_then(Value::as_array) == Some(&entries) => {
             Managers { entries }
         }
@@ -313,7 +314,7 @@ pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: 
         part: writer.part,
     };
     let diff = compare::compare(scope, old, new);
-    // A Scale shows, and takes over, only replicas that somebody owns.
+    // A Scale takes over only replicas that already have an owner.
     let shown = |(_, e)| set_of(e).is_some_and(|s| !fields::common(s, &diff.changed).is_empty());
     if writer.part == Some("scale") && !managers.entries().any(shown) {
         managers.store(new);
@@ -328,7 +329,7 @@ pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: 
     managers.store(new);
 }
 
-/// Records everything that a stored object has as `writer`'s.
+/// Records all fields of a stored object as owned by `writer`.
 pub(super) fn adopt(resource: &Resource, live: &Value, writer: Writer<'_>) -> Managers {
     let scope = Scope {
         resource,
@@ -342,7 +343,7 @@ pub(super) fn adopt(resource: &Resource, live: &Value, writer: Writer<'_>) -> Ma
     managers
 }
 
-/// Whether two objects differ in nothing but the times at which their fields were taken.
+/// Returns true if two objects are equal apart from the times in their managed fields.
 #[must_use]
 pub fn same_but_times(a: &Value, b: &Value) -> bool {
     let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else {
@@ -380,7 +381,7 @@ fn same_entries(a: &Value, b: &Value) -> bool {
     fn parts(entry: &Value) -> [Option<&Value>; 5] {
         KEYS.map(|key| entry.get(key))
     }
-    // The order is partly that of the times.
+    // The order depends partly on the times.
     let others: HashSet<_> = b.iter().map(parts).collect();
     a.len() == b.len() && a.iter().all(|x| others.contains(&parts(x)))
 }

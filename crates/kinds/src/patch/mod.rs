@@ -18,7 +18,8 @@ pub use managers::{Writer, keep_reset, record_fault, same_but_times, track};
 /// Applies a strategic merge patch with the merge keys of the resource's type.
 ///
 /// # Errors
-/// Custom resources, and patches whose directives or list elements are malformed.
+/// [`PatchError::Unsupported`] for custom resources, and an error for patches with invalid directives or list
+/// elements.
 pub fn strategic_merge(
     resource: &Resource,
     original: &Value,

@@ -1,6 +1,5 @@
-//! JSON to Kubernetes protobuf, by the same table: what clients get that read nothing else. The
-//! bytes are those that Go writes: fields in the order of their numbers, and zero values of fields
-//! that are not pointers.
+//! Encoding of JSON objects as Kubernetes protobuf, by the fact table. The bytes are those that Go writes:
+//! fields in the order of their numbers, with zero values of fields that are not pointers.
 
 use base64::Engine as _;
 use koord_api::GoDuration;
@@ -11,11 +10,11 @@ use super::super::schema::types::{self, Named, Wire};
 use super::super::schema::{Other, Schema, Type};
 use super::{MAGIC, ProtoError, Result, malformed, type_of};
 
-/// An object or a list with its envelope.
+/// Encodes an object or a list with its envelope.
 ///
 /// # Errors
-/// [`ProtoError::UnknownKind`] of kinds without protobuf form, such as custom resources;
-/// [`ProtoError::Malformed`] of a value that its field cannot hold.
+/// [`ProtoError::UnknownKind`] for kinds without a protobuf form, such as custom resources;
+/// [`ProtoError::Malformed`] for a value that does not fit its field.
 pub fn encode(object: &Value) -> Result<Vec<u8>> {
     let api_version = meta::str_at(object, &["apiVersion"]);
     let kind = meta::str_at(object, &["kind"]);
@@ -32,11 +31,11 @@ pub fn encode(object: &Value) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// An event of a watch: four bytes of length, big-endian, and `WatchEvent`, which has no envelope
-/// itself while its object has.
+/// Encodes an event of a watch: four bytes of length, big-endian, and a `WatchEvent`, which has no envelope
+/// although its object has one.
 ///
 /// # Errors
-/// As [`encode`].
+/// Like [`encode`].
 pub fn encode_event(kind: &str, object: &Value) -> Result<Vec<u8>> {
     let mut raw = Vec::new();
     delimited(&mut raw, 1, &encode(object)?);
@@ -95,7 +94,7 @@ fn known(name: &str, value: &Value) -> Result<Vec<u8>> {
     }
 }
 
-/// The message of a struct; null is one without members.
+/// Encodes the message of a struct; null becomes one without members.
 fn structure(named: &Named, value: &Value, name: &str) -> Result<Vec<u8>> {
     let nothing = Map::new();
     let map = match value {
@@ -125,7 +124,7 @@ fn structure(named: &Named, value: &Value, name: &str) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// What Go writes of a field that is not a pointer and was never set.
+/// Writes the zero value of an unset field that is not a pointer, as Go does.
 fn zero(out: &mut Vec<u8>, number: u32, schema: &Schema) -> Result<()> {
     let zero = match schema.kind {
         Type::Boolean => false.into(),
@@ -137,7 +136,7 @@ fn zero(out: &mut Vec<u8>, number: u32, schema: &Schema) -> Result<()> {
             delimited(out, number, &[]);
             return Ok(());
         }
-        // Nothing is written of slices and maps without elements.
+        // Empty slices and maps are not written.
         Type::Object | Type::Array | Type::Bytes | Type::WrappedStrings | Type::SchemaOr(_) => {
             return Ok(());
         }
@@ -186,7 +185,7 @@ fn put(out: &mut Vec<u8>, number: u32, schema: &Schema, value: &Value, name: &st
     Ok(())
 }
 
-/// The shapes that are messages of their own.
+/// Encodes the types that are messages of their own.
 fn message(schema: &Schema, value: &Value, name: &str) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     match (schema.kind, schema.named(), value) {
@@ -224,7 +223,7 @@ fn message(schema: &Schema, value: &Value, name: &str) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// A schema of a definition, or what stands in its place.
+/// Encodes a schema of a definition, or the value that may stand in its place.
 fn schema_or(
     out: &mut Vec<u8>,
     other: Other,
@@ -273,19 +272,19 @@ fn varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// The tag of a field with a wire type.
+/// Writes the tag of a field with a wire type.
 pub(crate) fn tag(out: &mut Vec<u8>, number: u32, wire: u64) {
     varint(out, u64::from(number) << 3 | wire);
 }
 
-/// Text, bytes or a message.
+/// Writes a field of text, bytes or a message.
 pub(crate) fn delimited(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
     tag(out, number, 2);
     varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// A number or a boolean.
+/// Writes a field of a number or a boolean.
 pub(crate) fn integer(out: &mut Vec<u8>, number: u32, n: i64) {
     tag(out, number, 0);
     varint(out, n as u64);

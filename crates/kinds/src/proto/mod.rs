@@ -1,5 +1,5 @@
-//! Kubernetes protobuf bodies to JSON and back, driven by the fact table. kubectl's typed commands
-//! and Go components post these and do not fall back to JSON; some clients read nothing else.
+//! Conversion between JSON and Kubernetes protobuf, driven by the fact table. kubectl's typed commands and Go
+//! components send protobuf without a fallback to JSON; some clients accept nothing else.
 
 mod encode;
 mod wire;
@@ -19,16 +19,16 @@ use wire::{Payload, Reader};
 /// First bytes of every Kubernetes protobuf body.
 pub const MAGIC: [u8; 4] = *b"k8s\0";
 
-/// Messages nested deeper than this are refused instead of exhausting the stack.
+/// Deepest nesting of messages; deeper ones are refused, as they would exhaust the stack.
 const MAX_DEPTH: usize = 48;
 
-/// A body that cannot be decoded.
+/// A body that cannot be decoded or encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtoError {
-    /// The wire format is broken.
+    /// The wire format or a value is invalid.
     #[error("protobuf body is malformed: {0}")]
     Malformed(String),
-    /// No such kind here; custom resources are JSON only.
+    /// The kind is unknown; custom resources are JSON only.
     #[error("no protobuf form of {kind:?} in version {api_version:?}")]
     UnknownKind {
         /// `apiVersion` of the body.
@@ -55,10 +55,10 @@ fn malformed<T>(why: impl Into<String>) -> Result<T> {
     Err(ProtoError::Malformed(why.into()))
 }
 
-/// Decodes a body (with envelope) to the JSON object it stands for.
+/// Decodes a body (with envelope) to a JSON object.
 ///
 /// # Errors
-/// See [`ProtoError`].
+/// A [`ProtoError`].
 pub fn decode(body: &[u8]) -> Result<Value> {
     let Some(envelope) = body.strip_prefix(&MAGIC) else {
         return malformed("the envelope magic is missing");
@@ -102,7 +102,7 @@ fn type_meta(bytes: &[u8]) -> Result<(String, String)> {
     Ok((api_version, kind))
 }
 
-/// The type a body of this version and kind has.
+/// Returns the type of a body with this version and kind.
 fn type_of(api_version: &str, kind: &str) -> Option<&'static Named> {
     let (group, version) = meta::split_api_version(api_version);
     // These two are accepted under any group version.
@@ -209,7 +209,7 @@ fn read_field(
     Ok(())
 }
 
-/// Go writes zero values of fields that JSON leaves out.
+/// Returns true if a field is kept: Go writes zero values of fields that JSON omits.
 fn keeps(field: &Schema, value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -222,7 +222,7 @@ fn keeps(field: &Schema, value: &Value) -> bool {
     }
 }
 
-/// The value of a map entry that was left out because it is empty.
+/// Returns the value of a map entry that was omitted because it is empty.
 fn empty(schema: &Schema) -> Value {
     match schema.kind {
         Type::Object => Value::Object(Map::new()),
@@ -285,7 +285,7 @@ fn read_value(schema: &Schema, name: &str, payload: Payload<'_>, depth: usize) -
     })
 }
 
-/// A schema of a definition, or what stands in its place.
+/// Decodes a schema of a definition, or the value that may stand in its place.
 fn schema_or(other: Other, named: &Named, bytes: &[u8], depth: usize) -> Result<Value> {
     let schema = |bytes: &[u8]| -> Result<Value> {
         let mut map = Map::new();
@@ -341,7 +341,7 @@ fn json_member(bytes: &[u8]) -> Result<Value> {
     match member(bytes, 1)? {
         None | Some([]) => Ok(Value::Null),
         Some(raw) => match serde_json::from_slice(raw) {
-            // The object around it must stay parseable.
+            // The object that contains it must stay parseable.
             Ok(v) if koord_object::patch::measure(&v).1 > MAX_DEPTH => {
                 malformed("embedded JSON is nested too deeply")
             }
@@ -358,7 +358,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value> {
     Ok(varint_member(bytes, 2)?.unwrap_or(0).into())
 }
 
-/// An empty message is the zero time, which JSON shows as null.
+/// Decodes a timestamp. An empty message is the zero time, which JSON shows as null.
 fn timestamp(bytes: &[u8], digits: u8) -> Result<Value> {
     let (seconds, nanos) = (varint_member(bytes, 1)?, varint_member(bytes, 2)?);
     if seconds.is_none() && nanos.is_none() {

@@ -1,8 +1,8 @@
-//! The protobuf wire format, reading only.
+//! Reader of the protobuf wire format.
 
 use super::{ProtoError, Result, malformed};
 
-/// What follows a field tag.
+/// Payload of a field, after its tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Payload<'a> {
     Varint(u64),
@@ -44,7 +44,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next field number and payload, `None` at the end.
+    /// Reads the next field number and payload, `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<(u32, Payload<'a>)>> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         Ok(Some((number, payload)))
     }
 
-    /// The next number of a packed list, `None` at the end.
+    /// Reads the next number of a packed list, `None` at the end.
     pub(super) fn packed(&mut self) -> Result<Option<u64>> {
         if self.rest.is_empty() {
             Ok(None)

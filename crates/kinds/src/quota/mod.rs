@@ -1,8 +1,8 @@
-//! ResourceQuota: what an object counts for, whether a quota concerns it, and whether it still fits.
+//! ResourceQuota: usage of objects, matching of quotas, and enforcement.
 //!
-//! The rules are those of upstream's quota evaluators, with one resource more: whatever a pod
-//! requests under a name with a slash is counted as `requests.<name>`, also the batch and mid
-//! resources below `kubernetes.io/`, which upstream takes for native ones and never counts.
+//! The rules are those of upstream's quota evaluators, with one addition: every resource with a slash that a
+//! pod requests is counted as `requests.<name>`, including the batch and mid resources below
+//! `kubernetes.io/`, which upstream treats as native and never counts.
 
 mod pod;
 #[cfg(test)]
@@ -16,14 +16,14 @@ use serde_json::Value;
 
 pub(super) use pod::total;
 
-/// A list of amounts; what is not a quantity is left out.
+/// Parses a list of amounts; invalid quantities are ignored.
 pub(super) fn list(value: Option<&Value>) -> ResourceList {
     let map = value.and_then(Value::as_object).into_iter().flatten();
     map.filter_map(|(name, v)| Some((name.clone(), quantity::parse(v)?)))
         .collect()
 }
 
-/// A condition on pods.
+/// A scope of a quota, which selects pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Scope {
     name: String,
@@ -31,26 +31,26 @@ struct Scope {
     values: Vec<String>,
 }
 
-/// A ResourceQuota as its controller last wrote it.
+/// A ResourceQuota with the limits to enforce or to compute.
 #[derive(Debug, Clone)]
 pub struct Quota {
-    /// Its name.
+    /// Name of the quota.
     pub name: String,
-    /// `status.hard`, or `spec.hard` of [`Quota::wanted`].
+    /// Limits: `status.hard`, or `spec.hard` for [`Quota::wanted`].
     pub hard: ResourceList,
-    /// `status.used`.
+    /// Usage: `status.used`.
     pub used: ResourceList,
     scopes: Vec<Scope>,
 }
 
 impl Quota {
-    /// The quota that admission enforces: what its controller has seen.
+    /// Parses the quota that admission enforces: the limits that its controller has processed.
     #[must_use]
     pub fn enforced(object: &Value) -> Self {
         Self::with(object, &["status", "hard"])
     }
 
-    /// The quota that its controller is to bring about.
+    /// Parses the quota that its controller has to compute: the limits of the spec.
     #[must_use]
     pub fn wanted(object: &Value) -> Self {
         Self::with(object, &["spec", "hard"])
@@ -90,19 +90,19 @@ impl Quota {
         }
     }
 
-    /// The tracked resources that objects of `resource` use.
+    /// Returns the tracked resources that objects of `resource` use.
     pub fn tracked<'a>(&'a self, resource: &'a Resource) -> impl Iterator<Item = &'a str> {
         let names = self.hard.keys().map(String::as_str);
         names.filter(move |name| covers(resource, name))
     }
 
-    /// Whether objects of `resource` can change what is used of this quota.
+    /// Returns true if objects of `resource` can change the usage of this quota.
     #[must_use]
     pub fn concerns(&self, resource: &Resource) -> bool {
         self.tracked(resource).next().is_some()
     }
 
-    /// Whether `object` counts.
+    /// Returns true if `object` counts in this quota.
     #[must_use]
     pub fn matches(&self, resource: &Resource, object: &Value) -> bool {
         let pods = resource.is("", "pods");
@@ -113,10 +113,11 @@ impl Quota {
                 .all(|scope| pods && pod::in_scope(object, scope))
     }
 
-    /// What is used after a write: `old` is `None` for a new object. `None` when nothing changes.
+    /// Returns the usage after a write; `old` is `None` for a new object. `None` if the usage does not
+    /// change.
     ///
     /// # Errors
-    /// Why the write is not allowed, as upstream says it.
+    /// Why the write is not allowed, with upstream's text.
     pub fn charge(
         &self,
         resource: &Resource,
@@ -187,7 +188,7 @@ impl Quota {
         ))
     }
 
-    /// Adds what `object` uses to `sum`, whose keys are the tracked resources.
+    /// Adds the usage of `object` to `sum`, whose keys are the tracked resources.
     pub fn count(
         &self,
         sum: &mut ResourceList,
@@ -206,12 +207,12 @@ impl Quota {
     }
 }
 
-/// `count/pods`, `count/deployments.apps`.
+/// Returns the name of the object count, such as `count/pods` or `count/deployments.apps`.
 fn count_name(resource: &Resource) -> String {
     format!("count/{}", resource.qualified())
 }
 
-/// The name under which some kinds of the core group were counted before there was `count/`.
+/// Returns the older name of the object count of some core kinds, without `count/`.
 fn alias(resource: &Resource) -> Option<&str> {
     let name = &*resource.plural;
     let counted = matches!(
@@ -221,7 +222,7 @@ fn alias(resource: &Resource) -> Option<&str> {
     (resource.group.is_empty() && counted).then_some(name)
 }
 
-/// Whether a quota of `name` concerns objects of `resource`.
+/// Returns true if the quota resource `name` applies to objects of `resource`.
 fn covers(resource: &Resource, name: &str) -> bool {
     if let Some(counted) = name.strip_prefix("count/") {
         return counted == resource.qualified();
@@ -244,7 +245,7 @@ fn covers(resource: &Resource, name: &str) -> bool {
     }
 }
 
-/// Whether an update of objects of `resource`, from `old` to `new`, can change what they use.
+/// Returns true if an update of `resource` from `old` to `new` can change the usage.
 #[must_use]
 pub fn update_counts(resource: &Resource, new: &Value, old: &Value) -> bool {
     match (&*resource.group, &*resource.plural) {
@@ -254,7 +255,7 @@ pub fn update_counts(resource: &Resource, new: &Value, old: &Value) -> bool {
     }
 }
 
-/// What an object uses at `now`.
+/// Returns the usage of an object at `now`.
 fn usage(resource: &Resource, object: &Value, now: Timestamp) -> ResourceList {
     let one = Quantity::from_value(1);
     let mut out = match (&*resource.group, &*resource.plural) {

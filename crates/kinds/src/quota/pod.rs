@@ -1,4 +1,4 @@
-//! What a pod counts for: its requests and limits, and the scopes it is in.
+//! Quota usage of pods: requests and limits, and scopes.
 
 use super::list;
 use crate::{meta, quantity};
@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use koord_api::quantity::{Quantity, ResourceList};
 use serde_json::Value;
 
-/// Resources without whose request or limit no container gets into a quota that tracks them.
+/// Resources that every container must request or limit if a quota tracks them.
 const REQUIRED: [&str; 6] = [
     "cpu",
     "memory",
@@ -15,7 +15,7 @@ const REQUIRED: [&str; 6] = [
     "limits.cpu",
     "limits.memory",
 ];
-/// Resources that pods use under these very names.
+/// Quota resources with fixed names that pods use.
 const COMPUTE: [&str; 10] = [
     "pods",
     "cpu",
@@ -29,7 +29,7 @@ const COMPUTE: [&str; 10] = [
     "limits.ephemeral-storage",
 ];
 
-/// Whether a quota of `name` concerns pods.
+/// Returns true if the quota resource `name` applies to pods.
 pub(super) fn covers(name: &str) -> bool {
     COMPUTE.contains(&name)
         || name.starts_with("hugepages-")
@@ -45,7 +45,7 @@ fn add(to: &mut ResourceList, other: &ResourceList) {
     }
 }
 
-/// Raises a list to at least `other`.
+/// Raises the amounts of a list to at least those of `other`.
 fn raise(to: &mut ResourceList, other: &ResourceList) {
     for (name, amount) in other {
         let have = to.entry(name.clone()).or_insert(*amount);
@@ -60,9 +60,9 @@ fn containers<'a>(pod: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> 
     list.into_iter().flatten()
 }
 
-/// What the pod asks for as a whole (`part` is `requests` or `limits`): the sum of its containers
-/// and sidecars, or the most that an init container takes beside the sidecars before it; what is
-/// given for the pod itself counts instead. Without overhead.
+/// Returns the effective requests or limits (`part`) of a pod without overhead: the sum of its containers and
+/// sidecars, or the peak of an init container together with the sidecars started before it. Pod-level
+/// resources take precedence.
 pub(crate) fn total(pod: &Value, part: &str) -> ResourceList {
     let of = |container: &Value| list(meta::at(container, &["resources", part]));
     let mut sum = ResourceList::new();
@@ -89,7 +89,7 @@ pub(crate) fn total(pod: &Value, part: &str) -> ResourceList {
     sum
 }
 
-/// [`total`] with the overhead of the pod's runtime, which limits only grow by where they are.
+/// Like [`total`], with the overhead of the pod's runtime, which is added to existing limits only.
 fn with_overhead(pod: &Value, part: &str) -> ResourceList {
     let mut sum = total(pod, part);
     for (name, amount) in list(meta::at(pod, &["spec", "overhead"])) {
@@ -100,7 +100,7 @@ fn with_overhead(pod: &Value, part: &str) -> ResourceList {
     sum
 }
 
-/// Requests and limits under the names of quotas.
+/// Converts requests and limits to the resource names of quotas.
 fn named(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut out = ResourceList::new();
     out.insert("pods".to_owned(), Quantity::from_value(1));
@@ -121,7 +121,7 @@ fn named(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     out
 }
 
-/// The pod has ended, or should have by `now`: it uses nothing any more.
+/// Returns true if the pod has ended, or should have ended by `now`: it then uses nothing.
 fn ended(pod: &Value, now: Timestamp) -> bool {
     if matches!(
         meta::str_at(pod, &["status", "phase"]),
@@ -139,7 +139,7 @@ fn ended(pod: &Value, now: Timestamp) -> bool {
         .is_ok_and(|end| now > end)
 }
 
-/// What the pod uses at `now`.
+/// Returns the usage of the pod at `now`.
 pub(super) fn usage(pod: &Value, now: Timestamp) -> ResourceList {
     if ended(pod, now) {
         return ResourceList::new();
@@ -150,7 +150,7 @@ pub(super) fn usage(pod: &Value, now: Timestamp) -> ResourceList {
     )
 }
 
-/// What containers lack that a quota of `tracked` resources wants them to say, as a sentence.
+/// Checks that the containers set what a quota of the `tracked` resources requires. The error is a sentence.
 pub(super) fn missing<'a>(
     pod: &Value,
     tracked: impl Iterator<Item = &'a str>,
@@ -165,7 +165,7 @@ pub(super) fn missing<'a>(
         return Ok(());
     }
     let mut parts = Vec::new();
-    // `tracked` is sorted, being the keys of a map; so are the names within it.
+    // `tracked` is sorted, as the keys of a map; so are the names within it.
     for name in tracked.filter(|name| REQUIRED.contains(name)) {
         let mut without: Vec<&str> = containers(pod, "containers")
             .chain(containers(pod, "initContainers"))
@@ -188,12 +188,12 @@ pub(super) fn missing<'a>(
     }
 }
 
-/// The pod ends by itself after a time.
+/// Returns true if the pod has a deadline after which it ends by itself.
 pub(super) fn terminating(pod: &Value) -> bool {
     meta::int_at(pod, &["spec", "activeDeadlineSeconds"]).is_some_and(|s| s >= 0)
 }
 
-/// Whether the pod is in a scope.
+/// Returns true if the pod is in a scope.
 pub(super) fn in_scope(pod: &Value, scope: &super::Scope) -> bool {
     let best_effort = || meta::str_at(pod, &["status", "qosClass"]) == "BestEffort";
     match &*scope.name {
@@ -235,7 +235,7 @@ fn crosses_namespaces(pod: &Value) -> bool {
     })
 }
 
-/// A quantity of an object.
+/// Parses a quantity of an object; 0 if it is missing or invalid.
 pub(super) fn amount(object: &Value, path: &[&str]) -> Quantity {
     meta::at(object, path)
         .and_then(quantity::parse)

@@ -5,7 +5,7 @@ use crate::Index;
 use crate::resource::Resource;
 use crate::status::quoted;
 
-/// A conjunction of comparisons on selectable fields.
+/// A conjunction of comparisons of selectable fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSelector {
     terms: Vec<FieldTerm>,
@@ -22,7 +22,7 @@ impl FieldSelector {
     /// Parses `a=b,c!=d`; `\` escapes `,`, `=` and itself in values.
     ///
     /// # Errors
-    /// The text names the term that is wrong.
+    /// The invalid term.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         let mut terms = Vec::new();
         for term in split_terms(text).into_iter().filter(|t| !t.is_empty()) {
@@ -51,7 +51,7 @@ impl FieldSelector {
         Ok(Self { terms })
     }
 
-    /// A selector for one object name.
+    /// Creates a selector for one object name.
     #[must_use]
     pub fn name(name: &str) -> Self {
         let term = FieldTerm {
@@ -67,16 +67,16 @@ impl FieldSelector {
         self.terms.extend(other.terms);
     }
 
-    /// Every object matches.
+    /// Returns true if every object matches.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.terms.is_empty()
     }
 
-    /// Checks that the resource supports all fields, and calls them as its objects are indexed.
+    /// Checks that the resource supports all fields, and converts their names to those of its index.
     ///
     /// # Errors
-    /// The first field that it does not.
+    /// The first unsupported field.
     pub fn check(&mut self, resource: &Resource) -> Result<(), SelectorError> {
         if resource.is("events.k8s.io", "events") {
             // Stored as core events, whose fields have other names.
@@ -101,7 +101,7 @@ impl FieldSelector {
         }
     }
 
-    /// The value `field` must equal, if the selector says so; for lookups by index.
+    /// Returns the value that `field` must equal if the selector requires one; for lookups by index.
     #[must_use]
     pub fn required(&self, field: &str) -> Option<&str> {
         self.terms
@@ -110,7 +110,7 @@ impl FieldSelector {
             .map(|t| t.value.as_str())
     }
 
-    /// Whether an indexed object matches. Fields the index lacks count as empty.
+    /// Returns true if an indexed object matches. Fields that the index lacks count as empty.
     #[must_use]
     pub fn matches(&self, namespace: &str, name: &str, index: &Index) -> bool {
         self.terms.iter().all(|t| {

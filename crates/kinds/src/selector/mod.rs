@@ -1,4 +1,4 @@
-//! Label and field selectors, and the extraction of what they look at.
+//! Label and field selectors, and the extraction of the values they compare.
 
 mod fields;
 
@@ -40,7 +40,7 @@ const EVENT_FIELDS: &[&str] = &[
     "type",
 ];
 
-/// Selectable fields per built-in resource besides name and namespace.
+/// Returns the selectable fields of a built-in resource in addition to name and namespace.
 fn builtin_fields(resource: &Resource) -> &'static [&'static str] {
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => POD_FIELDS,
@@ -57,7 +57,7 @@ fn builtin_fields(resource: &Resource) -> &'static [&'static str] {
     }
 }
 
-/// Texts that occur in the index of nearly every object, shared between all of them.
+/// Interned texts that occur in the index of nearly every object.
 static COMMON: LazyLock<FxHashMap<&'static str, Arc<str>>> = LazyLock::new(|| {
     const VALUES: [&str; 14] = [
         "",
@@ -82,7 +82,7 @@ static COMMON: LazyLock<FxHashMap<&'static str, Arc<str>>> = LazyLock::new(|| {
         .collect()
 });
 
-/// A shared copy of the text if it is a common one.
+/// Returns the shared copy of a common text.
 fn shared(text: &str) -> Arc<str> {
     COMMON.get(text).cloned().unwrap_or_else(|| text.into())
 }
@@ -120,7 +120,7 @@ fn builtin_field(object: &Value, field: &str) -> Option<Arc<str>> {
 }
 
 impl Resource {
-    /// Whether a field selector may use `field`.
+    /// Returns true if a field selector may use `field`.
     #[must_use]
     pub fn supports_field(&self, field: &str) -> bool {
         if field == "metadata.name" || (field == "metadata.namespace" && self.namespaced) {
@@ -137,7 +137,7 @@ impl Resource {
         }
     }
 
-    /// What selectors and the garbage collector need to know of an object.
+    /// Returns the index of an object: its values for selectors and the garbage collector.
     #[must_use]
     pub fn index(&self, object: &Value) -> Index {
         let labels = meta::at(object, &["metadata", "labels"]).and_then(Value::as_object);

@@ -1,9 +1,9 @@
-//! The two versions of HorizontalPodAutoscaler. v1 has a place for the utilization of the CPU only; what
-//! it has no place for is in annotations, so that who writes v1 loses nothing of it.
+//! Conversion of HorizontalPodAutoscaler between v1 and v2. v1 has a field for CPU utilization only; all else
+//! is kept in annotations, so that a write of v1 loses nothing.
 
 use serde_json::{Map, Value, json};
 
-/// Where v2 has what v1 keeps in an annotation: section, field, annotation.
+/// Fields of v2 that v1 keeps in annotations: section, field, annotation.
 const KEPT: [(&str, &str, &str); 4] = [
     ("spec", "metrics", "autoscaling.alpha.kubernetes.io/metrics"),
     (
@@ -23,7 +23,7 @@ const KEPT: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// The utilization that a metric of the CPU names, under `part`.
+/// Returns the utilization in `part` of a CPU metric.
 fn cpu(metric: &Value, part: &str) -> Option<i64> {
     let resource = metric
         .get("resource")
@@ -38,7 +38,7 @@ fn section<'a>(object: &'a mut Value, key: &str) -> Option<&'a mut Map<String, V
     object.get_mut(key)?.as_object_mut()
 }
 
-/// From the v2 form.
+/// Converts from the v2 form.
 pub(super) fn to_v1(object: &mut Value) {
     for (part, from, inner, to) in [
         (
@@ -80,7 +80,7 @@ pub(super) fn to_v1(object: &mut Value) {
     }
 }
 
-/// To the v2 form. An annotation that is not of its form stays one.
+/// Converts to the v2 form. An annotation with an invalid value is kept.
 pub(super) fn to_v2(object: &mut Value) {
     for (part, field, annotation) in KEPT {
         let Some(metadata) = section(object, "metadata") else {

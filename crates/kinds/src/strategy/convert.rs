@@ -1,13 +1,13 @@
-//! Conversion between versions. Custom resources change only their apiVersion; the built-in pairs
-//! are core/v1 Event and events.k8s.io/v1 Event, two spellings of the same object, and the versions
-//! of HorizontalPodAutoscaler (see [`super::autoscaler`]).
+//! Conversion between versions. Custom resources change only their apiVersion; the built-in pairs are core/v1
+//! Event and events.k8s.io/v1 Event, with different field names, and the versions of HorizontalPodAutoscaler
+//! ([`super::autoscaler`]).
 
 use serde_json::{Map, Value, json};
 
 use super::autoscaler;
 use crate::resource::Resource;
 
-/// core/v1 name, events.k8s.io/v1 name.
+/// Field names of core/v1 and events.k8s.io/v1.
 const EVENT_FIELDS: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),
@@ -43,7 +43,7 @@ fn set_version(resource: (&str, &str), object: &mut Value) {
 }
 
 impl Resource {
-    /// From the stored form to this version, with the defaults of its schema.
+    /// Converts from the stored form to this version, with the defaults of its schema.
     #[must_use]
     pub fn from_storage(&self, mut object: Value) -> Value {
         if self.reads_stored() {
@@ -64,7 +64,7 @@ impl Resource {
         object
     }
 
-    /// From this version to the stored form.
+    /// Converts from this version to the stored form.
     #[must_use]
     pub fn to_storage(&self, mut object: Value) -> Value {
         if self.storage_version {
@@ -86,7 +86,7 @@ impl Resource {
         object
     }
 
-    /// Rewrites an object of this resource into `target`'s version. Both must share a table.
+    /// Converts an object of this resource to `target`'s version. Both must share a table.
     #[must_use]
     pub fn convert(&self, object: Value, target: &Self) -> Value {
         target.from_storage(self.to_storage(object))

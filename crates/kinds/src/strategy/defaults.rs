@@ -161,7 +161,7 @@ fn template(parent: &mut Object) {
     }
 }
 
-/// An update strategy that rolls by default.
+/// Sets the defaults of an update strategy whose default is `RollingUpdate`.
 fn rolling(root: &mut Object, key: &str, defaults: Value) {
     let Some(strategy) = child(root, "spec").and_then(|s| child(s, key)) else {
         return;
@@ -202,7 +202,7 @@ fn job_spec(spec: &mut Object) {
 fn secret(root: &mut Object) {
     use base64::Engine as _;
     set_default_nonzero(root, "type", "Opaque");
-    // `stringData` is write-only: it ends up, encoded, in `data`.
+    // `stringData` is write-only: it is moved, encoded, to `data`.
     if let Some(Value::Object(plain)) = root.remove("stringData")
         && let Some(data) = child(root, "data")
     {
@@ -266,7 +266,7 @@ fn webhooks(root: &mut Object, mutating: bool) {
     }
 }
 
-/// Defaults that pods and pod templates share.
+/// Applies the defaults that pods and pod templates share.
 fn pod_spec(spec: &mut Object) {
     set_default_nonzero(spec, "dnsPolicy", "ClusterFirst");
     set_default_nonzero(spec, "restartPolicy", "Always");
@@ -287,7 +287,7 @@ fn pod_spec(spec: &mut Object) {
     }
 }
 
-/// Defaults of pods that templates do not get, so that the two stay comparable.
+/// Applies the defaults of pods that templates do not get, so that both stay comparable.
 fn pod_only(spec: &mut Object) {
     set_default(spec, "enableServiceLinks", true);
     for key in ["initContainers", "containers"] {
@@ -307,7 +307,7 @@ fn pod_only(spec: &mut Object) {
     }
 }
 
-/// `Always` for images without a fixed tag.
+/// Returns the default pull policy: `Always` for images without a fixed tag.
 fn pull_policy(image: &str) -> &'static str {
     if image.contains('@') {
         return "IfNotPresent";
@@ -373,7 +373,7 @@ fn field_ref(parent: &mut Object) {
 }
 
 fn default_volume(volume: &mut Object) {
-    // A volume without any source is an emptyDir.
+    // A volume without a source is an emptyDir.
     if volume.keys().all(|k| k == "name") {
         volume.insert("emptyDir".to_owned(), json!({}));
     }

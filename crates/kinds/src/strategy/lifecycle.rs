@@ -1,5 +1,5 @@
-//! What the server itself does to objects on create and update: fields that clients may not set,
-//! the split between spec and status, and the generation.
+//! Server-side changes of objects on create and update: fields that clients may not set, the separation of
+//! spec and status, and the generation.
 
 use koord_api::quantity::Quantity;
 use serde_json::{Map, Value, json};
@@ -18,20 +18,19 @@ const SERVER_OWNED: [&str; 4] = [
 ];
 
 impl Resource {
-    /// What the server does to an object before it is created: fields clients may not set are
-    /// cleared, `metadata.generation` starts at 1. Identity (name, uid, creationTimestamp) is the
-    /// caller's.
+    /// Prepares a new object: clears fields that clients may not set and sets `metadata.generation` to 1.
+    /// Identity (name, uid, creationTimestamp) is left to the caller.
     pub fn prepare_create(&self, object: &mut Value) {
         prepare_create(self, object);
     }
 
-    /// What the server does to `new` before it replaces `old`: with `sub` `None` the status is kept
-    /// from `old`, with `Some("status")` everything else is, and the generation follows the spec.
+    /// Prepares `new` to replace `old`: with `sub` `None` the status is kept from `old`, with
+    /// `Some("status")` everything else is. The generation is increased if the spec changes.
     pub fn prepare_update(&self, sub: Option<&str>, old: &Value, new: &mut Value) {
         prepare_update(self, sub, old, new);
     }
 
-    /// Metadata that a write of `/status` leaves as it is.
+    /// Returns true if a write of `/status` keeps this metadata.
     pub(crate) fn keeps_in_status(&self, key: &str) -> bool {
         self.is_custom() || kept_by_status(self).contains(&key)
     }
@@ -92,7 +91,7 @@ fn prepare_builtin(resource: &Resource, object: &mut Value) {
                 }
             }
         }
-        // A kubelet registers its node with the status it has.
+        // A kubelet registers its node together with the status.
         ("", "nodes") => {}
         ("", "services") => {
             root.insert("status".to_owned(), json!({"loadBalancer": {}}));
@@ -113,7 +112,7 @@ fn prepare_builtin(resource: &Resource, object: &mut Value) {
     }
 }
 
-/// Unless the user manages it, a Job selects its pods by labels that only it has.
+/// Sets the selector and labels of a Job that are unique to it, unless the user manages them.
 fn job_selector(spec: &mut Map<String, Value>, name: &str, uid: &str) {
     if spec.get("manualSelector").and_then(Value::as_bool) == Some(true) || uid.is_empty() {
         return;
@@ -136,7 +135,7 @@ fn job_selector(spec: &mut Map<String, Value>, name: &str, uid: &str) {
     }
 }
 
-/// The quality-of-service class, from cpu and memory of containers and init containers alone.
+/// Returns the quality-of-service class by CPU and memory of containers and init containers.
 #[must_use]
 pub(crate) fn qos_class(pod: &Value) -> &'static str {
     let mut any = false;
@@ -202,7 +201,7 @@ fn prepare_update(resource: &Resource, sub: Option<&str>, old: &Value, new: &mut
     }
 }
 
-/// The part of an object whose changes count as a new generation.
+/// Returns the parts of an object whose changes increase the generation.
 fn described<'a>(resource: &Resource, object: &'a Value) -> Vec<(&'a String, &'a Value)> {
     let status_apart = resource.has_status();
     object
@@ -247,7 +246,7 @@ fn restore_metadata(old: &Value, new: &mut Value) {
     metadata.remove("selfLink");
 }
 
-/// Metadata of a built-in kind that a write of `/status` does not change.
+/// Returns the metadata of a built-in kind that a write of `/status` keeps.
 fn kept_by_status(resource: &Resource) -> &'static [&'static str] {
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => &["ownerReferences"],
@@ -256,8 +255,8 @@ fn kept_by_status(resource: &Resource) -> &'static [&'static str] {
     }
 }
 
-/// A write to `/status`: for custom resources nothing but the status changes; built-in kinds take
-/// over labels and annotations too, which kubelets and node controllers rely on.
+/// Applies a write of `/status`: for custom resources only the status changes; built-in kinds also accept
+/// labels and annotations, which kubelets and node controllers rely on.
 fn status_update(resource: &Resource, old: &Value, new: &mut Value) {
     if resource.is_custom() {
         let status = new.get("status").cloned();

@@ -1,4 +1,4 @@
-//! Per-kind strategies: defaulting, what clients may not set, validation, conversion.
+//! Strategies of each kind: defaulting, fields that clients may not set, validation, conversion.
 
 mod autoscaler;
 mod convert;
@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 use super::resource::Resource;
 
 impl Resource {
-    /// API defaulting; also brings quantities and timestamps to their canonical form.
+    /// Applies the API defaults; also brings quantities and timestamps to their canonical form.
     pub fn default_object(&self, object: &mut Value) {
         if !self.is_custom() {
             self.schema.canonicalize(object);
             defaults::default_object(self, object);
-            // A typed server writes these, even when they are empty.
+            // A typed server writes these even if they are empty.
             if let Some(root) = object.as_object_mut() {
                 for part in ["spec", "status"] {
                     if self.schema.member(part).is_always_there() {
@@ -31,7 +31,7 @@ impl Resource {
     }
 }
 
-/// The object at `key`, created when absent; `None` when something else is there.
+/// Returns the object at `key`, created if absent; `None` if the value is not an object.
 fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
     let slot = map.entry(key).or_insert_with(|| Value::Object(Map::new()));
     if slot.is_null() {
@@ -40,7 +40,7 @@ fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<S
     slot.as_object_mut()
 }
 
-/// Sets `key` when it is absent (or null).
+/// Sets `key` if it is absent (or null).
 fn set_default(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
     match map.get_mut(key) {
         Some(Value::Null) | None => {
@@ -50,8 +50,8 @@ fn set_default(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>)
     }
 }
 
-/// Like [`set_default`], also over an empty string or zero: for fields that are not pointers in
-/// Go, where absent and empty are the same.
+/// Like [`set_default`], and replaces an empty string or zero, too: for fields that are not pointers in Go,
+/// where absent and empty are equal.
 fn set_default_nonzero(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
     let empty = match map.get(key) {
         None | Some(Value::Null) => true,
@@ -64,7 +64,7 @@ fn set_default_nonzero(map: &mut Map<String, Value>, key: &str, value: impl Into
     }
 }
 
-/// The JSON objects in the list at `key`.
+/// Returns the JSON objects in the list at `key`.
 fn objects_mut<'a>(
     map: &'a mut Map<String, Value>,
     key: &str,

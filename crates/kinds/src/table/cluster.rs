@@ -1,4 +1,4 @@
-//! Rows of everything that is not a pod or a workload.
+//! Table rows of all kinds but pods and workloads.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -23,7 +23,8 @@ pub(super) const NODE: Printer = Printer {
     cells: node,
 };
 
-/// Of `metrics.k8s.io`, as the metrics server heads it. A pod uses what its containers do.
+/// Printer of `metrics.k8s.io`, with the metrics server's headings. The usage of a pod is the sum of its
+/// containers.
 pub(super) const USAGE: Printer = Printer {
     heads: &[
         ("Name", "string", 0),
@@ -137,7 +138,7 @@ pub(super) const EVENT: Printer = Printer {
     cells: event,
 };
 
-/// Reads both event APIs: the newer one calls the same things differently.
+/// Returns the cells of an event of either event API; the newer one has other field names.
 fn event(o: &Value, now: Timestamp) -> Vec<Value> {
     let either = |a: &[&str], b: &[&str]| -> String {
         let text = str_at(o, a);

@@ -1,4 +1,4 @@
-//! Columns of custom resources.
+//! Table columns of custom resources.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -29,7 +29,8 @@ pub(super) fn cells(c: &CustomVersion, object: &Value, now: Timestamp) -> Vec<Va
     out
 }
 
-/// A missing value is null, which kubectl prints as `<none>` or nothing depending on its version.
+/// Returns a cell. A missing value is null, which kubectl prints as `<none>` or nothing depending on its
+/// version.
 fn cell(column: &Column, object: &Value, now: Timestamp) -> Value {
     let Some(value) = column.path.first(object).filter(|v| !v.is_null()) else {
         return Value::Null;

@@ -1,8 +1,8 @@
-//! Durations as kubectl shows them: two units at most, coarser with length.
+//! Durations as kubectl formats them: at most two units, coarser with length.
 
 use jiff::Timestamp;
 
-/// Age of an RFC 3339 timestamp at `now`; `<unknown>` if it is missing or broken.
+/// Formats the age of an RFC 3339 timestamp at `now`; `<unknown>` if it is missing or invalid.
 #[must_use]
 pub fn age(timestamp: &str, now: Timestamp) -> String {
     match timestamp.parse::<Timestamp>() {
@@ -11,7 +11,7 @@ pub fn age(timestamp: &str, now: Timestamp) -> String {
     }
 }
 
-/// A duration in whole seconds.
+/// Formats a duration in whole seconds.
 #[must_use]
 pub fn human_duration(seconds: i64) -> String {
     if seconds < -1 {

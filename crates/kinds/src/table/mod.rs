@@ -1,4 +1,4 @@
-//! Tables as `kubectl get` shows them. The server computes the cells; kubectl only aligns them.
+//! Tables for `kubectl get`. The server computes the cells; kubectl only aligns them.
 
 mod cluster;
 mod custom;
@@ -15,10 +15,10 @@ use super::resource::Resource;
 
 pub use duration::{age, human_duration};
 
-/// What a row carries besides its cells (query parameter `includeObject`).
+/// Object that a row contains in addition to its cells (query parameter `includeObject`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Include {
-    /// Nothing.
+    /// No object.
     None,
     /// A PartialObjectMetadata.
     #[default]
@@ -28,7 +28,7 @@ pub enum Include {
 }
 
 impl Include {
-    /// From the query parameter; `None` for a value that does not exist.
+    /// Parses the query parameter; `None` for an unknown value.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text {
@@ -43,7 +43,7 @@ impl Include {
 /// A column heading: name, OpenAPI type, priority (1: only with `-o wide`).
 pub(super) type Head = (&'static str, &'static str, i64);
 
-/// How one kind is printed.
+/// Columns of one kind and the function that computes their cells.
 pub(super) struct Printer {
     pub(super) heads: &'static [Head],
     pub(super) cells: fn(&Value, Timestamp) -> Vec<Value>,
@@ -96,8 +96,8 @@ fn printer(resource: &Resource) -> &'static Printer {
 }
 
 impl Resource {
-    /// A `meta.k8s.io/v1 Table` of `items`; `now` is what ages count from. List metadata
-    /// (resourceVersion, continue) is the caller's.
+    /// Builds a `meta.k8s.io/v1 Table` of `items`; ages are relative to `now`. The caller adds the list
+    /// metadata (resourceVersion, continue).
     #[must_use]
     pub fn to_table(&self, items: &[Value], include: Include, now: Timestamp) -> Value {
         let (columns, rows): (Vec<Value>, Vec<Value>) = match &self.custom {
@@ -148,7 +148,7 @@ fn row(object: &Value, cells: Vec<Value>, include: Include) -> Value {
     }
 }
 
-/// The `meta.k8s.io/v1 PartialObjectMetadata` of an object.
+/// Returns the `meta.k8s.io/v1 PartialObjectMetadata` of an object.
 #[must_use]
 pub fn partial(object: &Value) -> Value {
     let metadata = object
@@ -160,22 +160,22 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// Age of an object for a cell.
+/// Returns the cell with the age of an object.
 fn created(object: &Value, now: Timestamp) -> Value {
     age(meta::text(object, "creationTimestamp"), now).into()
 }
 
-/// An integer at a path, 0 if absent.
+/// Returns the integer at a path, 0 if absent.
 fn int_at(object: &Value, path: &[&str]) -> i64 {
     meta::int_at(object, path).unwrap_or(0)
 }
 
-/// The text, or `<none>` when empty.
+/// Returns the text, or `<none>` if it is empty.
 fn or_none(text: &str) -> Value {
     if text.is_empty() { "<none>" } else { text }.into()
 }
 
-/// A selector as text: `a=b,c in (d,e)`.
+/// Formats a selector as text: `a=b,c in (d,e)`.
 fn selector_text(selector: Option<&Value>) -> String {
     let Some(selector) = selector else {
         return "<none>".to_owned();
@@ -209,7 +209,7 @@ fn selector_text(selector: Option<&Value>) -> String {
     }
 }
 
-/// A plain label map as text.
+/// Formats a plain label map as text.
 fn labels_text(labels: Option<&Value>) -> String {
     let parts: Vec<String> = labels
         .and_then(Value::as_object)

@@ -1,4 +1,4 @@
-//! Pod rows: the READY / STATUS / RESTARTS logic people know from kubectl.
+//! Table rows of pods, with kubectl's READY, STATUS and RESTARTS.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -86,7 +86,7 @@ fn is_ready(status: &Value) -> bool {
         .unwrap_or(false)
 }
 
-/// `ExitCode:1`, `Signal:9` or the reason of a terminated state.
+/// Returns `ExitCode:1`, `Signal:9` or the reason of a terminated state.
 fn terminated_text(state: &Value) -> String {
     let reason = str_at(state, &["reason"]);
     if !reason.is_empty() {
@@ -98,7 +98,7 @@ fn terminated_text(state: &Value) -> String {
     }
 }
 
-/// RFC 3339 text in UTC with the same precision compares like the time it stands for.
+/// Returns the later of two times. RFC 3339 texts in UTC with the same precision sort like their times.
 fn later<'a>(a: Option<&'a str>, b: &'a str) -> Option<&'a str> {
     match a {
         _ if b.is_empty() => a,
@@ -142,7 +142,7 @@ fn is_initialized(pod: &Value) -> bool {
     condition(pod, "Initialized").is_some_and(|c| str_at(c, &["status"]) == "True")
 }
 
-/// Returns true while init containers still have to finish.
+/// Summarizes the init containers; returns true while some still have to finish.
 fn init_containers<'a>(pod: &'a Value, out: &mut Summary<'a>) -> bool {
     let specs = list_at(pod, &["spec", "initContainers"]);
     let sidecar = |name: &str| {
@@ -209,7 +209,7 @@ fn containers<'a>(pod: &'a Value, out: &mut Summary<'a>) {
             out.ready += 1;
         }
     }
-    // Restarts of sidecars count with those of the containers; of ordinary init containers not.
+    // Restarts of sidecars count together with those of containers; those of other init containers do not.
     if statuses.is_empty() {
         out.restarts = before;
     }

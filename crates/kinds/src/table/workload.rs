@@ -1,4 +1,4 @@
-//! Rows of workload kinds.
+//! Table rows of workload kinds.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn join(object: &Value, path: &[&str], key: &str) -> Value {
 
 const CONTAINERS: &[&str] = &["spec", "template", "spec", "containers"];
 
-/// Containers, images and selector: the wide columns of most workloads.
+/// Returns containers, images and selector: the wide columns of most workloads.
 fn wide(object: &Value) -> [Value; 3] {
     [
         join(object, CONTAINERS, "name"),

@@ -1,4 +1,4 @@
-//! Server-side apply: merging what a manager wants, with ownership of fields.
+//! Server-side apply: merges the fields of a manager and tracks field ownership.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,14 +13,14 @@ use crate::resource::Resource;
 use crate::schema::{ListType, Schema};
 use crate::status::{ApiError, quoted};
 
-/// Who owns the fields of an object that nobody kept a record of.
+/// Manager of the fields of an object without a record of ownership.
 const BEFORE: &str = "before-first-apply";
-/// The manager that takes over what its own client-side apply did.
+/// Manager that takes over the fields of its own client-side apply.
 const KUBECTL: &str = "kubectl";
-/// Where client-side apply keeps what it applied.
+/// Annotation in which client-side apply keeps the applied document.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// 500, as from a Kubernetes API server: the document is not of its type.
+/// Returns 500, as a Kubernetes API server does, for a document that does not match its type.
 fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
     let object = format!("{}/{}", meta::namespace(applied), meta::name(applied));
     let (version, kind) = (resource.api_version(), &resource.kind);
@@ -29,10 +29,10 @@ fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
     ApiError::new(500, "", why)
 }
 
-/// Checks that the schema knows every field of an applied document: nobody can own others.
+/// Checks that the schema declares every field of an applied document: other fields cannot have owners.
 ///
 /// # Errors
-/// 500, as from a Kubernetes API server, that names those it does not.
+/// 500 with the undeclared fields, as from a Kubernetes API server.
 pub fn declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
     let unknown = resource.undeclared(applied);
     let said: Vec<String> = unknown
@@ -49,11 +49,11 @@ pub fn declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// Applies `applied` on behalf of `writer`; `live` is `None` when the object does not exist yet.
+/// Applies `applied` for `writer`; `live` is `None` if the object does not exist yet.
 ///
 /// # Errors
-/// 409 with one `FieldManagerConflict` cause per field that another manager owns, unless `force`;
-/// 500, as from a Kubernetes API server, when two elements of a list are the same.
+/// 409 with one `FieldManagerConflict` cause per field that another manager owns, unless `force`; 500, as
+/// from a Kubernetes API server, if two elements of a list have the same keys.
 pub fn apply(
     resource: &Resource,
     live: Option<&Value>,
@@ -131,7 +131,7 @@ impl Apply<'_> {
         let mut out = merge(self.root, live, self.applied, 0);
         if let Some(last) = mine.and_then(|at| set_of(managers.get(at)?)) {
             let mut owned = wanted.clone();
-            // Who applies names the object.
+            // The applier always owns the name.
             let name = json!({"f:metadata": {"f:name": {}}});
             if let Value::Object(name) = name {
                 fields::union(&mut owned, name);
@@ -159,9 +159,9 @@ impl Apply<'_> {
     }
 }
 
-/// A field that somebody else owns and that would get another value.
+/// A field that another manager owns and that would change.
 struct Conflict {
-    /// How messages name the owner.
+    /// Owner, as messages show it.
     manager: String,
     path: Vec<String>,
 }
@@ -239,7 +239,7 @@ fn has(set: &Set, path: &[String]) -> bool {
     at.is_some_and(|s| fields::owned(s.get(last)))
 }
 
-/// What client-side apply set, and nobody changed since.
+/// Returns the fields that client-side apply has set and that are unchanged since.
 fn last_applied(scope: Scope<'_>, live: &Value) -> Set {
     let text = meta::str_at(live, &["metadata", "annotations", LAST_APPLIED]);
     let Ok(last) = serde_json::from_str::<Value>(text) else {
@@ -255,7 +255,7 @@ fn last_applied(scope: Scope<'_>, live: &Value) -> Set {
     set
 }
 
-/// Brings the annotation of client-side apply up to date, where there is one.
+/// Updates the annotation of client-side apply, if the object has it.
 fn keep_last_applied(live: Option<&Value>, applied: &Value, out: &mut Value) {
     let path = ["metadata", "annotations", LAST_APPLIED];
     if live.and_then(|l| meta::at(l, &path)).is_none() {
@@ -276,7 +276,7 @@ fn keep_last_applied(live: Option<&Value>, applied: &Value, out: &mut Value) {
     }
 }
 
-/// Who applies a list says each element once.
+/// Checks that an applied list has no duplicate elements.
 fn check_duplicates(node: &Schema, value: &Value, path: &mut Vec<String>) -> Result<(), String> {
     match value {
         _ if path.len() > MAX_DEPTH => {}
@@ -332,8 +332,8 @@ fn merge(node: &Schema, live: &Value, applied: &Value, depth: usize) -> Value {
     }
 }
 
-/// Elements that both have stand in the order in which they are applied; those that only the live
-/// list has stand as far to the front as their order among the others allows.
+/// Merges two lists. Elements of both are in the order in which they are applied; those of the live list
+/// alone are as far to the front as their order among the others allows.
 fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -> Vec<Value> {
     let element = node.element();
     let id = |v: &Value| fields::element(node, v);
@@ -344,7 +344,7 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
     for (id, v) in &have {
         old.entry(id).or_insert(v);
     }
-    // The next element that both have, from each element of the applied list on.
+    // The next element of both lists, from each element of the applied list on.
     let mut next = vec![None; wanted.len()];
     let mut shared = None;
     for (at, (id, _)) in wanted.iter().enumerate().rev() {
@@ -378,9 +378,9 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
     out
 }
 
-/// Removes what a manager applied last, does not apply any more and nobody owns: `last` and `owned`
-/// are the sets at this path. `given` says that a path above this one was in `last`, `gone` that one
-/// was so and is nobody's. True when something was removed.
+/// Removes fields that a manager applied last, no longer applies and that have no other owner; `last` and
+/// `owned` are the sets at this path. `given` is true if a path above this one was in `last`, `gone` if one
+/// of those has no owner any more.
 fn give_up(
     node: &Schema,
     value: &mut Value,
@@ -389,7 +389,7 @@ fn give_up(
     given: bool,
     gone: bool,
 ) {
-    // Members that a type declares count with what is below them.
+    // Declared members of a type count together with the fields below them.
     let is_in = |set: Option<&Value>, declared: bool| {
         fields::owned(set) || (declared && fields::has_below(set))
     };

@@ -8,9 +8,9 @@ use super::{Errors, names, resources};
 use crate::meta::{self, str_at};
 use crate::status::FieldError;
 
-/// All values of a ConfigMap or Secret together, in bytes.
+/// Most bytes of all values of a ConfigMap or Secret together.
 const MAX_DATA: usize = 1024 * 1024;
-/// Above this only system classes.
+/// Highest priority of classes that are not system classes.
 const MAX_USER_PRIORITY: i64 = 1_000_000_000;
 
 pub(super) fn node(object: &Value, errors: &mut Errors) {
@@ -51,7 +51,7 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
     }
 }
 
-/// Keys of `data` and the like.
+/// Validates the keys of `data` and similar maps.
 fn data_keys(map: &Map<String, Value>, path: &str, errors: &mut Errors) {
     for key in map.keys() {
         let at = || format!("{path}[{key}]");
@@ -206,7 +206,7 @@ pub(super) fn service(object: &Value, errors: &mut Errors) {
     }
 }
 
-/// Events about cluster-scoped objects live in the namespace `default`.
+/// Checks the namespace of an event. Events about cluster-scoped objects belong to the namespace `default`.
 pub(super) fn event(object: &Value, errors: &mut Errors) {
     for key in ["involvedObject", "regarding"] {
         let Some(target) = object.get(key) else {

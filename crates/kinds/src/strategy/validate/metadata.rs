@@ -10,7 +10,7 @@ use crate::meta::{self, str_at};
 use crate::resource::Resource;
 use crate::status::{FieldError, quoted};
 
-/// All annotations together, in bytes.
+/// Most bytes of all annotations together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
 fn name_problem(resource: &Resource, name: &str) -> Option<String> {
@@ -34,7 +34,7 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
     let name = meta::name(object);
     let generate = meta::text(object, "generateName");
     if !generate.is_empty() && name.is_empty() {
-        // The prefix may end in a dash that the suffix will follow.
+        // The prefix may end in a dash, which the suffix follows.
         let prefix = generate.trim_end_matches('-');
         if let Some(why) = name_problem(resource, prefix) {
             errors.push(FieldError::invalid("metadata.generateName", generate, why));
@@ -90,7 +90,7 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
     finalizers(resource, object, errors);
 }
 
-/// Checks label keys and values.
+/// Validates label keys and values.
 pub(super) fn validate_labels(labels: &Value, path: &str, errors: &mut Errors) {
     for (key, v) in labels.as_object().into_iter().flatten() {
         for why in names::qualified_name(key) {
@@ -135,7 +135,7 @@ fn owners(object: &Value, errors: &mut Errors) {
 }
 
 fn finalizers(resource: &Resource, object: &Value, errors: &mut Errors) {
-    // The API server of definitions and custom resources is older here and takes bare names.
+    // The API server of definitions and custom resources is older here and accepts unqualified names.
     let strict = !resource.is_custom() && !crd::is_definition(resource);
     let list = meta::at(object, &["metadata", "finalizers"]).and_then(Value::as_array);
     let mut propagation = Vec::new();

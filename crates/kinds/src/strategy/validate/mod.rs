@@ -1,4 +1,4 @@
-//! Validation of built-in kinds and of what all kinds share.
+//! Validation of built-in kinds, and of metadata for all kinds.
 
 mod kinds;
 mod metadata;
@@ -29,7 +29,7 @@ impl Resource {
         errors
     }
 
-    /// Validates a change.
+    /// Validates an update.
     #[must_use]
     pub fn validate_update(&self, sub: Option<&str>, new: &Value, old: &Value) -> Vec<FieldError> {
         let mut errors = Vec::new();

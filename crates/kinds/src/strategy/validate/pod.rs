@@ -25,7 +25,7 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// Checks that `text` is one of `allowed`; absent is fine because of defaulting.
+/// Checks that `text` is one of `allowed`; absent is valid because of defaulting.
 fn one_of(text: &str, path: String, allowed: &[&str], errors: &mut Errors) {
     if !text.is_empty() && !allowed.contains(&text) {
         let mut sorted = allowed.to_vec();
@@ -87,7 +87,8 @@ fn hostname_override(spec: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// Segments of lower case letters, digits, `-` and `_` between dots or slashes.
+/// Returns true for a valid sysctl name: segments of lower-case letters, digits, `-` and `_` between dots or
+/// slashes.
 fn sysctl_name(name: &str) -> bool {
     let end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let inner = |c: char| end(Some(c)) || matches!(c, '-' | '_');
@@ -117,7 +118,7 @@ fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// The pod spec in `owner.spec`; `path` is where that is.
+/// Validates the pod spec in `owner.spec`, whose path is `path`.
 pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     let Some(spec) = owner.get("spec").filter(|s| s.is_object()) else {
         errors.push(FieldError::required(format!("{path}.containers"), ""));
@@ -522,7 +523,7 @@ fn ports(c: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// What may change in a pod that exists.
+/// Checks that an update of a pod changes only mutable fields.
 pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
     let (Some(new_spec), Some(old_spec)) = (new.get("spec"), old.get("spec")) else {
         return;
@@ -568,7 +569,7 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
         restore(&mut allowed, old_spec, "schedulingGates");
     }
     if gated {
-        // A gated pod may still be told where it must (only more narrowly) go.
+        // The node selector of a gated pod may still become narrower.
         let labels = old_spec.get("nodeSelector").and_then(Value::as_object);
         let kept = labels.is_none_or(|labels| {
             labels
@@ -613,7 +614,8 @@ fn restore(target: &mut Value, from: &Value, key: &str) {
     };
 }
 
-/// Images may change, but not to nothing. Containers are otherwise compared as they are.
+/// Checks changes of images, which may not become empty. Other changes of containers are left for the
+/// comparison.
 fn check_images(new: &Value, old: &Value, allowed: &mut Value, errors: &mut Errors) {
     for key in ["containers", "initContainers"] {
         if list(new, key).len() != list(old, key).len() {

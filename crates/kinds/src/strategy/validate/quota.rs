@@ -1,4 +1,4 @@
-//! Validation of ResourceQuotas: their amounts, and scopes that fit them.
+//! Validation of ResourceQuotas: amounts and scopes.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use super::{Errors, resources};
 use crate::meta::{self, str_at};
 use crate::status::FieldError;
 
-/// What a scope of pods can bound besides their number.
+/// Resources that pod scopes apply to, in addition to the number of pods.
 const COMPUTE: [&str; 6] = [
     "cpu",
     "memory",
@@ -17,7 +17,7 @@ const COMPUTE: [&str; 6] = [
     "requests.memory",
 ];
 
-/// The native amounts of a quota; of others no scope says that it does not fit.
+/// Native resources of a quota; scopes are not checked against other resources.
 const NATIVE: [&str; 19] = [
     "cpu",
     "memory",
@@ -40,7 +40,7 @@ const NATIVE: [&str; 19] = [
     "services.loadbalancers",
 ];
 
-/// Scopes that no object has both of.
+/// Pairs of scopes that exclude each other.
 const OPPOSITES: [(&str, &str); 2] = [
     ("BestEffort", "NotBestEffort"),
     ("Terminating", "NotTerminating"),
@@ -59,7 +59,7 @@ fn known(scope: &str) -> bool {
     )
 }
 
-/// The scope has something to say about the resource.
+/// Returns true if the scope applies to the resource.
 fn fits(scope: &str, resource: &str) -> bool {
     match scope {
         "BestEffort" => resource == "pods",
@@ -71,7 +71,7 @@ fn fits(scope: &str, resource: &str) -> bool {
     }
 }
 
-/// What is wrong with these scopes, given at `path` as `given`.
+/// Validates these scopes, which are at `path` with the value `given`.
 fn scopes(all: &[&str], hard: &[&str], path: &str, given: &Value, errors: &mut Errors) {
     for scope in all {
         for resource in hard {

@@ -1,5 +1,5 @@
-//! What was wrong before and is not touched may stay: a definition that was made stricter must not
-//! keep its objects from being labelled, finalized and deleted.
+//! Validation ratcheting: errors in unchanged fields are ignored, so that objects of a definition that became
+//! stricter can still be labeled, finalized and deleted.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -10,16 +10,16 @@ use super::Errors;
 use crate::schema::{ListType, Schema};
 use crate::status::{FieldError, FieldErrorKind};
 
-/// Drops errors about values that are the same in `old`.
+/// Removes errors about values that are the same in `old`.
 pub(super) fn forgive(schema: &Schema, new: &Value, old: &Value, errors: &mut Errors) {
     let mut comparison = Comparison::default();
     errors.retain(|error| !comparison.is_unchanged(schema, error, new, old));
 }
 
-/// The elements of a list by the values of their keys.
+/// Elements of a list by the values of their keys.
 type ByKeys<'a> = HashMap<Vec<Option<&'a Value>>, &'a Value>;
 
-/// What is found out about pairs of values and about lists, each once for all errors.
+/// Results of comparisons of values and lists, each computed once for all errors.
 #[derive(Default)]
 struct Comparison<'a> {
     equal: HashMap<(*const Value, *const Value), bool>,
@@ -32,7 +32,7 @@ enum Step<'a> {
     Index(usize),
 }
 
-/// The steps of `a.b[0].c`; `None` if it is no such path.
+/// Parses the steps of `a.b[0].c`; `None` if `path` has another form.
 fn steps(path: &str) -> Option<Vec<Step<'_>>> {
     let mut out = Vec::new();
     for part in path.split('.') {
@@ -51,7 +51,8 @@ impl<'a> Comparison<'a> {
         *self.equal.entry(pair).or_insert_with(|| new == old)
     }
 
-    /// The element of `old` with the keys of this one; only such lists tell which was which.
+    /// Returns the element of `old` with the same keys; `None` for lists that are not maps, whose elements
+    /// cannot be matched.
     fn counterpart(&mut self, list: &Schema, item: &'a Value, old: &'a Value) -> Option<&'a Value> {
         let ListType::Map(keys) = &list.list_type else {
             return None;
@@ -78,7 +79,7 @@ impl<'a> Comparison<'a> {
         let Some(mut steps) = steps(&error.field) else {
             return false;
         };
-        // These name a child of what is wrong.
+        // These errors have the path of a child of the invalid value.
         if matches!(
             error.kind,
             FieldErrorKind::Required | FieldErrorKind::Duplicate

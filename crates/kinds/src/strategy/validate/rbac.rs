@@ -6,7 +6,7 @@ use super::{Errors, names};
 use crate::meta::str_at;
 use crate::status::FieldError;
 
-/// The group of roles and bindings.
+/// API group of roles and bindings.
 pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
 
 pub(super) fn role(object: &Value, namespaced: bool, errors: &mut Errors) {
@@ -77,7 +77,7 @@ pub(super) fn binding(object: &Value, old: Option<&Value>, namespaced: bool, err
     for (i, subject) in subjects.into_iter().flatten().enumerate() {
         self::subject(subject, &format!("subjects[{i}]"), namespaced, errors);
     }
-    // Who may change a binding's subjects need not be able to bind another role to them.
+    // A user may change a binding's subjects without the permission to bind another role to them.
     if let Some(old) = old
         && old.get("roleRef") != object.get("roleRef")
     {

@@ -9,13 +9,13 @@ use crate::status::FieldError;
 
 const STANDARD: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "storage"];
 
-/// Names without a domain, and everything under a `kubernetes.io/` domain. Koordinator's
-/// `kubernetes.io/batch-cpu` is native by this rule: fractions and requests without limits are fine.
+/// Returns true for names without a domain, and below a `kubernetes.io/` domain. Koordinator's
+/// `kubernetes.io/batch-cpu` is native by this rule: fractions and requests without limits are valid.
 fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-/// Devices and the like: whole numbers that cannot be overcommitted.
+/// Returns true for extended resources such as devices: whole numbers that cannot be overcommitted.
 pub(super) fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")
@@ -26,7 +26,7 @@ fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// What is wrong with the name of a container resource.
+/// Returns the problems of a container resource's name.
 fn name_problems(name: &str) -> Vec<String> {
     let problems = names::qualified_name(name);
     if !problems.is_empty() {
@@ -38,7 +38,7 @@ fn name_problems(name: &str) -> Vec<String> {
     Vec::new()
 }
 
-/// Checks a quantity that must not be negative and, for integer resources, must be whole.
+/// Checks that a quantity is not negative and, for extended resources, that it is whole.
 pub(super) fn validate_quantity(name: &str, value: &Value, path: &str, errors: &mut Errors) {
     let Some(q) = quantity::parse(value) else {
         errors.push(FieldError::invalid(
@@ -58,7 +58,7 @@ pub(super) fn validate_quantity(name: &str, value: &Value, path: &str, errors: &
             "must be greater than or equal to 0",
         ));
     }
-    // Rounding up changes a quantity exactly when it has a fraction.
+    // Rounding up changes a quantity exactly if it has a fraction.
     if is_extended(name) && Quantity::from_value(q.value()) != q {
         errors.push(FieldError::invalid(
             path,
@@ -68,7 +68,7 @@ pub(super) fn validate_quantity(name: &str, value: &Value, path: &str, errors: &
     }
 }
 
-/// A list of capacities (nodes) or hard limits (quotas): names qualified, quantities valid.
+/// Validates a list of capacities (nodes) or hard limits (quotas): qualified names, valid quantities.
 pub(super) fn validate_list(list: Option<&Value>, path: &str, errors: &mut Errors) {
     for (name, v) in list.and_then(Value::as_object).into_iter().flatten() {
         let at = format!("{path}[{name}]");
@@ -79,7 +79,7 @@ pub(super) fn validate_list(list: Option<&Value>, path: &str, errors: &mut Error
     }
 }
 
-/// `resources` of a container.
+/// Validates the `resources` of a container.
 pub(super) fn validate(resources: &Value, path: &str, errors: &mut Errors) {
     let empty = Map::new();
     let limits = resources

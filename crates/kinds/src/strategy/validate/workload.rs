@@ -1,4 +1,4 @@
-//! Validation of kinds that make pods from a template.
+//! Validation of kinds that create pods from a template.
 
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ fn template(template: Option<&Value>, path: &str, errors: &mut Errors) {
     pod::spec(template, &format!("{path}.spec"), errors);
 }
 
-/// The selector must be there, must not be empty and must match the template.
+/// Checks that the selector exists, is not empty and matches the template.
 fn selector(object: &Value, plain: bool, errors: &mut Errors) {
     let raw = meta::at(object, &["spec", "selector"]);
     let empty = raw.and_then(Value::as_object).is_none_or(|m| m.is_empty());
@@ -75,7 +75,7 @@ fn immutable(new: &Value, old: &Value, key: &str, errors: &mut Errors) {
     }
 }
 
-/// Deployments, ReplicaSets, StatefulSets, DaemonSets, ReplicationControllers.
+/// Validates Deployments, ReplicaSets, StatefulSets, DaemonSets, ReplicationControllers.
 pub(super) fn replicated(
     resource: &Resource,
     object: &Value,
