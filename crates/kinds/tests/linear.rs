@@ -1,4 +1,4 @@
-//! Nothing that a client sends takes more than linear time, logarithms aside.
+//! No request takes more than linear time, apart from logarithms.
 //!
 //! Each case is run with `n` and with `8n` elements. Linear work then takes 8 times as long, quadratic
 //! work 64 times; the bound is in between. CPU time of the thread counts: other load does not.
@@ -16,14 +16,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// CPU time that this thread has used.
+/// Returns the CPU time of this thread.
 fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     let nanos = text.split_whitespace().next().unwrap();
     Duration::from_nanos(nanos.parse().unwrap())
 }
 
-/// Runs what `prepare` makes for a number of elements.
+/// Runs the function that `prepare` returns for a number of elements.
 #[track_caller]
 fn assert_linear<W: FnMut() -> T, T>(n: usize, prepare: impl Fn(usize) -> W) {
     let measure = |n| {
@@ -38,7 +38,7 @@ fn assert_linear<W: FnMut() -> T, T>(n: usize, prepare: impl Fn(usize) -> W) {
     };
     let mut seen = Vec::new();
     for _ in 0..3 {
-        // What is too short to be measured counts as five milliseconds.
+        // Durations too short to measure count as five milliseconds.
         let small = measure(n).max(Duration::from_millis(5));
         let large = measure(8 * n);
         if large < small * 24 {
@@ -74,7 +74,7 @@ fn containers(n: usize, image: &str) -> Value {
     list(n, |i| json!({"name": format!("c{i}"), "image": image}))
 }
 
-/// [`containers`] in reverse order.
+/// Like [`containers`], in reverse order.
 fn reversed(n: usize, image: &str) -> Value {
     list(
         n,
@@ -194,7 +194,7 @@ fn apply_of_lists_by_key_is_linear() {
     });
 }
 
-/// An object whose labels are owned by one manager each.
+/// Returns an object whose labels have one owner each.
 fn owned_by_many(n: usize, operation: &str) -> Value {
     let labels: Map<String, Value> = (0..n).map(|i| (format!("l{i}"), json!("1"))).collect();
     let entries = list(n, |i| {
@@ -329,7 +329,7 @@ fn errors_of_an_object_are_joined_in_linear_time() {
     });
 }
 
-/// A kind of lists and maps.
+/// Returns a custom resource of lists and maps.
 fn custom(values: Value) -> Arc<Resource> {
     let registry = Registry::builtin();
     let definition = json!({

@@ -197,7 +197,7 @@ async fn a_token_ends_with_what_it_is_bound_to() {
     remove("pods", "p").await;
     let gone = "[invalid bearer token, service account token has been invalidated]";
     assert_eq!(world.refuses(&token), gone);
-    // Another pod of the same name is another one.
+    // A pod with the same name but another uid does not count.
     put(&world.store, "pods", "apps", "p", "u3").await;
     assert_eq!(world.refuses(&token), gone);
     assert!(world.tokens.review(&free, &[]).is_ok());

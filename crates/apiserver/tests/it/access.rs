@@ -1,4 +1,4 @@
-//! Who may do what: roles and bindings, reviews, impersonation.
+//! Authorization: roles and bindings, reviews, impersonation.
 
 use crate::support::{Answer, Cluster};
 use axum::body::Body;
@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 pub(crate) const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 pub(crate) const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
 
-/// A request with headers, by a caller in process; `PATCH` is a merge patch, `APPLY` a server-side
-/// apply.
+/// Sends a request with headers in process; `PATCH` is a merge patch, `APPLY` a server-side apply.
 pub(crate) async fn send(
     server: &ApiServer,
     headers: &[(&str, &str)],
@@ -53,7 +52,7 @@ pub(crate) async fn send(
     }
 }
 
-/// A request as this user (`kubectl --as`).
+/// Sends a request as this user (`kubectl --as`).
 pub(crate) async fn by(user: &str, cluster: &Cluster, line: &str) -> Answer {
     with(user, cluster, line, Value::Null).await
 }
@@ -102,7 +101,7 @@ async fn nobody_may_do_what_no_rule_allows() {
         answer.fails(403, "Forbidden"),
         r#"deployments.apps is forbidden: User "nobody" cannot list resource "deployments" in API group "apps" in the namespace "y""#
     );
-    // What does not exist is not told either.
+    // A refusal does not reveal whether an object exists.
     for line in [
         "GET /api/v1/wonders",
         "GET /apis/no.such/v1/wonders/x",
@@ -134,7 +133,7 @@ async fn nobody_may_do_what_no_rule_allows() {
     ] {
         by("nobody", &cluster, line).await.expect(200);
     }
-    // Who has not proven who he is does not even see what is served.
+    // Unauthenticated users do not even see what is served.
     by("system:anonymous", &cluster, "GET /version")
         .await
         .expect(200);
@@ -165,7 +164,7 @@ async fn a_binding_counts_from_its_creation_to_its_end() {
         (in_default("pods/x/status"), 403),
         ("GET /api/v1/namespaces/kube-system/pods".to_owned(), 403),
         ("GET /api/v1/pods".to_owned(), 403),
-        // A namespace is in itself.
+        // A namespace counts as being in itself.
         ("GET /api/v1/namespaces/default".to_owned(), 200),
         ("GET /api/v1/namespaces/kube-system".to_owned(), 403),
         ("GET /api/v1/namespaces".to_owned(), 403),
@@ -181,7 +180,7 @@ async fn a_binding_counts_from_its_creation_to_its_end() {
             in_default("configmaps?watch=1&timeoutSeconds=1&fieldSelector=metadata.name!=mine"),
             403,
         ),
-        // Not served at such a path, and so not allowed by way of it.
+        // Not served at such a path, and so not allowed by it.
         (in_default("nodes"), 403),
     ] {
         let answer = by("ann", &cluster, &line).await;
@@ -417,14 +416,14 @@ async fn impersonation_is_a_right() {
             "{why}"
         );
     }
-    // Who is impersonated has his own rights only.
+    // An impersonated user has only its own permissions.
     let headers = [("authorization", bearer.as_str()), bob];
     let line = format!("POST {account}");
     let answer = send(&cluster.server, &headers, &line, json!({})).await;
     answer.fails(403, "Forbidden");
 }
 
-// With files, not on paused time: that runs on while the thread of the log writes, to the deadline.
+// On disk and in real time: paused time would advance to the deadline while the log's thread writes.
 #[tokio::test]
 async fn a_start_completes_the_default_roles() {
     let dir = tempfile::tempdir().unwrap();
@@ -470,7 +469,7 @@ async fn a_start_completes_the_default_roles() {
     let bound = cluster.get(&bindings).await.expect(200);
     assert_eq!(bound["subjects"][0]["name"], "system:authenticated");
     cluster.get(&role("system:monitoring")).await.expect(200);
-    // What was there before a start counts.
+    // Bindings from before a restart count.
     let review = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
     with("ann", &cluster, review, json!({})).await.expect(201);
     by("ann", &cluster, "GET /api")

@@ -1,5 +1,5 @@
-//! A hostile body costs time of its sender, not of the others: with two workers and two attackers a
-//! bystander is answered within 100 ms, whatever bodies at the size limit they send.
+//! A hostile body costs time of its sender only: with two workers and two attackers, other clients are
+//! answered within 100 ms, whatever bodies at the size limit the attackers send.
 
 use crate::support::{APPLY, Cluster, JSON_PATCH, MERGE, STRATEGIC};
 use axum::body::Body;
@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The largest body that is read.
+/// Largest accepted body in bytes.
 const LIMIT: usize = 3 * 1024 * 1024;
-/// How late an answer may be.
+/// Latest acceptable response.
 const LATEST: Duration = Duration::from_millis(100);
 const SPACE: &str = "/api/v1/namespaces/default";
 const JSON: &str = "application/json";
 
-/// Measures how long this machine keeps a thread that has something to do from running, which no
-/// server can make up for.
+/// Measures how long this machine keeps a runnable thread from running, which no server can compensate.
 struct Stalls {
     longest: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -58,7 +57,7 @@ impl Drop for Stalls {
     }
 }
 
-/// One request of an attacker, and the codes that it may be answered with.
+/// One request of an attacker, and the expected response codes.
 struct Attack {
     name: &'static str,
     method: &'static str,
@@ -85,7 +84,7 @@ fn attack(name: &'static str, line: &str, content_type: &'static str, body: Stri
     }
 }
 
-/// As many elements as fit below the limit, between `head` and `tail`.
+/// Fills a body up to the limit with elements, between `head` and `tail`.
 fn fill(head: &str, tail: &str, element: impl Fn(usize) -> String) -> String {
     let mut out = head.to_owned();
     for i in 0.. {
@@ -112,10 +111,10 @@ fn containers(n: usize, image: &str) -> Value {
     )
 }
 
-/// Containers of the stored pod.
+/// Number of containers of the stored pod.
 const CONTAINERS: usize = 9_000;
 
-/// The worst body of every decoder, patch, selector and validation.
+/// Worst-case bodies of every decoder, patch, selector and validation.
 fn attacks() -> Vec<Attack> {
     let pods = format!("POST {SPACE}/pods");
     let pod = format!("PATCH {SPACE}/pods/big");
@@ -199,7 +198,7 @@ fn attacks() -> Vec<Attack> {
     ]
 }
 
-/// Sends a request as a user; the code of the answer, which is read to its end.
+/// Sends a request as a user, reads the whole response and returns its code.
 async fn send(cluster: &Cluster, user: &str, attack: &Attack) -> u16 {
     let request = Request::builder()
         .method(attack.method)
@@ -214,7 +213,7 @@ async fn send(cluster: &Cluster, user: &str, attack: &Attack) -> u16 {
     code
 }
 
-/// The slowest of the answers to `path` until `stop`.
+/// Returns the slowest response to `path` until `stop`.
 async fn probe(cluster: Arc<Cluster>, path: &'static str, stop: Arc<AtomicBool>) -> Duration {
     let mut slowest = Duration::ZERO;
     while !stop.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! What the garbage collector and the deletion of a namespace do in the hard cases.
+//! Garbage collection and namespace deletion in difficult cases.
 
 use crate::support::{Cluster, MERGE, config_map, pod};
 use serde_json::{Value, json};
@@ -12,8 +12,7 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-/// Makes `names`, each an owner of the next and the last one of the first; what they own may not
-/// outlive them.
+/// Creates `names` in a cycle of owners with blocking references.
 async fn circle(cluster: &Cluster, names: &[&str]) {
     let mut made = Vec::new();
     for name in names {
@@ -40,7 +39,7 @@ fn foreground() -> Value {
 #[tokio::test(start_paused = true)]
 async fn owners_in_a_circle_go_in_the_foreground() {
     let cluster = cluster().await;
-    // One that owns itself, two, and more: deleted by one of them, or by all at once.
+    // Cycles of one, two and more objects: one of them is deleted, or all at once.
     for names in [&["a"][..], &["b", "c"], &["d", "e", "f", "g"]] {
         circle(&cluster, names).await;
         cluster

@@ -1,4 +1,4 @@
-//! What `/metrics` says of webhooks.
+//! Webhook metrics at `/metrics`.
 
 use crate::hooks::{Handler, Reply, Way, allow, configure, hook, patch, reachable, rule};
 use crate::support::{Cluster, config_map};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The samples of a metric but their values' decimals, sorted: `{labels} value`.
+/// Returns the samples of a metric without the values' decimals, sorted: `{labels} value`.
 async fn samples(cluster: &Cluster, metric: &str) -> Vec<String> {
     let Value::String(text) = cluster.get("/metrics").await.body else {
         panic!("/metrics is no text");
@@ -21,7 +21,7 @@ async fn samples(cluster: &Cluster, metric: &str) -> Vec<String> {
     lines
 }
 
-/// Name, kind, failure policy and handler of a webhook, and the code that a create is answered with.
+/// Name, kind, failure policy and handler of a webhook, and the code of the response to a create.
 type Row = (&'static str, &'static str, &'static str, fn() -> Reply, u16);
 
 /// Names, labels and values are those of Kubernetes' admission metrics.
@@ -33,7 +33,7 @@ async fn questions_to_webhooks_are_counted() {
         Reply::Response(json!({"allowed": false, "status": status}))
     };
     let broken = || Reply::Raw(503, Vec::new());
-    // Changes what the object may not have.
+    // Makes a change that the object does not allow.
     let unusable = || patch(&json!([{"op": "remove", "path": "/data/none"}]));
     let table: [Row; 6] = [
         ("allows", "Mutating", "Fail", allow, 201),

@@ -1,4 +1,4 @@
-//! Custom resource definitions in the hard cases: their end, versions, defaults, what they do not do.
+//! Custom resource definitions in difficult cases: deletion, versions, defaults, unsupported features.
 
 use crate::support::{Answer, Cluster, MERGE};
 use koord_apiserver::{ApiServer, Config};
@@ -74,14 +74,14 @@ async fn nothing_is_made_while_the_definition_terminates() {
         group["resources"][0]["verbs"],
         json!(["delete", "deletecollection", "get", "list", "watch"])
     );
-    // What is there can still be let go.
+    // Finalizers of existing objects can still be removed.
     let free = json!({"metadata": {"finalizers": null}});
     cluster
         .patch(&format!("{WIDGETS}/held"), MERGE, free)
         .await
         .expect(200);
     cluster.until_gone(&path).await;
-    // A new one of the same name starts empty.
+    // A new definition with the same name starts empty.
     cluster.post(CRDS, plain()).await.expect(201);
     let list = cluster.get(WIDGETS).await.expect(200);
     assert_eq!(list["items"], json!([]));
@@ -142,13 +142,13 @@ async fn a_storage_version_that_is_not_served_hides_nothing() {
     child["metadata"]["ownerReferences"] = json!([{"apiVersion": "example.com/v1",
         "kind": "Widget", "name": "owner", "uid": owner["metadata"]["uid"]}]);
     cluster.post(WIDGETS, child).await.expect(201);
-    // The collector sees it.
+    // The garbage collector handles it.
     cluster
         .delete(&format!("{WIDGETS}/owner"), json!({}))
         .await
         .expect(200);
     cluster.until_gone(&format!("{WIDGETS}/child")).await;
-    // So does the end of a namespace.
+    // So does the deletion of a namespace.
     let team = json!({"metadata": {"name": "team"}});
     cluster.post("/api/v1/namespaces", team).await.expect(201);
     let there = "/apis/example.com/v1/namespaces/team/widgets";
@@ -163,7 +163,7 @@ async fn a_storage_version_that_is_not_served_hides_nothing() {
         .await
         .expect(200);
     assert_eq!(all["items"], json!([]));
-    // And the end of the definition waits for finalizers.
+    // The deletion of the definition waits for finalizers.
     let mut held = widget("held", "v1");
     held["metadata"]["finalizers"] = json!(["example.com/hold"]);
     cluster.post(WIDGETS, held).await.expect(201);
@@ -189,7 +189,7 @@ async fn what_is_read_has_the_defaults_and_the_version_of_today() {
     let size = || json!({"size": {"type": "integer"}});
     cluster.post(CRDS, plain()).await.expect(201);
     cluster.post(WIDGETS, widget("w", "v1")).await.expect(201);
-    // A default that came later.
+    // A default that was added later.
     let colored =
         || json!({"size": {"type": "integer"}, "color": {"type": "string", "default": "red"}});
     redefine(
@@ -206,7 +206,7 @@ async fn what_is_read_has_the_defaults_and_the_version_of_today() {
     assert_eq!(list["items"][0]["spec"], wanted);
     let mut watch = cluster.watch(&format!("{WIDGETS}?watch=1")).await;
     assert_eq!(watch.next().await.unwrap()["object"]["spec"], wanted);
-    // Storage moves to another version: what was stored before is read in the version asked for.
+    // Another storage version: objects stored before are read in the requested version.
     let versions = [
         version("v1", true, false, size()),
         version("v2", true, true, size()),
@@ -233,7 +233,7 @@ async fn strict_problems_come_in_upstreams_order() {
         .send("POST", &path, "application/json", body)
         .await
         .fails(400, "BadRequest");
-    // As kube-apiserver 1.35 answers.
+    // The response of kube-apiserver 1.35.
     assert_eq!(
         message,
         "Widget in version \"v1\" cannot be handled as a Widget: strict decoding error: duplicate \
@@ -308,7 +308,7 @@ async fn who_uses_a_deprecated_version_is_warned() {
         }
         version
     };
-    // Its own words want the flag, and have to be printable.
+    // A custom warning needs the `deprecated` flag and must be printable.
     for (more, says) in [
         (
             json!({"deprecationWarning": "gone soon"}),

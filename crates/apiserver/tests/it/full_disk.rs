@@ -93,7 +93,7 @@ async fn a_full_disk_refuses_writes_and_works_again_with_room() {
     store.close().await;
 }
 
-/// Fills what is left of the disk.
+/// Fills the remaining disk space.
 fn fill(disk: &SmallDisk) -> std::path::PathBuf {
     use std::io::Write as _;
     let ballast = disk.path().join("ballast");
@@ -102,7 +102,7 @@ fn fill(disk: &SmallDisk) -> std::path::PathBuf {
     ballast
 }
 
-// Real time: while a write waits for the disk, paused time would run on to the deadline of its request.
+// In real time: while a write waits for the disk, paused time would advance to the deadline of its request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -117,7 +117,7 @@ async fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     let dir = disk.path().join("data");
     let map = |name: &str| json!({"metadata": {"name": name}, "data": {"x": "y".repeat(10_000)}});
 
-    // A disk that is full from the beginning holds nothing to serve.
+    // With a disk that is full from the beginning there is nothing to serve.
     let ballast = fill(&disk);
     let config = Config::dir(&dir, Clock::system());
     let error = ApiServer::open(config).await.expect_err("nothing fits");
@@ -147,7 +147,7 @@ async fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     std::fs::remove_file(&ballast).unwrap();
     cluster.post(MAPS, map("late")).await.expect(201);
     assert_eq!(&*watcher.next().await.unwrap().new.key.name, "late");
-    // What is missing is made without another start.
+    // Missing objects are created without another start.
     cluster.until(CLASS, |answer| answer.code == 200).await;
     cluster.server.close().await;
 }

@@ -1,4 +1,4 @@
-//! Webhooks for tests: one handler, reached over HTTPS or in this process.
+//! Webhooks for tests: one handler, called over HTTPS or in this process.
 
 use crate::support::{Answer, Cluster};
 use bytes::Bytes;
@@ -18,24 +18,24 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// What a webhook does with the `request` of a review.
+/// Reaction of a webhook to the `request` of a review.
 pub(crate) enum Reply {
-    /// This `response`; the uid is filled in.
+    /// Answers with this `response`; the uid is filled in.
     Response(Value),
-    /// This HTTP code and body.
+    /// Answers with this HTTP code and body.
     Raw(u16, Vec<u8>),
-    /// Nothing, ever.
+    /// Never answers.
     Hang,
 }
 
 pub(crate) type Handler = Arc<dyn Fn(&Value) -> Reply + Send + Sync>;
 
-/// The response that lets a write go on.
+/// Returns the response that allows a write.
 pub(crate) fn allow() -> Reply {
     Reply::Response(json!({ "allowed": true }))
 }
 
-/// The response that lets a write go on, changed.
+/// Returns the response that allows a write and changes the object.
 pub(crate) fn patch(operations: &Value) -> Reply {
     use base64::Engine as _;
     let patch = base64::engine::general_purpose::STANDARD.encode(operations.to_string());
@@ -53,13 +53,13 @@ pub(crate) enum Way {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     ca: String,
-    /// Connections so far.
+    /// Number of connections so far.
     connections: Arc<AtomicUsize>,
-    /// The open ones.
+    /// Open connections.
     open: Arc<Mutex<JoinSet<()>>>,
 }
 
-/// A TLS server certificate of a fresh authority, for `localhost`, its address and a Service.
+/// Creates a TLS server certificate of a new authority, for `localhost`, its address and a Service.
 fn identity() -> (String, rustls::ServerConfig) {
     let ca_key = KeyPair::generate().unwrap();
     let mut ca = CertificateParams::new(Vec::new()).unwrap();
@@ -103,7 +103,7 @@ impl Server {
                 let (acceptor, handler) = (acceptor.clone(), handler.clone());
                 connections.fetch_add(1, Ordering::SeqCst);
                 open.lock().spawn(async move {
-                    // A client that does not trust us goes away here.
+                    // A client that does not trust the certificate disconnects here.
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
                     };
@@ -120,7 +120,7 @@ impl Server {
         server
     }
 
-    /// How many connections there were.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
@@ -131,7 +131,7 @@ impl Server {
         open.shutdown().await;
     }
 
-    /// `caBundle`.
+    /// Returns the `caBundle`.
     pub(crate) fn ca_bundle(&self) -> String {
         use base64::Engine as _;
         base64::engine::general_purpose::STANDARD.encode(&self.ca)
@@ -164,7 +164,7 @@ async fn serve(request: http::Request<Incoming>, handler: Handler) -> http::Resp
         .unwrap()
 }
 
-/// Answers in this process what the handler answers.
+/// Answers in this process with the handler.
 struct Local(Handler);
 
 impl koord_apiserver::InProcessWebhook for Local {
@@ -217,7 +217,7 @@ pub(crate) fn rule(operations: &[&str], resources: &[&str]) -> Value {
         "resources": resources })
 }
 
-/// Path of the configurations of a kind.
+/// Returns the path of the configurations of a kind.
 pub(crate) fn configurations(kind: &str) -> String {
     format!(
         "/apis/admissionregistration.k8s.io/v1/{}webhookconfigurations",
@@ -225,7 +225,7 @@ pub(crate) fn configurations(kind: &str) -> String {
     )
 }
 
-/// One webhook with the fields of `change`.
+/// Builds a webhook with the fields of `change`.
 pub(crate) fn hook(client: &Value, change: &Value) -> Value {
     let mut hook = json!({
         "name": "hook.example.com",

@@ -1,4 +1,4 @@
-//! Whatever arrives, the answer is a proper one.
+//! Every input gets a well-formed response.
 
 use crate::support::Cluster;
 use axum::body::Body;
@@ -191,8 +191,8 @@ proptest! {
         runtime.block_on(async {
             let answer = cluster.raw(request).await;
             let code = answer.status().as_u16();
-            // 501 is the honest answer to exec; 500 would be a bug of ours, except for a body
-            // that claims a resourceVersion on create, which upstream answers so too.
+            // 501 is the correct response to exec. 500 would be a bug, except for a body with a
+            // resourceVersion on create, for which upstream responds with 500, too.
             let streaming = query.contains("watch") || path.contains("watch");
             if code >= 400 && method != "HEAD" {
                 let body = answer.into_body().collect().await.unwrap().to_bytes();

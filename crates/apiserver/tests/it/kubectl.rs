@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-/// Logs that say whose they are.
+/// Logs whose text identifies the container.
 struct Echo;
 
 impl PodLogs for Echo {
@@ -43,7 +43,7 @@ struct Kubectl {
 }
 
 impl Kubectl {
-    /// A server and a kubectl that talks to it; `None`, and a line saying so, without kubectl.
+    /// Starts a server and a kubectl for it; without kubectl prints a line and returns `None`.
     async fn start() -> Option<Self> {
         let found = Command::new("kubectl")
             .args(["version", "--client"])
@@ -240,7 +240,7 @@ async fn everyday_commands() {
         ],
     );
 
-    // A node, its status, describe with batch resources.
+    // A node, its status, `describe` with batch resources.
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
         "status": {"capacity": {"cpu": "4", "memory": "8Gi", "pods": "110", "kubernetes.io/batch-cpu": "3000"},
             "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110", "kubernetes.io/batch-cpu": "3000"},
@@ -278,7 +278,7 @@ async fn everyday_commands() {
         &["log of default/be/main tail=Some(5)"],
     );
 
-    // Drain evicts through the sub-resource that the legacy discovery document names.
+    // Drain evicts through the subresource in the legacy discovery document.
     let drained = k.ok(&["drain", "n1", "--force", "--grace-period=0"]).await;
     has(&drained, &["evicting pod default/be", "node/n1 drained"]);
     has(&k.ok(&["uncordon", "n1"]).await, &["node/n1 uncordoned"]);
@@ -381,7 +381,7 @@ async fn creates_in_protobuf_and_explains() {
         &k.ok(&["create", "job", "j", "--image=busybox:1"]).await,
         &["job.batch/j created"],
     );
-    // The controllers write when they get to it.
+    // The controllers write asynchronously.
     let mut events = String::new();
     for _ in 0..100 {
         events = k.ok(&["events"]).await;
@@ -529,7 +529,7 @@ spec:
         seen.push(lines.next_line().await.unwrap().unwrap());
     }
 
-    // A cold cache: kubectl may have remembered the groups from before.
+    // A cold cache: kubectl may have cached the groups.
     std::fs::remove_dir_all(k.dir.path().join("cache")).ok();
     has(
         &k.ok_with(&["apply", "-f", "-"], widget).await,

@@ -1,4 +1,4 @@
-//! How objects come to their end, and what pods go through before.
+//! Deletion of objects, and the life cycle of pods.
 
 use crate::support::{Cluster, JSON_PATCH, MERGE, config_map, pod};
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ async fn a_pod_is_defaulted_bound_once_and_leaves_gracefully() {
     assert_eq!(made["spec"]["tolerations"].as_array().unwrap().len(), 2);
     let path = format!("{PODS}/p");
 
-    // Nobody runs it: it goes at once. The answer is the pod.
+    // No node runs it, so it is removed at once. The response is the pod.
     let gone = cluster.delete(&path, json!({})).await.expect(200);
     assert_eq!(gone["kind"], "Pod");
     cluster.get(&path).await.fails(404, "NotFound");
@@ -73,7 +73,7 @@ async fn a_pod_is_defaulted_bound_once_and_leaves_gracefully() {
         message,
         "object is being deleted: pods \"p\" already exists"
     );
-    // The kubelet ends it, and only the incarnation it knows.
+    // The kubelet completes the deletion, with the uid as precondition.
     let options = |uid: &str| json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
     cluster
         .delete(&path, options("other"))
@@ -311,7 +311,7 @@ async fn dependents_follow_their_owners() {
         shared.body["metadata"]["ownerReferences"][0]["name"],
         "other"
     );
-    // An owner that never was is as good as gone.
+    // An owner that never existed counts as gone.
     let ghost = json!({"metadata": {"name": "ghost", "uid": "no-such-uid"}});
     cluster
         .post(MAPS, owned("haunted", &[&ghost]))
@@ -523,7 +523,7 @@ async fn a_silent_node_is_tainted_and_its_pods_leave() {
         (&json!("Unknown"), &json!("NodeStatusUnknown"))
     );
     assert_eq!(n["spec"]["taints"].as_array().unwrap().len(), 2);
-    // The default toleration ends after 300 s; then the pod is asked to go.
+    // The default toleration ends after 300 s; then the pod is deleted gracefully.
     tokio::time::sleep(Duration::from_secs(200)).await;
     let p = cluster.get(&format!("{PODS}/p")).await.expect(200);
     assert!(p["metadata"].get("deletionTimestamp").is_none());
@@ -532,7 +532,7 @@ async fn a_silent_node_is_tainted_and_its_pods_leave() {
             a.body["metadata"]["deletionTimestamp"].is_string()
         })
         .await;
-    // The node comes back.
+    // The node recovers.
     cluster
         .patch(
             &format!("{leases}/n1"),
@@ -551,7 +551,7 @@ async fn a_silent_node_is_tainted_and_its_pods_leave() {
             a.body["spec"].get("taints").is_none()
         })
         .await;
-    // And is removed for good: its pods go with it.
+    // The node is removed for good, and its pods are deleted.
     cluster
         .delete("/api/v1/nodes/n1", json!({}))
         .await

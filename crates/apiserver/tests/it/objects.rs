@@ -1,4 +1,4 @@
-//! Create, read, update, patch, and what is wrong with bodies.
+//! Create, read, update, patch, and invalid bodies.
 
 use crate::support::{APPLY, Cluster, JSON_PATCH, MERGE, STRATEGIC, config_map, pod, version};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -438,7 +438,7 @@ async fn status_and_spec_are_written_apart() {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
         "status": {"capacity": {"cpu": "4", "memory": "8Gi"}}});
     cluster.post("/api/v1/nodes", node).await.expect(201);
-    // What koordlet and the manager do: extended resources and metadata in one status patch.
+    // Like koordlet and the manager: extended resources and metadata in one status patch.
     let body = json!({"metadata": {"annotations": {"a": "b"}},
         "status": {"allocatable": {"kubernetes.io/batch-cpu": "2000"}}});
     let n = cluster
@@ -526,7 +526,7 @@ async fn scale_and_reviews() {
     );
 }
 
-/// As a kube-apiserver 1.35.6 answers the same requests.
+/// The expected responses are those of a kube-apiserver 1.35.6.
 #[tokio::test(start_paused = true)]
 async fn parts_that_a_client_leaves_out_are_there_and_empty() {
     let cluster = Cluster::bare().await;

@@ -1,4 +1,4 @@
-//! More requests than the server takes at once.
+//! More requests than the server handles at once.
 
 use crate::hooks::{Handler, Reply, Way, configure, hook, reachable, rule};
 use crate::support::{Cluster, config_map};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// A request of somebody without privileges.
+/// Builds a request of an unprivileged user.
 fn plain(method: &str, path: &str) -> Request<Body> {
     let mut request = Request::builder()
         .method(method)
@@ -29,7 +29,7 @@ fn plain(method: &str, path: &str) -> Request<Body> {
     request
 }
 
-/// A write whose body never comes, and so stays in progress.
+/// Starts a write whose body never arrives, so that it stays in progress.
 fn stuck() -> Request<Body> {
     let body = Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>());
     Request::builder()
@@ -60,16 +60,16 @@ async fn too_many_writes_are_told_to_come_again() {
     let answer = cluster.raw(plain("POST", MAPS)).await;
     assert_eq!(answer.status(), 429);
     assert_eq!(answer.headers()["retry-after"], "1");
-    // Reading is counted apart, and a watch not at all; both are only forbidden to jane.
+    // Reads are counted apart, and watches not at all; both are only forbidden to jane.
     assert_eq!(cluster.raw(plain("GET", MAPS)).await.status(), 403);
     let watch = format!("{MAPS}?watch=true");
     assert_eq!(cluster.raw(plain("GET", &watch)).await.status(), 403);
-    // Who can mend an overloaded server gets in.
+    // An administrator is admitted to an overloaded server.
     cluster
         .post(MAPS, config_map("m", json!({}), json!({})))
         .await
         .expect(201);
-    // Bodies that do not come are given up, and make room.
+    // Requests whose bodies do not arrive time out and free their places.
     for write in writes {
         assert_eq!(write.await.unwrap(), 504);
     }
@@ -81,7 +81,7 @@ async fn requests_end_at_their_deadline() {
     let cluster = Cluster::bare().await;
     let handler: Handler = Arc::new(|_| Reply::Hang);
     let client = reachable(&cluster, Way::InProcess, handler).await;
-    // One after the other, these two would take a minute.
+    // Sequentially, these two would take a minute.
     let hooks = ["a.example.com", "b.example.com"].map(|name| {
         let rules = json!([rule(&["CREATE"], &["configmaps"])]);
         hook(
@@ -108,7 +108,7 @@ async fn requests_end_at_their_deadline() {
         );
         assert_eq!(start.elapsed().as_secs(), seconds, "{query}");
     }
-    // What was begun is not left half done.
+    // A started request is completed.
     cluster
         .until(&format!("{MAPS}/a"), |answer| answer.code == 200)
         .await;

@@ -1,4 +1,4 @@
-//! Who owns the fields of an object: patches and applies answered as a kube-apiserver answers them.
+//! Field ownership: patches and applies with the results of a kube-apiserver.
 
 use crate::support::{APPLY, Cluster, JSON_PATCH, MERGE, STRATEGIC, config_map, pod};
 use serde_json::{Map, Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// Requests, and the answers of a real server: `bench/apply-vectors` took them.
+/// Requests and responses of a real server, recorded by `bench/apply-vectors`.
 const VECTORS: &str = include_str!("vectors/apply.json");
 
-/// What differs, by the end of its JSON pointer, and why.
+/// Known differences by the end of the JSON pointer, and the reasons.
 const INTENDED: &[(&str, &str)] = &[
     (
         "/object/status/daemonEndpoints",
@@ -34,7 +34,7 @@ const INTENDED: &[(&str, &str)] = &[
     ("/object/spec/ipFamilies", "services here have no families"),
 ];
 
-/// The answer as the vectors have it.
+/// Returns the response in the form of the vectors.
 fn steady(code: u16, mut body: Value) -> Value {
     if body["kind"] == "Status" {
         let mut out = Map::new();
@@ -62,7 +62,7 @@ fn steady(code: u16, mut body: Value) -> Value {
     json!({"code": code, "object": body})
 }
 
-/// The entries of managedFields without their times, in an order of their own.
+/// Returns the entries of managedFields without their times, sorted.
 fn entries(answer: &mut Value) {
     if let Some(list) = answer
         .pointer_mut("/object/metadata/managedFields")
@@ -75,7 +75,7 @@ fn entries(answer: &mut Value) {
     }
 }
 
-/// Where two values differ, as `path: ours, theirs`.
+/// Returns where two values differ, as `path: ours, theirs`.
 fn differences(path: &str, ours: &Value, theirs: &Value, out: &mut Vec<(String, String)>) {
     match (ours, theirs) {
         (Value::Object(a), Value::Object(b)) => {
@@ -105,7 +105,7 @@ async fn patches_and_applies_are_answered_as_by_a_kube_apiserver() {
     for scenario in vectors["scenarios"].as_array().unwrap() {
         let name = scenario["name"].as_str().unwrap();
         if name == "a pod" {
-            // Pods have no record until somebody applies.
+            // Pods have no record until the first apply.
             continue;
         }
         for (i, step) in scenario["steps"].as_array().unwrap().iter().enumerate() {
@@ -160,7 +160,7 @@ async fn apply(cluster: &Cluster, path: &str, manager: &str, body: Value) -> Val
     answer.body
 }
 
-/// The managers of an object: name, operation and sub-resource.
+/// Returns the managers of an object: name, operation and subresource.
 fn managers(object: &Value) -> Vec<String> {
     let list = object["metadata"]["managedFields"].as_array();
     let mut out: Vec<String> = list
@@ -276,7 +276,7 @@ async fn what_changes_nothing_is_not_written() {
             made["metadata"]["resourceVersion"]
         );
     }
-    // A binding is nobody's.
+    // A binding has no owner.
     let made = cluster.post(PODS, pod("p")).await.expect(201);
     let path = format!("{PODS}/p");
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"},

@@ -1,4 +1,4 @@
-//! What workload controllers take over, let go, say and remember.
+//! Workload controllers: adoption and release, events, revision history.
 
 use crate::support::{Answer, Cluster, MERGE, STRATEGIC, pod};
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ fn controller(object: &Value) -> Option<&str> {
     object["metadata"]["ownerReferences"][0]["name"].as_str()
 }
 
-/// Waits for an event about `kind` with these words.
+/// Waits for an event about `kind` with this text.
 async fn event(cluster: &Cluster, kind: &str, reason: &str, message: &str) -> Value {
     let is = |e: &Value| {
         e["involvedObject"]["kind"] == kind
@@ -53,7 +53,7 @@ async fn a_replica_set_takes_what_matches_and_lets_go_what_does_not() {
         .await;
     let all = cluster.until(PODS, |a| items(a).len() == 2).await;
     assert!(items(&all).iter().all(|p| controller(p) == Some("web")));
-    // A pod that comes later is one too many.
+    // A matching pod that is created later is surplus.
     orphan["metadata"]["name"] = "late".into();
     cluster.post(PODS, orphan).await.expect(201);
     cluster
@@ -61,7 +61,7 @@ async fn a_replica_set_takes_what_matches_and_lets_go_what_does_not() {
             items(a).len() == 2 && items(a).iter().all(|p| controller(p) == Some("web"))
         })
         .await;
-    // One that is relabelled is free, and replaced.
+    // A relabeled pod is released and replaced.
     let kept = cluster.get(PODS).await;
     let name = items(&kept)[0]["metadata"]["name"].as_str().unwrap();
     let path = format!("{PODS}/{name}");
@@ -104,7 +104,7 @@ async fn a_replication_controller_keeps_its_pods() {
         assert_eq!(owner["apiVersion"], "v1");
         assert_eq!(owner["controller"], true);
     }
-    // One that is relabelled is free, and replaced.
+    // A relabeled pod is released and replaced.
     let body = json!({"metadata": {"labels": {"app": "other"}}});
     let orphan = format!("{PODS}/orphan");
     cluster.patch(&orphan, MERGE, body).await.expect(200);
@@ -176,7 +176,7 @@ async fn deployments_say_what_they_do_and_why() {
     let down = "Scaled down replica set web-";
     let said = event(&cluster, "Deployment", "ScalingReplicaSet", down).await;
     assert!(said["message"].as_str().unwrap().ends_with(" from 3 to 1"));
-    // What `kubectl rollout history` shows.
+    // Fields for `kubectl rollout history`.
     let body = json!({"metadata": {"annotations": {"kubernetes.io/change-cause": "second"}},
         "spec": {"template": template("busybox:2")}});
     cluster.patch(&path, STRATEGIC, body).await.expect(200);
@@ -268,7 +268,7 @@ async fn templates_are_remembered_for_an_undo() {
         turn("busybox:2").await;
         let second = wanted(&[(1, "busybox:1"), (2, "busybox:2")]);
         cluster.until(&revisions, |a| history(a) == second).await;
-        // Going back makes the first one the newest.
+        // A rollback makes the first revision the newest.
         turn("busybox:1").await;
         let third = wanted(&[(2, "busybox:2"), (3, "busybox:1")]);
         cluster.until(&revisions, |a| history(a) == third).await;

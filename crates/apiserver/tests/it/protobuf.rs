@@ -1,4 +1,4 @@
-//! Clients that read protobuf and nothing else.
+//! Clients that accept only protobuf.
 
 use crate::support::{Cluster, config_map, version};
 use axum::body::Body;
@@ -12,7 +12,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const WIDGETS: &str = "/apis/example.com/v1/namespaces/default/widgets";
 
-/// Code, content type and bytes of the answer to a client that accepts only this.
+/// Returns code, content type and bytes of the response to a client that accepts only this.
 async fn ask(
     cluster: &Cluster,
     method: &str,

@@ -12,7 +12,7 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-/// Makes a quota and waits until it is enforced.
+/// Creates a quota and waits until it is enforced.
 async fn quota(cluster: &Cluster, name: &str, spec: Value) {
     let hard = spec["hard"].clone();
     let body = json!({"metadata": {"name": name}, "spec": spec});
@@ -68,7 +68,7 @@ async fn a_namespace_of_batch_work_gets_no_more_than_its_quota() {
          requests.kubernetes.io/batch-cpu=1001, used: requests.kubernetes.io/batch-cpu=3k, \
          limited: requests.kubernetes.io/batch-cpu=4k"
     );
-    // What is refused, only tried, or there already costs nothing.
+    // Refused writes, dry runs and existing objects are not charged.
     cluster
         .post(&format!("{pods}?dryRun=All"), batch("b", "1000"))
         .await
@@ -79,7 +79,7 @@ async fn a_namespace_of_batch_work_gets_no_more_than_its_quota() {
         .fails(409, "AlreadyExists");
     cluster.post(&pods, batch("b", "1000")).await.expect(201);
     assert_eq!(used(&cluster, "batch").await["pods"], "2");
-    // What goes makes room, and so does what ends.
+    // Deleted objects are released, and so are ended pods.
     let path = format!("{TEAM}/resourcequotas/batch");
     let freed =
         |n: &'static str| move |a: &crate::support::Answer| a.body["status"]["used"]["pods"] == n;
@@ -101,7 +101,7 @@ async fn a_namespace_of_batch_work_gets_no_more_than_its_quota() {
 async fn many_at_once_do_not_exceed_a_quota() {
     let cluster = cluster().await;
     quota(&cluster, "few", json!({"hard": {"count/configmaps": "8"}})).await;
-    // One is there already: the certificate of the authority.
+    // There is one already: the certificate of the authority.
     let path = format!("{TEAM}/configmaps");
     let writes = (0..40).map(|i| {
         let map = config_map(&format!("m{i}"), json!({}), json!({}));

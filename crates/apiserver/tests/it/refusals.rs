@@ -1,4 +1,4 @@
-//! What must not happen is refused, before anything has happened.
+//! Invalid requests are refused before they have any effect.
 
 use crate::support::{Cluster, MERGE, config_map, pod};
 use axum::body::Body;
@@ -100,7 +100,7 @@ async fn no_object_grows_beyond_its_limit() {
         .post(path, event(1600 << 10))
         .await
         .fails(413, "RequestEntityTooLarge");
-    // A patch adds to what is there.
+    // A patch adds to the existing object.
     let more = json!({"source": {"component": "y".repeat(700 << 10)}});
     cluster
         .patch(&format!("{path}/e{}", 1 << 20), MERGE, more)

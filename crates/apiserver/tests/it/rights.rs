@@ -1,4 +1,4 @@
-//! What nodes may reach, and that nobody gives rights that he does not have.
+//! Permissions of nodes, and privilege escalation checks.
 
 use crate::access::{RBAC, REVIEWS, by, give_ann, send, with};
 use crate::support::{Answer, Cluster, pod};
@@ -8,7 +8,7 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 const SPACE: &str = "/api/v1/namespaces/default";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// A request of the node `n1`.
+/// Sends a request of the node `n1`.
 async fn by_n1(cluster: &Cluster, line: &str, body: Value) -> Answer {
     let headers = [
         ("impersonate-user", "system:node:n1"),
@@ -21,14 +21,14 @@ fn named(name: &str) -> Value {
     json!({ "metadata": { "name": name } })
 }
 
-/// A pod on a node.
+/// Builds a pod on a node.
 fn pod_on(node: &str, name: &str) -> Value {
     let mut pod = pod(name);
     pod["spec"]["nodeName"] = node.into();
     pod
 }
 
-/// Nodes, pods and a claim: of `n1`, and of `n2`.
+/// Creates nodes, pods and claims of `n1` and of `n2`.
 async fn two_nodes() -> Cluster {
     let cluster = Cluster::bare().await;
     for (node, name) in [("n1", "p1"), ("n2", "p2")] {
@@ -59,7 +59,7 @@ async fn two_nodes() -> Cluster {
     cluster
 }
 
-/// Sends each as `n1`; the answer has this code, and this in its message.
+/// Sends each request as `n1`, and checks code and message of the response.
 async fn expect_of_n1(cluster: &Cluster, table: &[(&str, Value, u16, &str)]) {
     for (line, body, code, why) in table {
         let answer = by_n1(cluster, line, body.clone()).await;
@@ -147,7 +147,7 @@ async fn a_node_has_what_its_pods_refer_to() {
         expect_of_n1(&cluster, &[(line.as_str(), Value::Null, code, why)]).await;
     }
 
-    // Tokens, only for the pods that it runs.
+    // Tokens only for pods that it runs.
     let token = format!("POST {SPACE}/serviceaccounts/default/token");
     let bound = |name: &str, uid: Value| {
         json!({"spec": {"boundObjectRef":
@@ -165,7 +165,7 @@ async fn a_node_has_what_its_pods_refer_to() {
     )
     .await;
 
-    // A review says the same.
+    // A review has the same result.
     let review = format!("{REVIEWS}/subjectaccessreviews");
     let ask = async |name: &str| {
         let asks = json!({"spec": {
@@ -262,7 +262,7 @@ async fn a_node_writes_itself_and_its_own() {
     .await;
 }
 
-/// Kubernetes' NodeRestriction is no question of rights.
+/// Kubernetes' NodeRestriction applies regardless of permissions.
 #[tokio::test(start_paused = true)]
 async fn a_node_with_every_right_still_writes_only_its_own() {
     let cluster = two_nodes().await;
@@ -371,7 +371,7 @@ async fn a_node_with_every_right_still_writes_only_its_own() {
             403,
             "can only access CSINode with the same name",
         ),
-        // Of its own it disposes.
+        // It may change its own objects.
         (of("DELETE", "pods/p1"), Value::Null, 200, ""),
         ("DELETE /api/v1/nodes/n1".to_owned(), Value::Null, 200, ""),
     ];
@@ -393,7 +393,7 @@ fn binding(kind: &str, role: &str, user: &str) -> Value {
     })
 }
 
-/// `ann` may get pods in `default` and write roles and bindings there.
+/// Lets `ann` get pods in `default` and write roles and bindings there.
 async fn ann_writes_roles() -> Cluster {
     let cluster = Cluster::bare().await;
     let rules = json!([
@@ -443,7 +443,7 @@ async fn nobody_writes_a_role_with_more_than_he_has() {
     ] {
         ann(&line, body).await.fails(403, "Forbidden");
     }
-    // Not even a label of a role that says more than she may: it can make it a part of another.
+    // Not even a label of a role with more permissions than hers: it could become part of an aggregated one.
     cluster
         .post(&roles, role("admins", &delete_pods()))
         .await
@@ -451,14 +451,14 @@ async fn nobody_writes_a_role_with_more_than_he_has() {
     let admins = format!("PATCH {roles}/admins");
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     ann(&admins, label).await.fails(403, "Forbidden");
-    // What deletion needs is none of that.
+    // Changes for deletion are exempt.
     let finalizers = json!({"metadata": {"finalizers": ["example.com/a"]}});
     ann(&admins, finalizers).await.expect(200);
-    // Nor is a role without more than she has.
+    // So is a role with only her own permissions.
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     ann(&format!("PATCH {roles}/same"), label).await.expect(200);
 
-    // Who may escalate may give what he does not have.
+    // With `escalate` a user may grant permissions it does not hold.
     let escalate = json!({"verbs": ["escalate"], "apiGroups": [GROUP], "resources": ["roles"]});
     cluster
         .post(&roles, role("escalate", &escalate))
@@ -487,13 +487,13 @@ async fn nobody_binds_a_role_with_more_than_he_has() {
         ("Role", "none", 404),
         ("ClusterRole", "cluster-admin", 403),
         ("ClusterRole", "admin", 403),
-        // She may bind it, whatever it says.
+        // She may bind it, regardless of its rules.
         ("ClusterRole", "edit", 201),
     ] {
         let answer = ann(&format!("POST {bindings}"), binding(kind, name, "bob")).await;
         assert_eq!(answer.code, code, "{kind} {name}: {}", answer.body);
     }
-    // Nor does she put herself into a binding of others.
+    // She cannot add herself to another binding either.
     cluster
         .post(&bindings, binding("Role", "admins", "eve"))
         .await
@@ -511,7 +511,7 @@ async fn nobody_binds_a_role_with_more_than_he_has() {
         let why = answer.fails(422, "Invalid");
         assert!(why.contains("cannot change roleRef"), "{why}");
     }
-    // What she may bind in `default` she may not everywhere.
+    // She may bind it in `default`, but not cluster-wide.
     let all = format!("POST {RBAC}/clusterrolebindings");
     let edit = binding("ClusterRole", "edit", "bob");
     ann(&all, edit).await.fails(403, "Forbidden");
@@ -550,7 +550,7 @@ async fn what_gathers_rights_needs_all_of_them() {
     let no_more = json!({"aggregationRule": null});
     let why = ann(&format!("PATCH {path}/sum"), no_more).await;
     assert!(why.fails(403, "Forbidden").ends_with(needed));
-    // A part of `admin`, only as far as she has it herself.
+    // A part of `admin`, only with permissions that she holds herself.
     let part = |rule: Value| {
         let mut part = role("part", &rule);
         part["metadata"]["labels"] = json!({format!("{GROUP}/aggregate-to-admin"): "true"});
@@ -589,7 +589,7 @@ async fn what_creates_needs_the_right_to_create() {
     );
     let dry = format!("{}&dryRun=All", apply("new"));
     ann(&dry, map("new")).await.fails(403, "Forbidden");
-    // A lease is made by a PUT.
+    // A PUT creates the lease.
     let put = format!("PUT {leases}/new");
     ann(&put, named("new")).await.fails(403, "Forbidden");
     cluster
@@ -597,11 +597,11 @@ async fn what_creates_needs_the_right_to_create() {
         .await
         .expect(201);
     ann(&put, named("new")).await.expect(200);
-    // The right to create by a name counts where the name is in the URL.
+    // Permission to create by name needs the name in the URL.
     ann(&apply("mine"), map("mine")).await.expect(201);
     let post = format!("POST {maps}");
     ann(&post, map("mine")).await.fails(403, "Forbidden");
-    // What exists is only changed.
+    // An existing object is only updated.
     cluster.post(&maps, map("new")).await.expect(201);
     ann(&apply("new"), map("new")).await.expect(200);
     by("ann", &cluster, &format!("GET {maps}/new"))

@@ -1,4 +1,4 @@
-//! Which controllers run.
+//! Selection of the controllers to run.
 
 use crate::support::Cluster;
 use koord_app::flags::selection;

@@ -1,4 +1,4 @@
-//! The server over the network: TLS, who may ask, health, shutdown.
+//! The server over the network: TLS, authentication, health, shutdown.
 
 use futures::AsyncBufReadExt as _;
 use http::{Request, StatusCode};
@@ -120,7 +120,7 @@ async fn only_those_with_credentials_get_in() {
     impostor.auth_info.token = Some("wrong".to_owned().into());
     assert_eq!(code(get(&impostor, "/api/v1/namespaces").await), 401);
 
-    // The certificate of another authority ends the connection.
+    // A certificate of another authority ends the connection.
     let other = Running::start(Config::memory(Clock::system())).await;
     let other_kubeconfig = dir.path().join("other");
     other.server.write_kubeconfig(&other_kubeconfig).unwrap();
@@ -130,7 +130,7 @@ async fn only_those_with_credentials_get_in() {
     assert!(get(&forged, "/api/v1/namespaces").await.is_err());
     other.end().await;
 
-    // A restart keeps the authority: the kubeconfig stays good.
+    // A restart keeps the authority: the kubeconfig stays valid.
     running.end().await;
     let running = Running::start(Config::dir(dir.path().join("data"), Clock::system())).await;
     let admin = running.config(&kubeconfig).await;

@@ -1,4 +1,4 @@
-//! Kills a process with SIGKILL while it writes, again and again, and checks what is left.
+//! Kills a process with SIGKILL while it writes, repeatedly, and checks the remaining data.
 
 use koord_apiserver::store::{Index, Key, Store, StoreOptions, TableId};
 use koord_app::Clock;
@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 const DIR: &str = "KOORD_STORE_CRASH_DIR";
 const CHILD: &str = "store_crash::writer_process";
 const WRITERS: usize = 6;
-/// How many processes are killed unless `KOORD_STORE_CRASHES` says otherwise.
+/// Number of killed processes unless `KOORD_STORE_CRASHES` is set.
 const ROUNDS: usize = 100;
-/// A writer removes what it created so many steps ago.
+/// Number of steps after which a writer removes an object that it created.
 const KEPT: u64 = 3;
 
 fn table() -> TableId {
@@ -35,7 +35,7 @@ async fn open(dir: &Path) -> Store {
     Store::open(options).await.expect("open after a crash")
 }
 
-/// One line per acknowledged write: what, writer, step, revision. A line is one `write`, so a kill
+/// Prints a line per acknowledged write: operation, writer, step, revision. A line is one `write`, so a kill
 /// cannot tear it.
 fn acknowledge(what: &str, writer: usize, step: u64, revision: u64) {
     let line = format!("\n@ {what} {writer} {step} {revision} .\n");
@@ -131,9 +131,9 @@ impl Acknowledged {
         }
     }
 
-    /// What the store holds is at least what was acknowledged, and at most one step more: the one
-    /// whose acknowledgement the kill cut off. The next process goes on from there, so that step
-    /// counts from now on: a writer may be cut off in several rounds in a row.
+    /// Checks that the store has everything that was acknowledged, and at most one step more: the one whose
+    /// acknowledgement the kill cut off. The next process continues from there, so that step counts from now
+    /// on: a writer may be cut off in several rounds in a row.
     fn check(&mut self, store: &Store) {
         for (&writer, step) in &mut self.counters {
             let entry = store.get(&table(), &counter(writer)).expect("counter");
@@ -195,7 +195,7 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
         );
         let store = open(dir.path()).await;
         known.check(&store);
-        // The revisions that the parent hands out count, too.
+        // The revisions assigned by the parent count, too.
         let made = Key::new("default", format!("parent-{round}"));
         let value: Value = json!({"metadata": {}});
         let entry = store
@@ -219,12 +219,12 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
     assert!(snapshots > 0, "no snapshot was ever written");
 }
 
-/// Different, but the same in every run: where to kill.
+/// Returns where to kill: varying, but the same in every run.
 fn kill_after(round: usize) -> usize {
     round.wrapping_mul(2_654_435_761) >> 7
 }
 
-/// Starts the child, kills it after so many lines, returns all the lines it wrote.
+/// Starts the child, kills it after a number of lines, returns all lines it wrote.
 fn run_child(dir: &Path, lines: usize) -> (Vec<String>, usize) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", CHILD, "--nocapture", "--test-threads=1"])

@@ -1,4 +1,4 @@
-//! A control plane in memory and ways to talk to it.
+//! A control plane in memory and clients for it.
 
 use axum::body::Body;
 use http::{Request, Response};
@@ -25,7 +25,7 @@ pub(crate) struct Cluster {
     pub(crate) server: Arc<ApiServer>,
 }
 
-/// An answer: code and body.
+/// A response: code and body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
@@ -34,14 +34,14 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The body of an answer with this code.
+    /// Returns the body of a response with this code.
     #[track_caller]
     pub(crate) fn expect(self, code: u16) -> Value {
         assert_eq!(self.code, code, "{}", self.body);
         self.body
     }
 
-    /// The message of a Status with this code and reason.
+    /// Returns the message of a Status with this code and reason.
     #[track_caller]
     pub(crate) fn fails(self, code: u16, reason: &str) -> String {
         assert_eq!(self.code, code, "{}", self.body);
@@ -53,17 +53,17 @@ impl Answer {
 }
 
 impl Cluster {
-    /// With controllers, on the clock of tokio.
+    /// Starts a server with controllers, on the clock of tokio.
     pub(crate) async fn start() -> Self {
         Self::running(Selection::all()).await
     }
 
-    /// Without controllers: nothing happens that the test does not do.
+    /// Starts a server without controllers: only the test changes objects.
     pub(crate) async fn bare() -> Self {
         Self::running(Selection::none()).await
     }
 
-    /// Without controllers, with its objects in a directory.
+    /// Starts a server without controllers, with its objects in a directory.
     pub(crate) async fn in_dir(dir: &std::path::Path) -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::dir(dir, clock);
@@ -73,7 +73,7 @@ impl Cluster {
         }
     }
 
-    /// With these controllers.
+    /// Starts a server with these controllers.
     pub(crate) async fn running(controllers: Selection) -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
@@ -83,12 +83,12 @@ impl Cluster {
         }
     }
 
-    /// A kube client in process.
+    /// Returns a kube client in process.
     pub(crate) fn client(&self) -> kube::Client {
         kube::Client::new(self.server.service(), "default")
     }
 
-    /// A request with all its headers; the body of the answer is not read.
+    /// Sends a request with all its headers; the body of the response is not read.
     pub(crate) async fn raw(&self, request: Request<Body>) -> Response<Body> {
         match self.server.service().oneshot(request).await {
             Ok(response) => response,
@@ -96,7 +96,7 @@ impl Cluster {
         }
     }
 
-    /// A request with a body of a content type.
+    /// Sends a request with a body of a content type.
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -108,7 +108,7 @@ impl Cluster {
             .await
     }
 
-    /// The same by a program of that name.
+    /// Like [`Self::send`], from a client program with this name.
     pub(crate) async fn send_as(
         &self,
         program: &str,
@@ -160,7 +160,7 @@ impl Cluster {
             .await
     }
 
-    /// Waits, write by write, until GET of `path` gives an answer that `done` likes.
+    /// Waits, write by write, until `done` accepts the response to GET of `path`.
     pub(crate) async fn until(&self, path: &str, done: impl Fn(&Answer) -> bool) -> Answer {
         let waiting = async {
             loop {
@@ -211,7 +211,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The next event, `None` at the end of the stream.
+    /// Returns the next event, `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(at) = self.rest.iter().position(|b| *b == b'\n') {
@@ -226,7 +226,7 @@ impl Lines {
         }
     }
 
-    /// The next event as type, name and resourceVersion.
+    /// Returns the next event as type, name and resourceVersion.
     pub(crate) async fn event(&mut self) -> (String, String, u64) {
         let event = self.next().await.expect("the stream goes on");
         let meta = &event["object"]["metadata"];
@@ -241,7 +241,7 @@ impl Lines {
     }
 }
 
-/// The resourceVersion of an object or list.
+/// Returns the resourceVersion of an object or list.
 pub(crate) fn version(object: &Value) -> u64 {
     object["metadata"]["resourceVersion"]
         .as_str()
@@ -250,7 +250,7 @@ pub(crate) fn version(object: &Value) -> u64 {
         .unwrap()
 }
 
-/// A ConfigMap.
+/// Builds a ConfigMap.
 pub(crate) fn config_map(name: &str, labels: Value, data: Value) -> Value {
     serde_json::json!({
         "apiVersion": "v1",
@@ -260,7 +260,7 @@ pub(crate) fn config_map(name: &str, labels: Value, data: Value) -> Value {
     })
 }
 
-/// A pod with one container.
+/// Builds a pod with one container.
 pub(crate) fn pod(name: &str) -> Value {
     serde_json::json!({
         "apiVersion": "v1",

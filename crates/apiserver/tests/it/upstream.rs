@@ -1,4 +1,4 @@
-//! What Kubernetes' own e2e specs found missing, with the test as the kubelet.
+//! Cases found missing by Kubernetes' own e2e specs, with the test as the kubelet.
 
 use crate::support::{Cluster, MERGE, STRATEGIC, pod};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn names(body: &Value) -> Vec<&str> {
     items(body).iter().map(name).collect()
 }
 
-/// The kubelet says how the container of a pod ended.
+/// Reports as the kubelet how the container of a pod ended.
 async fn end(cluster: &Cluster, pod: &str, code: i64) {
     let phase = if code == 0 { "Succeeded" } else { "Failed" };
     let body = json!({"status": {"phase": phase, "containerStatuses": [{"name": "c",
@@ -34,7 +34,7 @@ async fn end(cluster: &Cluster, pod: &str, code: i64) {
     cluster.patch(&path, STRATEGIC, body).await.expect(200);
 }
 
-/// The live pod of an index, once it is there.
+/// Waits for the active pod of an index.
 async fn of_index(cluster: &Cluster, index: i64) -> Value {
     let wanted = index.to_string();
     let is = |p: &&Value| {
@@ -47,7 +47,7 @@ async fn of_index(cluster: &Cluster, index: i64) -> Value {
     items(&answer.body).iter().find(is).unwrap().clone()
 }
 
-/// The reason of a condition of the job, once it is there.
+/// Waits for a condition of the job and returns its reason.
 async fn reason(cluster: &Cluster, job: &str, kind: &str) -> Value {
     let find = |body: &Value| {
         let all = body["status"]["conditions"].as_array().cloned();
@@ -226,7 +226,7 @@ async fn pods_below_the_partition_keep_their_template() {
         .until(&format!("{PODS}/s-1"), |a| image(&a.body) == "busybox:2")
         .await;
     ready(&cluster, &["s-1"]).await;
-    // Made anew, it is what it was.
+    // A recreated object is unchanged.
     let old = format!("{PODS}/s-0");
     let uid = cluster.get(&old).await.expect(200)["metadata"]["uid"].clone();
     let now = json!({"gracePeriodSeconds": 0});
@@ -479,7 +479,7 @@ async fn a_cron_job_starts_jobs_on_time_as_its_policy_allows() {
         let path = format!("{all}/{name}");
         cluster.patch(&path, MERGE, body.clone()).await.expect(200);
     }
-    // A job that ends is no longer active, and what it did is remembered.
+    // A job that ends is no longer active, and its result is recorded.
     let pods = cluster.until(PODS, |a| items(&a.body).len() == 4).await;
     for pod in names(&pods.body) {
         end(&cluster, pod, 0).await;
@@ -555,7 +555,7 @@ async fn what_was_wrong_before_and_is_not_touched_may_stay() {
     let message = change(json!({"spec": {"color": "green"}}))
         .await
         .fails(422, "Invalid");
-    // What was required and missing is so still, in what was changed.
+    // A missing required field is still an error in a changed part.
     assert!(
         message.contains("spec.color") && message.contains("spec.size"),
         "{message}"
@@ -677,7 +677,7 @@ async fn scopes_of_a_quota_fit_what_it_bounds() {
         let message = cluster.post(path, quota(spec)).await.fails(422, "Invalid");
         assert!(message.contains(why), "{message}");
     }
-    // Amounts of others, such as batch resources, fit every scope.
+    // Amounts of other resources, such as batch resources, fit every scope.
     let spec = json!({"hard": {"pods": "1", "requests.kubernetes.io/batch-cpu": "1"},
         "scopes": ["NotBestEffort"]});
     cluster.post(path, quota(spec)).await.expect(201);

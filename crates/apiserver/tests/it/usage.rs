@@ -1,4 +1,4 @@
-//! `metrics.k8s.io`: what `kubectl top` shows.
+//! The `metrics.k8s.io` API, for `kubectl top`.
 
 use crate::support::{Cluster, MERGE, pod};
 use axum::body::Body;
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 const USAGE: &str = "/apis/metrics.k8s.io/v1beta1";
 const METRICS: &str = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics";
-/// The time of these clusters.
+/// Start time of these clusters.
 const NOW: &str = "2026-03-01T12:00:00Z";
 
 fn amounts(cpu: &str, memory: &str) -> Value {
     json!({"resources": {"cpu": cpu, "memory": memory}})
 }
 
-/// A cluster with one node, which measured the pod `one` and the pod `two` of two containers.
+/// A cluster with one node, which reported the pod `one` and the pod `two` with two containers.
 async fn measured() -> Cluster {
     let cluster = Cluster::bare().await;
     let server: &ApiServer = &cluster.server;
@@ -93,7 +93,7 @@ async fn nodes_and_pods_use_what_the_node_measured() {
     let usage = |cpu: &str, memory: &str| json!({"cpu": cpu, "memory": memory});
     let one = json!([{"name": "main", "usage": usage("250000000n", "1024Ki")}]);
     assert_eq!(pods["items"][0]["containers"], one);
-    // Parts by requests, which sum up to what was measured.
+    // Parts in proportion to requests, which add up to the measured usage.
     let two = json!([
         {"name": "a", "usage": usage("100000000n", "1536Ki")},
         {"name": "b", "usage": usage("300000000n", "1536Ki")},

@@ -1,4 +1,4 @@
-//! Lists and watches: nothing lost, nothing twice, one order.
+//! Lists and watches: no losses, no duplicates, one order.
 
 use crate::support::{Cluster, MERGE, config_map, pod, version};
 use futures::StreamExt as _;
@@ -34,7 +34,7 @@ async fn pages_of_one_list_are_one_snapshot() {
     let mut names: Vec<String> = Vec::new();
     let mut page = first.clone();
     loop {
-        // As it was at the list's revision, on every page but the last.
+        // The state at the list's revision, on every page but the last.
         let left = (7 - names.len()).saturating_sub(3);
         let said = page["metadata"]["remainingItemCount"].as_u64();
         assert_eq!(said.unwrap_or(0), left as u64);
@@ -117,11 +117,11 @@ async fn a_list_may_be_read_for_five_minutes() {
     let second = page(&token(&first)).await.expect(200);
     assert_eq!(version(&second), version(&first));
     wait(2).await;
-    // It is the first page that counts.
+    // The age of the first page counts.
     let late = page(&token(&second)).await;
     let fresh = token(&late.body);
     late.fails(410, "Expired");
-    // From here on the list is another one, which is consistent in itself.
+    // From here on it is another list, which is consistent in itself.
     make(&cluster, "z", json!({})).await;
     let third = page(&fresh).await.expect(200);
     assert_eq!(third["items"][0]["metadata"]["name"], "m2");
@@ -313,7 +313,7 @@ async fn watch_list_ends_its_initial_events_with_a_bookmark() {
         .fails(422, "Invalid");
 }
 
-/// Both modes of kube's watcher see the same world.
+/// Both modes of kube's watcher see the same objects.
 async fn kube_watcher_follows(config: watcher::Config) {
     let cluster = Cluster::bare().await;
     make(&cluster, "a", json!({})).await;
@@ -343,7 +343,7 @@ async fn kube_watcher_follows(config: watcher::Config) {
         panic!()
     };
     assert_eq!(m.metadata.name.as_deref(), Some("a"));
-    // The watch ends after its 290 s and goes on where it was.
+    // The watch ends after its 290 s and continues at the same position.
     tokio::time::sleep(std::time::Duration::from_secs(300)).await;
     make(&cluster, "c", json!({})).await;
     let Event::Apply(m) = stream.next().await.unwrap().unwrap() else {
@@ -378,7 +378,7 @@ async fn kube_watcher_lists_again_after_expiry() {
     store.compact(&"/configmaps".into(), store.revision());
     let mut seen = std::collections::BTreeSet::new();
     while seen.len() < 6 {
-        // In between it reports the expiry as an error; that is how it should be.
+        // In between it reports the expiry as an error, as expected.
         if let Ok(Event::Apply(m) | Event::InitApply(m)) = stream.next().await.unwrap() {
             seen.insert(m.metadata.name.unwrap());
         }
@@ -444,7 +444,7 @@ async fn tables_and_metadata_on_every_read() {
     );
 }
 
-/// The first part of a watch's answer that is longer than 16 KiB.
+/// Returns the first part of a watch's response that is longer than 16 KiB.
 async fn long_part(cluster: &Cluster, path: &str, accept: &str) -> bytes::Bytes {
     let request = http::Request::get(path)
         .header("accept", accept)

@@ -15,7 +15,7 @@ const BOTH: [Way; 2] = [Way::Https, Way::InProcess];
 
 type Seen = Arc<Mutex<Vec<Value>>>;
 
-/// Allows everything and remembers the requests.
+/// Allows everything and records the requests.
 fn recorder() -> (Handler, Seen) {
     let seen = Seen::default();
     let record = seen.clone();
@@ -272,7 +272,7 @@ async fn node_status_binding_and_scale_can_be_changed() {
     }
 }
 
-/// A webhook that appends its name to `data.order`.
+/// Returns a webhook that appends its name to `data.order`.
 fn append(name: &'static str) -> Handler {
     handler(move |request| {
         let before = request["object"]["data"]["order"].as_str().unwrap_or("");
@@ -284,12 +284,12 @@ fn append(name: &'static str) -> Handler {
 #[tokio::test]
 async fn mutating_webhooks_have_an_order_and_some_are_asked_again() {
     for (policies, expected) in [
-        // Configurations by name, webhooks as listed. The last one saw everything.
+        // Configurations by name, webhooks as listed. The last one received all changes.
         (["Never", "Never", "IfNeeded"], "bca"),
-        // "c" and "a" came after "b".
+        // "c" and "a" changed the object after "b" ran.
         (["IfNeeded", "Never", "Never"], "bcab"),
         (["IfNeeded", "IfNeeded", "Never"], "bcabc"),
-        // What "b" does in the second round comes after "a". There is no third round.
+        // The change by "b" in the second round comes after "a". There is no third round.
         (["IfNeeded", "Never", "IfNeeded"], "bcaba"),
     ] {
         let cluster = Cluster::bare().await;
@@ -310,7 +310,7 @@ async fn mutating_webhooks_have_an_order_and_some_are_asked_again() {
     }
 }
 
-/// Config of a webhook whose call fails, and what the answer must say.
+/// Configuration of a webhook whose call fails, and the expected text of the response.
 async fn failing(cluster: &Cluster) -> Vec<(&'static str, Value, &'static str)> {
     let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let closed = dead.local_addr().unwrap();
@@ -541,7 +541,7 @@ async fn namespaces_and_objects_are_selected_by_label() {
             .post(&maps, config_map("without", json!({}), json!({})))
             .await
             .expect(201);
-        // A label that goes was there.
+        // The old object had the removed label.
         let gone = json!({"metadata": {"labels": {"a": null}}});
         cluster
             .patch(&format!("{maps}/with"), MERGE, gone)
@@ -746,7 +746,7 @@ async fn a_service_is_called_at_its_endpoints() {
 #[tokio::test]
 async fn the_first_known_review_version_is_sent() {
     let cluster = Cluster::bare().await;
-    // v1beta1 webhooks need not repeat the uid nor name the type of their patch.
+    // v1beta1 webhooks need neither repeat the uid nor set the type of their patch.
     let old = handler(|_| {
         Reply::Response(json!({"uid": "", "allowed": true,
         "patch": "W3sib3AiOiJhZGQiLCJwYXRoIjoiL2RhdGEiLCJ2YWx1ZSI6eyJhIjoiYiJ9fV0="}))

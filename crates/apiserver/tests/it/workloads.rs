@@ -16,7 +16,7 @@ fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// What scheduler and kubelet do: binds pending pods and reports them in `phase`.
+/// Acts as scheduler and kubelet: binds pending pods and reports them in `phase`.
 async fn advance(cluster: &Cluster, phase: &str) {
     for pod in pods(cluster).await {
         let path = format!("{PODS}/{}", name(&pod));

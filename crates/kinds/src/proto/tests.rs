@@ -60,7 +60,7 @@ fn drops_zero_values_that_go_writes() {
     );
 }
 
-/// Requests to a kube-apiserver with its answers in protobuf and JSON.
+/// Requests to a kube-apiserver with its responses in protobuf and JSON.
 fn steps() -> Vec<Value> {
     let vectors = include_str!("../../../apiserver/tests/it/vectors/apply.json");
     let vectors: Value = serde_json::from_str(vectors).unwrap();
@@ -69,7 +69,7 @@ fn steps() -> Vec<Value> {
     found["steps"].as_array().unwrap().clone()
 }
 
-/// The protobuf answer to a request whose path ends so.
+/// Returns the protobuf response to the request whose path has this end.
 fn answer(path: &str) -> Vec<u8> {
     let steps = steps();
     let asked = |s: &&Value| s["path"].as_str().unwrap().ends_with(path);
@@ -98,7 +98,7 @@ fn recorded() -> Vec<(Vec<u8>, Value)> {
     out
 }
 
-/// Without nulls, empty strings and empty objects, which protobuf does not tell from absent ones.
+/// Removes nulls, empty strings and empty objects, which protobuf does not distinguish from absent ones.
 fn lean(value: &Value) -> Value {
     match value {
         Value::Object(map) => map

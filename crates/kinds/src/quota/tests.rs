@@ -36,7 +36,7 @@ fn a_pod_asks_for_the_most_it_has_at_once() {
             {"resources": cpu("500m"), "restartPolicy": "Always"},
             {"resources": cpu("5")}],
         "overhead": {"cpu": "100m", "memory": "1Mi"}}});
-    // The last init container beside the sidecar before it: 5.5, more than 1 + 2 + 0.5.
+    // The last init container together with the sidecar started before it: 5.5, more than 1 + 2 + 0.5.
     assert_eq!(amounts(&total(&pod, "requests")), json!({"cpu": "5500m"}));
     let used = usage(&resource("", "pods"), &pod, now());
     assert_eq!(
@@ -75,7 +75,7 @@ fn what_exceeds_a_quota_is_named_as_upstream_names_it() {
         json!({"requests.example.com/gpu": "0", "pods": "1", "requests.cpu": "600m", "requests.memory": "1Mi"}),
     );
     let charge = |resources| q.charge(&pods, &pod(resources), None, now());
-    // Answers of kube-apiserver 1.35.
+    // Responses of kube-apiserver 1.35.
     assert_eq!(
         charge(json!({})).unwrap_err(),
         "failed quota: q: must specify requests.cpu for: c; requests.memory for: c"

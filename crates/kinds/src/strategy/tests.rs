@@ -453,7 +453,7 @@ fn events_are_one_object_in_two_spellings() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
 
-    /// Whatever JSON a client sends: errors, not panics, in every step for every kind.
+    /// Any JSON from a client causes errors, not panics, in every step for every kind.
     #[test]
     fn nothing_panics(seed in proptest::collection::vec(0_u8..=255, 8..64)) {
         let junk = junk(&mut seed.iter().copied().cycle(), 0);
@@ -475,7 +475,7 @@ proptest::proptest! {
     }
 }
 
-/// A JSON tree out of bytes, using field names that occur in real objects.
+/// Builds a JSON tree from bytes, with field names of real objects.
 fn junk(bytes: &mut impl Iterator<Item = u8>, depth: usize) -> Value {
     const KEYS: [&str; 16] = [
         "containers",

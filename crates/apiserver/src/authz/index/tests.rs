@@ -1,4 +1,4 @@
-//! Each question is asked of the index and of a plain reading of all objects.
+//! Compares each decision of the index with a plain scan of all objects.
 
 use super::*;
 use crate::authz::{AUTHENTICATED, ResourceTarget, Target};
@@ -123,10 +123,10 @@ fn what_goes_takes_its_rights_with_it() {
     assert!(index.users.is_empty() && index.groups.is_empty() && index.bindings.is_empty());
 }
 
-/// Whether to a cluster role, which, and who.
+/// Whether the reference is to a cluster role, its number, and the subjects.
 type Bound = (bool, u8, Vec<(u8, u8)>);
 
-/// What the index is told, by small numbers that stand for names.
+/// Changes of the index, with small numbers for names.
 #[derive(Debug, Clone)]
 enum Change {
     Role(u8, u8, Option<u8>),
@@ -146,7 +146,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Namespace 0 is none.
+/// Namespace 0 stands for no namespace.
 fn namespace(n: u8) -> String {
     if n == 0 {
         String::new()

@@ -1,4 +1,4 @@
-//! What one client can take of the server, over real connections.
+//! Limits per client, over real connections.
 
 use crate::authz::MASTERS;
 use crate::server::Limits;
@@ -30,7 +30,7 @@ const JANE: (&str, &[&str]) = ("jane", &[]);
 
 type Stream = TlsStream<TcpStream>;
 
-/// A server in which everybody with a certificate may do everything.
+/// A server in which every client with a certificate may do everything.
 struct Served {
     server: Arc<ApiServer>,
     address: SocketAddr,
@@ -73,7 +73,7 @@ impl Served {
         connector.connect(name, stream).await
     }
 
-    /// A connection without a certificate.
+    /// Opens a connection without a client certificate.
     async fn stranger(&self) -> Stream {
         let mut roots = RootCertStore::empty();
         let authority = self.server.authority_pem().unwrap();
@@ -92,7 +92,7 @@ impl Served {
         connector.connect(name, stream).await.unwrap()
     }
 
-    /// An HTTP/2 client that gives the server room for 64 KiB of what it does not read.
+    /// Opens an HTTP/2 client whose window for unread data is 64 KiB.
     async fn client(&self, user: (&str, &[&str])) -> Client {
         let stream = self.tls(user).await.unwrap();
         let (sender, connection) = Builder::new(TokioExecutor::new())
@@ -129,7 +129,7 @@ impl Client {
         self.try_get(path).await.unwrap()
     }
 
-    /// The message of a 429.
+    /// Returns the message of a 429.
     async fn refused(&mut self, path: &str) -> String {
         let answer = self.get(path).await;
         assert_eq!(answer.status(), 429);
@@ -140,7 +140,7 @@ impl Client {
         status["message"].as_str().unwrap().to_owned()
     }
 
-    /// Asks until the answer is 200: what a client gives up, the server notices a little later.
+    /// Repeats a request until the response is 200: the server notices a dropped response a little later.
     async fn until_admitted(&mut self, path: &str) {
         let asking = async { while self.get(path).await.status() != 200 {} };
         tokio::time::timeout(Duration::from_secs(60), asking)
@@ -152,7 +152,7 @@ impl Client {
 /// Waits until the server has closed a connection.
 async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
     let mut rest = Vec::new();
-    // With or without a good-bye.
+    // With or without a TLS close notification.
     let ended = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest));
     let _ = ended.await.expect("the server closes the connection");
 }
@@ -170,7 +170,7 @@ async fn watches_beyond_a_users_limit_get_429() {
     assert!(first.status() == 200 && second.status() == 200);
     let message = one.refused(WATCH).await;
     assert!(message.contains("user \"jane\" has 2 watches"), "{message}");
-    // In other letters it is a watch all the same.
+    // With escapes in the path it is a watch all the same.
     one.refused(&format!("{MAPS}?wat%63h=T")).await;
     one.refused("/api/v1/watch/configmaps").await;
     assert_eq!(one.get(MAPS).await.status(), 200);
@@ -215,7 +215,7 @@ async fn unread_watches_hold_a_users_bytes_at_most() {
     assert!(message.contains(limit), "{message}");
     let mut admin = served.client(ADMIN).await;
     assert_eq!(admin.get(WATCH).await.status(), 200);
-    // Reading makes room again.
+    // Reading frees space again.
     let mut watch = watches.remove(0).into_body();
     let mut read = 0;
     while read < 300_000 {
@@ -255,7 +255,7 @@ async fn unread_bytes_of_a_connection_are_bounded() {
     assert_eq!(served.client(JANE).await.get(WATCH).await.status(), 200);
 }
 
-/// SETTINGS_MAX_CONCURRENT_STREAMS as the server announces it.
+/// Returns SETTINGS_MAX_CONCURRENT_STREAMS as the server announces it.
 async fn announced_streams(served: &Served, user: (&str, &[&str])) -> u32 {
     let mut stream = served.tls(user).await.unwrap();
     // The preface and empty settings.

@@ -1,4 +1,4 @@
-//! What survives: restarts, torn tails at every byte, damage in the middle, a second process.
+//! Durability: restarts, torn tails at every byte, damage in the middle, a second process.
 
 use super::*;
 use crate::store::files::{HEADER, Kind};
@@ -117,7 +117,7 @@ async fn a_torn_tail_costs_only_what_was_torn() {
 
     for cut in 0..=length {
         let torn = tempfile::tempdir().unwrap();
-        // The store is still open: this is what kill -9 leaves behind.
+        // The store is still open: this is the state after kill -9.
         copy(dir.path(), torn.path());
         let log = &segments(torn.path())[0];
         std::fs::OpenOptions::new()
@@ -146,8 +146,8 @@ async fn a_torn_tail_costs_only_what_was_torn() {
     store.close().await;
 }
 
-/// Writes three objects; returns the files as a kill leaves them, where the last frame begins, and what there was
-/// before it.
+/// Writes three objects. Returns the files as a kill leaves them, where the last frame begins, and the
+/// objects before it.
 async fn killed(padding: usize) -> (tempfile::TempDir, u64, Vec<(TableId, Key, Revision, Value)>) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).await.unwrap();
@@ -203,7 +203,7 @@ async fn a_flipped_byte_of_the_last_write_is_refused() {
             }
         }
     }
-    // What the message proposes works.
+    // The remedy in the message works.
     let (_changed, opened) = open_changed(dir.path(), |bytes| bytes.truncate(begin as usize)).await;
     let store = opened.unwrap();
     assert_eq!(contents(&store), before);
@@ -238,7 +238,7 @@ async fn an_unwritten_sector_costs_only_the_torn_write() {
     }
 }
 
-/// Flips every byte of the log but those of the last frame: none may be lost without notice.
+/// Flips every byte of the log except those of the last frame: each flip must be detected.
 #[tokio::test]
 async fn damage_in_the_middle_is_reported() {
     let dir = tempfile::tempdir().unwrap();
@@ -342,7 +342,7 @@ async fn a_directory_has_one_owner() {
     open(dir.path()).await.unwrap().close().await;
 }
 
-/// As a child has one between fork and exec.
+/// A duplicate of the lock's descriptor, like a child's between fork and exec.
 fn copy_of_lock(dir: &Path) -> std::os::fd::OwnedFd {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let lock = dir.join("lock").canonicalize().unwrap();
@@ -379,7 +379,7 @@ async fn concurrent_writers_share_syncs_and_get_distinct_revisions() {
                 let mut revisions = Vec::new();
                 for number in 0..20 {
                     let entry = create(&store, &format!("w{writer}-{number}"), number).await;
-                    // What is acknowledged is visible.
+                    // Acknowledged writes are visible.
                     assert!(store.get(&pods(), &entry.key).is_some());
                     revisions.push(entry.revision);
                 }
@@ -452,7 +452,7 @@ async fn the_log_is_replaced_by_snapshots_as_it_grows() {
     };
     let first = files();
     let mut data = 0;
-    // A snapshot is written beside the log, as fast as the disk likes.
+    // A snapshot is written in parallel to the log, at the disk's speed.
     while store.metrics().snapshots.get() < 3 {
         data += 1;
         update(&store, "a", data).await;

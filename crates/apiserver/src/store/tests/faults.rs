@@ -1,4 +1,4 @@
-//! A disk that fails.
+//! Failures of the disk.
 
 use super::*;
 use crate::store::disk::{Disk, LogFile, Os};
@@ -7,16 +7,16 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-/// The operating system's files, with a disk that can be full, or fail to sync.
+/// Files of the operating system on a simulated disk that can be full or fail to sync.
 #[derive(Debug, Default)]
 struct Switches {
-    /// Bytes that still fit.
+    /// Free bytes.
     room: AtomicU64,
     sync_fails: AtomicBool,
     truncate_fails: AtomicBool,
-    /// The next sync takes until the other end of this is dropped.
+    /// Blocks the next sync until the other end of this channel is dropped.
     slow: Mutex<Option<mpsc::Receiver<()>>>,
-    /// A slow sync is under way.
+    /// Notifies that a slow sync has begun.
     syncing: AtomicBool,
 }
 
@@ -52,7 +52,7 @@ impl LogFile for FaultyFile {
         let slow = self.1.slow.lock().take();
         if let Some(released) = slow {
             self.1.syncing.store(true, Ordering::Release);
-            // An error is what is waited for.
+            // The channel's error is the expected signal.
             let _ = released.recv();
         }
         self.0.sync()
@@ -84,7 +84,7 @@ async fn refused(store: &Store, name: &str) -> String {
     }
 }
 
-/// Fails writes at every amount of room, then lets them work again, then kills the process.
+/// Fails writes at every amount of free space, then lets them succeed again, then kills the process.
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_is_survived() {
     for truncate_fails in [false, true] {
@@ -116,7 +116,7 @@ async fn a_full_disk_loses_nothing_and_is_survived() {
             }
             refused(&store, "b").await;
             assert!(store.last_error().is_some());
-            // Reads go on, and nobody has seen what was refused.
+            // Reads still work, and refused writes were never visible.
             assert_eq!(
                 store.get(&pods(), &key("a")).unwrap().revision,
                 first.revision
@@ -135,7 +135,7 @@ async fn a_full_disk_loses_nothing_and_is_survived() {
             assert!(known.into_iter().all(|revision| revision < later.revision));
             let before = contents(&store);
 
-            // Killed here: a copy of the files is what is left.
+            // Killed here: only a copy of the files remains.
             let left = tempfile::tempdir().unwrap();
             for entry in std::fs::read_dir(dir.path()).unwrap() {
                 let path = entry.unwrap().path();
@@ -161,7 +161,7 @@ async fn a_failed_sync_refuses_the_write() {
     switches.sync_fails.store(true, Ordering::Relaxed);
     let text = refused(&store, "b").await;
     assert!(text.starts_with("sync ") && text.contains("wal-"), "{text}");
-    // The next segment cannot be started either.
+    // The next segment cannot be created either.
     let text = refused(&store, "b").await;
     assert!(text.starts_with("create "), "{text}");
     switches.sync_fails.store(false, Ordering::Relaxed);
@@ -175,7 +175,7 @@ async fn a_failed_sync_refuses_the_write() {
     store.close().await;
 }
 
-/// While the disk takes its time nobody is told that a write is there, neither who wrote nor who reads.
+/// While a sync is slow, neither the writer nor readers see the write.
 #[tokio::test]
 async fn a_slow_sync_acknowledges_nothing_before_its_end() {
     let dir = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ async fn a_slow_sync_acknowledges_nothing_before_its_end() {
     while !switches.syncing.load(Ordering::Acquire) {
         tokio::task::yield_now().await;
     }
-    // In the queue behind it.
+    // Queued behind it.
     let later = [write("c"), write("d")];
     for _ in 0..100 {
         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! What every store does, wherever it keeps its data.
+//! Behavior of all stores, independent of the backing.
 
 use super::*;
 use crate::store::watch::Scope;
@@ -160,7 +160,7 @@ async fn watches_from_the_past_and_on() {
         (EventKind::Delete, first.revision + 2)
     );
     assert!(watcher.try_next().unwrap().is_none());
-    // A change elsewhere moves the progress, not the events.
+    // A change elsewhere advances the progress without an event.
     store
         .create(
             TableId::new("", "nodes"),
@@ -173,7 +173,7 @@ async fn watches_from_the_past_and_on() {
     assert!(watcher.try_next().unwrap().is_none());
     assert_eq!(watcher.progress(), store.revision());
 
-    // A watch that waits is woken.
+    // A waiting watch is woken.
     let store2 = store.clone();
     let (event, _) = tokio::join!(watcher.next(), async move { create(&store2, "b", 1).await });
     assert_eq!(&*event.unwrap().new.key.name, "b");
@@ -327,7 +327,7 @@ async fn no_object_is_larger_than_its_limit() {
     assert_eq!(store.get(&pods(), &key("a")).unwrap().value()["data"], 0);
 }
 
-/// A watcher of pods from `from` whose client may leave `limit` bytes unread, and its queue.
+/// Returns a watcher of pods from `from` whose client may leave `limit` bytes unread, and its queue.
 fn bounded(store: &Store, from: Revision, limit: usize) -> (Watcher, SendQueues) {
     let queues = SendQueues::new([Arc::new(SendQueue::new(limit))]);
     let watcher = store.watch_queued(&pods(), from, Scope::default(), Some(&queues));
@@ -488,7 +488,7 @@ async fn compaction_and_removal_of_a_table() {
     assert!(store.tables().is_empty());
     assert!(watcher.next().await.is_err());
     let gone = store.revision();
-    // The table made anew knows nothing from before.
+    // The recreated table has no history from before.
     assert!(store.watch(pods(), gone - 1).is_err());
     assert!(store.watch(pods(), gone).is_ok());
     assert!(list(&store, None).unwrap().items.is_empty());

@@ -59,7 +59,7 @@ fn list(store: &Store, at: Option<Revision>) -> Result<Page, StoreError> {
     store.list(&pods(), None, at, None, None, &|_| true)
 }
 
-/// Everything there is to know about the contents: key, revision and object of each entry.
+/// Returns the whole content: key, revision and object of each entry.
 fn contents(store: &Store) -> Vec<(TableId, Key, Revision, Value)> {
     let mut contents = Vec::new();
     for table in store.tables() {

@@ -1,4 +1,4 @@
-//! The store against a map: random writes, lists at random revisions, watches from random ones.
+//! Compares the store with a map: random writes, lists at random revisions, watches from random ones.
 
 use super::*;
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 type State = BTreeMap<String, (Revision, Value)>;
 
-/// What should be true: the state after every revision, and what happened.
+/// The expected state after every revision, and the changes.
 struct Model {
     states: BTreeMap<Revision, State>,
     events: Vec<(Revision, EventKind, String)>,
@@ -194,7 +194,7 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
                 }
                 store.close().await;
                 store = Store::open(options.clone()).await.unwrap();
-                // The log gives the history back that it still holds.
+                // The log restores the history that it still contains.
                 model.compacted = store.watch(pods(), 0).map_or_else(
                     |error| match error {
                         StoreError::Expired { oldest, .. } => oldest,

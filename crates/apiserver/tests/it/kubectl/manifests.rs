@@ -1,8 +1,8 @@
-//! The manifests in `deploy/`, installed as their READMEs say: `create`, then `replace`.
+//! The manifests in `deploy/`, installed as their READMEs describe: `create`, then `replace`.
 
 use super::*;
 
-/// What Koordinator's DaemonSet has, and the one in `deploy/koordlet` has not.
+/// Fields of Koordinator's DaemonSet that the one in `deploy/koordlet` does not have.
 const KOORDINATORS: &str = "
 apiVersion: apps/v1
 kind: DaemonSet
@@ -20,7 +20,7 @@ spec:
       volumes: [{name: host-dev, hostPath: {path: /dev}}]
 ";
 
-/// A manifest; the image is one that needs no `envsubst`.
+/// Returns a manifest with an image, so that `envsubst` is not needed.
 fn manifest(dir: &str, file: &str) -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
     let text = std::fs::read_to_string(format!("{root}/{dir}/{file}")).unwrap();
@@ -33,7 +33,7 @@ async fn manifests_replace_what_koordinator_installed() {
         return;
     };
     let rights = manifest("manager", "rbac.yaml");
-    // The server may bring the namespace along.
+    // The manifest may contain the namespace.
     k.run(&["create", "-f", "-"], &rights).await;
     k.ok_with(&["replace", "-f", "-"], &rights).await;
     k.ok_with(&["apply", "-f", "-"], KOORDINATORS).await;
@@ -47,7 +47,7 @@ async fn manifests_replace_what_koordinator_installed() {
         "-o",
         "jsonpath={.spec.template.spec.containers[0].resources.limits} {.spec.template.spec.volumes}",
     ];
-    // Without an annotation of kubectl, as Helm leaves objects, apply only adds.
+    // Without kubectl's annotation, as Helm leaves objects, apply only adds.
     let annotation = "kubectl.kubernetes.io/last-applied-configuration-";
     k.ok(&[
         "-n",
@@ -94,18 +94,18 @@ async fn manifests_replace_what_koordinator_installed() {
             install(&k, &manifest(dir, file)).await;
         }
     }
-    // Settings of a user stay.
+    // A user's settings stay.
     let settings = manifest("manager", "config.yaml");
     has(
         &k.fails(&["create", "-f", "-"], &settings).await,
         &["AlreadyExists"],
     );
-    // Webhooks last: nothing answers them here.
+    // Webhooks last: nothing serves them here.
     install(&k, &manifest("manager", "webhooks.yaml")).await;
     k.end().await;
 }
 
-/// Installs a manifest as the READMEs do: once in an empty cluster, then over its own objects.
+/// Installs a manifest as the READMEs describe: in an empty cluster, then over its own objects.
 async fn install(k: &Kubectl, text: &str) {
     k.run(&["create", "-f", "-"], text).await;
     k.ok_with(&["replace", "-f", "-"], text).await;

@@ -64,7 +64,7 @@ fn merges_conflicts_and_gives_up_fields() {
         "b no longer applies it"
     );
 
-    // `a` gives up replicas and the second container; its labels it shares with b.
+    // `a` gives up replicas and the second container; it shares its labels with b.
     let less = web(None, json!([{"name": "c"}]));
     let third = apply(&r, Some(&forced), &less, by("a"), false).unwrap();
     assert!(third["spec"].get("replicas").is_none());
@@ -90,7 +90,7 @@ fn applying_again_changes_nothing() {
     assert_eq!(apply(&r, Some(&first), &want, later, false).unwrap(), first);
 }
 
-/// A definition whose objects have a list of each type.
+/// Returns a resource whose objects have a list of each type.
 fn widgets() -> std::sync::Arc<Resource> {
     let registry = Registry::builtin();
     let list = |kind: &str, keys: Value, items: Value| {
@@ -120,7 +120,7 @@ fn widgets() -> std::sync::Arc<Resource> {
     registry.find("example.com", "v1", "widgets").unwrap()
 }
 
-/// Whether everything in `want` is in `have`; lists are compared as sets or by name or port.
+/// Returns true if everything in `want` is in `have`; lists are compared as sets or by name or port.
 fn contains(have: &Value, want: &Value) -> bool {
     match (have, want) {
         (Value::Object(have), Value::Object(want)) => want
@@ -133,7 +133,7 @@ fn contains(have: &Value, want: &Value) -> bool {
     }
 }
 
-/// Without empty objects and lists, which typed servers do not keep.
+/// Removes empty objects and lists, which typed servers do not keep.
 fn lean(value: &Value) -> Value {
     let is_empty = |v: &Value| match v {
         Value::Object(m) => m.is_empty(),
@@ -166,7 +166,7 @@ mod property {
         subsequence(names.to_vec(), 0..=names.len()).prop_shuffle()
     }
 
-    /// What a manager applies: some of a few fields, each with one of two values.
+    /// Generates an applied document: some of a few fields, each with one of two values.
     fn widget() -> impl Strategy<Value = Value> {
         let ports = proptest::collection::btree_map(1..4u8, proptest::option::of("[01]"), 0..3);
         (
@@ -217,7 +217,7 @@ mod property {
             })
     }
 
-    /// Every path of `set` leads to something.
+    /// Returns true if every path of `set` exists in the value.
     fn exists(node: &Schema, value: &Value, set: &Set) -> bool {
         set.iter().all(|(key, below)| {
             let inner = match key.strip_prefix("f:") {
@@ -234,8 +234,8 @@ mod property {
         })
     }
 
-    /// Two managers take turns; what each last applied with success is there until he gives it up,
-    /// nothing else is, and nobody owns what is not there.
+    /// Lets two managers apply in turns: the last successful apply of each stays until the manager gives it
+    /// up, other fields are gone, and missing fields have no owner.
     fn take_turns(r: &Resource, turns: Vec<(bool, Value)>) -> Result<(), TestCaseError> {
         let mut live: Option<Value> = None;
         let mut last: [Option<Value>; 2] = [None, None];
@@ -267,7 +267,7 @@ mod property {
             fields::subtract(&mut there, &all);
             prop_assert!(
                 there.is_empty(),
-                "{object} has what nobody applied: {there:?}"
+                "{object} has fields without an applier: {there:?}"
             );
         }
         Ok(())
@@ -288,7 +288,7 @@ mod property {
             take_turns(&deployments(), turns)?;
         }
 
-        /// Plain updates take what they change, and nobody else loses anything by them.
+        /// Plain updates take ownership of the fields they change and of no others.
         #[test]
         fn an_update_takes_only_what_it_changes(first in widget(), second in widget()) {
             let (first, second) = (lean(&first), lean(&second));
@@ -342,7 +342,7 @@ fn many_updaters_become_one() {
     assert_eq!(names.len(), 10, "{names:?}");
     assert_eq!(names[0], "ancient-changes");
     assert_eq!(names[9], "manager-13");
-    // Nothing that was owned is not any more.
+    // All owned fields are still owned.
     let mut all = Set::new();
     for (_, entry) in managers.entries() {
         fields::union(&mut all, set_of(entry).unwrap().clone());
@@ -351,8 +351,8 @@ fn many_updaters_become_one() {
     assert!((0..14).all(|n| labels.get(format!("f:l{n}")).is_some()));
 }
 
-/// Of an element that an update takes out of a list nothing is left to own, not even a list in it that a
-/// typed server writes as null: whoever puts the element back meets no conflict.
+/// An element that an update removes from a list leaves no owned fields behind, not even a list in it that a
+/// typed server writes as null: adding the element again causes no conflict.
 #[test]
 fn what_an_update_removes_is_nobodys() {
     let r = Registry::builtin()
