@@ -83,23 +83,23 @@ async fn nobody_may_do_what_no_rule_allows() {
     let cluster = Cluster::bare().await;
     let node = json!({"metadata": {"name": "n1"}});
     cluster.post("/api/v1/nodes", node).await.expect(201);
-    let answer = by("nobody", &cluster, "DELETE /api/v1/nodes/n1").await;
+    let answer = by("guest", &cluster, "DELETE /api/v1/nodes/n1").await;
     let details = answer.body["details"].clone();
     assert_eq!(
         answer.fails(403, "Forbidden"),
-        r#"nodes "n1" is forbidden: User "nobody" cannot delete resource "nodes" in API group "" at the cluster scope"#
+        r#"nodes "n1" is forbidden: User "guest" cannot delete resource "nodes" in API group "" at the cluster scope"#
     );
     assert_eq!(details, json!({"name": "n1", "kind": "nodes"}));
     cluster.get("/api/v1/nodes/n1").await.expect(200);
     let answer = by(
-        "nobody",
+        "guest",
         &cluster,
         "GET /apis/apps/v1/namespaces/y/deployments",
     )
     .await;
     assert_eq!(
         answer.fails(403, "Forbidden"),
-        r#"deployments.apps is forbidden: User "nobody" cannot list resource "deployments" in API group "apps" in the namespace "y""#
+        r#"deployments.apps is forbidden: User "guest" cannot list resource "deployments" in API group "apps" in the namespace "y""#
     );
     // A refusal does not reveal whether an object exists.
     for line in [
@@ -118,12 +118,12 @@ async fn nobody_may_do_what_no_rule_allows() {
         "GET /nowhere",
         "POST /api",
     ] {
-        by("nobody", &cluster, line).await.fails(403, "Forbidden");
+        by("guest", &cluster, line).await.fails(403, "Forbidden");
     }
-    let answer = by("nobody", &cluster, "GET /nowhere").await;
+    let answer = by("guest", &cluster, "GET /nowhere").await;
     assert_eq!(
         answer.fails(403, "Forbidden"),
-        r#"forbidden: User "nobody" cannot get path "/nowhere""#
+        r#"forbidden: User "guest" cannot get path "/nowhere""#
     );
     for line in [
         "GET /api",
@@ -131,7 +131,7 @@ async fn nobody_may_do_what_no_rule_allows() {
         "GET /openapi/v3",
         "GET /version",
     ] {
-        by("nobody", &cluster, line).await.expect(200);
+        by("guest", &cluster, line).await.expect(200);
     }
     // Unauthenticated users do not even see what is served.
     by("system:anonymous", &cluster, "GET /version")
@@ -493,12 +493,12 @@ async fn everything_may_be_allowed_to_everybody() {
     let cluster = Cluster {
         server: ApiServer::open(config).await.unwrap(),
     };
-    by("nobody", &cluster, "GET /api/v1/nodes")
+    by("guest", &cluster, "GET /api/v1/nodes")
         .await
         .expect(200);
     let review = json!({"spec": {"resourceAttributes": {"verb": "delete", "resource": "nodes"}}});
     let own = format!("POST {REVIEWS}/selfsubjectaccessreviews");
-    let review = with("nobody", &cluster, &own, review).await.expect(201);
+    let review = with("guest", &cluster, &own, review).await.expect(201);
     assert_eq!(review["status"]["allowed"], true);
 }
 

@@ -438,12 +438,12 @@ async fn mistakes_are_shown_as_a_real_server_shows_them() {
     let Some(k) = Kubectl::start().await else {
         return;
     };
-    let typo = POD.replace("image: busybox:1", "image: busybox:1\n    imagine: x");
+    let typo = POD.replace("image: busybox:1", "image: busybox:1\n    imgae: x");
     has(
         &k.fails(&["apply", "-f", "-"], &typo).await,
         &[
             "Error from server (BadRequest): error when creating \"STDIN\": Pod in version \"v1\" cannot \
-           be handled as a Pod: strict decoding error: unknown field \"spec.containers[0].imagine\"",
+           be handled as a Pod: strict decoding error: unknown field \"spec.containers[0].imgae\"",
         ],
     );
     let invalid = POD.replace("name: be", "name: Not_Valid");

@@ -298,7 +298,7 @@ async fn bad_patches_are_explained() {
 async fn unknown_and_duplicate_fields_by_validation_mode() {
     let cluster = Cluster::bare().await;
     let body = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},
-        "spec":{"containers":[{"name":"c","image":"i","name":"c","imagine":1}],"foo":true}}"#;
+        "spec":{"containers":[{"name":"c","image":"i","name":"c","imgae":1}],"foo":true}}"#;
     let strict = format!("{PODS}?fieldValidation=Strict");
     let message = cluster
         .send("POST", &strict, "application/json", body)
@@ -307,7 +307,7 @@ async fn unknown_and_duplicate_fields_by_validation_mode() {
     assert_eq!(
         message,
         "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: duplicate field \
-         \"spec.containers[0].name\", unknown field \"spec.containers[0].imagine\", unknown field \
+         \"spec.containers[0].name\", unknown field \"spec.containers[0].imgae\", unknown field \
          \"spec.foo\""
     );
     let warn = format!("{PODS}?fieldValidation=Warn&dryRun=All");

@@ -20,9 +20,9 @@ const INTENDED: &[(&str, &str)] = &[
     ("/object/spec", "empty structs are left out"),
     ("/f:resources", "empty structs are left out"),
     ("/f:resources/.", "empty structs are left out"),
-    ("/f:lastHeartbeatTime", "a time that is null is nobody's"),
-    ("/f:lastTransitionTime", "a time that is null is nobody's"),
-    ("/f:lastProbeTime", "a time that is null is nobody's"),
+    ("/f:lastHeartbeatTime", "a null time has no owner"),
+    ("/f:lastTransitionTime", "a null time has no owner"),
+    ("/f:lastProbeTime", "a null time has no owner"),
     (
         "/object/spec/serviceAccount",
         "their server ran without that admission",

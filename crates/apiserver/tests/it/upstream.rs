@@ -322,7 +322,7 @@ async fn names_of_sysctls_are_checked_and_those_of_schedulers_are_not() {
         assert!(message.contains("spec.hostnameOverride"), "{message}");
     }
     let mut free = pod("p");
-    free["spec"]["schedulerName"] = "nobody, please!".into();
+    free["spec"]["schedulerName"] = "no scheduler, please!".into();
     cluster.post(PODS, free).await.expect(201);
 }
 

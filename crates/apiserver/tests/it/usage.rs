@@ -83,7 +83,7 @@ async fn nodes_and_pods_use_what_the_node_measured() {
     assert_eq!(
         names(&nodes),
         ["n"],
-        "who has measured nothing is not listed"
+        "a node without a report is not listed"
     );
 
     let path = format!("{USAGE}/namespaces/default/pods");
