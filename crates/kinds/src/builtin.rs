@@ -295,10 +295,10 @@ mod tests {
     #[test]
     fn every_row_has_a_type_and_a_unique_place() {
         let all = resources();
-        let mut seen = std::collections::BTreeSet::new();
+        let mut observed = std::collections::BTreeSet::new();
         for r in &all {
             assert!(r.schema.named().is_some(), "{} has no type", r.kind);
-            assert!(seen.insert((r.group.clone(), r.version.clone(), r.plural.clone())));
+            assert!(observed.insert((r.group.clone(), r.version.clone(), r.plural.clone())));
         }
         assert!(types::find("core/v1.Nope").is_none());
         let events: Vec<_> = all.iter().filter(|r| &*r.plural == "events").collect();

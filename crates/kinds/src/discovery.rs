@@ -241,8 +241,8 @@ mod tests {
     fn storage_versions_are_named_as_upstream() {
         let hash = |list: &Value, name: &str| {
             let all = list["resources"].as_array().unwrap();
-            let found = all.iter().find(|r| r["name"] == name).unwrap();
-            found["storageVersionHash"].clone()
+            let matches = all.iter().find(|r| r["name"] == name).unwrap();
+            matches["storageVersionHash"].clone()
         };
         let registry = Registry::builtin();
         let core = resource_list(&registry, "", "v1").unwrap();

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 #[derive(Debug, Clone, PartialEq)]
-enum Step {
+enum PathStep {
     Key(String),
     Index(i64),
     All,
@@ -19,7 +19,7 @@ enum Step {
 /// A parsed path.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Path {
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
 }
 
 impl Path {
@@ -33,31 +33,31 @@ impl Path {
             .strip_prefix('{')
             .and_then(|t| t.strip_suffix('}'))
             .unwrap_or(text);
-        let mut rest = text.strip_prefix('$').unwrap_or(text);
+        let mut remainder = text.strip_prefix('$').unwrap_or(text);
         let mut steps = Vec::new();
-        while !rest.is_empty() {
-            if let Some(tail) = rest.strip_prefix('.') {
+        while !remainder.is_empty() {
+            if let Some(tail) = remainder.strip_prefix('.') {
                 if tail.starts_with('[') || tail.is_empty() {
-                    rest = tail;
+                    remainder = tail;
                     continue;
                 }
                 let (key, tail) = read_key(tail)?;
                 steps.push(if key == "*" {
-                    Step::All
+                    PathStep::All
                 } else {
-                    Step::Key(key)
+                    PathStep::Key(key)
                 });
-                rest = tail;
-            } else if let Some(tail) = rest.strip_prefix('[') {
+                remainder = tail;
+            } else if let Some(tail) = remainder.strip_prefix('[') {
                 let end = closing(tail).ok_or_else(|| format!("unterminated array in {text:?}"))?;
                 steps.push(bracket(&tail[..end])?);
-                rest = &tail[end + 1..];
+                remainder = &tail[end + 1..];
             } else if steps.is_empty() {
-                let (key, tail) = read_key(rest)?;
-                steps.push(Step::Key(key));
-                rest = tail;
+                let (key, tail) = read_key(remainder)?;
+                steps.push(PathStep::Key(key));
+                remainder = tail;
             } else {
-                return Err(format!("unexpected {rest:?} in {text:?}"));
+                return Err(format!("unexpected {remainder:?} in {text:?}"));
             }
         }
         Ok(Self { steps })
@@ -89,17 +89,17 @@ impl Path {
         self.steps
             .iter()
             .map(|s| match s {
-                Step::Key(k) => Some(k.as_str()),
+                PathStep::Key(k) => Some(k.as_str()),
                 _ => None,
             })
             .collect()
     }
 }
 
-fn take<'a>(step: &Step, value: &'a Value) -> Vec<&'a Value> {
+fn take<'a>(step: &PathStep, value: &'a Value) -> Vec<&'a Value> {
     match (step, value) {
-        (Step::Key(key), Value::Object(map)) => map.get(key).into_iter().collect(),
-        (Step::Index(i), Value::Array(items)) => {
+        (PathStep::Key(key), Value::Object(map)) => map.get(key).into_iter().collect(),
+        (PathStep::Index(i), Value::Array(items)) => {
             let at = if *i < 0 { items.len() as i64 + i } else { *i };
             usize::try_from(at)
                 .ok()
@@ -107,10 +107,10 @@ fn take<'a>(step: &Step, value: &'a Value) -> Vec<&'a Value> {
                 .into_iter()
                 .collect()
         }
-        (Step::All, Value::Array(items)) => items.iter().collect(),
-        (Step::All, Value::Object(map)) => map.values().collect(),
+        (PathStep::All, Value::Array(items)) => items.iter().collect(),
+        (PathStep::All, Value::Object(map)) => map.values().collect(),
         (
-            Step::Filter {
+            PathStep::Filter {
                 path,
                 negate,
                 literal,
@@ -119,8 +119,8 @@ fn take<'a>(step: &Step, value: &'a Value) -> Vec<&'a Value> {
         ) => items
             .iter()
             .filter(|item| {
-                let found = path.iter().try_fold(*item, |v, k| v.get(k));
-                found.is_some_and(|f| (f == literal) != *negate)
+                let matches = path.iter().try_fold(*item, |v, k| v.get(k));
+                matches.is_some_and(|f| (f == literal) != *negate)
             })
             .collect(),
         _ => Vec::new(),
@@ -170,13 +170,13 @@ fn unquote(text: &str) -> Option<&str> {
     None
 }
 
-fn bracket(inner: &str) -> Result<Step, String> {
+fn bracket(inner: &str) -> Result<PathStep, String> {
     let inner = inner.trim();
     if inner == "*" {
-        return Ok(Step::All);
+        return Ok(PathStep::All);
     }
     if let Some(key) = unquote(inner) {
-        return Ok(Step::Key(key.replace("\\.", ".")));
+        return Ok(PathStep::Key(key.replace("\\.", ".")));
     }
     if let Some(filter) = inner.strip_prefix("?(").and_then(|f| f.strip_suffix(')')) {
         let (left, right, negate) = if let Some((l, r)) = filter.split_once("==") {
@@ -200,7 +200,7 @@ fn bracket(inner: &str) -> Result<Step, String> {
             None => serde_json::from_str(right)
                 .map_err(|_| format!("bad literal {right:?} in filter"))?,
         };
-        return Ok(Step::Filter {
+        return Ok(PathStep::Filter {
             path,
             negate,
             literal,
@@ -208,7 +208,7 @@ fn bracket(inner: &str) -> Result<Step, String> {
     }
     inner
         .parse()
-        .map(Step::Index)
+        .map(PathStep::Index)
         .map_err(|_| format!("bad index {inner:?}"))
 }
 

@@ -395,9 +395,9 @@ mod tests {
              Container is 1Gi, but limit is 2Gi, cpu max limit to request ratio per Container is 2, \
              but provided ratio is 4.500000, maximum memory usage per Pod is 1Gi, but limit is 2Gi]"
         );
-        let asked = asks(json!({}));
+        let requested = asks(json!({}));
         assert!(
-            asked.contains("minimum cpu usage per Container is 100m.  No request is specified")
+            requested.contains("minimum cpu usage per Container is 100m.  No request is specified")
         );
         let fits = json!({"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "1Gi"}});
         let fits = json!({"spec": {"containers": [{"name": "c", "resources": fits}]}});

@@ -24,7 +24,7 @@ struct State {
     all: Vec<Arc<Resource>>,
     by_plural: FxHashMap<Arc<str>, Vec<Arc<Resource>>>,
     /// Resources of each installed definition, by its name.
-    custom: FxHashMap<Arc<str>, crd::Made>,
+    custom: FxHashMap<Arc<str>, crd::DefinedResources>,
     generation: u64,
 }
 
@@ -136,7 +136,7 @@ impl Registry {
 
     /// Returns the served resources of an installed definition, empty if it is not installed.
     #[must_use]
-    pub fn of_crd(&self, name: &str) -> Vec<Arc<Resource>> {
+    pub fn crd_resources(&self, name: &str) -> Vec<Arc<Resource>> {
         self.state
             .load()
             .custom
@@ -176,7 +176,7 @@ impl Registry {
     }
 }
 
-fn replace(state: &mut State, name: &str, made: Option<crd::Made>) {
+fn replace(state: &mut State, name: &str, made: Option<crd::DefinedResources>) {
     if let Some(old) = state.custom.remove(name) {
         state
             .all

@@ -247,8 +247,8 @@ impl Webhook {
             c.resource
         } else if self.equivalent {
             self.rules.iter().find_map(|rule| {
-                let mut others = c.equivalents.iter();
-                others.find(|r| !Arc::ptr_eq(r, c.resource) && rule.matches(c, r))
+                let mut remaining_items = c.equivalents.iter();
+                remaining_items.find(|r| !Arc::ptr_eq(r, c.resource) && rule.matches(c, r))
             })?
         } else {
             return None;
@@ -336,7 +336,7 @@ mod tests {
     }
 
     impl Write {
-        fn of(group: &str, plural: &str, subresource: &'static str) -> Self {
+        fn new(group: &str, plural: &str, subresource: &'static str) -> Self {
             let registry = Registry::builtin();
             let resource = registry.find(group, "v1", plural).unwrap();
             let namespace = match (resource.namespaced, plural) {
@@ -367,12 +367,12 @@ mod tests {
 
     #[test]
     fn rules() {
-        let pods = Write::of("", "pods", "");
-        let status = Write::of("", "pods", "status");
-        let binding = Write::of("", "pods", "binding");
-        let nodes = Write::of("", "nodes", "");
-        let namespaces = Write::of("", "namespaces", "");
-        let deployments = Write::of("apps", "deployments", "");
+        let pods = Write::new("", "pods", "");
+        let status = Write::new("", "pods", "status");
+        let binding = Write::new("", "pods", "binding");
+        let nodes = Write::new("", "nodes", "");
+        let namespaces = Write::new("", "namespaces", "");
+        let deployments = Write::new("apps", "deployments", "");
         #[rustfmt::skip]
         let rows: Vec<(&str, Value, &Write, bool)> = vec![
             ("all", rule("*", "*", "*", &["*/*"], "*"), &pods, true),
@@ -415,7 +415,7 @@ mod tests {
         let core = registry.find("", "v1", "events").unwrap();
         let group = registry.find("events.k8s.io", "v1", "events").unwrap();
         let equivalents = [core.clone(), group.clone()];
-        let write = Write::of("", "events", "");
+        let write = Write::new("", "events", "");
         let candidate = Candidate {
             resource: &core,
             equivalents: &equivalents,
@@ -426,8 +426,8 @@ mod tests {
         assert_eq!(&*seen_as.group, "events.k8s.io");
         let exact = hook(json!({"rules": rules, "matchPolicy": "Exact"}));
         assert!(exact.matches(&candidate).is_none());
-        let both = json!([rules[0], rule("*", "", "v1", &["events"], "*")]);
-        let seen_as = hook(json!({"rules": both})).matches(&candidate).unwrap();
+        let pair = json!([rules[0], rule("*", "", "v1", &["events"], "*")]);
+        let seen_as = hook(json!({"rules": pair})).matches(&candidate).unwrap();
         assert_eq!(
             &*seen_as.group, "",
             "the version of the request comes first"
@@ -440,7 +440,7 @@ mod tests {
         let not = json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
         let with = json!({"metadata": {"labels": {"a": "b"}}});
         let without = json!({"metadata": {}});
-        let write = Write::of("", "pods", "");
+        let write = Write::new("", "pods", "");
         for (selector, labels, expected) in [
             (&chosen, NamespaceLabels::Object(&with), true),
             (&chosen, NamespaceLabels::Object(&without), false),
@@ -465,7 +465,7 @@ mod tests {
         let with = json!({"metadata": {"labels": {"a": "b"}}});
         let without = json!({"metadata": {}});
         let bare = json!({"spec": {}});
-        let write = Write::of("", "pods", "");
+        let write = Write::new("", "pods", "");
         let chosen = hook(json!({"objectSelector": {"matchLabels": {"a": "b"}}}));
         let absent = hook(json!({"objectSelector":
             {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}}));

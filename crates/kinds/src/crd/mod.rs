@@ -168,7 +168,7 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         ));
         return;
     }
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     let mut storage = 0;
     for (i, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{i}]");
@@ -176,7 +176,7 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         if let Some(why) = names::dns1035_label(name) {
             errors.push(FieldError::invalid(format!("{path}.name"), name, why));
         }
-        if !seen.insert(name) {
+        if !observed.insert(name) {
             errors.push(FieldError::duplicate(format!("{path}.name"), name));
         }
         if version.get("storage").and_then(Value::as_bool) == Some(true) {
@@ -342,7 +342,7 @@ fn names_of(object: &Value, key: &str) -> Vec<Arc<str>> {
 
 /// Resources of a definition.
 #[derive(Debug, Clone)]
-pub(super) struct Made {
+pub(super) struct DefinedResources {
     /// Name of the definition.
     pub(super) name: Arc<str>,
     /// One resource per served version, preferred first.
@@ -352,7 +352,7 @@ pub(super) struct Made {
 }
 
 /// Returns the resources of a (defaulted and valid) definition.
-pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
+pub(super) fn resources(definition: &Value) -> Result<DefinedResources, Vec<FieldError>> {
     let name: Arc<str> = meta::name(definition).into();
     let Some(spec) = definition.get("spec") else {
         return Err(vec![FieldError::required("spec", "")]);
@@ -433,7 +433,7 @@ pub(super) fn resources(definition: &Value) -> Result<Made, Vec<FieldError>> {
         }
     }
     out.sort_by_key(|r| std::cmp::Reverse(meta::version_rank(&r.version)));
-    Ok(Made {
+    Ok(DefinedResources {
         name,
         served: out,
         hidden,

@@ -88,10 +88,10 @@ fn definitions_are_validated() {
         ),
         (json!({"spec": null}), "spec: Required value"),
     ] {
-        let found = errors(change.clone());
+        let matches = errors(change.clone());
         assert!(
-            found.iter().any(|e| e.starts_with(expect)),
-            "{change}: {found:?}"
+            matches.iter().any(|e| e.starts_with(expect)),
+            "{change}: {matches:?}"
         );
     }
 }
@@ -112,9 +112,9 @@ fn a_definition_is_served_in_all_its_versions() {
 
     let object = json!({"apiVersion": "example.com/v1", "kind": "Widget",
         "metadata": {"name": "w", "namespace": "d"}, "spec": {"size": 2}});
-    let seen = v1.convert(object.clone(), &alpha);
-    assert_eq!(seen["apiVersion"], "example.com/v1alpha1");
-    assert_eq!(alpha.convert(seen, &v1)["apiVersion"], "example.com/v1");
+    let observed = v1.convert(object.clone(), &alpha);
+    assert_eq!(observed["apiVersion"], "example.com/v1alpha1");
+    assert_eq!(alpha.convert(observed, &v1)["apiVersion"], "example.com/v1");
 
     registry.remove_crd("widgets.example.com");
     assert!(registry.find("example.com", "v1", "widgets").is_none());
@@ -224,6 +224,6 @@ fn the_definitions_of_this_product_are_accepted() {
         registry
             .install_crd(&value)
             .unwrap_or_else(|e| panic!("{name}: {e:?}"));
-        assert!(!registry.of_crd(&name).is_empty(), "{name}");
+        assert!(!registry.crd_resources(&name).is_empty(), "{name}");
     }
 }

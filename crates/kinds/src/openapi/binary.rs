@@ -16,7 +16,7 @@ struct Message<'a> {
 type Write = fn(&Value) -> Vec<u8>;
 
 impl<'a> Message<'a> {
-    fn of(value: &'a Value) -> Self {
+    fn new(value: &'a Value) -> Self {
         Self {
             from: value.as_object(),
             out: Vec::new(),
@@ -43,7 +43,7 @@ impl<'a> Message<'a> {
         self
     }
 
-    fn whole(mut self, number: u32, name: &str) -> Self {
+    fn integer_field(mut self, number: u32, name: &str) -> Self {
         if let Some(n) = self.member(name).and_then(Value::as_i64)
             && n != 0
         {
@@ -124,10 +124,10 @@ fn any(value: &Value) -> Vec<u8> {
 
 /// Encodes the document that [`super::v2::document`] builds.
 pub(super) fn document(value: &Value) -> Vec<u8> {
-    Message::of(value)
+    Message::new(value)
         .text(1, "swagger")
         .one(2, "info", |info| {
-            Message::of(info).text(1, "title").text(2, "version").out
+            Message::new(info).text(1, "title").text(2, "version").out
         })
         .one(8, "paths", |paths| all(paths, 2, path_item))
         .one(9, "definitions", |schemas| all(schemas, 1, schema))
@@ -135,7 +135,7 @@ pub(super) fn document(value: &Value) -> Vec<u8> {
 }
 
 fn path_item(value: &Value) -> Vec<u8> {
-    Message::of(value)
+    Message::new(value)
         .one(2, "get", operation)
         .one(3, "put", operation)
         .one(4, "post", operation)
@@ -148,7 +148,7 @@ fn path_item(value: &Value) -> Vec<u8> {
 }
 
 fn operation(value: &Value) -> Vec<u8> {
-    Message::of(value)
+    Message::new(value)
         .texts(1, "tags")
         .text(2, "summary")
         .text(3, "description")
@@ -165,7 +165,7 @@ fn operation(value: &Value) -> Vec<u8> {
 }
 
 fn response(value: &Value) -> Vec<u8> {
-    Message::of(value)
+    Message::new(value)
         .text(1, "description")
         .one(2, "schema", |s| only(1, &schema(s)))
         .extensions(5)
@@ -176,7 +176,7 @@ fn parameter(value: &Value) -> Vec<u8> {
     let at = value.get("in").and_then(Value::as_str);
     let parameter = match at {
         Some("body") => {
-            let body = Message::of(value)
+            let body = Message::new(value)
                 .text(1, "description")
                 .text(2, "name")
                 .text(3, "in")
@@ -194,7 +194,7 @@ fn parameter(value: &Value) -> Vec<u8> {
 
 /// Encodes a parameter of a primitive type, whose type is field `kind`.
 fn simple(value: &Value, kind: u32) -> Message<'_> {
-    Message::of(value)
+    Message::new(value)
         .flag(1, "required")
         .text(2, "in")
         .text(3, "description")
@@ -205,7 +205,7 @@ fn simple(value: &Value, kind: u32) -> Message<'_> {
 }
 
 fn schema(value: &Value) -> Vec<u8> {
-    Message::of(value)
+    Message::new(value)
         .text(1, "$ref")
         .text(2, "format")
         .text(3, "title")
@@ -216,14 +216,14 @@ fn schema(value: &Value) -> Vec<u8> {
         .flag(8, "exclusiveMaximum")
         .real(9, "minimum")
         .flag(10, "exclusiveMinimum")
-        .whole(11, "maxLength")
-        .whole(12, "minLength")
+        .integer_field(11, "maxLength")
+        .integer_field(12, "minLength")
         .text(13, "pattern")
-        .whole(14, "maxItems")
-        .whole(15, "minItems")
+        .integer_field(14, "maxItems")
+        .integer_field(15, "minItems")
         .flag(16, "uniqueItems")
-        .whole(17, "maxProperties")
-        .whole(18, "minProperties")
+        .integer_field(17, "maxProperties")
+        .integer_field(18, "minProperties")
         .texts(19, "required")
         .each(20, "enum", any)
         .one(21, "additionalProperties", additional)

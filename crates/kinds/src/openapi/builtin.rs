@@ -139,11 +139,12 @@ impl Schemas {
 /// Converts a component name such as `io.k8s.api.core.v1.Pod` to a name in the fact table such as
 /// `core/v1.Pod`.
 fn fact_name(component: &str) -> Option<String> {
-    let rest = component
+    let remainder = component
         .strip_prefix("io.k8s.api.")
         .or_else(|| component.strip_prefix("io.k8s.apimachinery.pkg.apis."))
         .or_else(|| component.strip_prefix("io.k8s.apiextensions-apiserver.pkg.apis."))?;
-    rest.split_once('.')
+    remainder
+        .split_once('.')
         .map(|(group, tail)| format!("{group}/{tail}"))
 }
 
@@ -252,13 +253,13 @@ mod tests {
     /// the other.
     #[test]
     fn the_table_agrees_with_k8s_openapi() {
-        let mut seen = 0;
+        let mut observed = 0;
         let mut faults = Vec::new();
         for (name, schema) in components() {
             let Some(this) = find(&name) else {
                 continue;
             };
-            seen += 1;
+            observed += 1;
             let properties = schema["properties"].as_object();
             let theirs: Vec<&str> = properties
                 .into_iter()
@@ -287,6 +288,6 @@ mod tests {
             }
         }
         assert!(faults.is_empty(), "{}", faults.join("\n"));
-        assert!(seen > 400, "{seen}");
+        assert!(observed > 400, "{observed}");
     }
 }

@@ -19,13 +19,13 @@ use schemars::{JsonSchema, Schema};
 /// Adds a type and everything it refers to; returns the component name.
 type Add = fn(&mut SchemaGenerator) -> Schema;
 
-fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+fn add_type<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
 macro_rules! types {
     ($($name:literal => $ty:ty,)*) => {
-        &[$(($name, of::<$ty> as Add),)*]
+        &[$(($name, add_type::<$ty> as Add),)*]
     };
 }
 
@@ -108,9 +108,9 @@ fn committed_components_equal_derived_ones() {
     for (_, add) in TYPES {
         add(&mut generator);
     }
-    of::<machinery::ObjectMeta>(&mut generator);
-    of::<machinery::DeleteOptions>(&mut generator);
-    of::<machinery::Status>(&mut generator);
+    add_type::<machinery::ObjectMeta>(&mut generator);
+    add_type::<machinery::DeleteOptions>(&mut generator);
+    add_type::<machinery::Status>(&mut generator);
     let lines = generator.take_definitions(true).into_iter();
     let lines = lines.map(|(name, schema)| format!("{name}\t{schema}\n"));
     let text: String = lines.collect();

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::fields::{self, MAX_DEPTH, Set, settle};
+use super::fields::{self, MAX_DEPTH, Set, normalize};
 use crate::resource::Resource;
 use crate::schema::{ListType, Schema};
 
@@ -22,13 +22,13 @@ const UNOWNED: [&str; 8] = [
 
 /// The part of a kind's objects that a request can change, and so own.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scope<'a> {
+pub(super) struct WriteScope<'a> {
     pub(super) resource: &'a Resource,
     /// Subresource, `None` for the object itself.
     pub(super) part: Option<&'a str>,
 }
 
-impl Scope<'_> {
+impl WriteScope<'_> {
     fn has(&self, key: &str) -> bool {
         match (key, self.part) {
             ("apiVersion" | "kind", _) => false,
@@ -77,8 +77,8 @@ impl Diff {
 
     fn sides(mut self, changed: bool, removed: bool) -> Sides {
         let (c, r) = (
-            settle(&mut self.changed, changed),
-            settle(&mut self.removed, removed),
+            normalize(&mut self.changed, changed),
+            normalize(&mut self.removed, removed),
         );
         (c.then_some(self.changed), r.then_some(self.removed))
     }
@@ -88,7 +88,7 @@ impl Diff {
 type Sides = (Option<Set>, Option<Set>);
 
 /// Compares two objects within a scope; without a first object, everything is new.
-pub(super) fn compare(scope: Scope<'_>, old: Option<&Value>, new: &Value) -> Diff {
+pub(super) fn compare(scope: WriteScope<'_>, old: Option<&Value>, new: &Value) -> Diff {
     let root = scope.root();
     let mut out = Diff::default();
     for (key, a, b) in both(old.and_then(Value::as_object), new.as_object()) {
@@ -161,7 +161,7 @@ fn values(
     node: &Schema,
     mut old: Option<&Value>,
     mut new: Option<&Value>,
-    (depth, gone): (usize, bool),
+    (depth, deleted): (usize, bool),
 ) -> Sides {
     static EMPTY: LazyLock<Value> = LazyLock::new(|| Value::Object(Map::new()));
     if depth > MAX_DEPTH {
@@ -173,7 +173,7 @@ fn values(
         node.is_null_when_absent().then_some(&Value::Null)
     };
     old = old.or(absent);
-    new = new.or(absent.filter(|_| !gone));
+    new = new.or(absent.filter(|_| !deleted));
     let (a, b) = match (kind(node, old), kind(node, new)) {
         (Kind::Object(a), Kind::Object(b)) => (Some(a), Some(b)),
         (Kind::Object(a), Kind::Nothing) => (Some(a), None),
@@ -193,9 +193,9 @@ fn values(
         return leaf(old, new);
     }
     let mut out = Diff::default();
-    let gone = b.is_none();
+    let deleted = b.is_none();
     for (key, a, b) in both(a, b) {
-        let sides = values(node.member(key), a, b, (depth + 1, gone));
+        let sides = values(node.member(key), a, b, (depth + 1, deleted));
         if sides != (None, None) {
             out.put(format!("f:{key}"), sides);
         }
@@ -219,13 +219,13 @@ fn lists(
     let before: std::collections::HashMap<&str, &Value> =
         a.iter().map(|(id, v)| (id.as_str(), *v)).collect();
     let mut out = Diff::default();
-    let mut kept = std::collections::HashSet::new();
+    let mut retained = std::collections::HashSet::new();
     for (id, v) in &b {
-        kept.insert(id.as_str());
+        retained.insert(id.as_str());
         let was = before.get(id.as_str()).copied();
         out.put(id.clone(), item(element, was, Some(v), depth));
     }
-    for (id, v) in a.iter().filter(|(id, _)| !kept.contains(id.as_str())) {
+    for (id, v) in a.iter().filter(|(id, _)| !retained.contains(id.as_str())) {
         out.put(id.clone(), item(element, Some(v), None, depth));
     }
     out.sides(old.is_none(), new.is_none())
@@ -237,11 +237,11 @@ fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -
     match (old, new) {
         (None, Some(_)) => {
             let set = changed.get_or_insert_default();
-            settle(set, true);
+            normalize(set, true);
         }
         (Some(_), None) => {
             let set = removed.get_or_insert_default();
-            settle(set, true);
+            normalize(set, true);
         }
         _ => {}
     }
@@ -249,7 +249,7 @@ fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -
 }
 
 /// Returns the fields that an applier of `object` wants to own.
-pub(super) fn fields_of(scope: Scope<'_>, object: &Value) -> Set {
+pub(super) fn fields_of(scope: WriteScope<'_>, object: &Value) -> Set {
     let root = scope.root();
     let mut out = Set::new();
     for (key, v) in object.as_object().into_iter().flatten() {
@@ -315,7 +315,7 @@ fn put(out: &mut Set, key: String, node: &Schema, value: &Value, member: bool, d
         }
         _ => here = true,
     }
-    if settle(&mut set, here) {
+    if normalize(&mut set, here) {
         out.insert(key, Value::Object(set));
     }
 }

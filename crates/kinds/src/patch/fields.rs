@@ -22,7 +22,7 @@ fn is_member(set: &Set) -> bool {
 }
 
 /// Normalizes `set`. Returns false if neither the path nor anything below it remains.
-pub(super) fn settle(set: &mut Set, member: bool) -> bool {
+pub(super) fn normalize(set: &mut Set, member: bool) -> bool {
     set.remove(HERE);
     if set.is_empty() {
         return member;
@@ -64,7 +64,7 @@ pub(super) fn union(into: &mut Set, mut other: Set) {
             Some(Value::Object(mine)) => {
                 let member = is_member(mine) || is_member(&theirs);
                 union(mine, theirs);
-                settle(mine, member);
+                normalize(mine, member);
             }
             _ => {
                 into.insert(key, Value::Object(theirs));
@@ -85,7 +85,7 @@ pub(super) fn subtract(from: &mut Set, other: &Set) {
         }
         let member = is_member(mine) && !is_member(theirs);
         subtract(mine, theirs);
-        settle(mine, member)
+        normalize(mine, member)
     });
 }
 
@@ -149,9 +149,9 @@ pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
             let element = list.element();
             let mut id = Map::new();
             for key in keys {
-                let given = item.get(key).filter(|v| !v.is_null()).cloned();
+                let provided = item.get(key).filter(|v| !v.is_null()).cloned();
                 let default = || element.member(key).default.as_deref().cloned();
-                if let Some(v) = given.or_else(default) {
+                if let Some(v) = provided.or_else(default) {
                     id.insert(key.clone(), v);
                 }
             }
@@ -162,11 +162,11 @@ pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
 
 /// Returns the elements of a list by their path elements; of duplicates the first.
 pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v Value)> {
-    let mut seen = std::collections::HashSet::new();
+    let mut observed = std::collections::HashSet::new();
     items
         .iter()
         .filter_map(|v| Some((element(list, v)?, v)))
-        .filter(|(id, _)| seen.insert(id.clone()))
+        .filter(|(id, _)| observed.insert(id.clone()))
         .collect()
 }
 

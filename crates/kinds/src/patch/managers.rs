@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::compare::{self, Diff, Scope};
+use super::compare::{self, Diff, WriteScope};
 use super::fields::{self, Set};
 use crate::meta;
 use crate::quantity::format_time;
@@ -42,7 +42,7 @@ fn text<'a>(entry: &'a Value, key: &str) -> &'a str {
 }
 
 /// Returns the field set of an entry, `None` if it has none.
-pub(super) fn set_of(entry: &Value) -> Option<&Set> {
+pub(super) fn field_set(entry: &Value) -> Option<&Set> {
     entry.get("fieldsV1").and_then(Value::as_object)
 }
 
@@ -95,8 +95,8 @@ fn is_reset(list: &Value) -> bool {
 /// Makes a reset of the managed fields distinguishable from an absent list, which decoding into a type does
 /// not preserve.
 pub fn keep_reset(object: &mut Value) {
-    let given = object.pointer_mut("/metadata/managedFields");
-    if let Some(list) = given.filter(|l| is_reset(l)) {
+    let provided = object.pointer_mut("/metadata/managedFields");
+    if let Some(list) = provided.filter(|l| is_reset(l)) {
         *list = json!([{}]);
     }
 }
@@ -115,7 +115,7 @@ impl Managers {
     }
 
     /// Returns the entries of a stored object, which were valid when they were written.
-    pub(super) fn of(object: &Value) -> Self {
+    pub(super) fn from_object(object: &Value) -> Self {
         match meta::at(object, &["metadata", "managedFields"]) {
             Some(Value::Array(entries)) => Self {
                 entries: entries.clone(),
@@ -177,7 +177,9 @@ impl Managers {
     ) {
         match at.and_then(|i| self.entries.get_mut(i)) {
             Some(entry) => {
-                if touch || set_of(entry) != Some(&set) || text(entry, "apiVersion") != api_version
+                if touch
+                    || field_set(entry) != Some(&set)
+                    || text(entry, "apiVersion") != api_version
                 {
                     entry["time"] = format_time(writer.now, 0).into();
                 }
@@ -253,7 +255,7 @@ impl Managers {
     /// Writes the entries into an object: sorted, without those that own nothing.
     pub(super) fn store(mut self, object: &mut Value) {
         self.entries
-            .retain(|e| set_of(e).is_some_and(|s| !s.is_empty()));
+            .retain(|e| field_set(e).is_some_and(|s| !s.is_empty()));
         let order = ["operation", "time", "manager", "apiVersion", "subresource"];
         self.entries
             .sort_by(|a, b| order.map(|k| text(a, k)).cmp(&order.map(|k| text(b, k))));
@@ -290,10 +292,10 @@ fn new_entry(operation: &str, set: Set, api_version: String, writer: Writer<'_>)
 /// An object without a record gets none by being changed: a record begins with the object's creation, or with
 /// the first apply.
 pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: Writer<'_>) {
-    let given = meta::metadata_mut(new).and_then(|m| m.remove("managedFields"));
+    let provided = meta::metadata_mut(new).and_then(|m| m.remove("managedFields"));
     let live = old.and_then(|o| meta::at(o, &["metadata", "managedFields"]));
-    let stored = || old.map(Managers::of).unwrap_or_default();
-    let mut managers = match given {
+    let stored = || old.map(Managers::from_object).unwrap_or_default();
+    let mut managers = match provided {
         _ if writer.part.is_some() => stored(),
         // The usual case: the list is sent back unchanged.
         Some(Value::Array(entries)) if live.and_then(Value::as_array) == Some(&entries) => {
@@ -301,7 +303,7 @@ pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: 
         }
         Some(list) if is_reset(&list) => Managers::default(),
         Some(list) => match Managers::decode(list) {
-            Some(given) if !given.is_empty() => given,
+            Some(provided) if !provided.is_empty() => provided,
             _ => stored(),
         },
         None => stored(),
@@ -309,13 +311,13 @@ pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: 
     if managers.is_empty() && old.is_some() {
         return;
     }
-    let scope = Scope {
+    let scope = WriteScope {
         resource,
         part: writer.part,
     };
     let diff = compare::compare(scope, old, new);
     // A Scale takes over only replicas that already have an owner.
-    let shown = |(_, e)| set_of(e).is_some_and(|s| !fields::common(s, &diff.changed).is_empty());
+    let shown = |(_, e)| field_set(e).is_some_and(|s| !fields::common(s, &diff.changed).is_empty());
     if writer.part == Some("scale") && !managers.entries().any(shown) {
         managers.store(new);
         return;
@@ -331,7 +333,7 @@ pub fn track(resource: &Resource, old: Option<&Value>, new: &mut Value, writer: 
 
 /// Records all fields of a stored object as owned by `writer`.
 pub(super) fn adopt(resource: &Resource, live: &Value, writer: Writer<'_>) -> Managers {
-    let scope = Scope {
+    let scope = WriteScope {
         resource,
         part: writer.part,
     };

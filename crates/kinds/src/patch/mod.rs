@@ -63,8 +63,8 @@ mod tests {
             let now = jiff::Timestamp::UNIX_EPOCH;
             let writer = |manager, part| Writer { manager, part, now };
             if let Ok(mut first) = apply(&r, Some(&old), &patch, writer("a", None), true) {
-                let again = apply(&r, Some(&first), &patch, writer("a", None), true);
-                prop_assert!(again.is_ok(), "applied once, refused the second time: {again:?}");
+                let requeue = apply(&r, Some(&first), &patch, writer("a", None), true);
+                prop_assert!(requeue.is_ok(), "applied once, refused the second time: {requeue:?}");
                 let _ = apply(&r, Some(&first), &old, writer("b", Some("status")), false);
                 track(&r, Some(&old), &mut first, writer("c", None));
             }

@@ -68,7 +68,7 @@ fn body(api_version: &str, kind: &str, object: &Value) -> Result<Vec<u8>> {
     }
     let mut out = Vec::new();
     let list = object.get("metadata").unwrap_or(&Value::Null);
-    delimited(&mut out, 1, &known("meta/v1.ListMeta", list)?);
+    delimited(&mut out, 1, &encode_named("meta/v1.ListMeta", list)?);
     let items = object.get("items").and_then(Value::as_array);
     for item in items.into_iter().flatten() {
         let item = match named {
@@ -83,11 +83,11 @@ fn body(api_version: &str, kind: &str, object: &Value) -> Result<Vec<u8>> {
 fn partial(object: &Value) -> Result<Vec<u8>> {
     let metadata = object.get("metadata").unwrap_or(&Value::Null);
     let mut out = Vec::new();
-    delimited(&mut out, 1, &known("meta/v1.ObjectMeta", metadata)?);
+    delimited(&mut out, 1, &encode_named("meta/v1.ObjectMeta", metadata)?);
     Ok(out)
 }
 
-fn known(name: &str, value: &Value) -> Result<Vec<u8>> {
+fn encode_named(name: &str, value: &Value) -> Result<Vec<u8>> {
     match types::find(name) {
         Some(named) => structure(named, value, name),
         None => malformed(format!("there is no type {name}")),

@@ -312,14 +312,14 @@ fn schema_or(other: Other, named: &Named, bytes: &[u8], depth: usize) -> Result<
 }
 
 fn member(bytes: &[u8], wanted: u32) -> Result<Option<&[u8]>> {
-    let mut found = None;
+    let mut matches = None;
     let mut reader = Reader::new(bytes);
     while let Some((number, payload)) = reader.next()? {
         if let (true, Payload::Bytes(b)) = (number == wanted, payload) {
-            found = Some(b);
+            matches = Some(b);
         }
     }
-    Ok(found)
+    Ok(matches)
 }
 
 fn string_member(bytes: &[u8]) -> Result<String> {
@@ -327,14 +327,14 @@ fn string_member(bytes: &[u8]) -> Result<String> {
 }
 
 fn varint_member(bytes: &[u8], wanted: u32) -> Result<Option<i64>> {
-    let mut found = None;
+    let mut matches = None;
     let mut reader = Reader::new(bytes);
     while let Some((number, payload)) = reader.next()? {
         if let (true, Payload::Varint(n)) = (number == wanted, payload) {
-            found = Some(n as i64);
+            matches = Some(n as i64);
         }
     }
-    Ok(found)
+    Ok(matches)
 }
 
 fn json_member(bytes: &[u8]) -> Result<Value> {

@@ -65,15 +65,15 @@ fn steps() -> Vec<Value> {
     let vectors = include_str!("../../../apiserver/tests/it/vectors/apply.json");
     let vectors: Value = serde_json::from_str(vectors).unwrap();
     let scenarios = vectors["scenarios"].as_array().unwrap();
-    let found = scenarios.iter().find(|s| s["name"] == "protobuf").unwrap();
-    found["steps"].as_array().unwrap().clone()
+    let matches = scenarios.iter().find(|s| s["name"] == "protobuf").unwrap();
+    matches["steps"].as_array().unwrap().clone()
 }
 
 /// Returns the protobuf response to the request whose path has this end.
 fn answer(path: &str) -> Vec<u8> {
     let steps = steps();
-    let asked = |s: &&Value| s["path"].as_str().unwrap().ends_with(path);
-    let body = &steps.iter().find(asked).unwrap()["answer"]["body"];
+    let requested = |s: &&Value| s["path"].as_str().unwrap().ends_with(path);
+    let body = &steps.iter().find(requested).unwrap()["answer"]["body"];
     let standard = base64::engine::general_purpose::STANDARD;
     standard.decode(body.as_str().unwrap()).unwrap()
 }
@@ -82,10 +82,10 @@ fn answer(path: &str) -> Vec<u8> {
 fn recorded() -> Vec<(Vec<u8>, Value)> {
     let steps = steps();
     let body = |kind: &str, path: &Value| {
-        let found = steps
+        let matches = steps
             .iter()
             .find(|s| s["path"] == *path && s["accept"] == kind);
-        found.map(|s| s["answer"]["body"].clone())
+        matches.map(|s| s["answer"]["body"].clone())
     };
     let mut out = Vec::new();
     for step in steps.iter().filter(|s| s["accept"] == "application/json") {
@@ -132,8 +132,8 @@ fn writes_what_a_server_writes() {
     for (bytes, json) in recorded() {
         let kind = json["kind"].as_str().unwrap();
         kinds.push(kind.to_owned());
-        let ours = encode(&json).unwrap();
-        assert_eq!(ours, bytes, "{kind}");
+        let actual = encode(&json).unwrap();
+        assert_eq!(actual, bytes, "{kind}");
     }
     assert_eq!(
         kinds,

@@ -139,8 +139,8 @@ impl Quota {
                 "status unknown for quota: {name}, resources: {tracked}"
             ));
         }
-        let mut asked = usage(resource, object, now);
-        let negative: Vec<&str> = asked
+        let mut requested = usage(resource, object, now);
+        let negative: Vec<&str> = requested
             .iter()
             .filter(|(_, q)| **q < Quantity::ZERO)
             .map(|(name, _)| name.as_str())
@@ -153,20 +153,20 @@ impl Quota {
         }
         if let Some(old) = old.filter(|old| self.matches(resource, old)) {
             for (name, before) in usage(resource, old, now) {
-                if let Some(amount) = asked.get_mut(&name) {
+                if let Some(amount) = requested.get_mut(&name) {
                     *amount = (*amount - before).max(Quantity::ZERO);
                 }
             }
         }
-        asked.retain(|name, amount| !amount.is_zero() && self.hard.contains_key(name));
-        if asked.is_empty() {
+        requested.retain(|name, amount| !amount.is_zero() && self.hard.contains_key(name));
+        if requested.is_empty() {
             return Ok(None);
         }
         let mut used = self.used.clone();
-        for (name, amount) in &asked {
+        for (name, amount) in &requested {
             *used.entry(name.clone()).or_insert(Quantity::ZERO) += *amount;
         }
-        let over: Vec<&String> = asked
+        let over: Vec<&String> = requested
             .keys()
             .filter(|name| used.get(*name) > self.hard.get(*name))
             .collect();
@@ -182,7 +182,7 @@ impl Quota {
         Err(format!(
             "exceeded quota: {}, requested: {}, used: {}, limited: {}",
             self.name,
-            show(&asked),
+            show(&requested),
             show(&self.used),
             show(&self.hard)
         ))
@@ -281,8 +281,8 @@ fn service(service: &Value) -> ResourceList {
         .unwrap_or(true);
     let node_ports = match kind {
         "LoadBalancer" if !allocates => {
-            let given = |p: &&Value| p.get("nodePort").and_then(Value::as_i64).unwrap_or(0) != 0;
-            ports.iter().filter(given).count()
+            let provided = |p: &&Value| p.get("nodePort").and_then(Value::as_i64).unwrap_or(0) != 0;
+            ports.iter().filter(provided).count()
         }
         "NodePort" | "LoadBalancer" => ports.len(),
         _ => 0,

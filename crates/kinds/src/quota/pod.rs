@@ -155,13 +155,13 @@ pub(super) fn missing<'a>(
     pod: &Value,
     tracked: impl Iterator<Item = &'a str>,
 ) -> Result<(), String> {
-    let whole = meta::at(pod, &["spec", "resources"]);
-    let given = |part: &str| {
-        whole
+    let total = meta::at(pod, &["spec", "resources"]);
+    let provided = |part: &str| {
+        total
             .and_then(|w| w.get(part))
             .is_some_and(|v| !v.is_null())
     };
-    if given("requests") || given("limits") {
+    if provided("requests") || provided("limits") {
         return Ok(());
     }
     let mut parts = Vec::new();

@@ -44,9 +44,9 @@ fn a_pod_asks_for_the_most_it_has_at_once() {
         json!({"count/pods": "1", "pods": "1", "cpu": "5600m", "requests.cpu": "5600m",
             "memory": "1Mi", "requests.memory": "1Mi"})
     );
-    let whole = json!({"spec": {"containers": [{"resources": cpu("1")}],
+    let entire = json!({"spec": {"containers": [{"resources": cpu("1")}],
         "resources": {"requests": {"cpu": "4", "x/y": "1"}}}});
-    assert_eq!(amounts(&total(&whole, "requests")), json!({"cpu": "4"}));
+    assert_eq!(amounts(&total(&entire, "requests")), json!({"cpu": "4"}));
 }
 
 #[test]
@@ -146,8 +146,9 @@ fn scopes_choose_pods() {
     batch["status"]["qosClass"] = "BestEffort".into();
     let mut plain = pod(json!({}));
     plain["spec"]["activeDeadlineSeconds"] = 5.into();
-    let far = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"namespaces": ["x"]}]});
-    plain["spec"]["affinity"] = json!({"podAntiAffinity": far});
+    let distant =
+        json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"namespaces": ["x"]}]});
+    plain["spec"]["affinity"] = json!({"podAntiAffinity": distant});
     for (spec, in_batch, in_plain) in [
         (json!({}), true, true),
         (json!({"scopes": ["BestEffort"]}), true, false),

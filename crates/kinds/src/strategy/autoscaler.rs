@@ -60,21 +60,21 @@ pub(super) fn to_v1(object: &mut Value) {
         let Some(list) = map.get_mut(from).and_then(Value::as_array_mut) else {
             continue;
         };
-        let found = list.iter().position(|metric| cpu(metric, inner).is_some());
-        if let Some(at) = found {
+        let matches = list.iter().position(|metric| cpu(metric, inner).is_some());
+        if let Some(at) = matches {
             let metric = list.remove(at);
             map.insert(to.to_owned(), json!(cpu(&metric, inner)));
         }
     }
     for (part, field, annotation) in KEPT {
         let taken = section(object, part).and_then(|map| map.remove(field));
-        let kept = taken.filter(|v| !v.is_null() && *v != json!([]));
-        if let Some(kept) = kept
+        let retained = taken.filter(|v| !v.is_null() && *v != json!([]));
+        if let Some(retained) = retained
             && let Some(metadata) = section(object, "metadata")
         {
             let all = metadata.entry("annotations").or_insert_with(|| json!({}));
             if let Some(all) = all.as_object_mut() {
-                all.insert(annotation.to_owned(), kept.to_string().into());
+                all.insert(annotation.to_owned(), retained.to_string().into());
             }
         }
     }

@@ -289,10 +289,10 @@ fn status_update(resource: &Resource, old: &Value, new: &mut Value) {
     for key in members {
         replace_member(old, new, &key);
     }
-    let kept = kept_by_status(resource);
+    let retained = kept_by_status(resource);
     let before = old.get("metadata").and_then(Value::as_object);
     if let Some(metadata) = meta::metadata_mut(new) {
-        for key in kept {
+        for key in retained {
             match before.and_then(|m| m.get(*key)) {
                 Some(v) => metadata.insert((*key).to_owned(), v.clone()),
                 None => metadata.remove(*key),

@@ -51,8 +51,8 @@ fn cell(column: &Column, object: &Value, now: Timestamp) -> Value {
             None => Value::Null,
         },
         _ => {
-            let found = column.path.select(object);
-            let texts: Vec<String> = found
+            let matches = column.path.select(object);
+            let texts: Vec<String> = matches
                 .iter()
                 .map(|v| v.as_str().map_or_else(|| v.to_string(), str::to_owned))
                 .collect();

@@ -82,9 +82,9 @@ fn pod_status_column() {
         assert_eq!(row[4], "60s");
         assert_eq!(row[5], "<none>");
     }
-    let mut gone = pod(two, json!({"phase": "Running"}));
-    gone["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z".into();
-    assert_eq!(cells("", "v1", "pods", gone)[2], "Terminating");
+    let mut removed = pod(two, json!({"phase": "Running"}));
+    removed["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z".into();
+    assert_eq!(cells("", "v1", "pods", removed)[2], "Terminating");
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use super::compare::{self, Scope};
+use super::compare::{self, WriteScope};
 use super::fields::{self, MAX_DEPTH, Set};
-use super::managers::{self, APPLY, Managers, Writer, set_of};
+use super::managers::{self, APPLY, Managers, Writer, field_set};
 use crate::meta;
 use crate::resource::Resource;
 use crate::schema::{ListType, Schema};
@@ -24,8 +24,8 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
     let object = format!("{}/{}", meta::namespace(applied), meta::name(applied));
     let (version, kind) = (resource.api_version(), &resource.kind);
-    let what = format!("{object}; {version}, Kind={kind}");
-    let why = format!("failed to create typed patch object ({what}): {why}");
+    let description = format!("{object}; {version}, Kind={kind}");
+    let why = format!("failed to create typed patch object ({description}): {why}");
     ApiError::new(500, "", why)
 }
 
@@ -61,7 +61,7 @@ pub fn apply(
     writer: Writer<'_>,
     force: bool,
 ) -> Result<Value, ApiError> {
-    let scope = Scope {
+    let scope = WriteScope {
         resource,
         part: writer.part,
     };
@@ -74,7 +74,7 @@ pub fn apply(
         .map_err(|why| untyped(resource, &applied, &why))?;
     let managers = match live {
         None => Managers::default(),
-        Some(live) => match Managers::of(live) {
+        Some(live) => match Managers::from_object(live) {
             known if known.is_empty() => {
                 let manager = BEFORE;
                 managers::adopt(resource, live, Writer { manager, ..writer })
@@ -115,7 +115,7 @@ pub fn apply(
 }
 
 struct Apply<'a> {
-    scope: Scope<'a>,
+    scope: WriteScope<'a>,
     root: &'a Schema,
     live: Option<&'a Value>,
     applied: &'a Value,
@@ -129,7 +129,7 @@ impl Apply<'_> {
         let mine = managers.applier(self.writer.manager, self.writer.part);
         let wanted = compare::fields_of(self.scope, self.applied);
         let mut out = merge(self.root, live, self.applied, 0);
-        if let Some(last) = mine.and_then(|at| set_of(managers.get(at)?)) {
+        if let Some(last) = mine.and_then(|at| field_set(managers.get(at)?)) {
             let mut owned = wanted.clone();
             // The applier always owns the name.
             let name = json!({"f:metadata": {"f:name": {}}});
@@ -137,7 +137,7 @@ impl Apply<'_> {
                 fields::union(&mut owned, name);
             }
             for (_, entry) in managers.entries().filter(|(i, _)| Some(*i) != mine) {
-                fields::union(&mut owned, set_of(entry).cloned().unwrap_or_default());
+                fields::union(&mut owned, field_set(entry).cloned().unwrap_or_default());
             }
             give_up(self.root, &mut out, last, Some(&owned), false, false);
         }
@@ -167,7 +167,7 @@ struct Conflict {
 }
 
 fn conflicts(entry: &Value, changed: &Set) -> Vec<Conflict> {
-    let paths = set_of(entry).map(|set| fields::common(set, changed));
+    let paths = field_set(entry).map(|set| fields::common(set, changed));
     let text = |key: &str| meta::str_at(entry, &[key]);
     let mut manager = quoted(text("manager"));
     if !text("subresource").is_empty() {
@@ -240,7 +240,7 @@ fn has(set: &Set, path: &[String]) -> bool {
 }
 
 /// Returns the fields that client-side apply has set and that are unchanged since.
-fn last_applied(scope: Scope<'_>, live: &Value) -> Set {
+fn last_applied(scope: WriteScope<'_>, live: &Value) -> Set {
     let text = meta::str_at(live, &["metadata", "annotations", LAST_APPLIED]);
     let Ok(last) = serde_json::from_str::<Value>(text) else {
         return Set::new();
@@ -289,12 +289,12 @@ fn check_duplicates(node: &Schema, value: &Value, path: &mut Vec<String>) -> Res
         }
         Value::Array(items) => {
             let element = node.element();
-            let mut seen = HashSet::new();
+            let mut observed = HashSet::new();
             for item in items {
                 let Some(id) = fields::element(node, item) else {
                     continue;
                 };
-                if !seen.insert(id.clone()) {
+                if !observed.insert(id.clone()) {
                     return Err(format!(
                         "{}: duplicate entries for key {}",
                         fields::display(path),
@@ -354,16 +354,16 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
         next[at] = shared;
     }
     let mut out = Vec::with_capacity(live.len() + applied.len());
-    let mut rest = have.iter().peekable();
+    let mut tail = have.iter().peekable();
     let mut done = HashSet::new();
     for ((id, v), next) in wanted.iter().zip(next) {
-        while let Some((h, o)) = rest.peek() {
+        while let Some((h, o)) = tail.peek() {
             if !is_wanted.contains(h) {
                 out.push((*o).clone());
             } else if !done.contains(h) && Some(h) == next {
                 break;
             }
-            rest.next();
+            tail.next();
         }
         done.insert(id);
         out.push(match old.get(id) {
@@ -372,7 +372,7 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
         });
     }
     out.extend(
-        rest.filter(|(h, _)| !is_wanted.contains(h))
+        tail.filter(|(h, _)| !is_wanted.contains(h))
             .map(|(_, o)| (*o).clone()),
     );
     out

@@ -225,9 +225,9 @@ mod property {
                 Some(name) => value.get(name).map(|v| (node.member(name), v)),
                 None => value.as_array().and_then(|items| {
                     let element = node.element();
-                    let found =
+                    let matches =
                         |v: &&Value| fields::element(node, v).as_deref() == Some(key.as_str());
-                    items.iter().find(found).map(|v| (element, v))
+                    items.iter().find(matches).map(|v| (element, v))
                 }),
             };
             inner.is_some_and(|(node, v)| exists(node, v, below.as_object().unwrap()))
@@ -254,20 +254,20 @@ mod property {
                 prop_assert!(contains(object, wanted), "{} lost {}", object, wanted);
             }
             let mut all = Set::new();
-            for (_, entry) in Managers::of(object).entries() {
-                let set = set_of(entry).unwrap();
+            for (_, entry) in Managers::from_object(object).entries() {
+                let set = field_set(entry).unwrap();
                 prop_assert!(exists(&r.schema, object, set), "{} {}", object, entry);
                 fields::union(&mut all, set.clone());
             }
-            let scope = Scope {
+            let scope = WriteScope {
                 resource: r,
                 part: None,
             };
-            let mut there = compare::fields_of(scope, &lean(object));
-            fields::subtract(&mut there, &all);
+            let mut present = compare::fields_of(scope, &lean(object));
+            fields::subtract(&mut present, &all);
             prop_assert!(
-                there.is_empty(),
-                "{object} has fields without an applier: {there:?}"
+                present.is_empty(),
+                "{object} has fields without an applier: {present:?}"
             );
         }
         Ok(())
@@ -295,24 +295,24 @@ mod property {
             let r = widgets();
             let object = apply(&r, None, &first, by("one"), false).unwrap();
             // Without an owner there is no record.
-            prop_assume!(!Managers::of(&object).is_empty());
+            prop_assume!(!Managers::from_object(&object).is_empty());
             let mut new = second.clone();
             track(&r, Some(&object), &mut new, by("edit"));
-            let scope = Scope { resource: &r, part: None };
+            let scope = WriteScope { resource: &r, part: None };
             let diff = compare::compare(scope, Some(&object), &new);
-            let mut kept = compare::fields_of(scope, &first);
-            fields::subtract(&mut kept, &diff.changed);
-            fields::subtract(&mut kept, &diff.removed);
+            let mut retained = compare::fields_of(scope, &first);
+            fields::subtract(&mut retained, &diff.changed);
+            fields::subtract(&mut retained, &diff.removed);
             let (mut one, mut edit) = (Set::new(), Set::new());
-            for (_, entry) in Managers::of(&new).entries() {
-                let set = set_of(entry).unwrap();
+            for (_, entry) in Managers::from_object(&new).entries() {
+                let set = field_set(entry).unwrap();
                 prop_assert!(exists(&r.schema, &new, set), "{} {}", new, entry);
                 match entry["operation"].as_str() {
                     Some("Apply") => one = set.clone(),
                     _ => edit = set.clone(),
                 }
             }
-            prop_assert_eq!(one, kept);
+            prop_assert_eq!(one, retained);
             prop_assert_eq!(edit, diff.changed);
         }
     }
@@ -334,7 +334,7 @@ fn many_updaters_become_one() {
         track(&r, Some(&object), &mut new, at);
         object = new;
     }
-    let managers = Managers::of(&object);
+    let managers = Managers::from_object(&object);
     let names: Vec<&str> = managers
         .entries()
         .map(|(_, e)| e["manager"].as_str().unwrap())
@@ -345,7 +345,7 @@ fn many_updaters_become_one() {
     // All owned fields are still owned.
     let mut all = Set::new();
     for (_, entry) in managers.entries() {
-        fields::union(&mut all, set_of(entry).unwrap().clone());
+        fields::union(&mut all, field_set(entry).unwrap().clone());
     }
     let labels = &all["f:metadata"]["f:labels"];
     assert!((0..14).all(|n| labels.get(format!("f:l{n}")).is_some()));
@@ -377,6 +377,6 @@ fn what_an_update_removes_is_nobodys() {
         .map(|entry| entry["manager"].as_str().unwrap())
         .collect();
     assert_eq!(owners, ["kubectl"], "{updated:#}");
-    let again = apply(&r, Some(&updated), &manifest, by("kubectl"), false).unwrap();
-    assert_eq!(again["webhooks"], manifest["webhooks"]);
+    let requeue = apply(&r, Some(&updated), &manifest, by("kubectl"), false).unwrap();
+    assert_eq!(requeue["webhooks"], manifest["webhooks"]);
 }

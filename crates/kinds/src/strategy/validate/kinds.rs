@@ -22,7 +22,7 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
         );
     }
     let taints = meta::at(object, &["spec", "taints"]).and_then(Value::as_array);
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for (i, t) in taints.into_iter().flatten().enumerate() {
         let path = format!("spec.taints[{i}]");
         let (key, value, effect) = (
@@ -45,7 +45,7 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
                 &["NoSchedule", "PreferNoSchedule", "NoExecute"],
             )),
         }
-        if !seen.insert((key, effect)) {
+        if !observed.insert((key, effect)) {
             errors.push(FieldError::duplicate(path, t.clone()));
         }
     }

@@ -110,12 +110,16 @@ fn owners(object: &Value, errors: &mut Errors) {
         let path = format!("metadata.ownerReferences[{i}]");
         for key in ["apiVersion", "kind", "name", "uid"] {
             if str_at(owner, &[key]).is_empty() {
-                let what = if key == "apiVersion" {
+                let description = if key == "apiVersion" {
                     "version must not be empty"
                 } else {
                     "must not be empty"
                 };
-                errors.push(FieldError::invalid(format!("{path}.{key}"), "", what));
+                errors.push(FieldError::invalid(
+                    format!("{path}.{key}"),
+                    "",
+                    description,
+                ));
             }
         }
         if owner.get("controller").and_then(Value::as_bool) == Some(true) {

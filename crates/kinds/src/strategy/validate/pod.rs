@@ -99,7 +99,7 @@ fn sysctl_name(name: &str) -> bool {
 }
 
 fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for (i, sysctl) in list(context, "sysctls").iter().enumerate() {
         let name = str_at(sysctl, &["name"]);
         let path = format!("{path}[{i}].name");
@@ -112,7 +112,7 @@ fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
                 "must have at most 253 characters and match regex \
                  ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$",
             ));
-        } else if !seen.insert(name) {
+        } else if !observed.insert(name) {
             errors.push(FieldError::duplicate(path, name));
         }
     }
@@ -128,14 +128,14 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     if list(spec, "containers").is_empty() {
         errors.push(FieldError::required(format!("{path}.containers"), ""));
     }
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for key in ["containers", "initContainers"] {
         for (i, c) in list(spec, key).iter().enumerate() {
             container(
                 c,
                 &format!("{path}.{key}[{i}]"),
                 &volumes,
-                &mut seen,
+                &mut observed,
                 errors,
             );
             if key == "containers" && !str_at(c, &["restartPolicy"]).is_empty() {
@@ -198,14 +198,14 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
 }
 
 fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for (i, gate) in list(spec, "schedulingGates").iter().enumerate() {
         let name = str_at(gate, &["name"]);
         let at = format!("{path}.schedulingGates[{i}]");
         for why in names::qualified_name(name) {
             errors.push(FieldError::invalid(&at, name, why));
         }
-        if !seen.insert(name) {
+        if !observed.insert(name) {
             errors.push(FieldError::duplicate(at, name));
         }
     }
@@ -372,7 +372,7 @@ fn toleration(t: &Value, path: &str, errors: &mut Errors) {
 }
 
 fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a str> {
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for (i, v) in list(spec, "volumes").iter().enumerate() {
         let name = str_at(v, &["name"]);
         let at = format!("{path}.volumes[{i}]");
@@ -380,7 +380,7 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a
             errors.push(FieldError::required(format!("{at}.name"), ""));
         } else if let Some(why) = names::dns1123_label(name) {
             errors.push(FieldError::invalid(format!("{at}.name"), name, why));
-        } else if seen.contains(name) {
+        } else if observed.contains(name) {
             errors.push(FieldError::duplicate(format!("{at}.name"), name));
         }
         let sources = v.as_object().map_or(0, |m| m.len().saturating_sub(1));
@@ -390,9 +390,9 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a
                 "may not specify more than 1 volume type",
             ));
         }
-        seen.insert(name);
+        observed.insert(name);
     }
-    seen
+    observed
 }
 
 fn container<'a>(
@@ -481,7 +481,7 @@ fn container<'a>(
 }
 
 fn ports(c: &Value, path: &str, errors: &mut Errors) {
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for (i, p) in list(c, "ports").iter().enumerate() {
         let at = format!("{path}.ports[{i}]");
         let name = str_at(p, &["name"]);
@@ -492,10 +492,10 @@ fn ports(c: &Value, path: &str, errors: &mut Errors) {
                     name,
                     "must be no more than 15 characters, lower case alphanumeric or '-'",
                 ));
-            } else if seen.contains(name) {
+            } else if observed.contains(name) {
                 errors.push(FieldError::duplicate(format!("{at}.name"), name));
             }
-            seen.insert(name);
+            observed.insert(name);
         }
         match p.get("containerPort").and_then(Value::as_i64) {
             None | Some(0) => {
@@ -571,12 +571,12 @@ pub(super) fn update(new: &Value, old: &Value, errors: &mut Errors) {
     if gated {
         // The node selector of a gated pod may still become narrower.
         let labels = old_spec.get("nodeSelector").and_then(Value::as_object);
-        let kept = labels.is_none_or(|labels| {
+        let retained = labels.is_none_or(|labels| {
             labels
                 .iter()
                 .all(|(k, v)| meta::at(new_spec, &["nodeSelector", k]) == Some(v))
         });
-        if kept {
+        if retained {
             restore(&mut allowed, old_spec, "nodeSelector");
         }
         restore(&mut allowed, old_spec, "affinity");

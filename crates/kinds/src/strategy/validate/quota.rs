@@ -46,7 +46,7 @@ const OPPOSITES: [(&str, &str); 2] = [
     ("Terminating", "NotTerminating"),
 ];
 
-fn known(scope: &str) -> bool {
+fn is_known_scope(scope: &str) -> bool {
     matches!(
         scope,
         "Terminating"
@@ -66,7 +66,7 @@ fn fits(scope: &str, resource: &str) -> bool {
         "VolumeAttributesClass" => {
             matches!(resource, "persistentvolumeclaims" | "requests.storage")
         }
-        _ if known(scope) => resource == "pods" || COMPUTE.contains(&resource),
+        _ if is_known_scope(scope) => resource == "pods" || COMPUTE.contains(&resource),
         _ => true,
     }
 }
@@ -94,14 +94,15 @@ fn scopes(all: &[&str], hard: &[&str], path: &str, given: &Value, errors: &mut E
 
 fn expression(given: &Value, path: &str, errors: &mut Errors) {
     let scope = str_at(given, &["scopeName"]);
-    if !known(scope) {
+    if !is_known_scope(scope) {
         let at = format!("{path}.scopeName");
         errors.push(FieldError::invalid(at, scope, "unsupported scope"));
     }
     let operator = str_at(given, &["operator"]);
     let values = given.get("values").and_then(Value::as_array);
     let values = values.map_or(0, Vec::len);
-    let exists_only = !matches!(scope, "PriorityClass" | "VolumeAttributesClass") && known(scope);
+    let exists_only =
+        !matches!(scope, "PriorityClass" | "VolumeAttributesClass") && is_known_scope(scope);
     if exists_only && operator != "Exists" {
         errors.push(FieldError::invalid(
             format!("{path}.operator"),
@@ -149,7 +150,7 @@ pub(super) fn resource_quota(object: &Value, old: Option<&Value>, errors: &mut E
     let own = listed(object);
     let given = meta::at(object, &["spec", "scopes"]).unwrap_or(&Value::Null);
     for scope in &own {
-        if !known(scope) {
+        if !is_known_scope(scope) {
             errors.push(FieldError::invalid(
                 "spec.scopes",
                 given.clone(),

@@ -27,19 +27,19 @@ struct Comparison<'a> {
 }
 
 /// A step of a path: a member, or an element of a list.
-enum Step<'a> {
+enum FieldStep<'a> {
     Key(&'a str),
     Index(usize),
 }
 
 /// Parses the steps of `a.b[0].c`; `None` if `path` has another form.
-fn steps(path: &str) -> Option<Vec<Step<'_>>> {
+fn steps(path: &str) -> Option<Vec<FieldStep<'_>>> {
     let mut out = Vec::new();
     for part in path.split('.') {
-        let mut rest = part.split('[');
-        out.push(Step::Key(rest.next().filter(|key| !key.is_empty())?));
-        for index in rest {
-            out.push(Step::Index(index.strip_suffix(']')?.parse().ok()?));
+        let mut tail = part.split('[');
+        out.push(FieldStep::Key(tail.next().filter(|key| !key.is_empty())?));
+        for index in tail {
+            out.push(FieldStep::Index(index.strip_suffix(']')?.parse().ok()?));
         }
     }
     Some(out)
@@ -92,12 +92,12 @@ impl<'a> Comparison<'a> {
                 return true;
             }
             let pair = match step {
-                Step::Key(key) => {
+                FieldStep::Key(key) => {
                     let pair = new.get(key).zip(old.get(key));
                     schema = schema.member(key);
                     pair
                 }
-                Step::Index(at) => {
+                FieldStep::Index(at) => {
                     let before = new
                         .get(at)
                         .and_then(|item| self.counterpart(schema, item, old));

@@ -14,13 +14,13 @@ const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const URL_FORM: &str = "; desired format: https://host[/path]";
 
 pub(super) fn configuration(object: &Value, errors: &mut Errors) {
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     let hooks = object.get("webhooks").and_then(Value::as_array);
     for (i, hook) in hooks.into_iter().flatten().enumerate() {
         let path = format!("webhooks[{i}]");
         webhook(hook, &path, errors);
         let name = str_at(hook, &["name"]);
-        if !name.is_empty() && !seen.insert(name) {
+        if !name.is_empty() && !observed.insert(name) {
             errors.push(FieldError::duplicate(format!("{path}.name"), name));
         }
     }
@@ -97,10 +97,10 @@ fn review_versions(hook: &Value, path: &str, errors: &mut Errors) {
         ));
         return;
     }
-    let mut seen = BTreeSet::new();
+    let mut observed = BTreeSet::new();
     for (i, version) in versions.iter().enumerate() {
         let at = format!("{path}[{i}]");
-        if !seen.insert(version) {
+        if !observed.insert(version) {
             errors.push(FieldError::invalid(at, *version, "duplicate version"));
         } else if let Some(why) = names::dns1035_label(version) {
             errors.push(FieldError::invalid(at, *version, why));
@@ -194,15 +194,15 @@ fn rule(rule: &Value, path: &str, errors: &mut Errors) {
         ("apiGroups", "API groups"),
         ("apiVersions", "API versions"),
     ] {
-        let given = list(rule, key);
-        if given.is_empty() {
+        let provided = list(rule, key);
+        if provided.is_empty() {
             errors.push(FieldError::required(at(key), ""));
         }
-        if given.len() > 1 && given.contains(&"*") {
+        if provided.len() > 1 && provided.contains(&"*") {
             let why = format!("if '*' is present, must not specify other {what}");
-            errors.push(FieldError::invalid(at(key), given.clone(), why));
+            errors.push(FieldError::invalid(at(key), provided.clone(), why));
         }
-        for (i, item) in given.iter().enumerate() {
+        for (i, item) in provided.iter().enumerate() {
             let at = format!("{}[{i}]", at(key));
             match key {
                 "operations" if !OPERATIONS.contains(item) => {
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn said(change: &Value) -> Vec<String> {
+    fn messages(change: &Value) -> Vec<String> {
         let mut hook = json!({
             "name": "a.example.com",
             "clientConfig": {"url": "https://localhost:8443/x"},
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn each_bad_field_is_named() {
-        assert_eq!(said(&json!({})), [""; 0]);
+        assert_eq!(messages(&json!({})), [""; 0]);
         let service = |change: Value| {
             let mut service = json!({"name": "s", "namespace": "n", "path": "/p/q/", "port": 8443});
             for (key, value) in change.as_object().unwrap() {
@@ -298,7 +298,7 @@ mod tests {
             }
             json!({"clientConfig": {"service": service}})
         };
-        assert_eq!(said(&service(json!({}))), [""; 0]);
+        assert_eq!(messages(&service(json!({}))), [""; 0]);
         let url = |url: &str| json!({"clientConfig": {"url": url}});
         #[rustfmt::skip]
         let rows = [
@@ -340,7 +340,7 @@ mod tests {
             (json!({"rule.scope": "Galaxy"}), "webhooks[0].rules[0].scope"),
         ];
         for (change, field) in rows {
-            assert_eq!(said(&change), [field], "{change}");
+            assert_eq!(messages(&change), [field], "{change}");
         }
     }
 
