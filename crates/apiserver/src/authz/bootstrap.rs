@@ -28,12 +28,12 @@ pub const AGGREGATED: [(&str, Option<&str>); 3] = [
 const NAMESPACE: &str = "kube-system";
 
 /// One object: plural, namespace (`""` for cluster-scoped ones), and the object itself.
-pub type Object = (&'static str, &'static str, Value);
+pub type BootstrapObject = (&'static str, &'static str, Value);
 
 /// Returns the default roles and bindings; aggregated roles have only their labels and aggregation rule.
 #[must_use]
-pub fn objects() -> Vec<Object> {
-    let mut all: Vec<Object> = Vec::new();
+pub fn objects() -> Vec<BootstrapObject> {
+    let mut all: Vec<BootstrapObject> = Vec::new();
     for line in TABLE.lines() {
         if let Some(line) = line.strip_prefix("  ") {
             let role = all.last_mut().map(|(_, _, role)| &mut role["rules"]);
@@ -72,7 +72,7 @@ pub fn node_rules() -> Vec<Rule> {
 }
 
 /// Parses the object that begins with this line of [`TABLE`]: a role without rules yet, or a binding.
-fn object(line: &str) -> Option<Object> {
+fn object(line: &str) -> Option<BootstrapObject> {
     let (what, rest) = line.split_once(' ')?;
     let fields: Vec<&str> = rest.split('|').map(str::trim).collect();
     let role = |name: &str| json!({"metadata": metadata(name), "rules": []});
@@ -99,21 +99,21 @@ fn object(line: &str) -> Option<Object> {
 
 /// Parses a rule of [`TABLE`].
 fn rule(line: &str) -> Option<Rule> {
-    let words = |text: &str| -> Vec<String> {
-        let words = text.split_whitespace().map(|word| match word {
+    let tokens = |text: &str| -> Vec<String> {
+        let tokens = text.split_whitespace().map(|token| match token {
             "READ" => "get list watch",
             "READ_UPDATE" => "get list watch update patch",
             "WRITE" => "create update patch delete deletecollection",
             "READ_WRITE" => "get list watch create update patch delete deletecollection",
             "core" => "",
-            word => word,
+            token => token,
         });
-        words
-            .flat_map(|word| word.split(' '))
+        tokens
+            .flat_map(|token| token.split(' '))
             .map(str::to_owned)
             .collect()
     };
-    let fields: Vec<Vec<String>> = line.split('|').map(words).collect();
+    let fields: Vec<Vec<String>> = line.split('|').map(tokens).collect();
     let mut fields = fields.into_iter();
     let mut next = || fields.next();
     let (verbs, second, third) = (next()?, next()?, next());
@@ -237,8 +237,8 @@ mod tests {
         ];
         for (user, verb, target, allowed) in table {
             let attributes = Attributes { verb, target };
-            let found = index.check(user, &attributes).is_ok();
-            assert_eq!(found, allowed, "{}: {attributes:?}", user.name);
+            let matches = index.check(user, &attributes).is_ok();
+            assert_eq!(matches, allowed, "{}: {attributes:?}", user.name);
         }
     }
 
@@ -248,10 +248,10 @@ mod tests {
         let comments = lines(|line| line.is_empty() || line.starts_with('#'));
         let rules = lines(|line| line.starts_with("  "));
         let all = objects();
-        let found = all
+        let matches = all
             .iter()
             .filter_map(|(_, _, object)| object["rules"].as_array());
-        assert_eq!(found.map(Vec::len).sum::<usize>(), rules);
+        assert_eq!(matches.map(Vec::len).sum::<usize>(), rules);
         let read = all.len() - AGGREGATED.len() + rules + comments;
         assert_eq!(read, TABLE.lines().count());
         assert_eq!(node_rules().len(), 24);

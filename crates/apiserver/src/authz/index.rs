@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Values by namespace and name; cluster-scoped ones are under `""`.
 type ByName<T> = FxHashMap<Arc<str>, FxHashMap<Arc<str>, T>>;
 /// Names of the bindings of one subject, by namespace.
-type Bound = FxHashMap<Arc<str>, BTreeSet<Arc<str>>>;
+type BindingNames = FxHashMap<Arc<str>, BTreeSet<Arc<str>>>;
 
 /// A `Role` or, without a namespace, a `ClusterRole`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -184,8 +184,8 @@ pub struct Index {
     roles: ByName<Role>,
     bindings: ByName<Binding>,
     /// Bindings by user name; service accounts are users.
-    users: FxHashMap<Arc<str>, Bound>,
-    groups: FxHashMap<Arc<str>, Bound>,
+    users: FxHashMap<Arc<str>, BindingNames>,
+    groups: FxHashMap<Arc<str>, BindingNames>,
 }
 
 impl Index {
@@ -238,7 +238,10 @@ impl Index {
         }
     }
 
-    fn bound_of(&mut self, subject: &Subject) -> (&mut FxHashMap<Arc<str>, Bound>, Arc<str>) {
+    fn bound_of(
+        &mut self,
+        subject: &Subject,
+    ) -> (&mut FxHashMap<Arc<str>, BindingNames>, Arc<str>) {
         match subject {
             Subject::User(name) => (&mut self.users, Arc::clone(name)),
             Subject::Group(name) => (&mut self.groups, Arc::clone(name)),
@@ -268,7 +271,7 @@ impl Index {
 
     fn find(&self, user: &User, attributes: &Attributes<'_>) -> Result<&Binding, Denied> {
         let mut denied = Denied::default();
-        let found = self.visit(user, attributes.namespace(), |binding, rules| {
+        let matches = self.visit(user, attributes.namespace(), |binding, rules| {
             let Some(rules) = rules else {
                 let missing = missing(binding);
                 if !denied.missing.contains(&missing) {
@@ -282,7 +285,7 @@ impl Index {
                 ControlFlow::Continue(())
             }
         });
-        found.ok_or(denied)
+        matches.ok_or(denied)
     }
 
     /// Returns all rules of `user`, cluster-wide ones and those in a non-empty `namespace`, and the roles
@@ -290,10 +293,10 @@ impl Index {
     #[must_use]
     pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Denied) {
         let (mut all, mut denied) = (Vec::new(), Denied::default());
-        let mut seen = BTreeSet::new();
+        let mut observed = BTreeSet::new();
         let _: Option<()> = self.visit(user, namespace, |binding, rules| {
             // Several subjects of a binding may match the user.
-            if seen.insert((Arc::clone(&binding.namespace), Arc::clone(&binding.name))) {
+            if observed.insert((Arc::clone(&binding.namespace), Arc::clone(&binding.name))) {
                 match rules {
                     Some(rules) => all.extend(rules.iter().cloned()),
                     None => denied.missing.push(missing(binding)),
@@ -328,7 +331,7 @@ impl Index {
             .groups
             .iter()
             .filter_map(|group| self.groups.get(group.as_str()));
-        let bound: SmallVec<[&Bound; 8]> = own.into_iter().chain(of_groups).collect();
+        let bound: SmallVec<[&BindingNames; 8]> = own.into_iter().chain(of_groups).collect();
         for scope in scopes {
             let Some(bindings) = self.bindings.get(scope) else {
                 continue;

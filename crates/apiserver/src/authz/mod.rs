@@ -163,7 +163,7 @@ impl Attributes<'_> {
         let text = match &self.target {
             Target::Path(path) => format!("User {user} cannot {verb} path {}", quoted(path)),
             Target::Resource(target) => {
-                let what = match target.subresource {
+                let description = match target.subresource {
                     "" => quoted(target.resource),
                     sub => quoted(&format!("{}/{sub}", target.resource)),
                 };
@@ -172,7 +172,9 @@ impl Attributes<'_> {
                     namespace => format!("in the namespace {}", quoted(namespace)),
                 };
                 let group = quoted(target.group);
-                format!("User {user} cannot {verb} resource {what} in API group {group} {place}")
+                format!(
+                    "User {user} cannot {verb} resource {description} in API group {group} {place}"
+                )
             }
         };
         // Escaped as upstream does, so that a browser does not interpret it.

@@ -14,7 +14,7 @@ pub const LEASES: &str = "kube-node-lease";
 
 /// Kinds of objects that pods refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum ReferenceKind {
     Secret,
     ConfigMap,
     Claim,
@@ -23,9 +23,9 @@ enum Kind {
 }
 
 #[derive(Debug)]
-struct Pod {
+struct NodePod {
     node: Arc<str>,
-    refers: FxHashSet<(Kind, String)>,
+    refers: FxHashSet<(ReferenceKind, String)>,
 }
 
 /// A volume that is bound to a claim.
@@ -50,7 +50,7 @@ pub const GRAPH: [(&str, &str); 3] = [
 /// Pods of each node, and the objects they refer to.
 #[derive(Debug, Default)]
 pub struct Graph {
-    pods: FxHashMap<Key, Pod>,
+    pods: FxHashMap<Key, NodePod>,
     by_node: FxHashMap<Arc<str>, FxHashSet<Key>>,
     volumes: FxHashMap<String, Volume>,
     /// Node of each volume attachment.
@@ -91,7 +91,7 @@ impl Graph {
         let on_node = self.by_node.entry(Arc::clone(&node)).or_default();
         on_node.insert(key.clone());
         let refers = references(name, pod);
-        self.pods.insert(key, Pod { node, refers });
+        self.pods.insert(key, NodePod { node, refers });
     }
 
     /// Removes an object of one of the kinds of [`GRAPH`].
@@ -122,7 +122,7 @@ impl Graph {
     }
 
     /// Returns true if a pod of the node refers to the object.
-    fn refers(&self, node: &str, kind: Kind, namespace: &str, name: &str) -> bool {
+    fn refers(&self, node: &str, kind: ReferenceKind, namespace: &str, name: &str) -> bool {
         let of = (kind, name.to_owned());
         let pods = self.by_node.get(node).into_iter().flatten();
         let mut pods = pods.filter(|key| *key.0 == *namespace);
@@ -136,13 +136,13 @@ impl Graph {
     /// Returns true if a pod of the node uses the volume by its claim.
     fn uses(&self, node: &str, volume: &Volume) -> bool {
         let (namespace, name) = &volume.claim;
-        self.refers(node, Kind::Claim, namespace, name)
+        self.refers(node, ReferenceKind::Claim, namespace, name)
     }
 
     /// Returns true if a pod of the node needs the secret, itself or for a volume.
     fn needs(&self, node: &str, namespace: &str, name: &str) -> bool {
         let secret = (namespace.to_owned(), name.to_owned());
-        self.refers(node, Kind::Secret, namespace, name)
+        self.refers(node, ReferenceKind::Secret, namespace, name)
             || self
                 .volumes
                 .values()
@@ -177,10 +177,10 @@ impl Graph {
         let refers = |kind| related(self.refers(node, kind, namespace, name));
         match (target.group, target.resource, target.subresource) {
             ("", "secrets", _) => related(self.needs(node, namespace, name)),
-            ("", "configmaps", _) => refers(Kind::ConfigMap),
-            ("", "persistentvolumeclaims", _) => refers(Kind::Claim),
-            ("resource.k8s.io", "resourceclaims", _) => refers(Kind::ResourceClaim),
-            ("", "serviceaccounts", _) => refers(Kind::Account),
+            ("", "configmaps", _) => refers(ReferenceKind::ConfigMap),
+            ("", "persistentvolumeclaims", _) => refers(ReferenceKind::Claim),
+            ("resource.k8s.io", "resourceclaims", _) => refers(ReferenceKind::ResourceClaim),
+            ("", "serviceaccounts", _) => refers(ReferenceKind::Account),
             ("", "persistentvolumes", _) => {
                 let volume = self.volumes.get(name);
                 related(volume.is_some_and(|volume| self.uses(node, volume)))
@@ -253,56 +253,62 @@ fn mounted_with(spec: &Value, claim: &str) -> FxHashSet<(String, String)> {
 }
 
 /// Returns the objects that a pod refers to, all in its own namespace.
-fn references(name: &str, pod: &Value) -> FxHashSet<(Kind, String)> {
-    let mut found = FxHashSet::default();
+fn references(name: &str, pod: &Value) -> FxHashSet<(ReferenceKind, String)> {
+    let mut matches = FxHashSet::default();
     let spec = &pod["spec"];
     let mut add = |kind, name: &Value| {
         if let Some(name) = name.as_str().filter(|name| !name.is_empty()) {
-            found.insert((kind, name.to_owned()));
+            matches.insert((kind, name.to_owned()));
         }
     };
-    add(Kind::Account, &spec["serviceAccountName"]);
+    add(ReferenceKind::Account, &spec["serviceAccountName"]);
     for secret in items(&spec["imagePullSecrets"]) {
-        add(Kind::Secret, &secret["name"]);
+        add(ReferenceKind::Secret, &secret["name"]);
     }
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     for container in lists.iter().flat_map(|list| items(&spec[list])) {
         for from in items(&container["envFrom"]) {
-            add(Kind::ConfigMap, &from["configMapRef"]["name"]);
-            add(Kind::Secret, &from["secretRef"]["name"]);
+            add(ReferenceKind::ConfigMap, &from["configMapRef"]["name"]);
+            add(ReferenceKind::Secret, &from["secretRef"]["name"]);
         }
         for variable in items(&container["env"]) {
             let from = &variable["valueFrom"];
-            add(Kind::ConfigMap, &from["configMapKeyRef"]["name"]);
-            add(Kind::Secret, &from["secretKeyRef"]["name"]);
+            add(ReferenceKind::ConfigMap, &from["configMapKeyRef"]["name"]);
+            add(ReferenceKind::Secret, &from["secretKeyRef"]["name"]);
         }
     }
     for volume in items(&spec["volumes"]) {
-        add(Kind::Secret, &volume["secret"]["secretName"]);
-        add(Kind::ConfigMap, &volume["configMap"]["name"]);
-        add(Kind::Claim, &volume["persistentVolumeClaim"]["claimName"]);
+        add(ReferenceKind::Secret, &volume["secret"]["secretName"]);
+        add(ReferenceKind::ConfigMap, &volume["configMap"]["name"]);
+        add(
+            ReferenceKind::Claim,
+            &volume["persistentVolumeClaim"]["claimName"],
+        );
         if volume.get("ephemeral").is_some()
             && let Some(volume) = volume["name"].as_str()
         {
-            add(Kind::Claim, &format!("{name}-{volume}").into());
+            add(ReferenceKind::Claim, &format!("{name}-{volume}").into());
         }
         for source in items(&volume["projected"]["sources"]) {
-            add(Kind::Secret, &source["secret"]["name"]);
-            add(Kind::ConfigMap, &source["configMap"]["name"]);
+            add(ReferenceKind::Secret, &source["secret"]["name"]);
+            add(ReferenceKind::ConfigMap, &source["configMap"]["name"]);
         }
         for driver in DRIVERS {
-            add(Kind::Secret, &volume[driver]["secretRef"]["name"]);
+            add(ReferenceKind::Secret, &volume[driver]["secretRef"]["name"]);
         }
-        add(Kind::Secret, &volume["azureFile"]["secretName"]);
-        add(Kind::Secret, &volume["csi"]["nodePublishSecretRef"]["name"]);
+        add(ReferenceKind::Secret, &volume["azureFile"]["secretName"]);
+        add(
+            ReferenceKind::Secret,
+            &volume["csi"]["nodePublishSecretRef"]["name"],
+        );
     }
     for claim in items(&spec["resourceClaims"]) {
-        add(Kind::ResourceClaim, &claim["resourceClaimName"]);
+        add(ReferenceKind::ResourceClaim, &claim["resourceClaimName"]);
     }
     for claim in items(&pod["status"]["resourceClaimStatuses"]) {
-        add(Kind::ResourceClaim, &claim["resourceClaimName"]);
+        add(ReferenceKind::ResourceClaim, &claim["resourceClaimName"]);
     }
-    found
+    matches
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -362,9 +368,9 @@ mod tests {
 
     /// Checks `verb group:resource/sub namespace/name`, or `verb path`.
     fn may(graph: &Graph, node: &str, question: &str) -> bool {
-        let mut words = question.split(' ');
-        let (verb, what) = (words.next().unwrap(), words.next().unwrap());
-        let place = words.next().unwrap_or("/");
+        let mut tokens = question.split(' ');
+        let (verb, what) = (tokens.next().unwrap(), tokens.next().unwrap());
+        let place = tokens.next().unwrap_or("/");
         let (namespace, name) = place.split_once('/').unwrap();
         let (group, rest) = what.split_once(':').unwrap_or(("", what));
         let (resource, subresource) = rest.split_once('/').unwrap_or((rest, ""));
@@ -374,7 +380,7 @@ mod tests {
             subresource,
             namespace,
             name,
-            node: words.next().unwrap_or(""),
+            node: tokens.next().unwrap_or(""),
         });
         let attributes = Attributes { verb, target };
         graph.check(node, &attributes, &node_rules()).is_ok()

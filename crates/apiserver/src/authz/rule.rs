@@ -490,9 +490,9 @@ mod tests {
                 rule(&json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods", "nodes"]}))
             })
             .to_vec();
-        let both = rule(
+        let pair = rule(
             &json!({"verbs": ["get", "list"], "apiGroups": [""], "resources": ["nodes", "pods"]}),
         );
-        assert_eq!(uncovered(&held, &[both]), []);
+        assert_eq!(uncovered(&held, &[pair]), []);
     }
 }

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 /// Returns the selector of a workload; an invalid or empty one matches nothing.
 fn selector(resource: &Resource, owner: &Value) -> LabelSelector {
-    let given = meta::at(owner, &["spec", "selector"]);
+    let provided = meta::at(owner, &["spec", "selector"]);
     let read = if resource.is("", "replicationcontrollers") {
-        Ok(LabelSelector::from_map(given.unwrap_or(&Value::Null)))
+        Ok(LabelSelector::from_map(provided.unwrap_or(&Value::Null)))
     } else {
-        LabelSelector::from_json(given)
+        LabelSelector::from_json(provided)
     };
     match read {
         Ok(selector) if !selector.is_everything() => selector,
@@ -44,7 +44,7 @@ pub(super) async fn claim(
     let selector = selector(resource, owner);
     for entry in api.store().owned(&of.table, uid) {
         if !selector.matches(&entry.index) {
-            let_go(api, of, &entry.key, uid).await?;
+            release(api, of, &entry.key, uid).await?;
         }
     }
     let free = |e: &Entry| e.index.owners.is_empty() && selector.matches(&e.index) && fit(&e.key);
@@ -65,19 +65,19 @@ pub(super) async fn claim(
                 Ok(Some(new))
             })
             .await;
-        ignore_gone(done.map(drop))?;
+        ignore_not_found(done.map(drop))?;
     }
     Ok(())
 }
 
-async fn let_go(api: &Api, of: &Arc<Resource>, key: &Key, uid: &str) -> Result<(), ApiError> {
+async fn release(api: &Api, of: &Arc<Resource>, key: &Key, uid: &str) -> Result<(), ApiError> {
     let controls = |o: &Value| {
         meta::text(o, &["uid"]) == uid && o.get("controller").and_then(Value::as_bool) == Some(true)
     };
-    ignore_gone(objects::drop_owners(api, of, key, controls).await)
+    ignore_not_found(objects::drop_owners(api, of, key, controls).await)
 }
 
-fn ignore_gone(done: Result<(), ApiError>) -> Result<(), ApiError> {
+fn ignore_not_found(done: Result<(), ApiError>) -> Result<(), ApiError> {
     match done {
         Err(e) if e.code == 404 => Ok(()),
         other => other,

@@ -1,7 +1,7 @@
 //! Controller that fills aggregated cluster roles (`aggregationRule`) with the rules of the roles they
 //! select.
 
-use super::queue::{Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, Source};
 use crate::authz::bootstrap::GROUP;
 use crate::rest::{Api, roles};
 use crate::store::Key;
@@ -27,7 +27,7 @@ impl Reconcile for Aggregation {
         })]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move { roles::aggregate(api, &key.name).await.map(|()| None) }.boxed()
     }
 }

@@ -64,7 +64,7 @@ impl Schedule {
     }
 
     /// Returns the scheduled times of a day in order.
-    fn of_day(&self, date: Date, zone: &TimeZone) -> Vec<Timestamp> {
+    fn times_on(&self, date: Date, zone: &TimeZone) -> Vec<Timestamp> {
         if !self.on(date) {
             return Vec::new();
         }
@@ -88,7 +88,7 @@ impl Schedule {
     ) -> Option<Timestamp> {
         let mut date = from.to_zoned(zone.clone()).date();
         for _ in 0..DAYS {
-            if let Some(found) = pick(self.of_day(date, zone)) {
+            if let Some(found) = pick(self.times_on(date, zone)) {
                 return Some(found);
             }
             date = date.checked_add(step).ok()?;
@@ -150,8 +150,8 @@ mod tests {
 
     fn next(schedule: &str, now: &str, zone: &str) -> Option<String> {
         let zone = TimeZone::get(zone).unwrap();
-        let found = Schedule::parse(schedule)?.next(now.parse().unwrap(), &zone);
-        found.map(|time| time.to_string())
+        let matches = Schedule::parse(schedule)?.next(now.parse().unwrap(), &zone);
+        matches.map(|time| time.to_string())
     }
 
     #[test]

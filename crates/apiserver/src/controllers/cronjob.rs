@@ -1,8 +1,8 @@
 //! CronJob controller: creates a Job at each scheduled time.
 
 use super::cron::Schedule;
-use super::queue::Again;
-use super::recorder::About;
+use super::queue::RequeueAfter;
+use super::recorder::EventSubject;
 use super::workload::Workload;
 use super::{objects, pods};
 use crate::rest::{Api, meta};
@@ -28,10 +28,10 @@ pub(super) const CRON_JOBS: Workload = Workload {
     owns: ("batch", "jobs"),
     adopts: false,
     also: || None,
-    sync: |about, key| sync(about, key).boxed(),
+    sync: |subject, key| sync(subject, key).boxed(),
 };
 
-type Owned = (Arc<Entry>, Value);
+type OwnedJob = (Arc<Entry>, Value);
 
 /// Returns the type of the condition that reports the end of a Job, or `None` while it runs.
 fn ended(job: &Value) -> Option<&'static str> {
@@ -40,21 +40,21 @@ fn ended(job: &Value) -> Option<&'static str> {
     })
 }
 
-async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
-    let (api, resource, cron) = (about.api, about.resource, about.object);
+async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
+    let (api, resource, cron) = (subject.api, subject.resource, subject.object);
     let jobs = api.builtin("batch", "v1", "jobs")?;
     if meta::deleting(cron) {
         return Ok(None);
     }
     let owned = pods::owned(api, &jobs, &key.namespace, meta::uid(cron));
-    say_ended(&about, &owned).await;
+    record_ended(&subject, &owned).await;
     clean_up(api, cron, &jobs, &owned).await?;
-    let mut active: Vec<Owned> = owned;
+    let mut active: Vec<OwnedJob> = owned;
     active.retain(|(_, job)| ended(job).is_none());
-    let due = due(&about).await;
+    let due = due(&subject).await;
     let mut started = None;
     if let Some((time, _)) = due.filter(|(_, late)| !late) {
-        started = start(&about, &jobs, &mut active, time).await?;
+        started = start(&subject, &jobs, &mut active, time).await?;
     }
     let references: Vec<Value> = active.iter().map(|(_, job)| reference(job)).collect();
     let last_success = meta::at(cron, &["status", "lastSuccessfulTime"]).cloned();
@@ -96,14 +96,14 @@ fn schedule(cron: &Value) -> Result<(Schedule, TimeZone), (&'static str, String)
 }
 
 /// Returns when to reconcile again: shortly after the next scheduled time. `None` if suspended or invalid.
-fn next(cron: &Value, now: Timestamp) -> Again {
+fn next(cron: &Value, now: Timestamp) -> RequeueAfter {
     if suspended(cron) {
         return None;
     }
     let (schedule, zone) = schedule(cron).ok()?;
-    let left = schedule.next(now, &zone)?.duration_since(now);
+    let remaining = schedule.next(now, &zone)?.duration_since(now);
     // A little late rather than a little early: an early reconcile would delay the Job by a minute.
-    Some(Duration::try_from(left).ok()? + Duration::from_millis(100))
+    Some(Duration::try_from(remaining).ok()? + Duration::from_millis(100))
 }
 
 fn suspended(cron: &Value) -> bool {
@@ -112,65 +112,65 @@ fn suspended(cron: &Value) -> bool {
 
 /// Returns the latest scheduled time for which no Job was started yet, and whether its starting deadline has
 /// passed.
-async fn due(about: &About<'_>) -> Option<(Timestamp, bool)> {
-    let cron = about.object;
+async fn due(subject: &EventSubject<'_>) -> Option<(Timestamp, bool)> {
+    let cron = subject.object;
     let (schedule, zone) = match schedule(cron) {
         Ok(read) => read,
         Err((reason, why)) => {
-            about.warning(reason, &why).await;
+            subject.warning(reason, &why).await;
             return None;
         }
     };
     if suspended(cron) {
         return None;
     }
-    let now = about.api.clock().now();
+    let now = subject.api.clock().now();
     let time = |path: &[&str]| meta::text(cron, path).parse::<Timestamp>().ok();
     let since = time(&["status", "lastScheduleTime"])
         .or_else(|| time(&["metadata", "creationTimestamp"]))?;
     let due = schedule.last(now, &zone).filter(|due| *due > since)?;
     let deadline = meta::int_at(cron, &["spec", "startingDeadlineSeconds"]);
-    let late = deadline.is_some_and(|limit| now.duration_since(due).as_secs() > limit);
-    if late {
+    let overdue = deadline.is_some_and(|limit| now.duration_since(due).as_secs() > limit);
+    if overdue {
         let why = format!("Missed scheduled time to start a job: {}", meta::time(due));
-        about.warning("MissSchedule", &why).await;
+        subject.warning("MissSchedule", &why).await;
     }
-    Some((due, late))
+    Some((due, overdue))
 }
 
 /// Starts the Job of a scheduled time unless the concurrency policy forbids it. Returns the time if the Job
 /// exists now.
 async fn start(
-    about: &About<'_>,
+    subject: &EventSubject<'_>,
     jobs: &Arc<Resource>,
-    active: &mut Vec<Owned>,
+    active: &mut Vec<OwnedJob>,
     time: Timestamp,
 ) -> Result<Option<Timestamp>, ApiError> {
-    let cron = about.object;
+    let cron = subject.object;
     match meta::text(cron, &["spec", "concurrencyPolicy"]) {
         "Forbid" if !active.is_empty() => {
             let why = "Not starting job because prior execution is running and concurrency \
                        policy is Forbid";
-            about.normal("JobAlreadyActive", why).await;
+            subject.normal("JobAlreadyActive", why).await;
             return Ok(None);
         }
         "Replace" => {
             for (entry, _) in active.drain(..) {
-                pods::delete(about.api, jobs, &entry).await?;
-                let what = format!("Deleted job {}", entry.key.name);
-                about.normal("SuccessfulDelete", &what).await;
+                pods::delete(subject.api, jobs, &entry).await?;
+                let description = format!("Deleted job {}", entry.key.name);
+                subject.normal("SuccessfulDelete", &description).await;
             }
         }
         _ => {}
     }
-    let job = of_time(about.resource, cron, time);
+    let job = build_job(subject.resource, cron, time);
     let namespace = meta::namespace(cron);
-    match objects::create(about.api, jobs, namespace, job).await {
+    match objects::create(subject.api, jobs, namespace, job).await {
         Ok(job) => {
-            let what = format!("Created job {}", meta::name(&job));
-            about.normal("SuccessfulCreate", &what).await;
+            let description = format!("Created job {}", meta::name(&job));
+            subject.normal("SuccessfulCreate", &description).await;
             let key = Key::new(namespace, meta::name(&job));
-            if let Some(entry) = about.api.store().get(&jobs.table, &key) {
+            if let Some(entry) = subject.api.store().get(&jobs.table, &key) {
                 active.push((entry, job));
             }
             Ok(Some(time))
@@ -179,14 +179,14 @@ async fn start(
         Err(e) if e.code == 409 => Ok(Some(time)),
         Err(e) => {
             let why = format!("Error creating job: {e}");
-            about.warning("FailedCreate", &why).await;
+            subject.warning("FailedCreate", &why).await;
             Err(e)
         }
     }
 }
 
 /// Builds the Job of a CronJob for a scheduled time.
-fn of_time(resource: &Resource, cron: &Value, time: Timestamp) -> Value {
+fn build_job(resource: &Resource, cron: &Value, time: Timestamp) -> Value {
     let template = meta::at(cron, &["spec", "jobTemplate"]);
     let template = template.cloned().unwrap_or_default();
     let mut metadata = Map::new();
@@ -229,19 +229,19 @@ fn reference(job: &Value) -> Value {
 }
 
 /// Records events about Jobs in the active list that have ended or are missing.
-async fn say_ended(about: &About<'_>, owned: &[Owned]) {
-    let known = meta::at(about.object, &["status", "active"]).and_then(Value::as_array);
-    for active in known.into_iter().flatten() {
+async fn record_ended(subject: &EventSubject<'_>, owned: &[OwnedJob]) {
+    let existing = meta::at(subject.object, &["status", "active"]).and_then(Value::as_array);
+    for active in existing.into_iter().flatten() {
         let (name, uid) = (meta::text(active, &["name"]), meta::text(active, &["uid"]));
         match owned.iter().find(|(_, job)| meta::uid(job) == uid) {
             None => {
-                let what = format!("Active job went missing: {name}");
-                about.normal("MissingJob", &what).await;
+                let description = format!("Active job went missing: {name}");
+                subject.normal("MissingJob", &description).await;
             }
             Some((_, job)) => {
                 if let Some(how) = ended(job) {
-                    let what = format!("Saw completed job: {name}, condition: {how}");
-                    about.normal("SawCompletedJob", &what).await;
+                    let description = format!("Saw completed job: {name}, condition: {how}");
+                    subject.normal("SawCompletedJob", &description).await;
                 }
             }
         }
@@ -263,7 +263,7 @@ async fn clean_up(
     api: &Api,
     cron: &Value,
     jobs: &Arc<Resource>,
-    owned: &[Owned],
+    owned: &[OwnedJob],
 ) -> Result<(), ApiError> {
     for (how, limit, default) in [
         ("Complete", "successfulJobsHistoryLimit", 3),
@@ -273,7 +273,7 @@ async fn clean_up(
             .and_then(Value::as_u64)
             .and_then(|n| usize::try_from(n).ok())
             .unwrap_or(default);
-        let mut done: Vec<&Owned> = owned
+        let mut done: Vec<&OwnedJob> = owned
             .iter()
             .filter(|(_, job)| ended(job) == Some(how))
             .collect();

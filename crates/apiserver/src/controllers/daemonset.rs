@@ -5,8 +5,8 @@ use super::deployment::resolve;
 use super::nodes::tolerates;
 use super::objects::hash;
 use super::pods;
-use super::queue::{Again, Source};
-use super::recorder::About;
+use super::queue::{RequeueAfter, Source};
+use super::recorder::EventSubject;
 use super::revisions;
 use super::workload::Workload;
 use crate::rest::meta;
@@ -36,7 +36,7 @@ pub(super) const DAEMON_SETS: Workload = Workload {
             sets.iter().map(|set| set.key.clone()).collect()
         }))
     },
-    sync: |about, key| sync(about, key).boxed(),
+    sync: |subject, key| sync(subject, key).boxed(),
 };
 
 /// Returns the tolerations that every daemon pod gets.
@@ -190,8 +190,8 @@ fn pin(pod: &mut Value, node: &str, hash: &str) {
     }
 }
 
-async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
-    let (api, resource, set) = (about.api, about.resource, about.object);
+async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
+    let (api, resource, set) = (subject.api, subject.resource, subject.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
     let nodes = api.builtin("", "v1", "nodes")?;
     if meta::deleting(set) {
@@ -207,7 +207,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
         if pods::ended(&pod) {
             // A daemon pod that has ended is replaced.
-            pods::delete_of(&about, &pods_resource, &entry).await?;
+            pods::delete_recorded(&subject, &pods_resource, &entry).await?;
         } else {
             by_node.entry(node_of(&pod)).or_default().push((entry, pod));
         }
@@ -229,7 +229,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         if !stay || !run && live.is_empty() {
             counts.misscheduled += i64::from(!live.is_empty());
             for (entry, _) in live {
-                pods::delete_of(&about, &pods_resource, &entry).await?;
+                pods::delete_recorded(&subject, &pods_resource, &entry).await?;
             }
             continue;
         }
@@ -242,13 +242,13 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         if live.is_empty() {
             let mut pod = pods::from_template(&template, resource, set);
             pin(&mut pod, meta::name(&node), &version);
-            pods::create_of(&about, &pods_resource, pod).await?;
+            pods::create_recorded(&subject, &pods_resource, pod).await?;
             counts.current += 1;
             counts.updated += 1;
             continue;
         }
         for (surplus, _) in live.drain(1..) {
-            pods::delete_of(&about, &pods_resource, &surplus).await?;
+            pods::delete_recorded(&subject, &pods_resource, &surplus).await?;
         }
         let Some((entry, pod)) = live.pop() else {
             continue;
@@ -265,16 +265,16 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
             &["spec", "updateStrategy", "rollingUpdate", "maxUnavailable"],
         );
         let limit = resolve(limit, "1", counts.desired, true).max(1);
-        let mut room = limit - (counts.desired - counts.available);
+        let mut capacity = limit - (counts.desired - counts.available);
         outdated.sort_by_key(|(_, ready)| *ready);
         for (entry, ready) in outdated {
             if ready {
-                if room <= 0 {
+                if capacity <= 0 {
                     break;
                 }
-                room -= 1;
+                capacity -= 1;
             }
-            pods::delete_of(&about, &pods_resource, &entry).await?;
+            pods::delete_recorded(&subject, &pods_resource, &entry).await?;
         }
     }
     let generation = meta::at(set, &["metadata", "generation"]).cloned();

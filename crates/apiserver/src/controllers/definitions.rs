@@ -1,6 +1,6 @@
 //! Controller that deletes the objects of a custom resource definition before the definition itself.
 
-use super::queue::{Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, Source};
 use crate::rest::{Api, CRD_FINALIZER, CRDS, DeleteOptions, meta};
 use crate::store::{Key, TableId};
 use futures::FutureExt as _;
@@ -22,7 +22,7 @@ impl Reconcile for Definitions {
         vec![Source::own(CRDS.0, CRDS.1)]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let crds = api.builtin(CRDS.0, "v1", CRDS.1)?;
             let Some(entry) = api.store().get(&crds.table, key) else {

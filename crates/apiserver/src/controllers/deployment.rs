@@ -5,8 +5,8 @@ use super::adoption;
 use super::objects::{self, hash, strip};
 use super::pods;
 use super::progress;
-use super::queue::Again;
-use super::recorder::About;
+use super::queue::RequeueAfter;
+use super::recorder::EventSubject;
 use super::workload::Workload;
 use crate::rest::{Api, Input, WriteOptions, meta};
 use crate::store::{Entry, Key};
@@ -30,7 +30,7 @@ pub(super) const DEPLOYMENTS: Workload = Workload {
     owns: ("apps", "replicasets"),
     adopts: true,
     also: || None,
-    sync: |about, key| sync(about, key).boxed(),
+    sync: |subject, key| sync(subject, key).boxed(),
 };
 
 /// One ReplicaSet of a Deployment.
@@ -56,8 +56,8 @@ impl Version {
     }
 }
 
-async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
-    let (api, resource, deployment) = (about.api, about.resource, about.object);
+async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
+    let (api, resource, deployment) = (subject.api, subject.resource, subject.object);
     let sets = api.builtin("apps", "v1", "replicasets")?;
     let uid = meta::uid(deployment).to_owned();
     adoption::claim(api, resource, deployment, &sets, &|_| true).await?;
@@ -117,7 +117,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
                 return Ok(None);
             };
             if replicas > 0 {
-                say_scaled(&about, &set_key.name, 0, replicas).await;
+                record_scaled(&subject, &set_key.name, 0, replicas).await;
             }
             versions.push(Version { entry, value });
             Some(versions.len() - 1)
@@ -133,7 +133,13 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     for (at, replicas) in plan(deployment, &versions, current, wanted, recreate, paused) {
         let version = &versions[at];
         scale(api, &sets, &version.entry.key, replicas).await?;
-        say_scaled(&about, &version.entry.key.name, version.wanted(), replicas).await;
+        record_scaled(
+            &subject,
+            &version.entry.key.name,
+            version.wanted(),
+            replicas,
+        )
+        .await;
     }
     clean_up(api, &sets, deployment, &versions, current).await?;
     report(api, key, deployment, &versions, current).await
@@ -279,8 +285,8 @@ fn plan(
     if new_wanted > wanted {
         new_wanted = wanted;
     } else if new_wanted < wanted {
-        let room = wanted + surge - old_wanted - new_wanted;
-        new_wanted = (new_wanted + room.max(0)).min(wanted);
+        let capacity = wanted + surge - old_wanted - new_wanted;
+        new_wanted = (new_wanted + capacity.max(0)).min(wanted);
     }
     set_new(&mut out, new_wanted);
     // Unavailable old pods are removed first; available ones only as new ones become available.
@@ -303,10 +309,10 @@ fn plan(
     out
 }
 
-async fn say_scaled(about: &About<'_>, set: &str, from: i64, to: i64) {
+async fn record_scaled(subject: &EventSubject<'_>, set: &str, from: i64, to: i64) {
     let way = if to > from { "up" } else { "down" };
     let message = format!("Scaled {way} replica set {set} from {from} to {to}");
-    about.normal("ScalingReplicaSet", &message).await;
+    subject.normal("ScalingReplicaSet", &message).await;
 }
 
 async fn scale(
@@ -436,7 +442,7 @@ async fn report(
     deployment: &Value,
     versions: &[Version],
     current: Option<usize>,
-) -> Result<Again, ApiError> {
+) -> Result<RequeueAfter, ApiError> {
     let resource = api.builtin("apps", "v1", "deployments")?;
     let wanted = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
     let sum = |k: &str| versions.iter().map(|v| v.count(k)).sum::<i64>();
@@ -457,7 +463,7 @@ async fn report(
     // The largest value means that there is no deadline.
     let deadline = meta::int_at(deployment, &["spec", "progressDeadlineSeconds"])
         .filter(|n| *n < i64::from(i32::MAX));
-    let mut left = None;
+    let mut remaining = None;
     pods::write_status(
         api,
         &resource,
@@ -507,11 +513,13 @@ async fn report(
                 moved,
                 rolling: total != updated,
             };
-            left = progress::write(status, &name, state, deadline, now);
+            remaining = progress::write(status, &name, state, deadline, now);
         },
     )
     .await?;
-    Ok(left.filter(|left| *left > 0).map(Duration::from_secs))
+    Ok(remaining
+        .filter(|remaining| *remaining > 0)
+        .map(Duration::from_secs))
 }
 
 #[cfg(test)]

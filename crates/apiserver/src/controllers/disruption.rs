@@ -1,7 +1,7 @@
 //! Disruption controller: keeps the status of PodDisruptionBudgets, which evictions consume.
 
 use super::pods;
-use super::queue::{Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, Source};
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
@@ -31,13 +31,13 @@ impl Reconcile for Disruption {
             Source::own("policy", "poddisruptionbudgets"),
             Source::new("", "pods", |api, entry| {
                 let namespace = Some(&*entry.key.namespace);
-                let found = api.store().all(&budgets(), namespace, &|_| true);
-                found.iter().map(|budget| budget.key.clone()).collect()
+                let matches = api.store().all(&budgets(), namespace, &|_| true);
+                matches.iter().map(|budget| budget.key.clone()).collect()
             }),
         ]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let resource = api.builtin("policy", "v1", "poddisruptionbudgets")?;
             let Some(entry) = api.store().get(&resource.table, key) else {
@@ -84,14 +84,14 @@ impl Reconcile for Disruption {
 /// Returns the sum of the replicas that the pods' controllers ask for; a pod without a controller counts as
 /// one.
 fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
-    let mut seen = Vec::new();
+    let mut observed = Vec::new();
     let mut expected = 0;
     for pod in pods {
         let Some(owner) = meta::owners(pod).into_iter().find(|o| o.controller) else {
             expected += 1;
             continue;
         };
-        if seen.contains(&owner.uid) {
+        if observed.contains(&owner.uid) {
             continue;
         }
         let (group, version) = koord_kinds::meta::split_api_version(&owner.api_version);
@@ -116,7 +116,7 @@ fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
                 .filter(|p| meta::owners(p).iter().any(|o| o.uid == owner.uid));
             i64::try_from(mine.count()).unwrap_or(0)
         });
-        seen.push(owner.uid);
+        observed.push(owner.uid);
     }
     expected
 }
@@ -160,14 +160,14 @@ fn assess(budget: &mut Value, pods: &[Value], expected_by_owners: i64, now: Time
     let disrupted: Map<String, Value> = old
         .into_iter()
         .filter(|(name, at)| {
-            let there = pods
+            let present = pods
                 .iter()
                 .any(|p| meta::name(p) == name && !meta::deleting(p));
             let fresh = at
                 .as_str()
                 .and_then(|t| t.parse::<Timestamp>().ok())
                 .is_some_and(|t| now.duration_since(t) < DISRUPTED_FOR);
-            there && fresh
+            present && fresh
         })
         .collect();
     let healthy = pods

@@ -16,12 +16,12 @@ const TICK: Duration = Duration::from_secs(60);
 
 /// Expiry index with one entry per event, updated in place when the event is written again.
 #[derive(Debug, Default)]
-struct Due {
+struct ExpiryIndex {
     order: BTreeMap<(Timestamp, Revision), Key>,
     of: FxHashMap<Key, (Timestamp, Revision)>,
 }
 
-impl Due {
+impl ExpiryIndex {
     fn put(&mut self, key: Key, at: Timestamp, revision: Revision) {
         self.remove(&key);
         self.of.insert(key.clone(), (at, revision));
@@ -51,7 +51,7 @@ impl Due {
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     let table = TableId::new("", "events");
     while !shutdown.is_cancelled() {
-        let mut due = Due::default();
+        let mut due = ExpiryIndex::default();
         let Ok((entries, mut watcher)) = api.store().follow(&table) else {
             continue;
         };
@@ -109,7 +109,7 @@ fn last_seen(entry: &Entry, now: Timestamp) -> Timestamp {
 }
 
 /// Deletes expired events that were not written again in the meantime.
-async fn expire(api: &Api, due: &mut Due) -> Result<(), ApiError> {
+async fn expire(api: &Api, due: &mut ExpiryIndex) -> Result<(), ApiError> {
     let events = api.builtin("", "v1", "events")?;
     let now = api.clock().now();
     while let Some((key, revision)) = due.pop(now) {
@@ -130,7 +130,7 @@ mod tests {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let (early, late) = (at("2026-01-01T01:00:00Z"), at("2026-01-01T02:00:00Z"));
         let key = Key::new("default", "e");
-        let mut due = Due::default();
+        let mut due = ExpiryIndex::default();
         due.put(key.clone(), early, 5);
         due.put(key.clone(), late, 6);
         assert_eq!(due.next(), Some(late));

@@ -1,7 +1,7 @@
 //! Controllers that keep an object in every namespace: the service account `default`, and a ConfigMap with
 //! the certificate of the server's authority.
 
-use super::queue::{Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, Source};
 use crate::rest::Api;
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
@@ -33,7 +33,7 @@ impl Reconcile for EveryNamespace {
     }
 
     fn sources(&self) -> Vec<Source> {
-        let kept = match self {
+        let retained = match self {
             Self::Account => Source::new("", "serviceaccounts", |_, entry| {
                 namespace_of(entry, ACCOUNT)
             }),
@@ -41,10 +41,10 @@ impl Reconcile for EveryNamespace {
                 Source::new("", "configmaps", |_, entry| namespace_of(entry, ROOT_CA))
             }
         };
-        vec![Source::own("", "namespaces"), kept]
+        vec![Source::own("", "namespaces"), retained]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let namespace = api.store().get(&TableId::new("", "namespaces"), key);
             let active =
@@ -52,7 +52,7 @@ impl Reconcile for EveryNamespace {
             if !active {
                 return Ok(None);
             }
-            let kept = match self {
+            let retained = match self {
                 Self::Account => {
                     let account = json!({ "metadata": { "name": ACCOUNT } });
                     api.ensure("", "v1", "serviceaccounts", &key.name, account)
@@ -63,7 +63,7 @@ impl Reconcile for EveryNamespace {
                     api.keep_config_map(&key.name, ROOT_CA, data).await
                 }
             };
-            match kept {
+            match retained {
                 // The namespace was deleted in the meantime.
                 Err(e) if e.code == 403 || e.code == 404 => Ok(None),
                 other => other.map(|()| None),

@@ -26,86 +26,86 @@ const RETRY: Duration = Duration::from_secs(1);
 const CHANNEL: usize = 1024;
 
 /// Table and key of an object.
-type Place = (TableId, Key);
+type ObjectRef = (TableId, Key);
 
 /// A report of a table's forwarder.
 enum Report {
-    Seen(Arc<Entry>),
+    Listed(Arc<Entry>),
     Changed(Event),
 }
 
 /// An item of the collector's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Work {
+enum GcTask {
     /// Check whether the object still has an owner.
-    Dependent(Place),
+    Dependent(ObjectRef),
     /// Check whether the deletion of the object can go on.
-    Owner(Place),
+    Owner(ObjectRef),
 }
 
 #[derive(Default)]
-struct Graph {
+struct GcQueue {
     /// Owners whose deletion waits for dependents.
-    waiting: FxHashMap<Arc<str>, Place>,
-    queue: VecDeque<Work>,
-    queued: FxHashSet<Work>,
+    waiting: FxHashMap<Arc<str>, ObjectRef>,
+    queue: VecDeque<GcTask>,
+    queued: FxHashSet<GcTask>,
     /// Objects with an owner whose kind was not served when it was looked up.
-    unknown: FxHashSet<Place>,
+    unknown: FxHashSet<ObjectRef>,
 }
 
-impl Graph {
-    fn add(&mut self, work: Work) {
+impl GcQueue {
+    fn add(&mut self, work: GcTask) {
         if self.queued.insert(work.clone()) {
             self.queue.push_back(work);
         }
     }
 
-    fn pop(&mut self) -> Option<Work> {
+    fn pop(&mut self) -> Option<GcTask> {
         let work = self.queue.pop_front()?;
         self.queued.remove(&work);
         Some(work)
     }
 
     fn link(&mut self, entry: &Entry, before: Option<&Entry>) {
-        let place = || (entry.table.clone(), entry.key.clone());
+        let object_ref = || (entry.table.clone(), entry.key.clone());
         if waits(entry) {
-            self.waiting.insert(entry.index.uid.clone(), place());
-            self.add(Work::Owner(place()));
+            self.waiting.insert(entry.index.uid.clone(), object_ref());
+            self.add(GcTask::Owner(object_ref()));
         }
         // A deleted owner has an event of its own; most changes do not touch the owners.
         let same = before.is_some_and(|old| old.index.owners == entry.index.owners);
-        let known = || !self.unknown.contains(&place());
-        if entry.index.owners.is_empty() || same && known() {
+        let existing = || !self.unknown.contains(&object_ref());
+        if entry.index.owners.is_empty() || same && existing() {
             return;
         }
-        self.add(Work::Dependent(place()));
+        self.add(GcTask::Dependent(object_ref()));
     }
 
-    fn settled(&mut self, work: Work) {
-        if let Work::Dependent(place) = work
+    fn mark_resolved(&mut self, work: GcTask) {
+        if let GcTask::Dependent(object_ref) = work
             && !self.unknown.is_empty()
         {
-            self.unknown.remove(&place);
+            self.unknown.remove(&object_ref);
         }
     }
 
-    fn unsettled(&mut self, work: Work) {
-        if let Work::Dependent(place) = work {
-            self.unknown.insert(place);
+    fn mark_unresolved(&mut self, work: GcTask) {
+        if let GcTask::Dependent(object_ref) = work {
+            self.unknown.insert(object_ref);
         }
     }
 
     fn unlink(&mut self, entry: &Entry) {
         for owner in &entry.index.owners {
             if let Some(owner) = self.waiting.get(owner).cloned() {
-                self.add(Work::Owner(owner));
+                self.add(GcTask::Owner(owner));
             }
         }
     }
 
-    fn take(&mut self, api: &Api, report: Report) {
+    fn apply_report(&mut self, api: &Api, report: Report) {
         match report {
-            Report::Seen(entry) => self.link(&entry, None),
+            Report::Listed(entry) => self.link(&entry, None),
             Report::Changed(event) => {
                 if let Some(old) = &event.old {
                     self.unlink(old);
@@ -119,7 +119,7 @@ impl Graph {
                         self.unknown
                             .remove(&(event.new.table.clone(), event.new.key.clone()));
                         for (_, left) in dependents_now(api, uid) {
-                            self.add(Work::Dependent((left.table.clone(), left.key.clone())));
+                            self.add(GcTask::Dependent((left.table.clone(), left.key.clone())));
                         }
                     }
                 }
@@ -150,13 +150,13 @@ fn contains(haystack: &[u8], needle: &str) -> bool {
 /// Runs the garbage collector until `shutdown` is cancelled.
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     let (sender, mut reports) = mpsc::channel(CHANNEL);
-    let mut graph = Graph::default();
+    let mut graph = GcQueue::default();
     let mut followed = FxHashSet::default();
-    let mut retries: VecDeque<(tokio::time::Instant, Work)> = VecDeque::new();
+    let mut retries: VecDeque<(tokio::time::Instant, GcTask)> = VecDeque::new();
     follow_new(&api, &mut followed, &sender, &shutdown);
     loop {
         while let Ok(report) = reports.try_recv() {
-            note(&api, &mut graph, report, &mut followed, &sender, &shutdown);
+            apply_and_follow(&api, &mut graph, report, &mut followed, &sender, &shutdown);
         }
         let Some(work) = graph.pop() else {
             let due = retries.front().map(|(at, _)| *at);
@@ -169,7 +169,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
                     }
                 }
                 report = reports.recv() => match report {
-                    Some(r) => note(&api, &mut graph, r, &mut followed, &sender, &shutdown),
+                    Some(r) => apply_and_follow(&api, &mut graph, r, &mut followed, &sender, &shutdown),
                     None => return,
                 },
             }
@@ -180,8 +180,8 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
             done = execute(&api, &work) => done,
         };
         match done {
-            Ok(Seen::All) => graph.settled(work),
-            Ok(Seen::UnknownOwner) => graph.unsettled(work),
+            Ok(GcOutcome::All) => graph.mark_resolved(work),
+            Ok(GcOutcome::UnknownOwner) => graph.mark_unresolved(work),
             Err(error) => {
                 tracing::debug!(?work, %error, "failed to collect garbage, retrying");
                 retries.push_back((tokio::time::Instant::now() + RETRY, work));
@@ -191,20 +191,20 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     }
 }
 
-fn note(
+fn apply_and_follow(
     api: &Api,
-    graph: &mut Graph,
+    graph: &mut GcQueue,
     report: Report,
     followed: &mut FxHashSet<TableId>,
     sender: &mpsc::Sender<Report>,
     shutdown: &CancellationToken,
 ) {
     let table = match &report {
-        Report::Seen(entry) => &entry.table,
+        Report::Listed(entry) => &entry.table,
         Report::Changed(event) => &event.new.table,
     };
     let definitions = table.group() == CRDS.0 && table.plural() == CRDS.1;
-    graph.take(api, report);
+    graph.apply_report(api, report);
     if definitions {
         follow_new(api, followed, sender, shutdown);
     }
@@ -241,7 +241,7 @@ async fn follow(
             continue;
         };
         for entry in entries {
-            if sender.send(Report::Seen(entry)).await.is_err() {
+            if sender.send(Report::Listed(entry)).await.is_err() {
                 return;
             }
         }
@@ -269,16 +269,16 @@ async fn follow(
 
 /// Outcome of a check of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum GcOutcome {
     All,
     /// The kind of an owner is not served: the next change of the object causes another check.
     UnknownOwner,
 }
 
-async fn execute(api: &Api, work: &Work) -> Result<Seen, ApiError> {
+async fn execute(api: &Api, work: &GcTask) -> Result<GcOutcome, ApiError> {
     match work {
-        Work::Dependent(place) => dependent(api, place).await,
-        Work::Owner(place) => owner(api, place).await.map(|()| Seen::All),
+        GcTask::Dependent(object_ref) => dependent(api, object_ref).await,
+        GcTask::Owner(object_ref) => owner(api, object_ref).await.map(|()| GcOutcome::All),
     }
 }
 
@@ -319,17 +319,17 @@ fn state_of(api: &Api, namespace: &str, owner: &Owner) -> State {
 
 /// What to do with an object that has owner references.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum GcVerdict {
     Keep,
     /// Remove the references to these owners (uids), which are gone or wait for this object.
     Release(Vec<String>),
     Delete(Option<Propagation>),
 }
 
-fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> Verdict {
+fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> GcVerdict {
     let with = |s: State| owners.iter().filter(move |(_, state)| *state == s);
     if with(State::Unknown).next().is_some() {
-        return Verdict::Keep;
+        return GcVerdict::Keep;
     }
     if with(State::Solid).next().is_some() {
         let gone: Vec<String> = with(State::Absent)
@@ -337,34 +337,34 @@ fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> Ve
             .map(|(o, _)| o.uid.clone())
             .collect();
         return if gone.is_empty() {
-            Verdict::Keep
+            GcVerdict::Keep
         } else {
-            Verdict::Release(gone)
+            GcVerdict::Release(gone)
         };
     }
     let waiting = with(State::Waiting).next().is_some();
     if waiting && has_dependents() {
-        return Verdict::Delete(Some(Propagation::Foreground));
+        return GcVerdict::Delete(Some(Propagation::Foreground));
     }
-    Verdict::Delete(None)
+    GcVerdict::Delete(None)
 }
 
-fn place_of(api: &Api, place: &Place) -> Option<(Arc<Resource>, Arc<Entry>)> {
-    let resource = api.registry().storage(&place.0)?;
-    let entry = api.store().get(&place.0, &place.1)?;
+fn look_up(api: &Api, object_ref: &ObjectRef) -> Option<(Arc<Resource>, Arc<Entry>)> {
+    let resource = api.registry().storage(&object_ref.0)?;
+    let entry = api.store().get(&object_ref.0, &object_ref.1)?;
     Some((resource, entry))
 }
 
-async fn dependent(api: &Api, place: &Place) -> Result<Seen, ApiError> {
-    let Some((resource, entry)) = place_of(api, place) else {
-        return Ok(Seen::All);
+async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiError> {
+    let Some((resource, entry)) = look_up(api, object_ref) else {
+        return Ok(GcOutcome::All);
     };
     if entry.index.owners.is_empty() {
-        return Ok(Seen::All);
+        return Ok(GcOutcome::All);
     }
-    let owned = meta::Owned::of(&entry);
+    let owned = meta::OwnerInfo::from_entry(&entry);
     if owned.deleting {
-        return Ok(Seen::All);
+        return Ok(GcOutcome::All);
     }
     let owners: Vec<(Owner, State)> = owned
         .owners
@@ -376,12 +376,12 @@ async fn dependent(api: &Api, place: &Place) -> Result<Seen, ApiError> {
         .collect();
     let has_dependents = || !dependents_now(api, &entry.index.uid).is_empty();
     let done = match judge(&owners, has_dependents) {
-        Verdict::Keep if owners.iter().any(|(_, state)| *state == State::Unknown) => {
-            return Ok(Seen::UnknownOwner);
+        GcVerdict::Keep if owners.iter().any(|(_, state)| *state == State::Unknown) => {
+            return Ok(GcOutcome::UnknownOwner);
         }
-        Verdict::Keep => return Ok(Seen::All),
-        Verdict::Release(uids) => release(api, &resource, &entry.key, &uids).await,
-        Verdict::Delete(propagation) => {
+        GcVerdict::Keep => return Ok(GcOutcome::All),
+        GcVerdict::Release(uids) => release(api, &resource, &entry.key, &uids).await,
+        GcVerdict::Delete(propagation) => {
             let options = DeleteOptions {
                 uid: Some(entry.index.uid.to_string()),
                 resource_version: Some(entry.revision.to_string()),
@@ -395,7 +395,7 @@ async fn dependent(api: &Api, place: &Place) -> Result<Seen, ApiError> {
     };
     match done {
         Err(e) if e.code != 404 => Err(e),
-        _ => Ok(Seen::All),
+        _ => Ok(GcOutcome::All),
     }
 }
 
@@ -431,13 +431,13 @@ fn blocks(entry: &Entry, uid: &str) -> bool {
 /// Returns true if `from`, which is deleted in the foreground, waits for the object `uid` directly or through
 /// other objects. Two objects that wait for each other would wait forever.
 fn waits_for(api: &Api, from: &Arc<Entry>, uid: &str) -> bool {
-    let mut seen = FxHashSet::default();
+    let mut observed = FxHashSet::default();
     let mut todo = vec![from.clone()];
     while let Some(entry) = todo.pop() {
         if *entry.index.uid == *uid {
             return true;
         }
-        if !seen.insert(entry.index.uid.clone()) {
+        if !observed.insert(entry.index.uid.clone()) {
             continue;
         }
         for (_, next) in dependents_now(api, &entry.index.uid) {
@@ -450,8 +450,8 @@ fn waits_for(api: &Api, from: &Arc<Entry>, uid: &str) -> bool {
 }
 
 /// Completes the deletion of an owner when no dependent blocks it any more.
-async fn owner(api: &Api, place: &Place) -> Result<(), ApiError> {
-    let Some((resource, entry)) = place_of(api, place) else {
+async fn owner(api: &Api, object_ref: &ObjectRef) -> Result<(), ApiError> {
+    let Some((resource, entry)) = look_up(api, object_ref) else {
         return Ok(());
     };
     let value = entry.value();
@@ -475,8 +475,8 @@ async fn owner(api: &Api, place: &Place) -> Result<(), ApiError> {
     }
     for (resource, dependent) in &dependents {
         if !contains(&dependent.bytes, "\"deletionTimestamp\"") {
-            let place = (resource.table.clone(), dependent.key.clone());
-            self::dependent(api, &place).await?;
+            let object_ref = (resource.table.clone(), dependent.key.clone());
+            self::dependent(api, &object_ref).await?;
         }
     }
     // Read again: dependents that could be removed at once are gone by now.
@@ -515,21 +515,27 @@ mod tests {
                 .map(|(i, s)| (owner(&i.to_string()), *s))
                 .collect()
         };
-        assert_eq!(judge(&owners(&[Solid]), || false), Verdict::Keep);
+        assert_eq!(judge(&owners(&[Solid]), || false), GcVerdict::Keep);
         assert_eq!(
             judge(&owners(&[Solid, Absent, Waiting]), || false),
-            Verdict::Release(vec!["1".into(), "2".into()])
+            GcVerdict::Release(vec!["1".into(), "2".into()])
         );
         assert_eq!(
             judge(&owners(&[Absent, Absent]), || false),
-            Verdict::Delete(None)
+            GcVerdict::Delete(None)
         );
-        assert_eq!(judge(&owners(&[Waiting]), || false), Verdict::Delete(None));
+        assert_eq!(
+            judge(&owners(&[Waiting]), || false),
+            GcVerdict::Delete(None)
+        );
         assert_eq!(
             judge(&owners(&[Waiting, Absent]), || true),
-            Verdict::Delete(Some(Propagation::Foreground))
+            GcVerdict::Delete(Some(Propagation::Foreground))
         );
-        assert_eq!(judge(&owners(&[Absent, Unknown]), || false), Verdict::Keep);
+        assert_eq!(
+            judge(&owners(&[Absent, Unknown]), || false),
+            GcVerdict::Keep
+        );
     }
 
     #[tokio::test]
@@ -552,19 +558,19 @@ mod tests {
             entry("same", "a").await,
             entry("other", "b").await,
         );
-        let mut graph = Graph::default();
-        let place = |entry: &Entry| (entry.table.clone(), entry.key.clone());
-        let looks = |graph: &mut Graph, new: &Entry, before: Option<&Entry>| {
+        let mut graph = GcQueue::default();
+        let object_ref = |entry: &Entry| (entry.table.clone(), entry.key.clone());
+        let looks = |graph: &mut GcQueue, new: &Entry, before: Option<&Entry>| {
             graph.link(new, before);
-            graph.pop() == Some(Work::Dependent(place(new)))
+            graph.pop() == Some(GcTask::Dependent(object_ref(new)))
         };
         assert!(looks(&mut graph, &same, None));
         assert!(!looks(&mut graph, &same, Some(&old)));
         assert!(looks(&mut graph, &other, Some(&old)));
         // The kind of an owner may be served now.
-        graph.unsettled(Work::Dependent(place(&same)));
+        graph.mark_unresolved(GcTask::Dependent(object_ref(&same)));
         assert!(looks(&mut graph, &same, Some(&old)));
-        graph.settled(Work::Dependent(place(&same)));
+        graph.mark_resolved(GcTask::Dependent(object_ref(&same)));
         assert!(!looks(&mut graph, &same, Some(&old)));
     }
 }

@@ -1,10 +1,10 @@
 //! Job controller: runs pods until enough of them have completed.
 
 use super::adoption;
-use super::job_rules::{self, Verdict};
+use super::job_rules::{self, FailureEffect};
 use super::pods;
-use super::queue::Again;
-use super::recorder::About;
+use super::queue::RequeueAfter;
+use super::recorder::EventSubject;
 use super::replicaset::remove_condition;
 use super::workload::Workload;
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
@@ -36,12 +36,12 @@ pub(super) const JOBS: Workload = Workload {
     owns: ("", "pods"),
     adopts: true,
     also: || None,
-    sync: |about, key| sync(about, key).boxed(),
+    sync: |subject, key| sync(subject, key).boxed(),
 };
 
 /// Counts and indexes of a job's pods by their state.
 #[derive(Debug, Default)]
-struct Tally {
+struct PodCounts {
     active: usize,
     ready: usize,
     succeeded: i64,
@@ -60,15 +60,15 @@ struct Tally {
     fatal: Option<String>,
 }
 
-impl Tally {
-    fn of(job: &Value, pods: &[Value], now: Timestamp) -> Self {
+impl PodCounts {
+    fn new(job: &Value, pods: &[Value], now: Timestamp) -> Self {
         let mut out = Self::default();
         if indexed(job) {
             // Pods that were deleted after they ended still count.
             let limit = number(job, "completions").unwrap_or(0);
-            let known = |key: &str| job_rules::indexes(meta::text(job, &["status", key]), limit);
-            out.done = known("completedIndexes");
-            out.lost = known("failedIndexes");
+            let existing = |key: &str| job_rules::indexes(meta::text(job, &["status", key]), limit);
+            out.done = existing("completedIndexes");
+            out.lost = existing("failedIndexes");
         }
         for pod in pods {
             let index: Option<i64> = meta::text(pod, &["metadata", "annotations", INDEX])
@@ -82,10 +82,10 @@ impl Tally {
                 "Failed" => {
                     let at = ended_at(pod).unwrap_or(now);
                     match job_rules::verdict(job, pod) {
-                        Verdict::Ignore => continue,
-                        Verdict::Count => {}
-                        Verdict::FailIndex => out.lost.extend(index),
-                        Verdict::FailJob(why) => out.fatal = Some(why),
+                        FailureEffect::Ignore => continue,
+                        FailureEffect::Count => {}
+                        FailureEffect::FailIndex => out.lost.extend(index),
+                        FailureEffect::FailJob(why) => out.fatal = Some(why),
                     }
                     out.failed += 1;
                     out.last_failure = Some(out.last_failure.map_or(at, |t| t.max(at)));
@@ -138,12 +138,12 @@ enum End {
 }
 
 /// Returns the outcome of the job if it is finished.
-fn end_of(job: &Value, tally: &Tally, now: Timestamp) -> Option<End> {
-    if let Some(why) = &tally.fatal {
+fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<End> {
+    if let Some(why) = &counts.fatal {
         return Some(End::Failed("PodFailurePolicy", why.clone()));
     }
     let limit = number(job, "backoffLimit").unwrap_or(6);
-    if tally.failed > limit {
+    if counts.failed > limit {
         return Some(End::Failed(
             "BackoffLimitExceeded",
             "Job has reached the specified backoff limit".to_owned(),
@@ -159,30 +159,30 @@ fn end_of(job: &Value, tally: &Tally, now: Timestamp) -> Option<End> {
         ));
     }
     let count = |indexes: &BTreeSet<i64>| i64::try_from(indexes.len()).unwrap_or(i64::MAX);
-    if number(job, "maxFailedIndexes").is_some_and(|limit| count(&tally.lost) > limit) {
+    if number(job, "maxFailedIndexes").is_some_and(|limit| count(&counts.lost) > limit) {
         return Some(End::Failed(
             "MaxFailedIndexesExceeded",
             "Job has exceeded the specified maximal number of failed indexes".to_owned(),
         ));
     }
-    if let Some(rule) = job_rules::success(job, &tally.done) {
+    if let Some(rule) = job_rules::success(job, &counts.done) {
         return Some(End::Success(rule));
     }
     let succeeded = if indexed(job) {
-        count(&tally.done)
+        count(&counts.done)
     } else {
-        tally.succeeded
+        counts.succeeded
     };
     let completions = number(job, "completions");
-    let tried = succeeded.saturating_add(count(&tally.lost));
-    if !tally.lost.is_empty() && completions.is_some_and(|n| tried >= n) {
+    let tried = succeeded.saturating_add(count(&counts.lost));
+    if !counts.lost.is_empty() && completions.is_some_and(|n| tried >= n) {
         let why = "Job has failed indexes".to_owned();
         return Some(End::Failed("FailedIndexes", why));
     }
     match number(job, "completions") {
         Some(n) => (succeeded >= n).then_some(End::Complete),
         // Without `completions`, the job completes when one pod has succeeded and the others have ended.
-        None => (succeeded > 0 && tally.active == 0).then_some(End::Complete),
+        None => (succeeded > 0 && counts.active == 0).then_some(End::Complete),
     }
 }
 
@@ -191,18 +191,18 @@ fn indexed(job: &Value) -> bool {
 }
 
 /// Returns how many pods should be active now.
-fn wanted(job: &Value, tally: &Tally) -> usize {
+fn wanted(job: &Value, counts: &PodCounts) -> usize {
     let parallel = number(job, "parallelism").unwrap_or(1).max(0);
     let wanted = match number(job, "completions") {
         Some(n) => {
             let done = if indexed(job) {
-                i64::try_from(tally.done.len() + tally.lost.len()).unwrap_or(i64::MAX)
+                i64::try_from(counts.done.len() + counts.lost.len()).unwrap_or(i64::MAX)
             } else {
-                tally.succeeded
+                counts.succeeded
             };
             parallel.min((n - done).max(0))
         }
-        None if tally.succeeded > 0 => i64::try_from(tally.active).unwrap_or(0).min(parallel),
+        None if counts.succeeded > 0 => i64::try_from(counts.active).unwrap_or(0).min(parallel),
         None => parallel,
     };
     usize::try_from(wanted).unwrap_or(0)
@@ -210,10 +210,10 @@ fn wanted(job: &Value, tally: &Tally) -> usize {
 
 /// Returns the seconds until a failed pod may be replaced. With a backoff limit per index it is 0: each index
 /// has its own delay.
-fn backoff_left(job: &Value, tally: &Tally, now: Timestamp) -> i64 {
-    match tally.last_failure {
+fn backoff_left(job: &Value, counts: &PodCounts, now: Timestamp) -> i64 {
+    match counts.last_failure {
         Some(last) if number(job, "backoffLimitPerIndex").is_none() => {
-            pause_left(tally.failed, last, now)
+            pause_left(counts.failed, last, now)
         }
         _ => 0,
     }
@@ -226,8 +226,8 @@ fn pause_left(failures: i64, last: Timestamp, now: Timestamp) -> i64 {
     (pause - now.duration_since(last).as_secs()).max(0)
 }
 
-async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
-    let (api, jobs, job) = (about.api, about.resource, about.object);
+async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
+    let (api, jobs, job) = (subject.api, subject.resource, subject.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
     // A job that another controller manages is left to it.
     let manager = meta::text(job, &["spec", "managedBy"]);
@@ -242,7 +242,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     adoption::claim(api, jobs, job, &pods_resource, &|_| true).await?;
     let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);
     let values: Vec<Value> = owned.iter().map(|(_, v)| v.clone()).collect();
-    let mut tally = Tally::of(job, &values, now);
+    let mut counts = PodCounts::new(job, &values, now);
     if finished {
         return expire(api, key, jobs, job, &uid, now).await;
     }
@@ -253,88 +253,91 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         meta::section(&mut job_with_start, "status")
             .insert("startTime".to_owned(), meta::time(now).into());
     }
-    let end = end_of(&job_with_start, &tally, now);
+    let end = end_of(&job_with_start, &counts, now);
     let target = if end.is_some() || suspended {
         0
     } else {
-        wanted(job, &tally)
+        wanted(job, &counts)
     };
     // With the policy `Failed`, a replacement waits until the pod that is being deleted has ended.
-    let late = meta::text(job, &["spec", "podReplacementPolicy"]) == "Failed";
-    let room = target.saturating_sub(if late { tally.terminating } else { 0 });
-    let mut again = None;
-    if tally.active > target {
+    let overdue = meta::text(job, &["spec", "podReplacementPolicy"]) == "Failed";
+    let capacity = target.saturating_sub(if overdue { counts.terminating } else { 0 });
+    let mut requeue = None;
+    if counts.active > target {
         owned.retain(|(_, v)| pods::active(v));
         owned.sort_by_cached_key(|(_, v)| pods::deletion_order(v));
-        for (entry, _) in owned.iter().take(tally.active - target) {
-            pods::delete_of(&about, &pods_resource, entry).await?;
+        for (entry, _) in owned.iter().take(counts.active - target) {
+            pods::delete_recorded(&subject, &pods_resource, entry).await?;
         }
-        tally.active = target;
+        counts.active = target;
     }
     let mut failure = None;
-    if tally.active < room {
-        let pause = backoff_left(job, &tally, now);
+    if counts.active < capacity {
+        let pause = backoff_left(job, &counts, now);
         if pause > 0 {
-            again = Some(Duration::from_secs(pause.unsigned_abs()));
+            requeue = Some(Duration::from_secs(pause.unsigned_abs()));
         } else {
-            let first = room.min(tally.active + BURST);
-            match start(&about, &pods_resource, &mut tally, first, now).await {
-                Ok(left) => again = left.map(|left| Duration::from_secs(left.unsigned_abs())),
+            let first = capacity.min(counts.active + BURST);
+            match start(&subject, &pods_resource, &mut counts, first, now).await {
+                Ok(remaining) => {
+                    requeue =
+                        remaining.map(|remaining| Duration::from_secs(remaining.unsigned_abs()))
+                }
                 Err(e) => failure = Some(e),
             }
-            if first < room {
-                again = Some(Duration::ZERO);
+            if first < capacity {
+                requeue = Some(Duration::ZERO);
             }
         }
     }
     if end.is_none()
         && let Some(seconds) = number(job, "activeDeadlineSeconds")
     {
-        let left = Duration::from_secs(seconds.max(1).unsigned_abs());
-        again = Some(again.map_or(left, |a: Duration| a.min(left)));
+        let remaining = Duration::from_secs(seconds.max(1).unsigned_abs());
+        requeue = Some(requeue.map_or(remaining, |a: Duration| a.min(remaining)));
     }
     pods::write_status(api, jobs, key, &uid, |status| {
-        write(status, job, &tally, end.as_ref(), suspended, now);
+        write(status, job, &counts, end.as_ref(), suspended, now);
     })
     .await?;
     if end.is_some() && number(job, "ttlSecondsAfterFinished").is_some() {
-        again = Some(Duration::from_secs(1));
+        requeue = Some(Duration::from_secs(1));
     }
     match failure {
         Some(e) => Err(e),
-        None => Ok(again),
+        None => Ok(requeue),
     }
 }
 
 /// Creates the missing pods. Returns in how many seconds another may be created, if an index is in backoff.
 async fn start(
-    about: &About<'_>,
+    subject: &EventSubject<'_>,
     pods_resource: &std::sync::Arc<koord_kinds::Resource>,
-    tally: &mut Tally,
+    counts: &mut PodCounts,
     target: usize,
     now: Timestamp,
 ) -> Result<Option<i64>, ApiError> {
-    let job = about.object;
+    let job = subject.object;
     let template = meta::at(job, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
     let completions = number(job, "completions").unwrap_or(i64::MAX);
     let alone = number(job, "backoffLimitPerIndex").is_some();
     let mut waits: Option<i64> = None;
-    while tally.active < target {
-        let mut pod = pods::from_template(&template, about.resource, job);
+    while counts.active < target {
+        let mut pod = pods::from_template(&template, subject.resource, job);
         if indexed(job) {
-            let taken = [&tally.done, &tally.running, &tally.lost];
+            let taken = [&counts.done, &counts.running, &counts.lost];
             let free = |i: &i64| !taken.iter().any(|set| set.contains(i));
             let mut open = (0..completions).filter(free);
-            let ready = open.find(|i| match tally.failures.get(i).filter(|_| alone) {
+            let ready = open.find(|i| match counts.failures.get(i).filter(|_| alone) {
                 None => true,
                 Some((n, last)) => {
-                    let left = pause_left(*n, *last, now);
-                    if left > 0 {
-                        waits = Some(waits.map_or(left, |w| w.min(left)));
+                    let remaining = pause_left(*n, *last, now);
+                    if remaining > 0 {
+                        waits = Some(waits.map_or(remaining, |w| w.min(remaining)));
                     }
-                    left == 0
+                    remaining == 0
                 }
             });
             let Some(index) = ready else {
@@ -342,15 +345,15 @@ async fn start(
             };
             mark_index(&mut pod, meta::name(job), index);
             if alone {
-                let failures = tally.failures.get(&index).map_or(0, |(n, _)| *n);
+                let failures = counts.failures.get(&index).map_or(0, |(n, _)| *n);
                 let metadata = meta::section(&mut pod, "metadata");
                 let map = meta::as_object(metadata.entry("annotations").or_insert(json!({})));
                 map.insert(FAILURES.to_owned(), failures.to_string().into());
             }
-            tally.running.insert(index);
+            counts.running.insert(index);
         }
-        pods::create_of(about, pods_resource, pod).await?;
-        tally.active += 1;
+        pods::create_recorded(subject, pods_resource, pod).await?;
+        counts.active += 1;
     }
     Ok(waits)
 }
@@ -382,20 +385,20 @@ fn mark_index(pod: &mut Value, job: &str, index: i64) {
 fn write(
     status: &mut Map<String, Value>,
     job: &Value,
-    tally: &Tally,
+    counts: &PodCounts,
     end: Option<&End>,
     suspended: bool,
     now: Timestamp,
 ) {
     // Pods that were deleted after they ended still count.
-    let kept = |status: &Map<String, Value>, key: &str, n: i64| {
+    let retained = |status: &Map<String, Value>, key: &str, n: i64| {
         n.max(status.get(key).and_then(Value::as_i64).unwrap_or(0))
     };
     let (succeeded, failed) = (
-        kept(status, "succeeded", tally.succeeded),
-        kept(status, "failed", tally.failed),
+        retained(status, "succeeded", counts.succeeded),
+        retained(status, "failed", counts.failed),
     );
-    let active = i64::try_from(tally.active).unwrap_or(0);
+    let active = i64::try_from(counts.active).unwrap_or(0);
     for (key, n) in [
         ("active", active),
         ("succeeded", succeeded),
@@ -409,14 +412,14 @@ fn write(
     }
     status.insert(
         "ready".to_owned(),
-        json!(if end.is_some() { 0 } else { tally.ready }),
+        json!(if end.is_some() { 0 } else { counts.ready }),
     );
-    status.insert("terminating".to_owned(), json!(tally.terminating));
+    status.insert("terminating".to_owned(), json!(counts.terminating));
     if indexed(job) {
         let alone = number(job, "backoffLimitPerIndex").is_some();
         for (key, set, always) in [
-            ("completedIndexes", &tally.done, false),
-            ("failedIndexes", &tally.lost, alone),
+            ("completedIndexes", &counts.done, false),
+            ("failedIndexes", &counts.lost, alone),
         ] {
             if always || !set.is_empty() {
                 status.insert(key.to_owned(), job_rules::text(set).into());
@@ -483,7 +486,7 @@ async fn expire(
     job: &Value,
     uid: &str,
     now: Timestamp,
-) -> Result<Again, ApiError> {
+) -> Result<RequeueAfter, ApiError> {
     let Some(ttl) = number(job, "ttlSecondsAfterFinished") else {
         return Ok(None);
     };
@@ -493,9 +496,9 @@ async fn expire(
         .filter_map(|c| meta::text(c, &["lastTransitionTime"]).parse().ok())
         .max()
         .unwrap_or(now);
-    let left = ttl - now.duration_since(finished).as_secs();
-    if left > 0 {
-        return Ok(Some(Duration::from_secs(left.unsigned_abs())));
+    let remaining = ttl - now.duration_since(finished).as_secs();
+    if remaining > 0 {
+        return Ok(Some(Duration::from_secs(remaining.unsigned_abs())));
     }
     let options = DeleteOptions {
         uid: Some(uid.to_owned()),
@@ -520,33 +523,33 @@ mod tests {
     fn a_job_runs_what_is_left_in_parallel() {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"parallelism": 2, "completions": 3}});
-        let tally = Tally::of(&job, &[pod("Succeeded"), pod("Succeeded")], now);
-        assert_eq!(wanted(&job, &tally), 1);
-        assert_eq!(end_of(&job, &tally, now), None);
-        let tally = Tally::of(
+        let counts = PodCounts::new(&job, &[pod("Succeeded"), pod("Succeeded")], now);
+        assert_eq!(wanted(&job, &counts), 1);
+        assert_eq!(end_of(&job, &counts, now), None);
+        let counts = PodCounts::new(
             &job,
             &[pod("Succeeded"), pod("Succeeded"), pod("Succeeded")],
             now,
         );
-        assert_eq!(wanted(&job, &tally), 0);
-        assert_eq!(end_of(&job, &tally, now), Some(End::Complete));
+        assert_eq!(wanted(&job, &counts), 0);
+        assert_eq!(end_of(&job, &counts, now), Some(End::Complete));
     }
 
     #[test]
     fn failures_end_a_job_at_its_limit() {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"completions": 1, "backoffLimit": 1}});
-        let tally = Tally::of(&job, &[pod("Failed")], now);
-        assert_eq!(end_of(&job, &tally, now), None);
-        assert_eq!(backoff_left(&job, &tally, now), 10);
-        let tally = Tally::of(&job, &[pod("Failed"), pod("Failed")], now);
+        let counts = PodCounts::new(&job, &[pod("Failed")], now);
+        assert_eq!(end_of(&job, &counts, now), None);
+        assert_eq!(backoff_left(&job, &counts, now), 10);
+        let counts = PodCounts::new(&job, &[pod("Failed"), pod("Failed")], now);
         assert!(matches!(
-            end_of(&job, &tally, now),
+            end_of(&job, &counts, now),
             Some(End::Failed("BackoffLimitExceeded", _))
         ));
         let job = json!({"spec": {"activeDeadlineSeconds": 5},
             "status": {"startTime": "1969-12-31T23:59:50Z"}});
-        let end = end_of(&job, &Tally::default(), now);
+        let end = end_of(&job, &PodCounts::default(), now);
         assert!(matches!(end, Some(End::Failed("DeadlineExceeded", _))));
     }
 }

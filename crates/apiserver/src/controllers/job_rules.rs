@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// Effect of a failed pod on its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum FailureEffect {
     /// The failure counts towards the backoff limit.
     Count,
     /// The failure does not count.
@@ -25,23 +25,25 @@ fn list<'a>(value: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> 
 
 /// Returns the effect of a failed pod by the first rule of `spec.podFailurePolicy` that matches; without one
 /// it counts.
-pub(super) fn verdict(job: &Value, pod: &Value) -> Verdict {
+pub(super) fn verdict(job: &Value, pod: &Value) -> FailureEffect {
     for (i, rule) in list(job, &["spec", "podFailurePolicy", "rules"]).enumerate() {
         let action = meta::text(rule, &["action"]);
         let Some(why) = exit_code(rule, pod).or_else(|| pod_condition(rule, pod)) else {
             continue;
         };
         return match action {
-            "Ignore" => Verdict::Ignore,
-            "FailIndex" => Verdict::FailIndex,
-            "FailJob" => Verdict::FailJob(format!("{why} matching FailJob rule at index {i}")),
-            _ => Verdict::Count,
+            "Ignore" => FailureEffect::Ignore,
+            "FailIndex" => FailureEffect::FailIndex,
+            "FailJob" => {
+                FailureEffect::FailJob(format!("{why} matching FailJob rule at index {i}"))
+            }
+            _ => FailureEffect::Count,
         };
     }
-    Verdict::Count
+    FailureEffect::Count
 }
 
-fn called(pod: &Value) -> String {
+fn qualified_name(pod: &Value) -> String {
     format!("{}/{}", meta::namespace(pod), meta::name(pod))
 }
 
@@ -49,7 +51,7 @@ fn exit_code(rule: &Value, pod: &Value) -> Option<String> {
     let wanted = rule.get("onExitCodes").filter(|v| v.is_object())?;
     let container = meta::text(wanted, &["containerName"]);
     let codes = || list(wanted, &["values"]);
-    let found = ["containerStatuses", "initContainerStatuses"]
+    let result = ["containerStatuses", "initContainerStatuses"]
         .into_iter()
         .flat_map(|key| list(pod, &["status", key]))
         .filter(|status| container.is_empty() || meta::text(status, &["name"]) == container)
@@ -63,8 +65,8 @@ fn exit_code(rule: &Value, pod: &Value) -> Option<String> {
             };
             (matches && code.as_i64() != Some(0)).then_some((status, code))
         });
-    let (status, code) = found?;
-    let (name, pod) = (meta::text(status, &["name"]), called(pod));
+    let (status, code) = result?;
+    let (name, pod) = (meta::text(status, &["name"]), qualified_name(pod));
     Some(format!(
         "Container {name} for pod {pod} failed with exit code {code}"
     ))
@@ -78,7 +80,7 @@ fn pod_condition(rule: &Value, pod: &Value) -> Option<String> {
             status => status,
         };
         let condition = meta::condition(pod, kind)?;
-        let pod = called(pod);
+        let pod = qualified_name(pod);
         (meta::text(condition, &["status"]) == wanted)
             .then(|| format!("Pod {pod} has condition {kind}"))
     })
@@ -162,15 +164,24 @@ mod tests {
                 "conditions": [{"type": "DisruptionTarget", "status": disrupted}],
                 "containerStatuses": [{"name": name, "state": {"terminated": {"exitCode": code}}}]}})
         };
-        assert_eq!(verdict(&job, &pod("main", 42, "True")), Verdict::Ignore);
+        assert_eq!(
+            verdict(&job, &pod("main", 42, "True")),
+            FailureEffect::Ignore
+        );
         let why =
             "Container main for pod n/p failed with exit code 42 matching FailJob rule at index 1";
-        let failed = Verdict::FailJob(why.to_owned());
+        let failed = FailureEffect::FailJob(why.to_owned());
         assert_eq!(verdict(&job, &pod("main", 42, "False")), failed);
-        assert_eq!(verdict(&job, &pod("side", 42, "")), Verdict::FailIndex);
-        assert_eq!(verdict(&job, &pod("main", 1, "")), Verdict::Count);
-        assert_eq!(verdict(&job, &pod("main", 0, "")), Verdict::Count);
-        assert_eq!(verdict(&json!({}), &pod("main", 1, "")), Verdict::Count);
+        assert_eq!(
+            verdict(&job, &pod("side", 42, "")),
+            FailureEffect::FailIndex
+        );
+        assert_eq!(verdict(&job, &pod("main", 1, "")), FailureEffect::Count);
+        assert_eq!(verdict(&job, &pod("main", 0, "")), FailureEffect::Count);
+        assert_eq!(
+            verdict(&json!({}), &pod("main", 1, "")),
+            FailureEffect::Count
+        );
     }
 
     #[test]

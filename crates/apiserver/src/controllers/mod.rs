@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Parameters that controllers are started with.
-struct Start<'a> {
+struct StartParams<'a> {
     api: &'a Api,
     /// The certificate (PEM) that clients are to trust.
     authority: &'a str,
@@ -52,7 +52,7 @@ struct Start<'a> {
 
 type Task = BoxFuture<'static, ()>;
 
-impl Start<'_> {
+impl StartParams<'_> {
     fn queue(&self, controller: impl Reconcile) -> Task {
         queue::run(self.api.clone(), controller, self.stop.clone()).boxed()
     }
@@ -66,7 +66,7 @@ impl Start<'_> {
 }
 
 /// A controller's name and the function that starts it.
-type Row = (&'static str, fn(&Start<'_>) -> Task);
+type Row = (&'static str, fn(&StartParams<'_>) -> Task);
 
 /// Every controller. The names are those of kube-controller-manager, where it has a counterpart.
 const ALL: [Row; 18] = [
@@ -127,7 +127,7 @@ pub fn start(
     shutdown: &CancellationToken,
 ) -> TaskTracker {
     let tracker = TaskTracker::new();
-    let start = Start {
+    let start = StartParams {
         api,
         authority,
         ended_pods,

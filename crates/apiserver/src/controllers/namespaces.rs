@@ -1,6 +1,6 @@
 //! Namespace controller: deletes the objects of a namespace before the namespace itself.
 
-use super::queue::{Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, Source};
 use crate::rest::{Api, DeleteOptions, Propagation, meta};
 use crate::store::{Key, StoreError};
 use futures::FutureExt as _;
@@ -28,7 +28,7 @@ impl Reconcile for Namespaces {
         vec![Source::own("", "namespaces")]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let namespaces = api.builtin("", "v1", "namespaces")?;
             let Some(entry) = api.store().get(&namespaces.table, key) else {
@@ -40,7 +40,7 @@ impl Reconcile for Namespaces {
                 return Ok(None);
             }
             let round = empty(api, &key.name).await;
-            if !round.left.is_empty() {
+            if !round.remaining.is_empty() {
                 report(api, key, &round).await?;
                 return Ok(Some(WAIT));
             }
@@ -53,7 +53,7 @@ impl Reconcile for Namespaces {
 
 /// Remaining objects of one resource.
 #[derive(Debug, Default)]
-struct Left {
+struct RemainingObjects {
     objects: usize,
     finalizers: BTreeMap<String, usize>,
 }
@@ -61,7 +61,7 @@ struct Left {
 /// Outcome of a round of deletions: the remaining objects by resource.
 #[derive(Debug, Default)]
 struct Round {
-    left: BTreeMap<String, Left>,
+    remaining: BTreeMap<String, RemainingObjects>,
     /// Why objects could not be deleted.
     failures: Vec<String>,
 }
@@ -74,7 +74,7 @@ async fn empty(api: &Api, namespace: &str) -> Round {
     resources.sort_by_key(|r| !r.is("", "pods"));
     for resource in resources {
         delete_all(api, &resource, namespace, &mut round).await;
-        if resource.is("", "pods") && !round.left.is_empty() {
+        if resource.is("", "pods") && !round.remaining.is_empty() {
             break;
         }
     }
@@ -99,23 +99,23 @@ async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str, round:
         } else {
             resource.qualified()
         };
-        let left = round.left.entry(name).or_default();
-        left.objects += 1;
+        let remaining = round.remaining.entry(name).or_default();
+        remaining.objects += 1;
         for finalizer in meta::finalizers(&entry.value()) {
-            *left.finalizers.entry(finalizer).or_insert(0) += 1;
+            *remaining.finalizers.entry(finalizer).or_insert(0) += 1;
         }
     }
 }
 
 /// Writes to the conditions what the deletion waits for.
 async fn report(api: &Api, key: &Key, round: &Round) -> Result<(), ApiError> {
-    let left = &round.left;
-    let objects: Vec<String> = left
+    let remaining = &round.remaining;
+    let objects: Vec<String> = remaining
         .iter()
         .map(|(name, l)| format!("{name} has {} resource instances", l.objects))
         .collect();
     let mut by_finalizer: BTreeMap<&str, usize> = BTreeMap::new();
-    for l in left.values() {
+    for l in remaining.values() {
         for (finalizer, n) in &l.finalizers {
             *by_finalizer.entry(finalizer).or_insert(0) += n;
         }
@@ -216,10 +216,10 @@ async fn finalize(api: &Api, key: &Key) -> Result<(), ApiError> {
         return Ok(());
     };
     let object = entry.value();
-    let held = meta::at(&object, &["spec", "finalizers"])
+    let owned_rules = meta::at(&object, &["spec", "finalizers"])
         .and_then(Value::as_array)
         .is_some_and(|f| !f.is_empty());
-    if held || !meta::finalizers(&object).is_empty() || !meta::deleting(&object) {
+    if owned_rules || !meta::finalizers(&object).is_empty() || !meta::deleting(&object) {
         return Ok(());
     }
     match api.remove(&namespaces, key, Some(entry.revision)).await {

@@ -42,7 +42,7 @@ const CONDITION_TAINTS: [(&str, &str, &str); 6] = [
 ];
 
 /// State of a node at its last check.
-struct Seen {
+struct NodeObservation {
     node: Revision,
     lease: Revision,
     /// When the lease was last seen to change, by the clock of this process: the node's may be wrong.
@@ -54,7 +54,7 @@ struct Seen {
 
 /// Runs the node lifecycle controller until `shutdown` is cancelled.
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
-    let mut seen: FxHashMap<Arc<str>, Seen> = FxHashMap::default();
+    let mut seen: FxHashMap<Arc<str>, NodeObservation> = FxHashMap::default();
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let nodes = TableId::new("", "nodes");
@@ -93,8 +93,8 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
         };
         for node in all {
             let name = node.key.name.clone();
-            let known = seen.remove(&name);
-            match look(&api, &node, known).await {
+            let existing = seen.remove(&name);
+            match check_node(&api, &node, existing).await {
                 Ok(now) => {
                     seen.insert(name, now);
                 }
@@ -106,7 +106,11 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     }
 }
 
-async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen, ApiError> {
+async fn check_node(
+    api: &Api,
+    node: &Arc<Entry>,
+    known: Option<NodeObservation>,
+) -> Result<NodeObservation, ApiError> {
     let now = api.clock().now();
     let leases = TableId::new("coordination.k8s.io", "leases");
     let lease = api
@@ -121,7 +125,7 @@ async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen,
     let settled = known
         .as_ref()
         .is_some_and(|k| k.node == node.revision && k.silent == silent && !k.evicting && !silent);
-    let mut seen = Seen {
+    let mut observed = NodeObservation {
         node: node.revision,
         lease: lease_revision,
         renewed,
@@ -129,7 +133,7 @@ async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen,
         silent,
     };
     if settled {
-        return Ok(seen);
+        return Ok(observed);
     }
     let resource = api.builtin("", "v1", "nodes")?;
     if silent {
@@ -141,7 +145,7 @@ async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen,
             })
             .await;
         match done {
-            Err(e) if e.code == 404 => return Ok(seen),
+            Err(e) if e.code == 404 => return Ok(observed),
             Err(e) => return Err(e),
             Ok(_) => {}
         }
@@ -155,18 +159,18 @@ async fn look(api: &Api, node: &Arc<Entry>, known: Option<Seen>) -> Result<Seen,
         .await;
     let value = match done {
         Ok(done) => done.object.value(&resource),
-        Err(e) if e.code == 404 => return Ok(seen),
+        Err(e) if e.code == 404 => return Ok(observed),
         Err(e) => return Err(e),
     };
-    seen.node = meta::resource_version(&value)
+    observed.node = meta::resource_version(&value)
         .parse()
         .unwrap_or(node.revision);
     let evicting = taints(&value, "NoExecute");
     if !evicting.is_empty() {
-        seen.evicting = true;
+        observed.evicting = true;
         evict(api, &node.key.name, &evicting, now).await?;
     }
-    Ok(seen)
+    Ok(observed)
 }
 
 /// Sets the conditions of a node without lease renewals to Unknown.
@@ -203,7 +207,7 @@ fn set_taints(node: &mut Value, now: Timestamp) {
     }
     // Without a Ready condition the state is unknown: existing taints stay.
     let judged = condition("Ready").is_some();
-    let ours = |key: &str| {
+    let actual = |key: &str| {
         key == UNSCHEDULABLE || (judged && CONDITION_TAINTS.iter().any(|(_, _, t)| *t == key))
     };
     let old: Vec<Value> = meta::at(node, &["spec", "taints"])
@@ -220,7 +224,7 @@ fn set_taints(node: &mut Value, now: Timestamp) {
         .iter()
         .filter(|t| {
             let (key, effect) = pair(t);
-            !ours(&key) || wanted.iter().any(|(k, e)| *k == key && *e == effect)
+            !actual(&key) || wanted.iter().any(|(k, e)| *k == key && *e == effect)
         })
         .cloned()
         .collect();

@@ -1,7 +1,7 @@
 //! Pod garbage collector: deletes pods of nodes that no longer exist, which no kubelet will ever delete, and
 //! the pods that have ended beyond a limit.
 
-use super::queue::{Again, Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, RequeueAfter, Source};
 use crate::rest::{Api, DeleteOptions, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
@@ -50,15 +50,15 @@ impl PodGc {
 
     /// Returns the ended pods beyond the limit: evicted ones first, then the oldest.
     fn surplus(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
-        let mut found = api.store().all(pods, None, &has_ended);
-        let surplus = found.len().saturating_sub(self.keep);
+        let mut matches = api.store().all(pods, None, &has_ended);
+        let surplus = matches.len().saturating_sub(self.keep);
         if self.keep == 0 || surplus == 0 {
             return Vec::new();
         }
         let evicted = |pod: &Entry| meta::text(&pod.value(), &["status", "reason"]) == "Evicted";
-        found.sort_by_cached_key(|pod| (!evicted(pod), pod.created));
-        found.truncate(surplus);
-        found
+        matches.sort_by_cached_key(|pod| (!evicted(pod), pod.created));
+        matches.truncate(surplus);
+        matches
     }
 }
 
@@ -82,19 +82,19 @@ impl Reconcile for PodGc {
         ]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, _: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, _: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let began = Instant::now();
-            if let Some(rest) = self.state.lock().rest.filter(|rest| *rest > began) {
-                return Ok(Some(rest - began));
+            if let Some(tail) = self.state.lock().rest.filter(|tail| *tail > began) {
+                return Ok(Some(tail - began));
             }
             let pods = api.builtin("", "v1", "pods")?;
-            let found = orphans(api, &pods.table);
+            let matches = orphans(api, &pods.table);
             let surplus = self.surplus(api, &pods.table);
             let (due, next) = {
                 let mut state = self.state.lock();
                 state.rest = Some(Instant::now() + began.elapsed() * REST);
-                state.wait(found, api.clock().now())
+                state.wait(matches, api.clock().now())
             };
             let returned = |pod: &Entry| node_of(pod).is_some_and(|node| exists(api, node));
             let due = due.into_iter().filter(|pod| !returned(pod));
@@ -120,16 +120,16 @@ impl State {
         &mut self,
         found: FxHashMap<Arc<str>, Vec<Arc<Entry>>>,
         now: Timestamp,
-    ) -> (Vec<Arc<Entry>>, Again) {
+    ) -> (Vec<Arc<Entry>>, RequeueAfter) {
         self.missing.retain(|node, _| found.contains_key(node));
         let (mut due, mut next) = (Vec::new(), None);
         for (node, pods) in found {
             let since = *self.missing.entry(node).or_insert(now);
-            let left = QUARANTINE.saturating_sub(now.duration_since(since).unsigned_abs());
-            if left.is_zero() {
+            let remaining = QUARANTINE.saturating_sub(now.duration_since(since).unsigned_abs());
+            if remaining.is_zero() {
                 due.extend(pods);
             } else {
-                next = Some(next.map_or(left, |next: Duration| next.min(left)));
+                next = Some(next.map_or(remaining, |next: Duration| next.min(remaining)));
             }
         }
         (due, next)
@@ -211,14 +211,14 @@ mod tests {
             )
             .await;
         }
-        let left = async || {
+        let remaining = async || {
             tokio::time::sleep(Duration::from_secs(60)).await;
             let pods = TableId::new("", "pods");
-            let there = |name: &&str| {
+            let present = |name: &&str| {
                 let key = Key::new("default", *name);
                 server.store().get(&pods, &key).is_some()
             };
-            names.into_iter().filter(there).collect::<Vec<_>>()
+            names.into_iter().filter(present).collect::<Vec<_>>()
         };
         let end = async |name: &str, status: Value| {
             send(
@@ -230,11 +230,11 @@ mod tests {
         };
         end("third", json!({"phase": "Succeeded"})).await;
         end("first", json!({"phase": "Failed"})).await;
-        assert_eq!(left().await, names);
+        assert_eq!(remaining().await, names);
         end("evicted", json!({"phase": "Failed", "reason": "Evicted"})).await;
-        assert_eq!(left().await, ["runs", "first", "second", "third"]);
+        assert_eq!(remaining().await, ["runs", "first", "second", "third"]);
         end("second", json!({"phase": "Succeeded"})).await;
-        assert_eq!(left().await, ["runs", "second", "third"]);
+        assert_eq!(remaining().await, ["runs", "second", "third"]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -257,8 +257,8 @@ mod tests {
         let node = async |name: &str| {
             send("POST", "nodes", json!({"metadata": {"name": name}})).await;
         };
-        let left = || -> Vec<String> {
-            let there = |name: &str| {
+        let remaining = || -> Vec<String> {
+            let present = |name: &str| {
                 let key = Key::new("default", name);
                 server
                     .store()
@@ -268,7 +268,7 @@ mod tests {
             let names = ["stays", "free", "lost", "returns"];
             names
                 .into_iter()
-                .filter(|n| there(n))
+                .filter(|n| present(n))
                 .map(str::to_owned)
                 .collect()
         };
@@ -290,12 +290,12 @@ mod tests {
         // The node existed in between: the time starts again.
         send("DELETE", "nodes/c", json!({})).await;
         wait(19).await;
-        assert_eq!(left(), ["stays", "free", "lost", "returns"]);
+        assert_eq!(remaining(), ["stays", "free", "lost", "returns"]);
         wait(2).await;
-        assert_eq!(left(), ["stays", "free", "returns"]);
+        assert_eq!(remaining(), ["stays", "free", "returns"]);
         wait(18).await;
-        assert_eq!(left(), ["stays", "free", "returns"]);
+        assert_eq!(remaining(), ["stays", "free", "returns"]);
         wait(2).await;
-        assert_eq!(left(), ["stays", "free"]);
+        assert_eq!(remaining(), ["stays", "free"]);
     }
 }

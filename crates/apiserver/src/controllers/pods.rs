@@ -1,7 +1,7 @@
 //! Pod predicates and operations shared by the controllers.
 
 use super::objects::create_object;
-use super::recorder::About;
+use super::recorder::EventSubject;
 use crate::rest::{Api, DeleteOptions, Object, Propagation, meta};
 use crate::store::{Entry, Key};
 use koord_kinds::Resource;
@@ -58,11 +58,11 @@ pub(super) fn available_since(
     if min_ready_seconds <= 0 {
         return Ok(());
     }
-    let left = min_ready_seconds - now.duration_since(since).as_secs();
-    if left <= 0 {
+    let remaining = min_ready_seconds - now.duration_since(since).as_secs();
+    if remaining <= 0 {
         Ok(())
     } else {
-        Err(Some(left.unsigned_abs()))
+        Err(Some(remaining.unsigned_abs()))
     }
 }
 
@@ -120,13 +120,13 @@ pub(super) async fn delete(
 }
 
 /// Creates a pod like [`create_object`] and records an event about it on its owner.
-pub(super) async fn create_of(
-    about: &About<'_>,
+pub(super) async fn create_recorded(
+    subject: &EventSubject<'_>,
     resource: &Arc<Resource>,
     pod: Value,
 ) -> Result<Arc<Entry>, ApiError> {
-    let namespace = meta::namespace(about.object);
-    let done = match create_object(about.api, resource, namespace, pod).await {
+    let namespace = meta::namespace(subject.object);
+    let done = match create_object(subject.api, resource, namespace, pod).await {
         Ok(Object::Stored(entry)) => Ok(entry),
         Ok(Object::Computed(_)) => Err(ApiError::internal("the pod was not stored")),
         Err(e) => Err(e),
@@ -134,31 +134,31 @@ pub(super) async fn create_of(
     match &done {
         Ok(pod) => {
             let message = format!("Created pod: {}", pod.key.name);
-            about.normal("SuccessfulCreate", &message).await;
+            subject.normal("SuccessfulCreate", &message).await;
         }
         Err(e) => {
             let message = format!("Error creating: {e}");
-            about.warning("FailedCreate", &message).await;
+            subject.warning("FailedCreate", &message).await;
         }
     }
     done
 }
 
 /// Deletes a pod like [`delete`] and records an event about it on its owner.
-pub(super) async fn delete_of(
-    about: &About<'_>,
+pub(super) async fn delete_recorded(
+    subject: &EventSubject<'_>,
     resource: &Arc<Resource>,
     entry: &Entry,
 ) -> Result<(), ApiError> {
-    let done = delete(about.api, resource, entry).await;
+    let done = delete(subject.api, resource, entry).await;
     match &done {
         Ok(()) => {
             let message = format!("Deleted pod: {}", entry.key.name);
-            about.normal("SuccessfulDelete", &message).await;
+            subject.normal("SuccessfulDelete", &message).await;
         }
         Err(e) => {
             let message = format!("Error deleting: {e}");
-            about.warning("FailedDelete", &message).await;
+            subject.warning("FailedDelete", &message).await;
         }
     }
     done
@@ -192,7 +192,7 @@ pub(super) fn controller_key(entry: &Entry, kind: &str) -> Vec<Key> {
     if entry.index.owners.is_empty() || !says(kind) {
         return Vec::new();
     }
-    let owned = meta::Owned::of(entry);
+    let owned = meta::OwnerInfo::from_entry(entry);
     owned
         .owners
         .into_iter()

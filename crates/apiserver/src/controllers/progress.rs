@@ -35,11 +35,11 @@ pub(super) fn stamp(status: &mut Map<String, Value>, kind: &str, now: Timestamp)
 }
 
 /// Returns the seconds until the rollout exceeds its deadline.
-fn left(status: &Map<String, Value>, deadline: Option<i64>, now: Timestamp) -> Option<u64> {
+fn seconds_left(status: &Map<String, Value>, deadline: Option<i64>, now: Timestamp) -> Option<u64> {
     let since = meta::text(find(status, KIND)?, &["lastUpdateTime"]);
     let since: Timestamp = since.parse().ok()?;
-    let left = deadline?.saturating_sub(now.duration_since(since).as_secs());
-    Some(left.max(0).unsigned_abs())
+    let remaining = deadline?.saturating_sub(now.duration_since(since).as_secs());
+    Some(remaining.max(0).unsigned_abs())
 }
 
 /// Writes the condition Progressing about the ReplicaSet `name`. Returns in how many seconds the rollout will
@@ -63,7 +63,7 @@ pub(super) fn write(
         let message = format!("ReplicaSet {name:?} is progressing.");
         ("True", "ReplicaSetUpdated", message)
     } else {
-        match left(status, deadline, now) {
+        match seconds_left(status, deadline, now) {
             Some(0) => {
                 let message = format!("ReplicaSet {name:?} has timed out progressing.");
                 ("False", "ProgressDeadlineExceeded", message)
@@ -76,7 +76,7 @@ pub(super) fn write(
         stamp(status, KIND, now);
     }
     let waits = value == "True" && reason != AVAILABLE;
-    waits.then(|| left(status, deadline, now)).flatten()
+    waits.then(|| seconds_left(status, deadline, now)).flatten()
 }
 
 #[cfg(test)]
@@ -96,9 +96,9 @@ mod tests {
         let mut status = Map::new();
         let mut at = |seconds: i64, state: State| {
             let now = Timestamp::from_second(seconds).unwrap();
-            let left = write(&mut status, "v", state, Some(60), now);
+            let remaining = write(&mut status, "v", state, Some(60), now);
             let condition = find(&status, KIND).unwrap();
-            (meta::text(condition, &["reason"]).to_owned(), left)
+            (meta::text(condition, &["reason"]).to_owned(), remaining)
         };
         let updated = "ReplicaSetUpdated".to_owned();
         let stuck = state(false, false, true);
@@ -108,9 +108,9 @@ mod tests {
             at(55, state(false, true, true)),
             (updated.clone(), Some(60))
         );
-        let late = "ProgressDeadlineExceeded".to_owned();
-        assert_eq!(at(115, stuck), (late.clone(), None));
-        assert_eq!(at(200, stuck).0, late);
+        let overdue = "ProgressDeadlineExceeded".to_owned();
+        assert_eq!(at(115, stuck), (overdue.clone(), None));
+        assert_eq!(at(200, stuck).0, overdue);
         let done = (AVAILABLE.to_owned(), None);
         assert_eq!(at(300, state(true, true, false)), done);
         // A pod is lost, but nothing is rolled out.

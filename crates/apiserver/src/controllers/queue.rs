@@ -39,11 +39,11 @@ impl Source {
         plural: &str,
         keys: impl Fn(&Api, &Entry) -> Vec<Key> + Send + Sync + 'static,
     ) -> Self {
-        Self::of(TableId::new(group, plural), keys)
+        Self::from_table(TableId::new(group, plural), keys)
     }
 
     /// Returns a source over a table.
-    pub(super) fn of(
+    pub(super) fn from_table(
         table: TableId,
         keys: impl Fn(&Api, &Entry) -> Vec<Key> + Send + Sync + 'static,
     ) -> Self {
@@ -60,10 +60,10 @@ impl Source {
 }
 
 /// Delay after which a key is reconciled again without a change; `None`: not at all.
-pub(super) type Again = Option<Duration>;
+pub(super) type RequeueAfter = Option<Duration>;
 
 /// The running reconcile of a key.
-pub(super) type Work<'a> = BoxFuture<'a, Result<Again, ApiError>>;
+pub(super) type ReconcileFuture<'a> = BoxFuture<'a, Result<RequeueAfter, ApiError>>;
 
 /// A controller that reconciles keys.
 pub(super) trait Reconcile: Send + Sync + 'static {
@@ -76,7 +76,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
         Vec::new()
     }
     /// Reconciles one key: brings the actual state to the desired one.
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a>;
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a>;
 }
 
 /// Keys to reconcile, each queued once.
@@ -137,7 +137,7 @@ impl Queue {
         pause
     }
 
-    fn succeeded(&mut self, key: Key, again: Again) {
+    fn succeeded(&mut self, key: Key, again: RequeueAfter) {
         self.failures.remove(&key);
         if let Some(delay) = again {
             self.add_after(key, delay);

@@ -3,7 +3,7 @@
 //! Admission charges writes; this controller counts everything again when a quota is created or changed, when
 //! an object it counts was deleted or ended, and periodically.
 
-use super::queue::{Reconcile, Source, Work};
+use super::queue::{Reconcile, ReconcileFuture, Source};
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
@@ -54,11 +54,11 @@ fn concerned(api: &Api, entry: &Entry) -> Vec<Key> {
         let phase = entry.index.field("status.phase");
         entry.table.plural() == "pods" && matches!(phase, Some("Succeeded" | "Failed"))
     };
-    let gone = || {
+    let removed = || {
         let current = api.store().get(&entry.table, &entry.key);
         current.is_none_or(|c| c.index.uid != entry.index.uid)
     };
-    if !(changing || ended() || gone()) {
+    if !(changing || ended() || removed()) {
         return Vec::new();
     }
     let Ok(quotas) = api.builtin("", "v1", "resourcequotas") else {
@@ -80,7 +80,7 @@ impl Reconcile for Quotas {
     }
 
     fn sources(&self) -> Vec<Source> {
-        let source = |table: &TableId| Source::of(table.clone(), concerned);
+        let source = |table: &TableId| Source::from_table(table.clone(), concerned);
         self.sources.iter().map(source).collect()
     }
 
@@ -90,7 +90,7 @@ impl Reconcile for Quotas {
         entries.iter().map(|e| e.key.clone()).collect()
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let quotas = api.builtin("", "v1", "resourcequotas")?;
             if api.store().get(&quotas.table, key).is_none() {

@@ -26,7 +26,7 @@ const OBJECTS: usize = 4096;
 
 /// The object of an event, and the component that reports it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct About<'a> {
+pub(super) struct EventSubject<'a> {
     pub(super) api: &'a Api,
     pub(super) resource: &'a Arc<Resource>,
     pub(super) object: &'a Value,
@@ -35,31 +35,34 @@ pub(super) struct About<'a> {
 }
 
 #[derive(Debug)]
-struct Said {
+struct EventBudget {
     since: Instant,
     all: u32,
     by_reason: FxHashMap<&'static str, u32>,
 }
 
 /// Event budgets by the uid of the object. All servers of this process share them: uids are unique.
-static SAID: LazyLock<Mutex<FxHashMap<String, Said>>> = LazyLock::new(Mutex::default);
+static EVENT_BUDGETS: LazyLock<Mutex<FxHashMap<String, EventBudget>>> =
+    LazyLock::new(Mutex::default);
 
 /// Returns whether another event may be recorded: `Some(true)` with its own text, `Some(false)` combined with
 /// similar ones, `None` not at all.
 fn allowed(uid: &str, reason: &'static str) -> Option<bool> {
     let now = Instant::now();
-    let mut said = SAID.lock();
-    if said.len() >= OBJECTS {
-        said.retain(|_, s| now.duration_since(s.since) < WINDOW);
-        if said.len() >= OBJECTS {
+    let mut messages = EVENT_BUDGETS.lock();
+    if messages.len() >= OBJECTS {
+        messages.retain(|_, s| now.duration_since(s.since) < WINDOW);
+        if messages.len() >= OBJECTS {
             return None;
         }
     }
-    let entry = said.entry(uid.to_owned()).or_insert_with(|| Said {
-        since: now,
-        all: 0,
-        by_reason: FxHashMap::default(),
-    });
+    let entry = messages
+        .entry(uid.to_owned())
+        .or_insert_with(|| EventBudget {
+            since: now,
+            all: 0,
+            by_reason: FxHashMap::default(),
+        });
     if now.duration_since(entry.since) >= WINDOW {
         (entry.since, entry.all) = (now, 0);
         entry.by_reason.clear();
@@ -73,18 +76,18 @@ fn allowed(uid: &str, reason: &'static str) -> Option<bool> {
     Some(*of_reason <= APART)
 }
 
-impl About<'_> {
+impl EventSubject<'_> {
     /// Records an event of type Normal.
     pub(super) async fn normal(&self, reason: &'static str, message: &str) {
-        self.say("Normal", reason, message).await;
+        self.record("Normal", reason, message).await;
     }
 
     /// Records an event of type Warning.
     pub(super) async fn warning(&self, reason: &'static str, message: &str) {
-        self.say("Warning", reason, message).await;
+        self.record("Warning", reason, message).await;
     }
 
-    async fn say(&self, kind: &str, reason: &'static str, message: &str) {
+    async fn record(&self, kind: &str, reason: &'static str, message: &str) {
         let Some(apart) = allowed(meta::uid(self.object), reason) else {
             return;
         };
@@ -124,7 +127,7 @@ impl About<'_> {
         let name = format!("{}.{same}", meta::name(object));
         let now = meta::time(api.clock().now());
         let key = Key::new(namespace, name.as_str());
-        let again = api
+        let requeue = api
             .edit(&events, None, &key, |old| {
                 let mut new = old.clone();
                 let count = old.get("count").and_then(Value::as_i64).unwrap_or(1);
@@ -134,7 +137,7 @@ impl About<'_> {
                 Ok(Some(new))
             })
             .await;
-        match again {
+        match requeue {
             Err(e) if e.code == 404 => {}
             done => return done.map(drop),
         }

@@ -2,8 +2,8 @@
 
 use super::adoption;
 use super::pods;
-use super::queue::{Reconcile, Source, Work};
-use super::recorder::About;
+use super::queue::{Reconcile, ReconcileFuture, Source};
+use super::recorder::EventSubject;
 use super::workload;
 use crate::rest::{Api, meta};
 use crate::store::{Entry, Key};
@@ -24,27 +24,27 @@ const BURST: usize = 500;
 /// The controller of one of the two kinds.
 pub(super) enum Replicas {
     /// ReplicaSets.
-    Sets(Known),
+    Sets(PodCache),
     /// ReplicationControllers, the older kind: like ReplicaSets, with a plain map as selector.
-    Controllers(Known),
+    Controllers(PodCache),
 }
 
 /// Parsed pods of each set, by set and pod: most of thousands of pods are unchanged at each reconcile.
 #[derive(Default)]
-pub(super) struct Known(Mutex<FxHashMap<Key, FxHashMap<Key, Replica>>>);
+pub(super) struct PodCache(Mutex<FxHashMap<Key, FxHashMap<Key, Replica>>>);
 
-impl Known {
+impl PodCache {
     /// Returns the active pods that `uid`, the set `key`, controls; unchanged ones are not parsed again.
     fn replicas(&self, api: &Api, pods: &Resource, key: &Key, uid: &str) -> Vec<Replica> {
-        let mut known = self.0.lock().remove(key).unwrap_or_default();
+        let mut cache = self.0.lock().remove(key).unwrap_or_default();
         let entries = api.store().owned(&pods.table, uid);
         let of_namespace = entries
             .into_iter()
             .filter(|entry| entry.key.namespace == key.namespace);
         let all: FxHashMap<Key, Replica> = of_namespace
-            .map(|entry| match known.remove(&entry.key) {
+            .map(|entry| match cache.remove(&entry.key) {
                 Some(same) if same.entry.revision == entry.revision => (entry.key.clone(), same),
-                _ => (entry.key.clone(), Replica::of(entry, uid)),
+                _ => (entry.key.clone(), Replica::new(entry, uid)),
             })
             .collect();
         let counted = all.values().filter(|pod| pod.active).cloned().collect();
@@ -64,7 +64,7 @@ struct Replica {
 }
 
 impl Replica {
-    fn of(entry: Arc<Entry>, controller: &str) -> Self {
+    fn new(entry: Arc<Entry>, controller: &str) -> Self {
         let pod = entry.value();
         let mine = meta::owners(&pod)
             .iter()
@@ -85,9 +85,9 @@ impl Replicas {
         }
     }
 
-    fn known(&self) -> &Known {
-        let (Self::Sets(known) | Self::Controllers(known)) = self;
-        known
+    fn cache(&self) -> &PodCache {
+        let (Self::Sets(cache) | Self::Controllers(cache)) = self;
+        cache
     }
 }
 
@@ -108,17 +108,17 @@ impl Reconcile for Replicas {
         vec![Source::own(group, plural), pods]
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let resource = self.resource(api)?;
             let pods_resource = api.builtin("", "v1", "pods")?;
             let Some(entry) = api.store().get(&resource.table, key) else {
-                self.known().0.lock().remove(key);
+                self.cache().0.lock().remove(key);
                 return Ok(None);
             };
             let set = entry.value();
             let uid = meta::uid(&set).to_owned();
-            let about = About {
+            let subject = EventSubject {
                 api,
                 resource: &resource,
                 object: &set,
@@ -128,7 +128,7 @@ impl Reconcile for Replicas {
                 },
             };
             adoption::claim(api, &resource, &set, &pods_resource, &|_| true).await?;
-            let mut owned = self.known().replicas(api, &pods_resource, key, &uid);
+            let mut owned = self.cache().replicas(api, &pods_resource, key, &uid);
             let wanted = meta::at(&set, &["spec", "replicas"])
                 .and_then(Value::as_u64)
                 .unwrap_or(1);
@@ -139,7 +139,7 @@ impl Reconcile for Replicas {
                     owned.sort_by_cached_key(|pod| pods::deletion_order(&pod.entry.value()));
                     let surplus = (owned.len() - wanted).min(BURST);
                     for pod in owned.drain(..surplus) {
-                        pods::delete_of(&about, &pods_resource, &pod.entry).await?;
+                        pods::delete_recorded(&subject, &pods_resource, &pod.entry).await?;
                     }
                 }
                 let template = meta::at(&set, &["spec", "template"])
@@ -148,7 +148,7 @@ impl Reconcile for Replicas {
                 let missing = wanted.saturating_sub(owned.len()).min(BURST);
                 for _ in 0..missing {
                     let pod = pods::from_template(&template, &resource, &set);
-                    match pods::create_of(&about, &pods_resource, pod).await {
+                    match pods::create_recorded(&subject, &pods_resource, pod).await {
                         Ok(entry) => owned.push(Replica {
                             entry,
                             active: true,
@@ -163,7 +163,7 @@ impl Reconcile for Replicas {
             }
             let now = api.clock().now();
             let min_ready = meta::int_at(&set, &["spec", "minReadySeconds"]).unwrap_or(0);
-            let status = Counts::of(&set, &owned, min_ready, now);
+            let status = ReplicaCounts::new(&set, &owned, min_ready, now);
             let generation = meta::at(&set, &["metadata", "generation"]).cloned();
             let message = failure.as_ref().map(ToString::to_string);
             pods::write_status(api, &resource, key, &uid, |s| {
@@ -196,7 +196,7 @@ pub(super) fn remove_condition(status: &mut Map<String, Value>, kind: &str) {
 }
 
 /// Numbers of pods of a set by their state.
-struct Counts {
+struct ReplicaCounts {
     replicas: u64,
     labeled: u64,
     ready: u64,
@@ -205,8 +205,8 @@ struct Counts {
     again: Option<u64>,
 }
 
-impl Counts {
-    fn of(set: &Value, pods: &[Replica], min_ready: i64, now: Timestamp) -> Self {
+impl ReplicaCounts {
+    fn new(set: &Value, pods: &[Replica], min_ready: i64, now: Timestamp) -> Self {
         let labels = meta::at(set, &["spec", "template", "metadata", "labels"]);
         let template = LabelSelector::from_map(labels.unwrap_or(&Value::Null));
         let mut out = Self {

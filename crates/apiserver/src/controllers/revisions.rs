@@ -29,10 +29,10 @@ pub(super) async fn record(
 ) -> Result<(), ApiError> {
     let revisions = api.builtin("apps", "v1", "controllerrevisions")?;
     let namespace = meta::namespace(owner);
-    let mut known = pods::owned(api, &revisions, namespace, meta::uid(owner));
-    let newest = known.iter().map(|(_, r)| number(r)).max().unwrap_or(0);
+    let mut cached = pods::owned(api, &revisions, namespace, meta::uid(owner));
+    let newest = cached.iter().map(|(_, r)| number(r)).max().unwrap_or(0);
     let name = format!("{}-{hash}", meta::name(owner));
-    match known.iter().find(|(e, _)| *e.key.name == *name) {
+    match cached.iter().find(|(e, _)| *e.key.name == *name) {
         Some((_, revision)) if number(revision) == newest => {}
         Some((entry, _)) => {
             api.edit(&revisions, None, &entry.key, |old| {
@@ -72,13 +72,13 @@ pub(super) async fn record(
         .and_then(Value::as_u64)
         .and_then(|n| usize::try_from(n).ok())
         .unwrap_or(10);
-    known.retain(|(entry, revision)| {
+    cached.retain(|(entry, revision)| {
         let of = meta::text(revision, &["metadata", "labels", HASH_LABEL]);
         *entry.key.name != *name && !used(of)
     });
-    known.sort_by_key(|(_, revision)| number(revision));
-    let surplus = known.len().saturating_sub(limit);
-    for (entry, _) in &known[..surplus] {
+    cached.sort_by_key(|(_, revision)| number(revision));
+    let surplus = cached.len().saturating_sub(limit);
+    for (entry, _) in &cached[..surplus] {
         pods::delete(api, &revisions, entry).await?;
     }
     Ok(())

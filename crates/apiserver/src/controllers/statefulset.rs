@@ -5,8 +5,8 @@
 use super::adoption;
 use super::objects::{self, hash};
 use super::pods;
-use super::queue::Again;
-use super::recorder::About;
+use super::queue::RequeueAfter;
+use super::recorder::EventSubject;
 use super::revisions;
 use super::workload::Workload;
 use crate::rest::{Api, meta};
@@ -33,7 +33,7 @@ pub(super) const STATEFUL_SETS: Workload = Workload {
     owns: ("", "pods"),
     adopts: true,
     also: || None,
-    sync: |about, key| sync(about, key).boxed(),
+    sync: |subject, key| sync(subject, key).boxed(),
 };
 
 /// A step towards the desired state of a set.
@@ -45,7 +45,7 @@ enum Step {
 
 /// State of one pod of the set.
 #[derive(Debug, Clone, Copy)]
-struct Pod {
+struct PodState {
     ended: bool,
     deleting: bool,
     ready: bool,
@@ -54,7 +54,7 @@ struct Pod {
 
 /// Desired state of a set.
 #[derive(Debug, Clone, Copy)]
-struct Wish {
+struct DesiredState {
     /// Ordinal of the first pod.
     start: i64,
     replicas: i64,
@@ -66,8 +66,8 @@ struct Wish {
     rolling: bool,
 }
 
-impl Wish {
-    fn of(set: &Value) -> Self {
+impl DesiredState {
+    fn from_set(set: &Value) -> Self {
         let number = |path: &[&str], default: i64| {
             let number = meta::at(set, path).and_then(Value::as_i64);
             number.unwrap_or(default).max(0)
@@ -94,9 +94,9 @@ impl Wish {
 
 /// Returns the steps to take now. Ordered sets take one step at a time and only when all earlier pods are
 /// ready; parallel sets take all at once.
-fn plan(wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
+fn plan(desired: &DesiredState, pods: &BTreeMap<i64, PodState>) -> Vec<Step> {
     let mut steps = Vec::new();
-    for ordinal in wish.start..wish.end() {
+    for ordinal in desired.start..desired.end() {
         match pods.get(&ordinal) {
             None => steps.push(Step::Create(ordinal)),
             Some(p) if p.ended && !p.deleting => steps.push(Step::Delete(ordinal)),
@@ -104,30 +104,34 @@ fn plan(wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
             Some(_) => {}
         }
         // The rest of a full plan is left to the next reconcile, which the new pods cause.
-        if !wish.parallel || steps.len() >= BURST {
-            return finish(steps, wish, pods);
+        if !desired.parallel || steps.len() >= BURST {
+            return finish(steps, desired, pods);
         }
     }
-    let surplus = pods.range(wish.end()..).rev();
-    for (ordinal, pod) in surplus.chain(pods.range(..wish.start).rev()) {
+    let surplus = pods.range(desired.end()..).rev();
+    for (ordinal, pod) in surplus.chain(pods.range(..desired.start).rev()) {
         if !pod.deleting {
             steps.push(Step::Delete(*ordinal));
         }
-        if !wish.parallel {
+        if !desired.parallel {
             return steps;
         }
     }
-    finish(steps, wish, pods)
+    finish(steps, desired, pods)
 }
 
 /// Adds the replacement of the highest outdated pod when there are no other steps. An outdated pod is
 /// replaced even if it is not ready: waiting for it could take forever.
-fn finish(mut steps: Vec<Step>, wish: &Wish, pods: &BTreeMap<i64, Pod>) -> Vec<Step> {
-    if !steps.is_empty() || !wish.rolling {
+fn finish(
+    mut steps: Vec<Step>,
+    desired: &DesiredState,
+    pods: &BTreeMap<i64, PodState>,
+) -> Vec<Step> {
+    if !steps.is_empty() || !desired.rolling {
         return steps;
     }
-    for (ordinal, pod) in pods.range(wish.start..wish.end()).rev() {
-        if pod.deleting || wish.keeps(*ordinal) {
+    for (ordinal, pod) in pods.range(desired.start..desired.end()).rev() {
+        if pod.deleting || desired.keeps(*ordinal) {
             return steps;
         }
         if !pod.current {
@@ -145,8 +149,8 @@ fn ordinal(set: &str, pod: &str) -> Option<i64> {
     pod.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
 }
 
-async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
-    let (api, resource, set) = (about.api, about.resource, about.object);
+async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
+    let (api, resource, set) = (subject.api, subject.resource, subject.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
     if meta::deleting(set) {
         return Ok(None);
@@ -157,31 +161,31 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         .cloned()
         .unwrap_or_default();
     let version = format!("{name}-{}", hash(&template));
-    let wish = Wish::of(set);
+    let desired = DesiredState::from_set(set);
     let min_ready = meta::int_at(set, &["spec", "minReadySeconds"]).unwrap_or(0);
     let now = api.clock().now();
     let member = |pod: &Key| ordinal(&name, &pod.name).is_some();
     adoption::claim(api, resource, set, &pods_resource, &member).await?;
-    let mut again: Again = None;
+    let mut again: RequeueAfter = None;
     let mut entries: BTreeMap<i64, Arc<Entry>> = BTreeMap::new();
-    let mut state: BTreeMap<i64, Pod> = BTreeMap::new();
+    let mut state: BTreeMap<i64, PodState> = BTreeMap::new();
     let mut status = Status::default();
     let mut hashes: BTreeSet<String> = BTreeSet::new();
     for (entry, pod) in pods::owned(api, &pods_resource, &key.namespace, &uid) {
         let Some(ordinal) = ordinal(&name, &entry.key.name) else {
             continue;
         };
-        let of = meta::text(&pod, &["metadata", "labels", HASH_LABEL]).to_owned();
-        let current = of == version;
-        hashes.insert(of);
+        let pod_version = meta::text(&pod, &["metadata", "labels", HASH_LABEL]).to_owned();
+        let current = pod_version == version;
+        hashes.insert(pod_version);
         let (ended, deleting) = (pods::ended(&pod), meta::deleting(&pod));
         let ready = !ended && pods::ready(&pod);
         let available = ready
             && match pods::available(&pod, min_ready, now) {
                 Ok(()) => true,
-                Err(left) => {
-                    let left = left.map(Duration::from_secs);
-                    again = again.into_iter().chain(left).min();
+                Err(remaining) => {
+                    let remaining = remaining.map(Duration::from_secs);
+                    again = again.into_iter().chain(remaining).min();
                     false
                 }
             };
@@ -193,7 +197,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
         }
         state.insert(
             ordinal,
-            Pod {
+            PodState {
                 ended,
                 deleting,
                 ready: available,
@@ -209,26 +213,26 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     };
     revisions::record(api, resource, set, &template, &hash(&template), used).await?;
     let before = before(api, set, &version);
-    for step in plan(&wish, &state) {
+    for step in plan(&desired, &state) {
         match step {
             Step::Create(ordinal) => {
                 let (template, version) = match &before {
-                    Some((template, version)) if wish.keeps(ordinal) => (template, version),
+                    Some((template, version)) if desired.keeps(ordinal) => (template, version),
                     _ => (&template, &version),
                 };
                 let mut pod = pods::from_template(template, resource, set);
                 number(&mut pod, set, ordinal, version);
                 let pod_name = meta::name(&pod).to_owned();
                 let done = objects::create(api, &pods_resource, &key.namespace, pod).await;
-                tell(&about, "create", &pod_name, &done).await;
+                record_event(&subject, "create", &pod_name, &done).await;
                 done?;
                 status.replicas += 1;
-                status.updated += i64::from(before.is_none() || !wish.keeps(ordinal));
+                status.updated += i64::from(before.is_none() || !desired.keeps(ordinal));
             }
             Step::Delete(ordinal) => {
                 if let Some(entry) = entries.get(&ordinal) {
                     let done = pods::delete(api, &pods_resource, entry).await;
-                    tell(&about, "delete", &entry.key.name, &done).await;
+                    record_event(&subject, "delete", &entry.key.name, &done).await;
                     done?;
                 }
             }
@@ -236,7 +240,7 @@ async fn sync(about: About<'_>, key: &Key) -> Result<Again, ApiError> {
     }
     let generation = meta::at(set, &["metadata", "generation"]).cloned();
     pods::write_status(api, resource, key, &uid, |s| {
-        status.write(s, &version, wish.replicas, generation.clone());
+        status.write(s, &version, desired.replicas, generation.clone());
     })
     .await?;
     Ok(again)
@@ -251,38 +255,43 @@ fn before(api: &Api, set: &Value, version: &str) -> Option<(Value, String)> {
     let revisions = api.builtin("apps", "v1", "controllerrevisions").ok()?;
     let key = Key::new(meta::namespace(set), current);
     let revision = api.store().get(&revisions.table, &key)?.value();
-    let ours = meta::owners(&revision)
+    let actual = meta::owners(&revision)
         .iter()
         .any(|o| o.uid == meta::uid(set));
     let mut template = meta::at(&revision, &["data", "spec", "template"])
-        .filter(|_| ours)?
+        .filter(|_| actual)?
         .clone();
     template.as_object_mut()?.remove("$patch");
     Some((template, current.to_owned()))
 }
 
 /// Records an event about a pod with the messages of upstream's StatefulSet controller.
-async fn tell<T>(about: &About<'_>, verb: &str, pod: &str, done: &Result<T, ApiError>) {
-    let what = format!(
+async fn record_event<T>(
+    subject: &EventSubject<'_>,
+    verb: &str,
+    pod: &str,
+    done: &Result<T, ApiError>,
+) {
+    let description = format!(
         "{verb} Pod {pod} in StatefulSet {}",
-        meta::name(about.object)
+        meta::name(subject.object)
     );
     match (done, verb) {
         (Ok(_), "create") => {
-            let message = format!("{what} successful");
-            about.normal("SuccessfulCreate", &message).await;
+            let message = format!("{description} successful");
+            subject.normal("SuccessfulCreate", &message).await;
         }
         (Ok(_), _) => {
-            let message = format!("{what} successful");
-            about.normal("SuccessfulDelete", &message).await;
+            let message = format!("{description} successful");
+            subject.normal("SuccessfulDelete", &message).await;
         }
         (Err(e), "create") => {
-            let message = format!("{what} failed error: {e}");
-            about.warning("FailedCreate", &message).await;
+            let message = format!("{description} failed error: {e}");
+            subject.warning("FailedCreate", &message).await;
         }
         (Err(e), _) => {
-            let message = format!("{what} failed error: {e}");
-            about.warning("FailedDelete", &message).await;
+            let message = format!("{description} failed error: {e}");
+            subject.warning("FailedDelete", &message).await;
         }
     }
 }
@@ -360,12 +369,12 @@ impl Status {
 mod tests {
     use super::*;
 
-    fn pods(list: &[(i64, bool, bool)]) -> BTreeMap<i64, Pod> {
+    fn pods(list: &[(i64, bool, bool)]) -> BTreeMap<i64, PodState> {
         list.iter()
             .map(|(i, ready, current)| {
                 (
                     *i,
-                    Pod {
+                    PodState {
                         ended: false,
                         deleting: false,
                         ready: *ready,
@@ -376,8 +385,8 @@ mod tests {
             .collect()
     }
 
-    fn wish(replicas: i64, parallel: bool, rolling: bool) -> Wish {
-        Wish {
+    fn desired(replicas: i64, parallel: bool, rolling: bool) -> DesiredState {
+        DesiredState {
             start: 0,
             replicas,
             partition: 0,
@@ -388,14 +397,14 @@ mod tests {
 
     #[test]
     fn pods_are_counted_from_the_start_and_kept_up_to_the_partition() {
-        let from_3 = Wish {
+        let from_3 = DesiredState {
             start: 3,
-            ..wish(2, false, true)
+            ..desired(2, false, true)
         };
         assert_eq!(plan(&from_3, &pods(&[])), [Step::Create(3)]);
         let moved = pods(&[(1, true, true), (3, true, true), (4, true, true)]);
         assert_eq!(plan(&from_3, &moved), [Step::Delete(1)]);
-        let canary = Wish {
+        let canary = DesiredState {
             partition: 1,
             ..from_3
         };
@@ -408,30 +417,39 @@ mod tests {
 
     #[test]
     fn in_order_one_at_a_time() {
-        assert_eq!(plan(&wish(3, false, true), &pods(&[])), [Step::Create(0)]);
-        assert_eq!(plan(&wish(3, false, true), &pods(&[(0, false, true)])), []);
         assert_eq!(
-            plan(&wish(3, false, true), &pods(&[(0, true, true)])),
+            plan(&desired(3, false, true), &pods(&[])),
+            [Step::Create(0)]
+        );
+        assert_eq!(
+            plan(&desired(3, false, true), &pods(&[(0, false, true)])),
+            []
+        );
+        assert_eq!(
+            plan(&desired(3, false, true), &pods(&[(0, true, true)])),
             [Step::Create(1)]
         );
         assert_eq!(
-            plan(&wish(2, true, true), &pods(&[])),
+            plan(&desired(2, true, true), &pods(&[])),
             [Step::Create(0), Step::Create(1)]
         );
-        assert_eq!(plan(&wish(i64::MAX, true, true), &pods(&[])).len(), BURST);
+        assert_eq!(
+            plan(&desired(i64::MAX, true, true), &pods(&[])).len(),
+            BURST
+        );
         let all = pods(&[(0, true, true), (1, true, true), (2, true, true)]);
-        assert_eq!(plan(&wish(1, false, true), &all), [Step::Delete(2)]);
+        assert_eq!(plan(&desired(1, false, true), &all), [Step::Delete(2)]);
     }
 
     #[test]
     fn updates_go_from_the_top() {
         let old = pods(&[(0, true, false), (1, true, false)]);
-        assert_eq!(plan(&wish(2, false, true), &old), [Step::Delete(1)]);
-        assert_eq!(plan(&wish(2, false, false), &old), []);
+        assert_eq!(plan(&desired(2, false, true), &old), [Step::Delete(1)]);
+        assert_eq!(plan(&desired(2, false, false), &old), []);
         let half = pods(&[(0, true, false), (1, false, true)]);
-        assert_eq!(plan(&wish(2, false, true), &half), []);
+        assert_eq!(plan(&desired(2, false, true), &half), []);
         let broken = pods(&[(0, true, false), (1, false, false)]);
-        assert_eq!(plan(&wish(2, false, true), &broken), [Step::Delete(1)]);
+        assert_eq!(plan(&desired(2, false, true), &broken), [Step::Delete(1)]);
     }
 
     #[test]

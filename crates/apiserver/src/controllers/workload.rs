@@ -3,14 +3,14 @@
 
 use super::adoption;
 use super::pods;
-use super::queue::{Reconcile, Source, Work};
-use super::recorder::About;
+use super::queue::{Reconcile, ReconcileFuture, Source};
+use super::recorder::EventSubject;
 use crate::rest::Api;
 use crate::store::Key;
 use futures::FutureExt as _;
 
 /// The reconcile function of a workload.
-type Sync = for<'a> fn(About<'a>, &'a Key) -> Work<'a>;
+type SyncFn = for<'a> fn(EventSubject<'a>, &'a Key) -> ReconcileFuture<'a>;
 
 /// A controller of one kind, which it reads at version v1.
 pub(super) struct Workload {
@@ -24,7 +24,7 @@ pub(super) struct Workload {
     pub(super) adopts: bool,
     /// Returns another source to watch, if any.
     pub(super) also: fn() -> Option<Source>,
-    pub(super) sync: Sync,
+    pub(super) sync: SyncFn,
 }
 
 /// Returns a source over the dependents `of` (group, plural), whose keys are those of the `owner` (group,
@@ -55,19 +55,19 @@ impl Reconcile for Workload {
         [own, owned].into_iter().chain((self.also)()).collect()
     }
 
-    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> Work<'a> {
+    fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
         async move {
             let resource = api.builtin(self.group, "v1", self.plural)?;
             let Some(entry) = api.store().get(&resource.table, key) else {
                 return Ok(None);
             };
-            let about = About {
+            let subject = EventSubject {
                 api,
                 resource: &resource,
                 object: &entry.value(),
                 component: self.name,
             };
-            (self.sync)(about, key).await
+            (self.sync)(subject, key).await
         }
         .boxed()
     }

@@ -1,7 +1,7 @@
 //! The `pods/binding` subresource and the legacy `bindings` resource, by which the scheduler assigns pods to
 //! nodes.
 
-use super::admission::{Attributes, Operation, Options};
+use super::admission::{AdmissionAttributes, Operation, Options};
 use super::call::Call;
 use super::{Api, meta, respond};
 use crate::store::Key;
@@ -16,8 +16,8 @@ pub(super) async fn serve(api: &Api, name: &str, call: &Call) -> Result<Response
     let pods = api.builtin("", "v1", "pods")?;
     let bindings = api.builtin("", "v1", "bindings")?;
     super::check::check_identity(&bindings, &mut binding, false)?;
-    let given = meta::name(&binding);
-    if !given.is_empty() && given != name {
+    let provided = meta::name(&binding);
+    if !provided.is_empty() && provided != name {
         return Err(ApiError::bad_request(
             "name in URL does not match name in Binding object",
         ));
@@ -37,7 +37,7 @@ pub(super) async fn serve(api: &Api, name: &str, call: &Call) -> Result<Response
         Some(sub) => (&pods, sub),
         None => (&bindings, ""),
     };
-    let attributes = Attributes::new(
+    let attributes = AdmissionAttributes::new(
         Operation::Create,
         resource,
         subresource,

@@ -54,7 +54,7 @@ impl Problems {
     /// [`MAX_PROBLEMS`].
     pub(super) fn with(self, unknown: Vec<String>, ordered: bool) -> Vec<String> {
         let mut all = self.duplicates;
-        let known = all.len();
+        let existing = all.len();
         all.extend(unknown);
         let Some(order) = self.order.filter(|_| ordered) else {
             all.truncate(MAX_PROBLEMS);
@@ -72,7 +72,7 @@ impl Problems {
             .map(|(i, said)| {
                 let path = said.split_once('"').map_or("", |(_, path)| path);
                 let path = path.strip_suffix('"').unwrap_or(path);
-                let at = if i < known { &last } else { &first };
+                let at = if i < existing { &last } else { &first };
                 (at.get(path).copied().unwrap_or(usize::MAX), said)
             })
             .collect();
@@ -81,7 +81,7 @@ impl Problems {
         placed.into_iter().map(|(_, said)| said).collect()
     }
 
-    fn add_duplicate(&mut self, path: &[Step], key: &str) {
+    fn add_duplicate(&mut self, path: &[PathSegment], key: &str) {
         if self.duplicates.len() >= MAX_PROBLEMS || self.written.0 > MAX_WRITTEN {
             return;
         }
@@ -92,7 +92,7 @@ impl Problems {
         }
     }
 
-    fn add_field(&mut self, path: &[Step], key: &str) {
+    fn add_field(&mut self, path: &[PathSegment], key: &str) {
         if let Some(order) = &mut self.order
             && order.len() < ORDERED
             && self.written.1 <= MAX_WRITTEN
@@ -116,9 +116,9 @@ pub(super) fn content_type(headers: &HeaderMap) -> String {
 /// Reads the whole body, up to [`MAX_BODY`] bytes, until `deadline`.
 pub(super) async fn read(body: axum::body::Body, deadline: Instant) -> Result<Bytes, ApiError> {
     use http_body_util::{BodyExt, LengthLimitError, Limited};
-    let whole = Limited::new(body, MAX_BODY).collect();
-    match tokio::time::timeout_at(deadline, whole).await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+    let total = Limited::new(body, MAX_BODY).collect();
+    match tokio::time::timeout_at(deadline, total).await {
+        Ok(Ok(total)) => Ok(total.to_bytes()),
         Ok(Err(e)) if e.is::<LengthLimitError>() => Err(ApiError::too_large(MAX_BODY)),
         Ok(Err(e)) => Err(ApiError::bad_request(format!(
             "failed to read the request body: {e}"
@@ -266,22 +266,22 @@ fn excerpt(bytes: &[u8]) -> String {
         + " ..."
 }
 
-enum Step {
+enum PathSegment {
     Key(String),
     Index(usize),
 }
 
-fn show(path: &[Step], key: &str) -> String {
+fn show(path: &[PathSegment], key: &str) -> String {
     let mut out = String::new();
     for step in path {
         match step {
-            Step::Key(k) => {
+            PathSegment::Key(k) => {
                 if !out.is_empty() {
                     out.push('.');
                 }
                 out.push_str(k);
             }
-            Step::Index(i) => {
+            PathSegment::Index(i) => {
                 out.push_str(&format!("[{i}]"));
             }
         }
@@ -295,7 +295,7 @@ fn show(path: &[Step], key: &str) -> String {
 
 /// Builds a [`Value`] and records duplicate keys.
 struct Seed<'a> {
-    path: &'a mut Vec<Step>,
+    path: &'a mut Vec<PathSegment>,
     problems: &'a mut Problems,
 }
 
@@ -340,7 +340,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let Seed { path, problems } = self;
         let mut out = Vec::new();
         loop {
-            path.push(Step::Index(out.len()));
+            path.push(PathSegment::Index(out.len()));
             let next = seq.next_element_seed(Seed { path, problems });
             path.pop();
             match next? {
@@ -356,9 +356,9 @@ impl<'de> Visitor<'de> for Seed<'_> {
         while let Some(key) = map.next_key::<String>()? {
             problems.add_field(path, &key);
             // The key is moved into the path while its value is read, to avoid a copy per field.
-            path.push(Step::Key(key));
+            path.push(PathSegment::Key(key));
             let value = map.next_value_seed(Seed { path, problems });
-            let Some(Step::Key(key)) = path.pop() else {
+            let Some(PathSegment::Key(key)) = path.pop() else {
                 return Err(A::Error::custom("unbalanced path"));
             };
             match out.entry(key) {
@@ -410,9 +410,9 @@ mod tests {
             listed[7..9],
             [r#"unknown field "k7""#, r#"duplicate field "k7""#]
         );
-        let again = problems(r#"{"a":1,"a":2,"a":3,"b":{"c":1,"c":2}}"#, &[]);
+        let requeue = problems(r#"{"a":1,"a":2,"a":3,"b":{"c":1,"c":2}}"#, &[]);
         assert_eq!(
-            again,
+            requeue,
             [r#"duplicate field "a""#, r#"duplicate field "b.c""#]
         );
     }

@@ -5,7 +5,7 @@ use super::body::{self, Decoded};
 use super::options::{DeleteOptions, WriteOptions};
 use super::path::ResourcePath;
 use super::query::Query;
-use super::respond::{self, Style};
+use super::respond::{self, ResponseFormat};
 use super::write::{Input, Outcome};
 use super::{User, transform};
 use crate::store::SendQueues;
@@ -102,7 +102,7 @@ impl Call {
         let negotiated = self.negotiate(Endpoint::One)?;
         let include = transform::include(&self.query)?;
         let bytes = transform::one(resource, &done.object, negotiated.form, include, now);
-        let style = Style {
+        let style = ResponseFormat {
             encoding: negotiated.encoding,
             pretty: self.query.pretty(),
         };
@@ -112,10 +112,10 @@ impl Call {
     }
 
     /// Returns the format of a response that has only one representation.
-    pub(super) fn style(&self) -> Style {
+    pub(super) fn style(&self) -> ResponseFormat {
         let encoding =
             negotiate(&self.headers, Endpoint::One).map_or(Encoding::Json, |n| n.encoding);
-        Style {
+        ResponseFormat {
             encoding,
             pretty: self.query.pretty(),
         }

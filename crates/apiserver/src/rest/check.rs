@@ -65,7 +65,7 @@ pub(crate) fn check_identity(
     patched: bool,
 ) -> Result<(), ApiError> {
     if !object.is_object() {
-        let what = if object.is_null() {
+        let description = if object.is_null() {
             format!("unable to decode an empty body as {}", resource.kind)
         } else {
             format!(
@@ -73,7 +73,7 @@ pub(crate) fn check_identity(
                 resource.kind
             )
         };
-        return Err(ApiError::bad_request(what));
+        return Err(ApiError::bad_request(description));
     }
     let want = resource.api_version();
     let (got, kind) = (

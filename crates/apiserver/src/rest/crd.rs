@@ -50,11 +50,11 @@ impl DefinitionInstaller {
         ) else {
             return Ok(());
         };
-        let gone = self
-            .core
-            .store()
-            .delete(resource.table.clone(), entry.key.clone(), None, None);
-        match gone.await {
+        let removed =
+            self.core
+                .store()
+                .delete(resource.table.clone(), entry.key.clone(), None, None);
+        match removed.await {
             Ok(_) | Err(StoreError::NotFound { .. }) => Err(error),
             Err(e) => Err(super::check::store_error(resource, &entry.key, e)),
         }

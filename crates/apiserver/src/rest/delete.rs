@@ -1,6 +1,6 @@
 //! Deletion: preconditions, grace period, finalizers, propagation.
 
-use super::admission::{Attributes, Operation, Options};
+use super::admission::{AdmissionAttributes, Operation, Options};
 use super::check::store_error;
 use super::options::{DeleteOptions, Propagation};
 use super::query::{Query, check_dry_run};
@@ -186,7 +186,7 @@ fn plan(
         None => {}
     }
     let is_namespace = resource.is("", "namespaces");
-    let held = is_namespace
+    let owned_rules = is_namespace
         && meta::at(object, &["spec", "finalizers"])
             .and_then(Value::as_array)
             .is_some_and(|f| !f.is_empty());
@@ -203,7 +203,7 @@ fn plan(
             None => current,
         };
     }
-    if grace == 0 && finalizers.is_empty() && !held {
+    if grace == 0 && finalizers.is_empty() && !owned_rules {
         return Plan::Remove;
     }
     if already && grace == current && finalizers == before {
@@ -277,7 +277,7 @@ impl Api {
         options: &DeleteOptions,
         warnings: &mut Vec<String>,
     ) -> Result<Deleted, ApiError> {
-        let attributes = Attributes::new(
+        let attributes = AdmissionAttributes::new(
             Operation::Delete,
             resource,
             "",

@@ -4,7 +4,7 @@ use super::accept::{Endpoint, Form, only_protobuf};
 use super::body;
 use super::call::{Call, PRODUCED, method_not_allowed};
 use super::delete::Deleted;
-use super::path::Target;
+use super::path::RequestTarget;
 use super::query::Query;
 use super::respond;
 use super::review::Reviewer;
@@ -71,8 +71,8 @@ async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, 
         .ok_or_else(|| ApiError::bad_request(format!("invalid path {:?}", uri.path())))?;
     let user = extensions.remove::<User>().unwrap_or_default();
     let path = match target {
-        Target::Resource(path) => path,
-        Target::Other(segments) => {
+        RequestTarget::Resource(path) => path,
+        RequestTarget::Other(segments) => {
             let path = format!("/{}", segments.join("/"));
             guard::check_path(api.guard(), &user, &method, &path)?;
             query.timeout()?;
@@ -323,11 +323,11 @@ async fn delete_collection(
     let mut items = Vec::new();
     let mut warnings = Vec::from_iter(options.warning(resource));
     for entry in list::select_entries(api, resource, &selection) {
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         let deleted = api
-            .delete_and_warn(resource, &entry.key, &options, &mut said)
+            .delete_and_warn(resource, &entry.key, &options, &mut messages)
             .await;
-        warnings.append(&mut said);
+        warnings.append(&mut messages);
         match deleted {
             Ok(Deleted::Gone(e) | Deleted::Pending(e)) => {
                 items.push(resource.from_storage(e.value()));

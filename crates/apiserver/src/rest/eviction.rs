@@ -1,6 +1,6 @@
 //! The `pods/eviction` subresource: a delete that disruption budgets may refuse.
 
-use super::admission::{Attributes, Operation, Options};
+use super::admission::{AdmissionAttributes, Operation, Options};
 use super::binding::created;
 use super::call::Call;
 use super::delete::Deleted;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Decision of a budget about the eviction of one more pod.
 #[derive(Debug, PartialEq)]
-enum Verdict {
+enum BudgetDecision {
     /// Take one disruption from the budget.
     Take,
     /// Evict without taking a disruption: the pod does not count as healthy.
@@ -27,7 +27,7 @@ enum Verdict {
 }
 
 /// Decides whether a budget allows an eviction. `healthy` is whether the pod is Ready.
-fn ask(budget: &Value, healthy: bool) -> Result<Verdict, ApiError> {
+fn decide(budget: &Value, healthy: bool) -> Result<BudgetDecision, ApiError> {
     let name = meta::name(budget);
     let number = |path: &[&str]| meta::at(budget, path).and_then(Value::as_i64).unwrap_or(0);
     if number(&["status", "observedGeneration"]) < number(&["metadata", "generation"]) {
@@ -47,8 +47,8 @@ fn ask(budget: &Value, healthy: bool) -> Result<Verdict, ApiError> {
     );
     if !healthy {
         match meta::text(budget, &["spec", "unhealthyPodEvictionPolicy"]) {
-            "AlwaysAllow" => return Ok(Verdict::Free),
-            _ if current >= desired && desired > 0 => return Ok(Verdict::Free),
+            "AlwaysAllow" => return Ok(BudgetDecision::Free),
+            _ if current >= desired && desired > 0 => return Ok(BudgetDecision::Free),
             _ => {}
         }
     }
@@ -58,7 +58,7 @@ fn ask(budget: &Value, healthy: bool) -> Result<Verdict, ApiError> {
             format!("needs {desired} healthy pods and has {current} currently"),
         ));
     }
-    Ok(Verdict::Take)
+    Ok(BudgetDecision::Take)
 }
 
 /// Returns the budgets that select the pod.
@@ -82,8 +82,8 @@ fn unprotected(pod: &Value) -> bool {
 
 /// Parses the delete options of an Eviction.
 fn delete_options(eviction: &Value) -> Result<DeleteOptions, ApiError> {
-    let given = eviction.get("deleteOptions").unwrap_or(&Value::Null);
-    DeleteOptions::parse(given, &Query::default())
+    let provided = eviction.get("deleteOptions").unwrap_or(&Value::Null);
+    DeleteOptions::parse(provided, &Query::default())
 }
 
 /// Serves the POST of an Eviction.
@@ -102,8 +102,8 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
             "{kind} in version {version:?} cannot be handled as an Eviction"
         )));
     }
-    let given = meta::name(&body);
-    if !given.is_empty() && given != name {
+    let provided = meta::name(&body);
+    if !provided.is_empty() && provided != name {
         return Err(ApiError::bad_request(
             "name in URL does not match name in Eviction object",
         ));
@@ -121,7 +121,7 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
     let options = call.write_options("CreateOptions")?;
     delete_options(&body)?;
     let pods = api.builtin("", "v1", "pods")?;
-    let attributes = Attributes::new(
+    let attributes = AdmissionAttributes::new(
         Operation::Create,
         &pods,
         "eviction",
@@ -164,7 +164,7 @@ async fn evict(
         ..options.clone()
     };
     if !unprotected(&pod) {
-        ask_budgets(api, &entry, &pod, options.dry_run).await?;
+        charge_budget(api, &entry, &pod, options.dry_run).await?;
     }
     if !options.dry_run && !meta::deleting(&pod) {
         let now = api.clock().now();
@@ -193,11 +193,16 @@ async fn evict(
 }
 
 /// Takes a disruption from the budget that protects the pod.
-async fn ask_budgets(api: &Api, entry: &Entry, pod: &Value, dry_run: bool) -> Result<(), ApiError> {
+async fn charge_budget(
+    api: &Api,
+    entry: &Entry,
+    pod: &Value,
+    dry_run: bool,
+) -> Result<(), ApiError> {
     let budgets = api.builtin("policy", "v1", "poddisruptionbudgets")?;
     let all = api.entries(&budgets, Some(&entry.key.namespace));
-    let found = budgets_of(&all, entry);
-    let key = match found.as_slice() {
+    let matches = budgets_of(&all, entry);
+    let key = match matches.as_slice() {
         [] => return Ok(()),
         [(key, _)] => key.clone(),
         _ => {
@@ -219,14 +224,14 @@ async fn ask_budgets(api: &Api, entry: &Entry, pod: &Value, dry_run: bool) -> Re
     let done = api
         .modify(&budgets, Some("status"), &key, &options, |budget| {
             let mut new = budget.clone();
-            if ask(budget, healthy)? == Verdict::Take {
+            if decide(budget, healthy)? == BudgetDecision::Take {
                 let status = meta::section(&mut new, "status");
-                let left = status
+                let remaining = status
                     .get("disruptionsAllowed")
                     .and_then(Value::as_i64)
                     .unwrap_or(0)
                     .saturating_sub(1);
-                status.insert("disruptionsAllowed".to_owned(), left.into());
+                status.insert("disruptionsAllowed".to_owned(), remaining.into());
                 let disrupted = meta::as_object(status.entry("disruptedPods").or_insert(json!({})));
                 disrupted.insert(name.to_owned(), now.as_str().into());
             }
@@ -252,21 +257,30 @@ mod tests {
 
     #[test]
     fn a_used_up_budget_refuses_with_429() {
-        let e = ask(&budget(0, 2, 2), true).unwrap_err();
+        let e = decide(&budget(0, 2, 2), true).unwrap_err();
         assert_eq!(e.code, 429);
         assert_eq!(
             e.details.unwrap().causes[0].message,
             "The disruption budget b needs 2 healthy pods and has 2 currently"
         );
-        assert_eq!(ask(&budget(1, 3, 2), true).unwrap(), Verdict::Take);
-        assert_eq!(ask(&budget(0, 2, 2), false).unwrap(), Verdict::Free);
-        assert_eq!(ask(&budget(0, 1, 2), false).unwrap_err().code, 429);
+        assert_eq!(
+            decide(&budget(1, 3, 2), true).unwrap(),
+            BudgetDecision::Take
+        );
+        assert_eq!(
+            decide(&budget(0, 2, 2), false).unwrap(),
+            BudgetDecision::Free
+        );
+        assert_eq!(decide(&budget(0, 1, 2), false).unwrap_err().code, 429);
     }
 
     #[test]
     fn a_budget_that_was_not_looked_at_yet_refuses() {
         let mut b = budget(5, 5, 0);
         b["metadata"]["generation"] = 2.into();
-        assert_eq!(ask(&b, true).unwrap_err().retry_after_seconds(), Some(10));
+        assert_eq!(
+            decide(&b, true).unwrap_err().retry_after_seconds(),
+            Some(10)
+        );
     }
 }

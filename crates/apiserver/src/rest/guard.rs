@@ -163,8 +163,8 @@ impl Guard {
         if self.unbounded(user) {
             return Ok(());
         }
-        let asked = self.ask(user, attributes, |index| index.check(user, attributes));
-        asked.map_err(|reason| {
+        let requested = self.evaluate(user, attributes, |index| index.check(user, attributes));
+        requested.map_err(|reason| {
             let mut why = attributes.refusal(&user.name);
             if !reason.is_empty() {
                 why = format!("{why}: {reason}");
@@ -183,7 +183,7 @@ impl Guard {
         if self.unbounded(user) {
             return (true, String::new());
         }
-        match self.ask(user, attributes, |index| index.explain(user, attributes)) {
+        match self.evaluate(user, attributes, |index| index.explain(user, attributes)) {
             Ok(reason) => (true, reason),
             Err(reason) => (false, reason),
         }
@@ -193,7 +193,7 @@ impl Guard {
     ///
     /// # Errors
     /// Why it is not allowed, or an empty text.
-    fn ask<T: Default>(
+    fn evaluate<T: Default>(
         &self,
         user: &User,
         attributes: &Attributes<'_>,

@@ -2,7 +2,7 @@
 
 use super::accept::{Form, MetaVersion, Negotiated};
 use super::query::Query;
-use super::respond::{self, Style};
+use super::respond::{self, ResponseFormat};
 use super::selection::Selection;
 use super::write::Object;
 use super::{Api, accept, transform};
@@ -197,7 +197,7 @@ impl Token {
 }
 
 /// Result of a list.
-struct Found {
+struct ListResult {
     page: Page,
     /// Number of entries after the page.
     left: Option<u64>,
@@ -232,7 +232,7 @@ pub(super) fn serve_get(
         include,
         api.clock().now(),
     );
-    let style = Style {
+    let style = ResponseFormat {
         encoding: negotiated.encoding,
         pretty: query.pretty(),
     };
@@ -254,8 +254,8 @@ pub(super) fn serve_list(
     if position.at.is_some() && age.is_some_and(|age| age > MAX_AGE) {
         return Ok(expired_continue(&position));
     }
-    let found = match read(api, resource, selection, &position) {
-        Ok(found) => found,
+    let matches = match read(api, resource, selection, &position) {
+        Ok(matches) => matches,
         Err(StoreError::Expired { .. }) if position.continued => {
             return Ok(expired_continue(&position));
         }
@@ -269,11 +269,11 @@ pub(super) fn serve_list(
         }
     };
     let include = transform::include(query)?;
-    let style = Style {
+    let style = ResponseFormat {
         encoding: negotiated.encoding,
         pretty: query.pretty(),
     };
-    let Found { page, left, token } = found;
+    let ListResult { page, left, token } = matches;
     let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
     if let Some(token) = &token {
         metadata["continue"] = token.as_str().into();
@@ -324,7 +324,7 @@ fn read(
     resource: &Resource,
     selection: &Selection,
     position: &Position,
-) -> Result<Found, StoreError> {
+) -> Result<ListResult, StoreError> {
     if position.at.is_none()
         && position.after.is_none()
         && let Some(key) = selection.only(resource)
@@ -345,7 +345,7 @@ fn read(
             next: None,
             remaining: None,
         };
-        return Ok(Found {
+        return Ok(ListResult {
             page,
             left: None,
             token: None,
@@ -372,7 +372,7 @@ fn read(
         };
         token.encode()
     });
-    Ok(Found { page, left, token })
+    Ok(ListResult { page, left, token })
 }
 
 /// Returns the entries that currently match a selection.
@@ -398,7 +398,7 @@ fn expired_continue(position: &Position) -> Response {
         };
         status["metadata"] = json!({ "continue": token.encode() });
     }
-    respond::value(410, &status, Style::default())
+    respond::value(410, &status, ResponseFormat::default())
 }
 
 /// Returns the JSON of a stored object in the version of `resource`.
@@ -415,17 +415,17 @@ pub(super) fn as_object(resource: &Resource, entry: &Entry) -> Bytes {
 fn put_item(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
     let bytes = as_object(resource, entry);
     let version = format!("{{\"apiVersion\":{},", Value::from(resource.api_version()));
-    let rest = match bytes.strip_prefix(version.as_bytes()) {
-        Some(rest) if !resource.is_custom() => rest,
+    let tail = match bytes.strip_prefix(version.as_bytes()) {
+        Some(tail) if !resource.is_custom() => tail,
         _ => return out.put_slice(&bytes),
     };
     out.put_u8(b'{');
-    match find_kind(rest, &resource.kind) {
+    match find_kind(tail, &resource.kind) {
         Some(kind) => {
-            out.put_slice(rest.get(..kind.start).unwrap_or_default());
-            out.put_slice(rest.get(kind.end..).unwrap_or_default());
+            out.put_slice(tail.get(..kind.start).unwrap_or_default());
+            out.put_slice(tail.get(kind.end..).unwrap_or_default());
         }
-        None => out.put_slice(rest),
+        None => out.put_slice(tail),
     }
 }
 
@@ -482,7 +482,7 @@ fn stream(
     let total: usize = items.iter().map(|e| e.bytes.len() + 1).sum();
     if total <= CHUNK {
         let bytes = collect(head, &items, |e, out| write(&resource, e, out));
-        return respond::bytes(200, bytes, Style::default());
+        return respond::bytes(200, bytes, ResponseFormat::default());
     }
     let state = (Some(head), items.into_iter().enumerate(), false);
     let chunks = futures::stream::unfold(state, move |(mut head, mut items, done)| {
@@ -523,8 +523,8 @@ mod tests {
     #[test]
     fn the_kind_of_an_item_is_found_among_its_members() {
         let object = r#""data":{"kind":"ConfigMap","a":"\"kind\":\"ConfigMap\","},"kind":"ConfigMap","metadata":{}}"#;
-        let found = find_kind(object.as_bytes(), "ConfigMap").unwrap();
-        assert_eq!(&object[found.clone()], "\"kind\":\"ConfigMap\",");
+        let matches = find_kind(object.as_bytes(), "ConfigMap").unwrap();
+        assert_eq!(&object[matches.clone()], "\"kind\":\"ConfigMap\",");
         assert!(object[..found.start].ends_with("\"},"));
         for broken in ["", "\"", "\"a\\", "}}", "\"kind\":\"Pod\"}"] {
             assert_eq!(find_kind(broken.as_bytes(), "ConfigMap"), None);

@@ -100,16 +100,16 @@ pub(crate) fn owners(object: &Value) -> Vec<Owner> {
 
 /// Owner references and deletion state of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Owned {
+pub(crate) struct OwnerInfo {
     /// `metadata.ownerReferences`.
     pub(crate) owners: Vec<Owner>,
     /// Whether the object is being deleted.
     pub(crate) deleting: bool,
 }
 
-impl Owned {
+impl OwnerInfo {
     /// Parses only these fields of an entry, which is far cheaper than parsing all of it.
-    pub(crate) fn of(entry: &Entry) -> Self {
+    pub(crate) fn from_entry(entry: &Entry) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]
         struct Metadata {
@@ -161,9 +161,9 @@ pub(crate) fn set_condition(
     let Some(list) = list.as_array_mut() else {
         return false;
     };
-    let found = list.iter_mut().find(|c| text(c, &["type"]) == kind);
-    let fresh = found.is_none();
-    let condition = match found {
+    let matches = list.iter_mut().find(|c| text(c, &["type"]) == kind);
+    let fresh = matches.is_none();
+    let condition = match matches {
         Some(c) => c,
         None => {
             list.push(serde_json::json!({ "type": kind }));
@@ -227,7 +227,7 @@ mod tests {
             let (key, table) = (Key::cluster(number.to_string()), TableId::new("", "a"));
             let object = json!({"metadata": metadata, "spec": {"ownerReferences": [{}]}});
             let entry = store.create(table, key, object.clone(), Index::default());
-            let owned = Owned::of(&entry.await.unwrap());
+            let owned = OwnerInfo::from_entry(&entry.await.unwrap());
             assert_eq!(owned.owners, owners(&object), "{object}");
             assert_eq!(owned.deleting, deleting(&object), "{object}");
             counts.push((owned.owners.len(), owned.deleting));

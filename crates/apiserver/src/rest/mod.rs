@@ -245,7 +245,7 @@ impl Api {
     pub(crate) fn is_watch(method: &http::Method, uri: &http::Uri) -> bool {
         let query = query::Query::parse(uri.query().unwrap_or(""));
         match (path::parse(uri.path()), query) {
-            (Some(path::Target::Resource(path)), Ok(query)) => {
+            (Some(path::RequestTarget::Resource(path)), Ok(query)) => {
                 guard::verb(method, &path, &query) == "watch"
             }
             _ => false,

@@ -4,7 +4,7 @@ use super::Api;
 use super::accept::{Clause, Encoding, clauses};
 use super::call::method_not_allowed;
 use super::query::Query;
-use super::respond::{self, Style};
+use super::respond::{self, ResponseFormat};
 use crate::tokens::ISSUER;
 use axum::body::Body;
 use axum::response::Response;
@@ -99,7 +99,7 @@ pub(super) fn serve(
     let registry = api.registry();
     let generation = registry.generation();
     let docs = &api.inner.documents;
-    let style = Style {
+    let style = ResponseFormat {
         encoding: Encoding::Json,
         pretty: query.pretty(),
     };
@@ -164,12 +164,12 @@ const OPENAPI_V2: [&str; 2] = [
 ];
 
 /// Serves `/openapi/v2` in the client's first supported format.
-fn openapi_v2(api: &Api, headers: &HeaderMap, style: Style) -> Result<Response, ApiError> {
+fn openapi_v2(api: &Api, headers: &HeaderMap, style: ResponseFormat) -> Result<Response, ApiError> {
     let registry = api.registry();
     let (generation, docs) = (registry.generation(), &api.inner.documents);
     let clauses = clauses(headers);
-    let known = |c: &&Clause| c.json() || OPENAPI_V2.contains(&c.media.as_str());
-    let json = match clauses.iter().find(known) {
+    let existing = |c: &&Clause| c.json() || OPENAPI_V2.contains(&c.media.as_str());
+    let json = match clauses.iter().find(existing) {
         Some(clause) => clause.json(),
         None if clauses.is_empty() => true,
         None => {
@@ -186,7 +186,12 @@ fn openapi_v2(api: &Api, headers: &HeaderMap, style: Style) -> Result<Response, 
     let document = || Some(openapi::v2::binary(registry));
     let document = docs.get_bytes(generation, "openapi/v2 binary", document);
     let document = document.unwrap_or_default();
-    Ok(cached(document, OPENAPI_V2[1], headers, Style::default()))
+    Ok(cached(
+        document,
+        OPENAPI_V2[1],
+        headers,
+        ResponseFormat::default(),
+    ))
 }
 
 fn get_only(method: &Method) -> Result<(), ApiError> {
@@ -198,13 +203,18 @@ fn get_only(method: &Method) -> Result<(), ApiError> {
 }
 
 /// Builds the response with a document and its ETag; 304 if the client has it.
-fn cached(bytes: Bytes, content_type: &'static str, headers: &HeaderMap, style: Style) -> Response {
+fn cached(
+    bytes: Bytes,
+    content_type: &'static str,
+    headers: &HeaderMap,
+    style: ResponseFormat,
+) -> Response {
     let etag = format!("\"{:08X}{:08X}\"", crc32fast::hash(&bytes), bytes.len());
-    let known = headers
+    let existing = headers
         .get(header::IF_NONE_MATCH)
         .and_then(|v| v.to_str().ok())
         .is_some_and(|v| v.split(',').any(|t| t.trim() == etag));
-    let mut response = if known {
+    let mut response = if existing {
         respond::with_body(304, content_type, Body::empty())
     } else if style.pretty {
         respond::bytes(200, bytes, style)
@@ -221,7 +231,13 @@ fn cached(bytes: Bytes, content_type: &'static str, headers: &HeaderMap, style: 
 }
 
 /// Serves `/api` and `/apis`.
-fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style) -> Response {
+fn groups(
+    api: &Api,
+    core: bool,
+    shape: Shape,
+    headers: &HeaderMap,
+    style: ResponseFormat,
+) -> Response {
     let registry = api.registry();
     let generation = registry.generation();
     let docs = &api.inner.documents;
@@ -256,7 +272,7 @@ fn groups(api: &Api, core: bool, shape: Shape, headers: &HeaderMap, style: Style
     let style = if shape == Shape::Legacy {
         style
     } else {
-        Style::default()
+        ResponseFormat::default()
     };
     cached(document.unwrap_or_default(), content_type, headers, style)
 }

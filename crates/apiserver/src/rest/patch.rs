@@ -155,12 +155,12 @@ impl Api {
     ) -> Result<Outcome, ApiError> {
         let (namespace, name) = (call.namespace(), call.name());
         super::check::check_identity(resource, &mut input.value, false)?;
-        let given = meta::name(&input.value);
-        if given.is_empty() {
+        let provided = meta::name(&input.value);
+        if provided.is_empty() {
             meta::set(&mut input.value, "name", name);
-        } else if given != name {
+        } else if provided != name {
             return Err(ApiError::bad_request(format!(
-                "the name of the object ({given}) does not match the name on the URL ({name})"
+                "the name of the object ({provided}) does not match the name on the URL ({name})"
             )));
         }
         check_document(&input.value)?;

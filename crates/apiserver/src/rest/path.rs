@@ -17,7 +17,7 @@ pub(super) struct ResourcePath {
 
 /// A parsed path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Target {
+pub(super) enum RequestTarget {
     /// An object, a collection or a subresource.
     Resource(ResourcePath),
     /// Anything else: discovery, health, version; the decoded segments.
@@ -25,7 +25,7 @@ pub(super) enum Target {
 }
 
 /// Splits and decodes `path`. `None` when a percent escape is broken or not UTF-8.
-pub(super) fn parse(path: &str) -> Option<Target> {
+pub(super) fn parse(path: &str) -> Option<RequestTarget> {
     let segments: Vec<String> = path
         .split('/')
         .filter(|s| !s.is_empty())
@@ -36,7 +36,7 @@ pub(super) fn parse(path: &str) -> Option<Target> {
         Some("apis") if segments.len() > 3 => {
             (segments[1].clone(), segments[2].clone(), &segments[3..])
         }
-        _ => return Some(Target::Other(segments)),
+        _ => return Some(RequestTarget::Other(segments)),
     };
     let (watch, rest) = match rest {
         [first, tail @ ..] if first == "watch" && !tail.is_empty() => (true, tail),
@@ -52,13 +52,13 @@ pub(super) fn parse(path: &str) -> Option<Target> {
         [ns, name] if ns == "namespaces" => {
             out.plural = ns.clone();
             out.name = Some(name.clone());
-            return Some(Target::Resource(out));
+            return Some(RequestTarget::Resource(out));
         }
         [ns, name, sub] if ns == "namespaces" && (sub == "status" || sub == "finalize") => {
             out.plural = ns.clone();
             out.name = Some(name.clone());
             out.subresource = Some(sub.clone());
-            return Some(Target::Resource(out));
+            return Some(RequestTarget::Resource(out));
         }
         [ns, name, tail @ ..] if ns == "namespaces" => {
             out.namespace = Some(name.clone());
@@ -74,7 +74,7 @@ pub(super) fn parse(path: &str) -> Option<Target> {
             out.subresource = Some(sub.join("/"));
         }
     }
-    Some(Target::Resource(out))
+    Some(RequestTarget::Resource(out))
 }
 
 /// Decodes percent encoding. `None` for a truncated escape or invalid UTF-8.
@@ -108,7 +108,7 @@ mod tests {
 
     fn resource(path: &str) -> ResourcePath {
         match parse(path) {
-            Some(Target::Resource(r)) => r,
+            Some(RequestTarget::Resource(r)) => r,
             other => panic!("{path}: {other:?}"),
         }
     }
@@ -148,7 +148,10 @@ mod tests {
             "/apis/apps/v1",
             "/version",
         ] {
-            assert!(matches!(parse(path), Some(Target::Other(_))), "{path}");
+            assert!(
+                matches!(parse(path), Some(RequestTarget::Other(_))),
+                "{path}"
+            );
         }
         assert_eq!(parse("/api/v1/%zz"), None);
         assert_eq!(parse("/%ff"), None);

@@ -89,14 +89,14 @@ impl Query {
     /// # Errors
     /// 400 if it is not a duration in Go's format.
     pub(super) fn timeout(&self) -> Result<Duration, ApiError> {
-        let given = self.get("timeout").map(parse_duration).transpose();
-        let given = given.map_err(|why| {
+        let provided = self.get("timeout").map(parse_duration).transpose();
+        let provided = provided.map_err(|why| {
             ApiError::bad_request(format!(
                 "invalid timeout specified in the request URL - time: {why}"
             ))
         })?;
-        let given = given.filter(|timeout| !timeout.is_zero());
-        Ok(given.map_or(REQUEST_TIMEOUT, |timeout| timeout.min(REQUEST_TIMEOUT)))
+        let provided = provided.filter(|timeout| !timeout.is_zero());
+        Ok(provided.map_or(REQUEST_TIMEOUT, |timeout| timeout.min(REQUEST_TIMEOUT)))
     }
 
     /// Returns true for `pretty=true`.
@@ -176,19 +176,19 @@ fn check_manager(name: &str) -> Result<(), FieldError> {
 /// text.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("invalid duration {text:?}");
-    let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
-    if rest == "0" {
+    let mut remainder = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if remainder == "0" {
         return Ok(Duration::ZERO);
     }
     let mut seconds = 0.0;
-    if rest.is_empty() {
+    if remainder.is_empty() {
         return Err(invalid());
     }
-    while !rest.is_empty() {
-        let end = rest
+    while !remainder.is_empty() {
+        let end = remainder
             .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(rest.len());
-        let (number, tail) = rest.split_at(end);
+            .unwrap_or(remainder.len());
+        let (number, tail) = remainder.split_at(end);
         let dots = number.matches('.').count();
         if dots > 1 || number.len() == dots {
             return Err(invalid());
@@ -208,7 +208,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
             unit => return Err(format!("unknown unit {unit:?} in duration {text:?}")),
         };
         seconds += number.parse::<f64>().map_err(|_| invalid())? * unit;
-        rest = tail;
+        remainder = tail;
     }
     if text.starts_with('-') {
         return Ok(Duration::ZERO);

@@ -11,12 +11,12 @@ use std::collections::HashSet;
 
 /// Format of a response body.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Style {
+pub(super) struct ResponseFormat {
     pub(super) encoding: Encoding,
     pub(super) pretty: bool,
 }
 
-impl Default for Style {
+impl Default for ResponseFormat {
     fn default() -> Self {
         Self {
             encoding: Encoding::Json,
@@ -40,9 +40,9 @@ pub(super) fn with_body(code: u16, content_type: &'static str, body: Body) -> Re
 }
 
 /// Builds a response of JSON bytes, reformatted if the client wants it pretty or as YAML.
-pub(super) fn bytes(code: u16, bytes: Bytes, style: Style) -> Response {
+pub(super) fn bytes(code: u16, bytes: Bytes, style: ResponseFormat) -> Response {
     match style {
-        Style {
+        ResponseFormat {
             encoding: Encoding::Json,
             pretty: false,
         } => with_body(code, "application/json", Body::from(bytes)),
@@ -54,16 +54,16 @@ pub(super) fn bytes(code: u16, bytes: Bytes, style: Style) -> Response {
 }
 
 /// Builds a response of a JSON value.
-pub(super) fn value(code: u16, value: &Value, style: Style) -> Response {
+pub(super) fn value(code: u16, value: &Value, style: ResponseFormat) -> Response {
     match style {
-        Style {
+        ResponseFormat {
             encoding: Encoding::Yaml,
             ..
         } => match serde_saphyr::to_string(value) {
             Ok(text) => with_body(code, "application/yaml", Body::from(text)),
             Err(e) => error(&ApiError::internal(format!("writing YAML: {e}"))),
         },
-        Style { pretty: true, .. } => {
+        ResponseFormat { pretty: true, .. } => {
             let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
             text.push('\n');
             with_body(code, "application/json", Body::from(text))

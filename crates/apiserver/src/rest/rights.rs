@@ -2,7 +2,7 @@
 
 use super::Api;
 use super::guard::{check_resource, verb};
-use super::path::{self, ResourcePath, Target};
+use super::path::{self, RequestTarget, ResourcePath};
 use super::query::Query;
 use crate::authz::{Rule, User};
 use http::{Method, Uri};
@@ -31,7 +31,7 @@ pub(crate) fn has_right(api: &Api, user: &User, method: &Method, uri: &Uri) -> b
 }
 
 fn read(uri: &Uri) -> Option<(ResourcePath, Query)> {
-    let Some(Target::Resource(path)) = path::parse(uri.path()) else {
+    let Some(RequestTarget::Resource(path)) = path::parse(uri.path()) else {
         return None;
     };
     let query = Query::parse(uri.query().unwrap_or_default()).ok()?;
@@ -69,9 +69,9 @@ mod tests {
             {"apiGroups": ["a", "b"], "resources": ["x"], "verbs": ["list", "watch"]},
             {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
         ]);
-        let given = given_rights(&rules);
+        let provided = given_rights(&rules);
         assert_eq!(
-            given,
+            provided,
             [
                 "patch nodes/status",
                 "list x.a",
@@ -84,7 +84,7 @@ mod tests {
             (
                 Method::PATCH,
                 "/api/v1/nodes/n/status?fieldManager=m",
-                Some(given[0].as_str()),
+                Some(provided[0].as_str()),
             ),
             (
                 Method::GET,

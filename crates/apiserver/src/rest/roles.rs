@@ -105,12 +105,12 @@ fn aggregated_rules(api: &Api, name: &str, role: &Value) -> Result<Option<Value>
         &*entry.key.name != name && selectors.iter().any(|s| s.matches(&entry.index))
     };
     let mut rules: Vec<Value> = Vec::new();
-    let mut seen = HashSet::new();
+    let mut observed = HashSet::new();
     for entry in api.store().all(&table, None, &selected) {
         let value = entry.value();
         let own = value.get("rules").and_then(Value::as_array);
         for rule in own.into_iter().flatten() {
-            if seen.insert(rule.clone()) {
+            if observed.insert(rule.clone()) {
                 rules.push(rule.clone());
             }
         }
@@ -133,8 +133,8 @@ fn lacking(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
         let missing: Vec<Value> = wanted.iter().filter(|s| !has(s)).cloned().collect();
         return (!missing.is_empty()).then_some(("subjects", missing));
     }
-    let held = Rule::all(old.get("rules"));
-    let missing = uncovered(&held, &Rule::all(wanted.get("rules")));
+    let owned_rules = Rule::all(old.get("rules"));
+    let missing = uncovered(&owned_rules, &Rule::all(wanted.get("rules")));
     let missing: Vec<Value> = missing.iter().map(Rule::to_value).collect();
     (!missing.is_empty()).then_some(("rules", missing))
 }

@@ -3,8 +3,8 @@
 use super::accept::Endpoint;
 use super::call::{Call, method_not_allowed};
 use super::patch::{self, Patch};
-use super::respond::{self, Style};
-use super::update::{Projection, Target};
+use super::respond::{self, ResponseFormat};
+use super::update::{Projection, UpdateTarget};
 use super::write::Input;
 use super::{Api, meta};
 use axum::response::Response;
@@ -76,9 +76,9 @@ impl Projection for ScalePaths {
 
     fn put(&self, object: &mut Value, scale: &Value) -> Result<(), ApiError> {
         let replicas = wanted(meta::name(object), scale)?;
-        let given = meta::resource_version(scale);
-        if !given.is_empty() {
-            meta::set(object, "resourceVersion", given);
+        let provided = meta::resource_version(scale);
+        if !provided.is_empty() {
+            meta::set(object, "resourceVersion", provided);
         }
         set_replicas(object, &self.spec, replicas);
         Ok(())
@@ -174,10 +174,10 @@ fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
             "expected a Scale, got {kind:?}"
         )));
     }
-    let given = meta::name(scale);
-    if !given.is_empty() && given != name {
+    let provided = meta::name(scale);
+    if !provided.is_empty() && provided != name {
         return Err(ApiError::bad_request(format!(
-            "the name of the object ({given}) does not match the name on the URL ({name})"
+            "the name of the object ({provided}) does not match the name on the URL ({name})"
         )));
     }
     let replicas = match meta::at(scale, &["spec", "replicas"]) {
@@ -214,7 +214,7 @@ pub(super) async fn serve(
     let name = call.name();
     let key = Api::key(resource, call.namespace(), name);
     let negotiated = call.negotiate(Endpoint::One)?;
-    let style = Style {
+    let style = ResponseFormat {
         encoding: negotiated.encoding,
         pretty: call.query.pretty(),
     };
@@ -285,7 +285,7 @@ pub(super) async fn serve(
             force: options.force,
         }
     });
-    let target = Target {
+    let target = UpdateTarget {
         resource,
         subresource: Some("scale"),
         key: &key,

@@ -4,7 +4,7 @@ use super::call::Call;
 use super::core::{self, Core};
 use super::{User, meta, respond};
 use crate::store::{Entry, Key, TableId};
-use crate::tokens::{Bound, ISSUER, Request, Tokens};
+use crate::tokens::{BoundObject, ISSUER, TokenSpec, Tokens};
 use axum::response::Response;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ impl TokenIssuer<'_> {
         let bound = self.bound_object(call, &request)?;
         check_node(&call.user, bound.as_ref(), &request)?;
         let now = self.core.clock().now();
-        let token = self.tokens.issue(Request {
+        let token = self.tokens.issue(TokenSpec {
             namespace: call.namespace(),
             account: call.name(),
             uid: &account.index.uid,
@@ -81,7 +81,7 @@ impl TokenIssuer<'_> {
     }
 
     /// Returns the object that the token is to be bound to.
-    fn bound_object(&self, call: &Call, request: &Value) -> Result<Option<Bound>, ApiError> {
+    fn bound_object(&self, call: &Call, request: &Value) -> Result<Option<BoundObject>, ApiError> {
         let reference = meta::at(request, &["spec", "boundObjectRef"]);
         let Some(reference) = reference.filter(|reference| !reference.is_null()) else {
             return Ok(None);
@@ -99,12 +99,12 @@ impl TokenIssuer<'_> {
                 )));
             }
         };
-        let found = |plural: &str, namespace: &str, name: &str| -> Option<Arc<Entry>> {
+        let matches = |plural: &str, namespace: &str, name: &str| -> Option<Arc<Entry>> {
             self.core
                 .store()
                 .get(&TableId::new("", plural), &Key::new(namespace, name))
         };
-        let entry = found(plural, namespace, &name)
+        let entry = matches(plural, namespace, &name)
             .ok_or_else(|| ApiError::not_found("", plural, &name))?;
         let uid = entry.index.uid.to_string();
         if !wanted.is_empty() && wanted != uid {
@@ -119,8 +119,8 @@ impl TokenIssuer<'_> {
             ));
         }
         Ok(Some(match kind {
-            "Secret" => Bound::Secret { name, uid },
-            "Node" => Bound::Node { name, uid },
+            "Secret" => BoundObject::Secret { name, uid },
+            "Node" => BoundObject::Node { name, uid },
             _ => {
                 let pod = entry.value();
                 let account = call.name();
@@ -132,11 +132,11 @@ impl TokenIssuer<'_> {
                 }
                 let node = meta::text(&pod, &["spec", "nodeName"]);
                 let node = (!node.is_empty()).then(|| {
-                    let entry = found("nodes", "", node);
+                    let entry = matches("nodes", "", node);
                     let uid = entry.map(|entry| entry.index.uid.to_string());
                     (node.to_owned(), uid.unwrap_or_default())
                 });
-                Bound::Pod { name, uid, node }
+                BoundObject::Pod { name, uid, node }
             }
         }))
     }
@@ -164,20 +164,20 @@ fn seconds(request: &Value) -> Result<i64, ApiError> {
 }
 
 /// Checks that a node requests tokens for its own pods only.
-fn check_node(user: &User, bound: Option<&Bound>, request: &Value) -> Result<(), ApiError> {
+fn check_node(user: &User, bound: Option<&BoundObject>, request: &Value) -> Result<(), ApiError> {
     let Some(node) = crate::authz::node_of(user) else {
         return Ok(());
     };
     let uid = meta::text(request, &["spec", "boundObjectRef", "uid"]);
     let why = match bound {
-        Some(Bound::Pod { .. }) if uid.is_empty() => {
+        Some(BoundObject::Pod { .. }) if uid.is_empty() => {
             "node requested token with a pod binding without a uid"
         }
-        Some(Bound::Pod {
+        Some(BoundObject::Pod {
             node: Some((at, _)),
             ..
         }) if at == node => return Ok(()),
-        Some(Bound::Pod { .. }) => {
+        Some(BoundObject::Pod { .. }) => {
             "node requested token bound to a pod scheduled on a different node"
         }
         _ => "node requested token not bound to a pod",

@@ -1,6 +1,6 @@
 //! Updates of objects.
 
-use super::admission::{self, Attributes, Operation, Options};
+use super::admission::{self, AdmissionAttributes, Operation, Options};
 use super::check::store_error;
 use super::check::{
     check_fields, check_identity, check_update_identity, invalid, keep_identity, namespace_held,
@@ -32,7 +32,7 @@ pub(super) trait Projection: Send + Sync {
 
 /// The object, and the part of it, that a write changes.
 #[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
+pub(super) struct UpdateTarget<'a> {
     pub(super) resource: &'a Arc<Resource>,
     pub(super) subresource: Option<&'a str>,
     pub(super) key: &'a Key,
@@ -40,7 +40,7 @@ pub(super) struct Target<'a> {
     pub(super) projection: Option<&'a dyn Projection>,
 }
 
-impl Target<'_> {
+impl UpdateTarget<'_> {
     /// Returns the subresource whose rules apply; behind a projection, `None`: those of the whole object.
     fn part(&self) -> Option<&str> {
         self.subresource.filter(|_| self.projection.is_none())
@@ -59,7 +59,7 @@ impl Api {
         options: &WriteOptions,
         mut change: impl FnMut(&Value) -> Result<Input, ApiError>,
     ) -> Result<Outcome, ApiError> {
-        let target = Target {
+        let target = UpdateTarget {
             resource,
             subresource,
             key,
@@ -78,7 +78,7 @@ impl Api {
         key: &Key,
         mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
     ) -> Result<Outcome, ApiError> {
-        let target = Target {
+        let target = UpdateTarget {
             resource,
             subresource,
             key,
@@ -93,17 +93,17 @@ impl Api {
     /// Like [`Api::modify`], for any target; a `change` that returns `None` ends it without a write.
     pub(super) async fn modify_target(
         &self,
-        target: Target<'_>,
+        target: UpdateTarget<'_>,
         options: &WriteOptions,
         mut change: impl FnMut(&Value) -> Result<Option<Input>, ApiError>,
     ) -> Result<Outcome, ApiError> {
-        let Target {
+        let UpdateTarget {
             resource,
             key,
             projection,
             ..
         } = target;
-        let attributes = Attributes::new(
+        let attributes = AdmissionAttributes::new(
             Operation::Update,
             resource,
             target.subresource.unwrap_or(""),
@@ -213,12 +213,12 @@ impl Api {
     /// Completes an admitted change with the server's own fields and validates it.
     fn finish_update(
         &self,
-        target: &Target<'_>,
+        target: &UpdateTarget<'_>,
         entry: &Entry,
         old: &Value,
         new: &mut Value,
     ) -> Result<(), ApiError> {
-        let Target { resource, key, .. } = *target;
+        let UpdateTarget { resource, key, .. } = *target;
         let part = target.part();
         check_update_identity(resource, key, old, new, part)?;
         resource.prepare_update(part, old, new);
@@ -240,11 +240,11 @@ impl Api {
         key: &Key,
         expected: Option<Revision>,
     ) -> Result<Arc<Entry>, StoreError> {
-        let gone = self
+        let deleted = self
             .store()
             .delete(resource.table.clone(), key.clone(), expected, None)
             .await?;
-        self.removed(resource, &gone);
-        Ok(gone)
+        self.removed(resource, &deleted);
+        Ok(deleted)
     }
 }

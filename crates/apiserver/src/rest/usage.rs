@@ -35,7 +35,7 @@ struct Report {
 
 impl Report {
     /// Parses a NodeMetric; `None` if it was never, or not recently, updated.
-    fn of(metric: &Value, now: jiff::Timestamp) -> Option<Self> {
+    fn from_metric(metric: &Value, now: jiff::Timestamp) -> Option<Self> {
         let time = meta::text(metric, &["status", "updateTime"]);
         let measured: jiff::Timestamp = time.parse().ok()?;
         if now.as_second() - measured.as_second() > STALE {
@@ -56,10 +56,10 @@ impl Report {
 
     fn pod(&self, namespace: &str, name: &str) -> Option<Amounts> {
         let pods = self.status.get("podsMetric")?.as_array()?;
-        let found = pods.iter().find(|pod| {
+        let matches = pods.iter().find(|pod| {
             meta::text(pod, &["name"]) == name && meta::text(pod, &["namespace"]) == namespace
         })?;
-        Amounts::read(found.get("podUsage")?)
+        Amounts::read(matches.get("podUsage")?)
     }
 
     /// Builds the object of a node or pod, with `value` as its member `usage` or `containers`.
@@ -132,9 +132,9 @@ fn shares(whole: i128, weights: &[i128]) -> Vec<i128> {
         sum => whole.saturating_mul(*weight) / sum,
     };
     let mut parts: Vec<i128> = weights.iter().map(part).collect();
-    let rest = whole - parts.iter().sum::<i128>();
+    let tail = whole - parts.iter().sum::<i128>();
     if let Some(first) = parts.first_mut() {
-        *first += rest;
+        *first += tail;
     }
     parts
 }
@@ -188,7 +188,7 @@ impl<'a> Reports<'a> {
         }
     }
 
-    fn of(&mut self, node: &str) -> Option<Arc<Report>> {
+    fn report(&mut self, node: &str) -> Option<Arc<Report>> {
         if let Some(known) = self.read.get(node) {
             return known.clone();
         }
@@ -196,7 +196,7 @@ impl<'a> Reports<'a> {
         let entry = self.api.store().get(&metrics.table, &Key::cluster(node));
         let now = self.api.clock().now();
         let report = entry
-            .and_then(|e| Report::of(&e.value(), now))
+            .and_then(|e| Report::from_metric(&e.value(), now))
             .map(Arc::new);
         self.read.insert(node.to_owned(), report.clone());
         report
@@ -221,17 +221,17 @@ pub(super) fn serve(
         let entry = api.store().get(&measured.table, &key);
         let object = entry.and_then(|e| usage_of(resource, &e, &mut reports));
         let unknown = || ApiError::not_found(&resource.group, &resource.plural, name);
-        let found = Outcome {
+        let result = Outcome {
             object: Object::Computed(object.ok_or_else(unknown)?),
             created: false,
             warnings: Vec::new(),
         };
-        return call.reply(resource, &found, api.clock().now());
+        return call.reply(resource, &result, api.clock().now());
     }
     let matches = |entry: &Entry| selection.matches(entry);
     let namespace = selection.namespace.as_deref();
-    let found = api.store().all(&measured.table, namespace, &matches);
-    let items: Vec<Value> = found
+    let result = api.store().all(&measured.table, namespace, &matches);
+    let items: Vec<Value> = result
         .iter()
         .filter_map(|entry| usage_of(resource, entry, &mut reports))
         .collect();
@@ -254,12 +254,12 @@ pub(super) fn serve(
 /// Returns the usage of a node or pod; `None` if there is no recent report of it.
 fn usage_of(resource: &Resource, entry: &Entry, reports: &mut Reports<'_>) -> Option<Value> {
     if !resource.namespaced {
-        let report = reports.of(&entry.key.name)?;
+        let report = reports.report(&entry.key.name)?;
         let usage = report.node()?.usage();
         return Some(report.object(resource, entry, "usage", usage));
     }
     let pod = entry.value();
-    let report = reports.of(meta::text(&pod, &["spec", "nodeName"]))?;
+    let report = reports.report(meta::text(&pod, &["spec", "nodeName"]))?;
     let usage = report.pod(&entry.key.namespace, &entry.key.name)?;
     Some(report.object(resource, entry, "containers", containers(&pod, usage)))
 }
@@ -270,11 +270,11 @@ mod tests {
 
     #[test]
     fn parts_sum_up_to_the_whole() {
-        let whole = Amounts {
+        let total = Amounts {
             cpu: 1_000_000_001,
             memory: 4097,
         };
-        let parts = whole.split(&[(100, 0), (300, 0)]);
+        let parts = total.split(&[(100, 0), (300, 0)]);
         assert_eq!(
             parts[0],
             Amounts {
@@ -289,8 +289,8 @@ mod tests {
                 memory: 2048
             }
         );
-        assert_eq!(whole.split(&[]), []);
-        let text = whole.usage();
+        assert_eq!(total.split(&[]), []);
+        let text = total.usage();
         assert_eq!(text, json!({"cpu": "1000000001n", "memory": "4Ki"}));
     }
 }

@@ -4,9 +4,9 @@ use super::accept::{Negotiated, only_protobuf};
 use super::call::Call;
 use super::query::Query;
 use super::selection::Selection;
-use super::watch_format::{Chunk, Format, Seen};
+use super::watch_format::{Chunk, Format, SelectedEvent};
 use super::{Api, list, respond, transform};
-use crate::store::{Charge, Entry, Event, EventKind, Revision, Stage, StoreError, Watcher};
+use crate::store::{Entry, Event, EventKind, QueueCharge, Revision, Stage, StoreError, Watcher};
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
@@ -29,7 +29,7 @@ const CHUNK: usize = 64 * 1024;
 
 /// Start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Start {
+enum StartPoint {
     /// All objects as ADDED, then changes.
     State,
     /// All objects as ADDED, the bookmark that ends them, then changes.
@@ -41,7 +41,7 @@ enum Start {
 /// Options of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct WatchOptions {
-    start: Start,
+    start: StartPoint,
     bookmarks: bool,
     timeout: Duration,
 }
@@ -78,10 +78,10 @@ fn options(query: &Query, newest: Revision) -> Result<WatchOptions, ApiError> {
         (Some(true), Some(v)) if v > newest => {
             return Err(ApiError::too_large_resource_version(v, newest));
         }
-        (Some(true), _) if bookmarks => Start::StateThenBookmark,
-        (Some(true), _) => Start::State,
-        (_, None | Some(0)) => Start::State,
-        (_, Some(v)) => Start::After(v),
+        (Some(true), _) if bookmarks => StartPoint::StateThenBookmark,
+        (Some(true), _) => StartPoint::State,
+        (_, None | Some(0)) => StartPoint::State,
+        (_, Some(v)) => StartPoint::After(v),
     };
     let timeout = match query.number("timeoutSeconds")? {
         Some(s) if s > 0 => Duration::from_secs(s.unsigned_abs().min(7 * 24 * 3600)),
@@ -96,7 +96,7 @@ fn options(query: &Query, newest: Revision) -> Result<WatchOptions, ApiError> {
 
 /// Translates a change into the event of a watcher whose selection is `matches`; `None` if it does not
 /// concern it.
-fn seen(event: &Event, matches: impl Fn(&Entry) -> bool) -> Option<Seen> {
+fn select_event(event: &Event, matches: impl Fn(&Entry) -> bool) -> Option<SelectedEvent> {
     let before = event.old.as_deref().is_some_and(&matches);
     match event.kind {
         EventKind::Delete => {
@@ -106,24 +106,27 @@ fn seen(event: &Event, matches: impl Fn(&Entry) -> bool) -> Option<Seen> {
             } else {
                 matches(&event.new)
             };
-            selected.then(|| Seen::Deleted(event.new.clone()))
+            selected.then(|| SelectedEvent::Deleted(event.new.clone()))
         }
         EventKind::Put => match (before, matches(&event.new)) {
-            (false, true) => Some(Seen::Added(event.new.clone())),
-            (true, true) => Some(Seen::Modified(event.new.clone())),
-            (true, false) => event.old.clone().map(|old| Seen::Left(old, event.revision)),
+            (false, true) => Some(SelectedEvent::Added(event.new.clone())),
+            (true, true) => Some(SelectedEvent::Modified(event.new.clone())),
+            (true, false) => event
+                .old
+                .clone()
+                .map(|old| SelectedEvent::Left(old, event.revision)),
             (false, false) => None,
         },
     }
 }
 
 /// A running watch.
-struct Stream {
+struct WatchStream {
     format: Format,
     selection: Selection,
     initial: VecDeque<Arc<Entry>>,
     /// Charge of the bytes in `initial` and `ready` to the queues of the client.
-    charge: Option<Charge>,
+    charge: Option<QueueCharge>,
     /// Revision of the end-of-initial-events bookmark to send after `initial`.
     end_bookmark: Option<Revision>,
     /// Encoded parts that were not sent yet.
@@ -136,7 +139,7 @@ struct Stream {
     finished: bool,
 }
 
-impl Stream {
+impl WatchStream {
     /// Returns the next part of the response; `None` ends it.
     async fn part(&mut self) -> Option<Result<Bytes, ProtoError>> {
         loop {
@@ -172,7 +175,7 @@ impl Stream {
             if let Some(charge) = &mut self.charge {
                 charge.shrink(entry.bytes.len());
             }
-            self.format.event(&mut out, &Seen::Added(entry))?;
+            self.format.event(&mut out, &SelectedEvent::Added(entry))?;
             if out.len() >= CHUNK {
                 return Ok(out);
             }
@@ -213,8 +216,8 @@ impl Stream {
 
     fn take(&mut self, out: &mut Chunk, event: &Event) -> Result<(), ProtoError> {
         let selection = &self.selection;
-        match seen(event, |e| selection.matches(e)) {
-            Some(seen) => self.format.event(out, &seen),
+        match select_event(event, |e| selection.matches(e)) {
+            Some(selected) => self.format.event(out, &selected),
             None => Ok(()),
         }
     }
@@ -282,8 +285,8 @@ pub(super) fn serve(
     let format = Format::new(api, resource, negotiated.form, include, binary);
     let mut initial = VecDeque::new();
     let from = match options.start {
-        Start::After(revision) => revision,
-        Start::State | Start::StateThenBookmark => {
+        StartPoint::After(revision) => revision,
+        StartPoint::State | StartPoint::StateThenBookmark => {
             let page = api
                 .store()
                 .list(
@@ -332,13 +335,13 @@ pub(super) fn serve(
         let bytes = initial.iter().map(|entry| entry.bytes.len()).sum();
         queues.charge(Stage::Queued, bytes)
     });
-    let stream = Stream {
+    let stream = WatchStream {
         format,
         selection,
         initial,
         charge,
         ready: VecDeque::new(),
-        end_bookmark: (options.start == Start::StateThenBookmark).then_some(from),
+        end_bookmark: (options.start == StartPoint::StateThenBookmark).then_some(from),
         watcher,
         bookmarks: options.bookmarks,
         next_bookmark: now + BOOKMARK_EVERY,
@@ -371,18 +374,18 @@ mod tests {
     #[test]
     fn where_a_watch_starts() {
         let start = |q: &str| options(&Query::parse(q).unwrap(), 100).map(|o| o.start);
-        assert_eq!(start("").unwrap(), Start::State);
-        assert_eq!(start("resourceVersion=0").unwrap(), Start::State);
-        assert_eq!(start("resourceVersion=7").unwrap(), Start::After(7));
+        assert_eq!(start("").unwrap(), StartPoint::State);
+        assert_eq!(start("resourceVersion=0").unwrap(), StartPoint::State);
+        assert_eq!(start("resourceVersion=7").unwrap(), StartPoint::After(7));
         let stream = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         assert_eq!(
             start(&format!(
                 "{stream}&allowWatchBookmarks=true&resourceVersion=7"
             ))
             .unwrap(),
-            Start::StateThenBookmark
+            StartPoint::StateThenBookmark
         );
-        assert_eq!(start(stream).unwrap(), Start::State);
+        assert_eq!(start(stream).unwrap(), StartPoint::State);
         assert_eq!(
             start(&format!("{stream}&resourceVersion=101"))
                 .unwrap_err()

@@ -25,7 +25,7 @@ const CACHE_BYTES: usize = 8 << 20;
 
 /// A change as a watcher with a selection receives it.
 #[derive(Debug)]
-pub(super) enum Seen {
+pub(super) enum SelectedEvent {
     Added(Arc<Entry>),
     Modified(Arc<Entry>),
     /// The object was deleted.
@@ -177,12 +177,16 @@ impl Format {
     ///
     /// # Errors
     /// If the object has no protobuf form.
-    pub(super) fn event(&mut self, out: &mut Chunk, seen: &Seen) -> Result<(), ProtoError> {
+    pub(super) fn event(
+        &mut self,
+        out: &mut Chunk,
+        seen: &SelectedEvent,
+    ) -> Result<(), ProtoError> {
         let (kind, entry, left) = match seen {
-            Seen::Added(e) => ("ADDED", e, None),
-            Seen::Modified(e) => ("MODIFIED", e, None),
-            Seen::Deleted(e) => ("DELETED", e, None),
-            Seen::Left(e, at) => ("DELETED", e, Some(*at)),
+            SelectedEvent::Added(e) => ("ADDED", e, None),
+            SelectedEvent::Modified(e) => ("MODIFIED", e, None),
+            SelectedEvent::Deleted(e) => ("DELETED", e, None),
+            SelectedEvent::Left(e, at) => ("DELETED", e, Some(*at)),
         };
         let stored = || left.map_or_else(|| entry.bytes.clone(), |at| entry.bytes_at(at));
         if self.form == Form::Object && self.resource.reads_stored() && !self.binary {

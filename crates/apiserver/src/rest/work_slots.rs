@@ -55,13 +55,13 @@ struct UserSlots {
 }
 
 /// Guard that counts a request for its user.
-struct Place<'a> {
+struct RequestGuard<'a> {
     all: &'a WorkSlots,
     user: &'a str,
     slots: Arc<Semaphore>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         let mut users = self.all.users.lock();
         if let Some(user) = users.get_mut(self.user) {
@@ -90,7 +90,7 @@ impl WorkSlots {
         }
     }
 
-    fn enter<'a>(&'a self, user: &'a User) -> Result<Place<'a>, ApiError> {
+    fn enter<'a>(&'a self, user: &'a User) -> Result<RequestGuard<'a>, ApiError> {
         let mut users = self.users.lock();
         let own = users.entry(user.name.clone()).or_insert_with(|| UserSlots {
             slots: Arc::new(Semaphore::new(self.slots_per_user)),
@@ -102,7 +102,7 @@ impl WorkSlots {
             return Err(ApiError::too_many_requests(why, 1));
         }
         own.requests += 1;
-        Ok(Place {
+        Ok(RequestGuard {
             all: self,
             user: &user.name,
             slots: Arc::clone(&own.slots),

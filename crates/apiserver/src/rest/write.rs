@@ -1,6 +1,6 @@
 //! Creation of objects, and types shared by all writes.
 
-use super::admission::{self, Attributes, Operation, Options};
+use super::admission::{self, AdmissionAttributes, Operation, Options};
 use super::body::Problems;
 use super::check::{check_fields, check_identity, invalid, namespace_mismatch, store_error};
 use super::options::WriteOptions;
@@ -158,12 +158,12 @@ impl Api {
         if !applied {
             self.track_created(resource, &mut object, options);
         }
-        let given = meta::name(&object).to_owned();
-        let attributes = Attributes::new(
+        let provided = meta::name(&object).to_owned();
+        let attributes = AdmissionAttributes::new(
             Operation::Create,
             resource,
             "",
-            (namespace, &given),
+            (namespace, &provided),
             Options::Write(options),
         );
         let _charged = self
@@ -173,7 +173,7 @@ impl Api {
             })
             .await?;
         let generate = meta::text(&object, &["metadata", "generateName"]).to_owned();
-        let generated = given.is_empty() && !generate.is_empty();
+        let generated = provided.is_empty() && !generate.is_empty();
         let storage = self.core().storage_of(resource);
         let mut attempt = 0;
         loop {
@@ -191,7 +191,7 @@ impl Api {
                 });
             }
             // Only a generated name can be retried, for which the object is needed again.
-            let again = generated.then(|| object.clone());
+            let requeue = generated.then(|| object.clone());
             let stored = resource.to_storage(object);
             let index = storage.index(&stored);
             match self
@@ -207,7 +207,7 @@ impl Api {
                         ..Outcome::stored(entry)
                     });
                 }
-                Err(error) => match (error, again) {
+                Err(error) => match (error, requeue) {
                     (StoreError::Exists { .. }, Some(mut same)) if attempt < 8 => {
                         meta::set(&mut same, "name", generated_name(&generate));
                         object = same;
@@ -249,14 +249,14 @@ impl Api {
         namespace: &str,
         object: &mut Value,
     ) -> Result<(), ApiError> {
-        let given = meta::namespace(object);
+        let provided = meta::namespace(object);
         if resource.namespaced {
-            if !given.is_empty() && given != namespace {
+            if !provided.is_empty() && provided != namespace {
                 return Err(namespace_mismatch());
             }
             meta::set(object, "namespace", namespace);
         } else {
-            if !given.is_empty() {
+            if !provided.is_empty() {
                 return Err(namespace_mismatch());
             }
             meta::section(object, "metadata").remove("namespace");

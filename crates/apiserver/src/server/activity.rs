@@ -44,14 +44,14 @@ impl Activity {
     }
 
     /// Counts a request until the result is dropped.
-    pub(super) fn begin(&self) -> Request {
+    pub(super) fn begin(&self) -> RequestInProgress {
         let mut state = self.0.lock();
         state.serial += 1;
         state.open += 1;
         if let Some(connection) = state.connection.as_ref().filter(|_| state.open == 1) {
             connection.set_busy(true);
         }
-        Request {
+        RequestInProgress {
             id: state.serial,
             activity: self.clone(),
         }
@@ -74,12 +74,12 @@ impl Activity {
 
 /// A request in progress.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct RequestInProgress {
     id: u64,
     activity: Activity,
 }
 
-impl Request {
+impl RequestInProgress {
     fn unread(&self, since: Option<Instant>) {
         let mut state = self.activity.0.lock();
         match since {
@@ -99,7 +99,7 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for RequestInProgress {
     fn drop(&mut self) {
         let mut state = self.activity.0.lock();
         state.unread.remove(&self.id);
@@ -116,7 +116,7 @@ impl Drop for Request {
 /// Body of a response. It is polled only when the connection can take more data.
 struct Sent {
     body: Body,
-    request: Request,
+    request: RequestInProgress,
 }
 
 impl http_body::Body for Sent {
@@ -144,14 +144,14 @@ impl http_body::Body for Sent {
 
 /// Stream whose writes fail with a timeout when they are blocked for too long.
 #[derive(Debug)]
-pub(super) struct Patient<S> {
+pub(super) struct TimeoutStream<S> {
     stream: S,
     longest: Duration,
     /// Timeout of the blocked write.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
+impl<S> TimeoutStream<S> {
     pub(super) fn new(stream: S, longest: Duration) -> Self {
         Self {
             stream,
@@ -180,7 +180,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -190,7 +190,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -254,14 +254,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_ends_the_write() {
         let (client, server) = tokio::io::duplex(16);
-        let mut server = Patient::new(server, Duration::from_secs(60));
+        let mut server = TimeoutStream::new(server, Duration::from_secs(60));
         server.write_all(&[0; 16]).await.unwrap();
         let error = server.write_all(&[0]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(client);
 
         let (mut client, server) = tokio::io::duplex(16);
-        let mut server = Patient::new(server, Duration::from_secs(60));
+        let mut server = TimeoutStream::new(server, Duration::from_secs(60));
         let reader = tokio::spawn(async move {
             let mut read = Vec::new();
             for _ in 0..4 {

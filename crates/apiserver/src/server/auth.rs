@@ -10,7 +10,7 @@ pub(super) struct Peer(pub(super) User);
 
 impl Peer {
     /// Returns the user of a certificate (DER) that the server's authority signed.
-    pub(super) fn of(certificate: &[u8]) -> Option<Self> {
+    pub(super) fn from_certificate(certificate: &[u8]) -> Option<Self> {
         let (name, mut groups) = koord_app::certificate::subject(certificate)?;
         groups.push(AUTHENTICATED.to_owned());
         Some(Self(User::new(name, groups)))

@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Open connections of a server.
 #[derive(Debug, Clone)]
-pub(super) struct Connections(Arc<Inner>);
+pub(super) struct Connections(Arc<ConnectionsInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ConnectionsInner {
     most: usize,
     /// Places for members of `system:masters` beyond `most`.
     reserved: usize,
@@ -65,7 +65,7 @@ enum TrustLevel {
 }
 
 impl TrustLevel {
-    fn of(user: Option<&User>) -> Self {
+    fn from_user(user: Option<&User>) -> Self {
         match user {
             None => Self::Stranger,
             Some(user) if user.is_in(MASTERS) => Self::Privileged,
@@ -145,7 +145,7 @@ impl Connections {
     pub(super) fn new(limits: &Limits, files: Option<u64>) -> Self {
         let files = files.and_then(|files| usize::try_from(files).ok());
         let part = |n: usize| files.map_or(usize::MAX, |files| (files / n).max(1));
-        Self(Arc::new(Inner {
+        Self(Arc::new(ConnectionsInner {
             most: limits.max_connections.min(part(2)).max(1),
             reserved: limits.reserved_connections.min(part(16)),
             handshakes: limits.max_handshakes.min(part(8)).max(1),
@@ -227,8 +227,8 @@ impl OpenConnection {
     /// Counts the connection as established, by `user` if the handshake has authenticated one; false if there
     /// is no free place.
     pub(super) fn establish(&self, user: Option<&User>) -> bool {
-        let Inner { most, reserved, .. } = *self.0.connections.0;
-        let trust = TrustLevel::of(user);
+        let ConnectionsInner { most, reserved, .. } = *self.0.connections.0;
+        let trust = TrustLevel::from_user(user);
         let id = self.0.id;
         let mut table = self.0.connections.0.table.lock();
         let Some(slot) = table.open.get_mut(&id) else {
@@ -255,7 +255,7 @@ impl OpenConnection {
 
     /// Records that a request has authenticated `user`.
     pub(super) fn prove(&self, user: &User) {
-        let trust = TrustLevel::of(Some(user));
+        let trust = TrustLevel::from_user(Some(user));
         let [proven, privileged] = &self.0.proven;
         let recorded = match trust {
             TrustLevel::Privileged => privileged,

@@ -4,7 +4,7 @@
 use super::auth::{Peer, bearer};
 use super::connections::OpenConnection;
 use super::health::{Health, with_type};
-use super::impersonate::Wanted;
+use super::impersonate::ImpersonationHeaders;
 use super::limits::Gate;
 use super::metrics::{HttpMetrics, InFlight};
 use super::sending::{Admission, Clients};
@@ -40,7 +40,7 @@ pub(super) enum Access {
 
 /// HTTP frontend of the server.
 #[derive(Clone)]
-pub(super) struct Front {
+pub(super) struct HttpFrontend {
     pub(super) api: Api,
     pub(super) health: Arc<Health>,
     pub(super) metrics: HttpMetrics,
@@ -52,22 +52,22 @@ pub(super) struct Front {
     pub(super) stop: CancellationToken,
 }
 
-impl std::fmt::Debug for Front {
+impl std::fmt::Debug for HttpFrontend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Front").finish_non_exhaustive()
+        f.debug_struct("HttpFrontend").finish_non_exhaustive()
     }
 }
 
-impl Front {
+impl HttpFrontend {
     /// Returns the whole server as a service for requests that arrive by `access`.
     pub(super) fn router(&self, access: Access) -> Router {
-        let front = Arc::new(self.clone());
+        let frontend = Arc::new(self.clone());
         Router::new().fallback(move |request: Request| {
-            let front = Arc::clone(&front);
+            let frontend = Arc::clone(&frontend);
             async move {
                 let rewrite = protobuf::wanted(request.headers());
                 let mut admission = None;
-                let mut response = front.answer(access, request, &mut admission).await;
+                let mut response = frontend.answer(access, request, &mut admission).await;
                 if rewrite {
                     response = protobuf::rewrite(response).await;
                 }
@@ -100,7 +100,7 @@ impl Front {
         {
             connection.prove(&user);
         }
-        let user = match self.speaks_as(user, request.headers()) {
+        let user = match self.effective_user(user, request.headers()) {
             Ok(user) => user,
             Err(error) => return refused(&error),
         };
@@ -142,7 +142,7 @@ impl Front {
         }
         let stop = self.stop.clone().cancelled_owned();
         response.map(|body| {
-            Body::new(Stream {
+            Body::new(StoppableBody {
                 body,
                 stop: Box::pin(stop),
                 _in_flight: in_flight,
@@ -152,8 +152,8 @@ impl Front {
     }
 
     /// Returns the effective user: the impersonated one if `user` may impersonate it.
-    fn speaks_as(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
-        let Some(wanted) = Wanted::read(headers)? else {
+    fn effective_user(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
+        let Some(wanted) = ImpersonationHeaders::read(headers)? else {
             return Ok(user);
         };
         wanted.check(&self.api, &user)?;
@@ -205,14 +205,14 @@ fn unauthorized() -> Response {
 }
 
 /// Body of a watch or followed log, which ends when the server stops.
-struct Stream {
+struct StoppableBody {
     body: Body,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     _in_flight: InFlight,
     _place: Option<OwnedSemaphorePermit>,
 }
 
-impl http_body::Body for Stream {
+impl http_body::Body for StoppableBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -13,14 +13,14 @@ const EXTRA: &str = "impersonate-extra-";
 
 /// Parsed impersonation headers.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct ImpersonationHeaders {
     user: String,
     groups: Vec<String>,
     uid: Option<String>,
     extra: Vec<(String, Vec<String>)>,
 }
 
-impl Wanted {
+impl ImpersonationHeaders {
     /// Parses the headers. `None` if there are none.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Accepts connections and serves HTTP on them until shutdown.
 
-use super::activity::{Activity, Patient};
+use super::activity::{Activity, TimeoutStream};
 use super::auth::Peer;
 use super::connections::{Connections, OpenConnection};
 use super::limits::Limits;
@@ -97,7 +97,7 @@ async fn connection(
 ) {
     // Small responses must not wait for more data.
     let _ = stream.set_nodelay(true);
-    let handshake = acceptor.accept(Patient::new(stream, limits.unread));
+    let handshake = acceptor.accept(TimeoutStream::new(stream, limits.unread));
     let handshake = tokio::select! {
         handshake = tokio::time::timeout(HANDSHAKE, handshake) => handshake,
         () = place.ended() => return,
@@ -115,7 +115,7 @@ async fn connection(
         .1
         .peer_certificates()
         .and_then(|chain| chain.first());
-    let peer = certificate.and_then(|certificate| Peer::of(certificate));
+    let peer = certificate.and_then(|certificate| Peer::from_certificate(certificate));
     let user = peer.as_ref().map(|Peer(user)| user);
     let privileged = user.is_some_and(|user| user.is_in(MASTERS));
     if !place.establish(user) {

@@ -179,19 +179,19 @@ impl HttpMetrics {
             (false, false) => "cluster",
         };
         // Unknown paths must not create time series.
-        let known = self.kinds.find(group, version, resource);
+        let existing = self.kinds.find(group, version, resource);
         let label = |text: &str| {
-            if known.is_some() {
+            if existing.is_some() {
                 text.to_owned()
             } else {
                 String::new()
             }
         };
         let subresource = rest.get(2).copied().unwrap_or_default();
-        let subresource = known
+        let subresource = existing
             .as_ref()
             .and_then(|kind| kind.subresource(subresource))
-            .map(|known| known.name.to_string());
+            .map(|existing| existing.name.to_string());
         Labels {
             verb,
             group: label(group),

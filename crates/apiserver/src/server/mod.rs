@@ -8,7 +8,7 @@ mod activity;
 mod auth;
 mod connections;
 mod error;
-mod front;
+mod frontend;
 mod health;
 mod impersonate;
 mod kubeconfig;
@@ -28,7 +28,7 @@ pub use limits::Limits;
 use crate::rest::Api;
 use crate::store::Store;
 use axum::Router;
-use front::{Access, Front};
+use frontend::{Access, HttpFrontend};
 use health::Health;
 use koord_app::Clock;
 use koord_kinds::Registry;
@@ -71,7 +71,7 @@ pub(crate) struct ServerOptions {
 #[derive(Debug)]
 pub(crate) struct Server {
     options: ServerOptions,
-    front: Front,
+    frontend: HttpFrontend,
     /// Opened when first needed.
     authority: Mutex<Option<Arc<Authority>>>,
     bound: Mutex<Option<SocketAddr>>,
@@ -88,7 +88,7 @@ impl Server {
         api.admission()
             .webhooks()
             .register_metrics(&options.metrics)?;
-        let front = Front {
+        let frontend = HttpFrontend {
             api: api.clone(),
             health: Arc::new(Health::new(store.clone())),
             metrics: HttpMetrics::new(options.metrics.clone(), store, kinds)?,
@@ -98,7 +98,7 @@ impl Server {
         };
         Ok(Self {
             options,
-            front,
+            frontend,
             authority: Mutex::default(),
             bound: Mutex::default(),
         })
@@ -106,12 +106,12 @@ impl Server {
 
     /// Returns the service for callers in this process.
     pub(crate) fn in_process(&self) -> Router {
-        self.front.router(Access::InProcess)
+        self.frontend.router(Access::InProcess)
     }
 
     /// Makes `/readyz` report that the server is ready.
     pub(crate) fn set_ready(&self) {
-        self.front.health.set_ready();
+        self.frontend.health.set_ready();
     }
 
     /// Binds the configured address.
@@ -140,18 +140,18 @@ impl Server {
         let tls = tls::config(&authority, authority.server(&[address.ip()])?)?;
         // One server can serve several listeners; each ends by its own token, all by `stop`.
         let stop = self.options.stop.child_token();
-        let front = Front {
+        let frontend = HttpFrontend {
             stop: stop.clone(),
-            ..self.front.clone()
+            ..self.frontend.clone()
         };
-        let router = front.router(Access::Network);
+        let router = frontend.router(Access::Network);
         let limits = self.options.limits.clone();
         let serving = listen::serve(listener, tls, router, limits, stop.clone());
         tokio::pin!(serving);
         tokio::select! {
             () = &mut serving => {}
             () = shutdown.cancelled() => {
-                self.front.health.set_stopping();
+                self.frontend.health.set_stopping();
                 stop.cancel();
                 serving.await;
             }

@@ -2,7 +2,7 @@
 
 use super::limits::Limits;
 use crate::authz::{MASTERS, User};
-use crate::store::{Charge, SendQueue, SendQueues, Stage};
+use crate::store::{QueueCharge, SendQueue, SendQueues, Stage};
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
@@ -17,10 +17,10 @@ use tokio::sync::futures::OwnedNotified;
 
 /// Users with requests in progress.
 #[derive(Debug, Clone)]
-pub(super) struct Clients(Arc<Inner>);
+pub(super) struct Clients(Arc<ClientsInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ClientsInner {
     max_watches: usize,
     queue_bytes: usize,
     users: Mutex<ClientTable>,
@@ -41,7 +41,7 @@ struct ClientUsage {
 
 impl Clients {
     pub(super) fn new(limits: &Limits) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(ClientsInner {
             max_watches: limits.max_watches_per_user,
             queue_bytes: limits.unread_bytes_per_user,
             users: Mutex::default(),
@@ -90,12 +90,13 @@ impl Clients {
             queues.stalled()
         };
         if let Some(limit) = full {
-            let what = if client.queue.limit() == limit {
+            let description = if client.queue.limit() == limit {
                 format!("user {:?}", user.name)
             } else {
                 format!("a connection of user {:?}", user.name)
             };
-            let message = format!("{what} has left answers of {limit} bytes unread, the limit");
+            let message =
+                format!("{description} has left answers of {limit} bytes unread, the limit");
             return Err(ApiError::too_many_requests(message, 1));
         }
         let mut watches = None;
@@ -149,13 +150,13 @@ impl Admission {
 
     /// Wraps `body`: its bytes are charged until they are sent, and it pauses while a queue is full.
     pub(super) fn meter(self, body: Body) -> Body {
-        let whole = body.size_hint().exact().unwrap_or(0);
-        let whole = usize::try_from(whole).unwrap_or(usize::MAX);
-        let held = self.queues.charge(Stage::Unsent, whole);
+        let total = body.size_hint().exact().unwrap_or(0);
+        let total = usize::try_from(total).unwrap_or(usize::MAX);
+        let held = self.queues.charge(Stage::Unsent, total);
         Body::new(Metered {
             body,
             held,
-            room: None,
+            space: None,
             admission: self,
         })
     }
@@ -165,16 +166,16 @@ impl Admission {
 struct Metered {
     body: Body,
     /// Charge of a body of known length, from the start.
-    held: Charge,
+    held: QueueCharge,
     /// Completes when a full queue may have free space again.
-    room: Option<Pin<Box<OwnedNotified>>>,
+    space: Option<Pin<Box<OwnedNotified>>>,
     admission: Admission,
 }
 
 /// Bytes on their way to the client, with their charge.
 struct Unsent {
     bytes: Bytes,
-    _charge: Charge,
+    _charge: QueueCharge,
     /// Keeps the queue alive: otherwise a request without other open responses would start with an empty
     /// queue.
     _client: Arc<ClientUsage>,
@@ -196,14 +197,14 @@ impl http_body::Body for Metered {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         // A body that is already charged in full must not wait for its own charge.
         while self.held.bytes() == 0 {
-            if self.room.is_none() {
-                self.room = self.admission.queues.room();
+            if self.space.is_none() {
+                self.space = self.admission.queues.wait_for_space();
             }
-            let Some(room) = self.room.as_mut() else {
+            let Some(space) = self.space.as_mut() else {
                 break;
             };
-            ready!(room.as_mut().poll(context));
-            self.room = None;
+            ready!(space.as_mut().poll(context));
+            self.space = None;
         }
         let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
             Some(Ok(frame)) => frame,

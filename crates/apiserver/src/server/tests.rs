@@ -4,7 +4,7 @@ mod clients;
 
 use super::auth::{Peer, bearer};
 use super::health::Health;
-use super::impersonate::Wanted;
+use super::impersonate::ImpersonationHeaders;
 use super::pki::Authority;
 use super::{kubeconfig, secret_file};
 use crate::store::{Store, StoreOptions};
@@ -23,7 +23,7 @@ fn now() -> Timestamp {
 fn a_client_certificate_says_who_it_is() {
     let authority = Authority::open(None, now()).unwrap();
     let identity = authority.client("jane", &["system:masters"]).unwrap();
-    let Peer(user) = Peer::of(&identity.certificate).unwrap();
+    let Peer(user) = Peer::from_certificate(&identity.certificate).unwrap();
     assert_eq!(user.name, "jane");
     assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
 }
@@ -115,7 +115,8 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_static(value));
         }
-        Wanted::read(&headers).map(|wanted| wanted.map(Wanted::into_user))
+        ImpersonationHeaders::read(&headers)
+            .map(|wanted| wanted.map(ImpersonationHeaders::into_user))
     };
     assert_eq!(ask(&[]), Ok(None));
     let user = ask(&[
@@ -147,7 +148,7 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
         "impersonate-user",
         HeaderValue::from_bytes(&[0xe9]).unwrap(),
     );
-    assert!(Wanted::read(&headers).is_err());
+    assert!(ImpersonationHeaders::read(&headers).is_err());
 }
 
 #[tokio::test]
@@ -230,9 +231,9 @@ mod connections {
         let identity = authority.server(&[address.ip()]).unwrap();
         let server = tls::config(&authority, identity).unwrap();
         let given_up = Arc::new(Notify::new());
-        let told = Arc::clone(&given_up);
+        let notifier = Arc::clone(&given_up);
         let endless = Router::new().fallback(move || {
-            let sent = Sent(Arc::clone(&told));
+            let sent = Sent(Arc::clone(&notifier));
             let chunk = Bytes::from(vec![b'x'; 64 * 1024]);
             let chunks = futures::stream::repeat_with(move || {
                 let _held = &sent;
@@ -264,9 +265,9 @@ mod connections {
             ..Limits::default()
         };
         let (mut stream, _, stop) = connect(limits).await;
-        let mut rest = Vec::new();
+        let mut tail = Vec::new();
         // With or without a TLS close notification.
-        let _ = stream.read_to_end(&mut rest).await;
+        let _ = stream.read_to_end(&mut tail).await;
         stop.cancel();
     }
 
@@ -291,29 +292,29 @@ fn kubeconfig_that_will_do_is_kept() {
     let identity = authority.client("jane", &["g"]).unwrap();
     let address = "127.0.0.1:6443".parse().unwrap();
     let text = kubeconfig::render(address, authority.pem(), &identity);
-    let found = |text: &str, address: &str, authority: &Authority| {
+    let matches = |text: &str, address: &str, authority: &Authority| {
         kubeconfig::certificate_in(text, address.parse().unwrap(), authority.pem())
     };
-    let certificate = found(&text, "127.0.0.1:6443", &authority).unwrap();
+    let certificate = matches(&text, "127.0.0.1:6443", &authority).unwrap();
     assert_eq!(certificate, identity.certificate);
-    assert!(found(&text, "127.0.0.1:6444", &authority).is_none());
-    assert!(found(&text, "127.0.0.1:6443", &other).is_none());
+    assert!(matches(&text, "127.0.0.1:6444", &authority).is_none());
+    assert!(matches(&text, "127.0.0.1:6443", &other).is_none());
     assert!(
-        found(
+        matches(
             &text.replace("koord-admin", "x"),
             "127.0.0.1:6443",
             &authority
         )
         .is_none()
     );
-    assert!(found("", "127.0.0.1:6443", &authority).is_none());
+    assert!(matches("", "127.0.0.1:6443", &authority).is_none());
     let foreign = authority.client("jane", &["g"]).unwrap();
     let mixed = super::pki::Identity {
         key_pem: foreign.key_pem,
         ..identity
     };
     let text = kubeconfig::render(address, authority.pem(), &mixed);
-    assert!(found(&text, "127.0.0.1:6443", &authority).is_none());
+    assert!(matches(&text, "127.0.0.1:6443", &authority).is_none());
     let at = |text: &str| text.parse::<Timestamp>().unwrap();
     let accepts = |authority: &Authority, then: &str| {
         super::tls::will_accept(authority, &certificate, at(then)).unwrap()

@@ -96,14 +96,14 @@ impl Decoder {
         payload: &[u8],
         mut each: impl FnMut(Record) -> Result<(), &'static str>,
     ) -> Result<(), &'static str> {
-        let mut input = Input(payload);
+        let mut input = ByteReader(payload);
         while !input.0.is_empty() {
             each(self.record(&mut input)?)?;
         }
         Ok(())
     }
 
-    fn record(&mut self, input: &mut Input<'_>) -> Result<Record, &'static str> {
+    fn record(&mut self, input: &mut ByteReader<'_>) -> Result<Record, &'static str> {
         let kind = input.byte()?;
         let revision = input.number()?;
         let table = self.table(input.text()?);
@@ -151,7 +151,7 @@ impl Decoder {
         table
     }
 
-    fn index(&mut self, input: &mut Input<'_>) -> Result<Index, &'static str> {
+    fn index(&mut self, input: &mut ByteReader<'_>) -> Result<Index, &'static str> {
         let uid = input.text()?.into();
         let labels = self.pairs(input)?;
         let fields = self.pairs(input)?;
@@ -168,7 +168,7 @@ impl Decoder {
         })
     }
 
-    fn pairs(&mut self, input: &mut Input<'_>) -> Result<Vec<Pair>, &'static str> {
+    fn pairs(&mut self, input: &mut ByteReader<'_>) -> Result<Vec<Pair>, &'static str> {
         let count = input.count()?;
         let mut pairs = Vec::with_capacity(count);
         for _ in 0..count {
@@ -180,9 +180,9 @@ impl Decoder {
     }
 }
 
-struct Input<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> ByteReader<'a> {
     fn byte(&mut self) -> Result<u8, &'static str> {
         let (&first, rest) = self.0.split_first().ok_or("record ends early")?;
         self.0 = rest;

@@ -5,11 +5,11 @@
 //! sync.
 
 use super::disk::Disk;
-use super::files::Kind;
+use super::files::FileKind;
 use super::metrics::StoreMetrics;
-use super::sequencer::{Outcome, Sequencer, Write};
+use super::sequencer::{Sequencer, Write, WriteOutcome};
 use super::wal::Wal;
-use super::{Entry, Event, Inner, Revision, StoreError, snapshot};
+use super::{Entry, Event, Revision, StoreError, StoreState, snapshot};
 use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub(super) enum Job {
 /// State of the thread.
 #[derive(Debug)]
 pub(super) struct Committer {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<StoreState>,
     pub(super) sequencer: Sequencer,
     pub(super) wal: Wal,
     pub(super) dir: PathBuf,
@@ -119,8 +119,8 @@ impl Committer {
             match next {
                 Some(Job::Write(write, reply)) => {
                     let result = match self.sequencer.prepare(write) {
-                        Ok(Outcome::Same(entry)) => Ok(entry),
-                        Ok(Outcome::Changed(event)) => {
+                        Ok(WriteOutcome::Same(entry)) => Ok(entry),
+                        Ok(WriteOutcome::Changed(event)) => {
                             let entry = Arc::clone(&event.new);
                             bytes += entry.bytes.len();
                             self.sequencer.hold(&event);
@@ -253,7 +253,7 @@ fn write_snapshot(
                 .file_name()
                 .and_then(|name| name.to_str())
                 .unwrap_or_default();
-            [Kind::Snapshot, Kind::Segment]
+            [FileKind::Snapshot, FileKind::Segment]
                 .iter()
                 .any(|kind| kind.revision_of(name).is_some_and(|other| other < revision))
         })

@@ -14,12 +14,12 @@ const VERSION: u32 = 1;
 
 /// Kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     Segment,
     Snapshot,
 }
 
-impl Kind {
+impl FileKind {
     fn magic(self) -> [u8; 8] {
         match self {
             Self::Segment => *b"KOORDWAL",
@@ -62,7 +62,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) fn encode(&self, kind: Kind) -> [u8; HEADER] {
+    pub(super) fn encode(&self, kind: FileKind) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..8].copy_from_slice(&kind.magic());
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -75,29 +75,29 @@ impl Header {
     }
 
     /// Parses a header. Errors are the reason why it is invalid.
-    pub(super) fn decode(kind: Kind, bytes: &[u8]) -> Result<Self, &'static str> {
+    pub(super) fn decode(kind: FileKind, bytes: &[u8]) -> Result<Self, &'static str> {
         let bytes: &[u8; HEADER] = bytes
             .get(..HEADER)
             .and_then(|bytes| bytes.try_into().ok())
             .ok_or("incomplete file header")?;
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
+        let token = |at: usize| {
+            let mut token = [0; 8];
+            token.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(token)
         };
         if bytes[..8] != kind.magic() {
             return Err("not a file of this store");
         }
-        if word(40) as u32 != crc32fast::hash(&bytes[..40]) {
+        if token(40) as u32 != crc32fast::hash(&bytes[..40]) {
             return Err("file header checksum mismatch");
         }
-        if word(8) as u32 != VERSION {
+        if token(8) as u32 != VERSION {
             return Err("written by another version of the store");
         }
         Ok(Self {
-            revision: word(16),
-            previous: word(24),
-            previous_length: word(32),
+            revision: token(16),
+            previous: token(24),
+            previous_length: token(32),
         })
     }
 }

@@ -49,24 +49,24 @@ impl Head {
     /// Parses `bytes`; `None` if they are not the head of a frame.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let head: &[u8; HEAD] = bytes.get(..HEAD)?.try_into().ok()?;
-        let word =
+        let token =
             |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        if head[..4] != MAGIC || word(20) != crc32fast::hash(&head[..20]) {
+        if head[..4] != MAGIC || token(20) != crc32fast::hash(&head[..20]) {
             return None;
         }
-        let length = word(4) as usize;
-        let revision = u64::from(word(8)) | u64::from(word(12)) << 32;
+        let length = token(4) as usize;
+        let revision = u64::from(token(8)) | u64::from(token(12)) << 32;
         (length <= MAX_PAYLOAD).then_some(Self {
             length,
             revision,
-            crc: word(16),
+            crc: token(16),
         })
     }
 }
 
 /// Result of reading a frame.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum FrameRead {
     /// A frame with this revision; its payload is in the buffer.
     Frame(Revision),
     /// The end of the file after a complete frame.
@@ -76,24 +76,24 @@ pub(super) enum Next {
 }
 
 /// Reads the frame at the reader's position into `payload`.
-pub(super) fn read(input: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Next> {
+pub(super) fn read(input: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<FrameRead> {
     payload.clear();
     let mut head = [0; HEAD];
     match read_full(input, &mut head)? {
-        0 => return Ok(Next::End),
+        0 => return Ok(FrameRead::End),
         HEAD => {}
-        _ => return Ok(Next::Damaged("incomplete frame head")),
+        _ => return Ok(FrameRead::Damaged("incomplete frame head")),
     }
     let Some(head) = Head::parse(&head) else {
-        return Ok(Next::Damaged("invalid frame head"));
+        return Ok(FrameRead::Damaged("invalid frame head"));
     };
     let read = input.take(head.length as u64).read_to_end(payload)?;
     Ok(if read < head.length {
-        Next::Damaged("incomplete frame")
+        FrameRead::Damaged("incomplete frame")
     } else if crc32fast::hash(payload) != head.crc {
-        Next::Damaged("frame checksum mismatch")
+        FrameRead::Damaged("frame checksum mismatch")
     } else {
-        Next::Frame(head.revision)
+        FrameRead::Frame(head.revision)
     })
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::futures::Notified;
 
 /// Tables, and the revision up to which they are visible.
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct StoreState {
     tables: RwLock<Tables>,
     /// Revision up to which all changes are in the tables. Shared with watchers.
     published: Arc<AtomicU64>,
@@ -49,7 +49,7 @@ pub struct TableStats {
     pub watchers: usize,
 }
 
-impl Inner {
+impl StoreState {
     /// Creates a state without tables at revision `base`.
     pub(super) fn new(options: &StoreOptions, base: Revision) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Inner {
     }
 
     /// Removes the table `id` with its history; its watchers then lag.
-    pub(super) fn forget(&self, id: &TableId) {
+    pub(super) fn remove_table(&self, id: &TableId) {
         let mut tables = self.tables.write();
         tables
             .removed

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const STEP_KEYS: usize = 1024;
 
 /// Range and revision to read.
-pub(super) struct Query<'a> {
+pub(super) struct ListQuery<'a> {
     pub(super) namespace: Option<&'a str>,
     pub(super) at: Option<Revision>,
     pub(super) after: Option<&'a Key>,
@@ -27,7 +27,7 @@ pub(super) struct Query<'a> {
 pub(super) fn read(
     table: &Table,
     published: &AtomicU64,
-    query: &Query<'_>,
+    query: &ListQuery<'_>,
 ) -> Result<Page, StoreError> {
     // A read of the current state restarts if the history is compacted meanwhile; the last attempt holds the
     // lock throughout.
@@ -41,7 +41,7 @@ pub(super) fn read(
 }
 
 struct Reader<'a> {
-    query: &'a Query<'a>,
+    query: &'a ListQuery<'a>,
     /// Versions at the read's revision of all keys that changed since.
     undo: BTreeMap<Key, Option<Arc<Entry>>>,
     /// Revision up to which changes are in `undo`.
@@ -51,7 +51,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(query: &'a Query<'a>) -> Self {
+    fn new(query: &'a ListQuery<'a>) -> Self {
         let start = Key::new(query.namespace.unwrap_or_default(), "");
         let position = match query.after {
             Some(after) if *after >= start => Bound::Excluded(after.clone()),
@@ -105,8 +105,8 @@ impl<'a> Reader<'a> {
             }
             self.undone = self.undone.max(state.last);
             match self.step(&state, step) {
-                Step::More => {}
-                Step::End => {
+                StepResult::More => {}
+                StepResult::End => {
                     return Ok(Page {
                         items: self.items,
                         revision: at,
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
                         remaining: None,
                     });
                 }
-                Step::Full(next, remaining) => {
+                StepResult::Full(next, remaining) => {
                     return Ok(Page {
                         items: self.items,
                         revision: at,
@@ -126,7 +126,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn step(&mut self, state: &TableState, step: usize) -> Step {
+    fn step(&mut self, state: &TableState, step: usize) -> StepResult {
         let range = (self.position.clone(), Bound::Unbounded);
         let mut merged = Merged {
             current: state.entries.range(range.clone()).peekable(),
@@ -135,14 +135,14 @@ impl<'a> Reader<'a> {
         let mut last = None;
         for _ in 0..step {
             let Some((key, entry)) = merged.next() else {
-                return Step::End;
+                return StepResult::End;
             };
             if self
                 .query
                 .namespace
                 .is_some_and(|namespace| namespace != &*key.namespace)
             {
-                return Step::End;
+                return StepResult::End;
             }
             last = Some(key);
             if let Some(entry) = entry.filter(|entry| (self.query.filter)(entry)) {
@@ -153,27 +153,27 @@ impl<'a> Reader<'a> {
                     .is_some_and(|limit| self.items.len() >= limit)
                 {
                     let namespace = self.query.namespace;
-                    let mut rest = merged
+                    let mut tail = merged
                         .take_while(|(key, _)| namespace.is_none_or(|n| n == &*key.namespace))
                         .filter(|(_, entry)| entry.is_some());
-                    if rest.next().is_none() {
-                        return Step::End;
+                    if tail.next().is_none() {
+                        return StepResult::End;
                     }
                     // Counting walks over all remaining keys, so it is done once per list, not once per page.
                     let first = self.query.after.is_none() || self.query.at.is_none();
-                    let remaining = first.then(|| 1 + rest.count() as u64);
-                    return Step::Full(key.clone(), remaining);
+                    let remaining = first.then(|| 1 + tail.count() as u64);
+                    return StepResult::Full(key.clone(), remaining);
                 }
             }
         }
         if let Some(last) = last {
             self.position = Bound::Excluded(last.clone());
         }
-        Step::More
+        StepResult::More
     }
 }
 
-enum Step {
+enum StepResult {
     More,
     End,
     Full(Key, Option<u64>),

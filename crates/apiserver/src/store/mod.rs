@@ -33,20 +33,20 @@ pub use error::StoreError;
 pub use inner::TableStats;
 pub use koord_kinds::{Index, TableId};
 pub use metrics::StoreMetrics;
-pub(crate) use send_queue::{Charge, SendQueue, SendQueues, Stage};
+pub(crate) use send_queue::{QueueCharge, SendQueue, SendQueues, Stage};
 pub use table::HistoryLimits;
 pub use types::{Entry, Event, EventKind, Key, Page, Revision};
 pub use watch::{Lagged, Scope, Watcher};
 
 use committer::{Committer, Job};
 use disk::Disk;
-use inner::Inner;
+use inner::StoreState;
 use koord_app::Clock;
 use parking_lot::Mutex;
 use recovery::Recovered;
-use sequencer::{Op, Outcome, Sequencer, Write};
+use sequencer::{Op, Sequencer, Write, WriteOutcome};
 use serde_json::Value;
-use stamp::Holed;
+use stamp::UnstampedObject;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -128,7 +128,7 @@ impl StoreOptions {
 /// A handle to the store. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
+    inner: Arc<StoreState>,
     writer: Arc<Writer>,
     metrics: StoreMetrics,
 }
@@ -157,7 +157,7 @@ impl Store {
         })?;
         let dir = match &options.backing {
             Backing::Memory => {
-                let inner = Arc::new(Inner::new(&options, FIRST_REVISION));
+                let inner = Arc::new(StoreState::new(&options, FIRST_REVISION));
                 let sequencer = Sequencer::new(Arc::clone(&inner), FIRST_REVISION);
                 let writer = Arc::new(Writer::Memory(Mutex::new(sequencer)));
                 return Ok(Self {
@@ -169,19 +169,20 @@ impl Store {
             Backing::Dir(dir) => dir.clone(),
         };
         let path = dir.clone();
-        let recover = move || recovery::open(&path, &options).map(|found| (found, options));
-        let (found, options) = tokio::task::spawn_blocking(recover)
-            .await
-            .map_err(|error| {
-                StoreError::io("load", &dir, std::io::Error::other(error.to_string()))
-            })??;
+        let recover = move || recovery::open(&path, &options).map(|matches| (matches, options));
+        let (matches, options) =
+            tokio::task::spawn_blocking(recover)
+                .await
+                .map_err(|error| {
+                    StoreError::io("load", &dir, std::io::Error::other(error.to_string()))
+                })??;
         let Recovered {
             inner,
             used,
             last,
             replayed,
             lock,
-        } = found;
+        } = matches;
         let inner = Arc::new(inner);
         let disk = options.disk;
         let committer = Committer {
@@ -297,7 +298,7 @@ impl Store {
         limit: Option<usize>,
         filter: &dyn Fn(&Entry) -> bool,
     ) -> Result<Page, StoreError> {
-        let query = list::Query {
+        let query = list::ListQuery {
             namespace,
             at,
             after,
@@ -342,7 +343,7 @@ impl Store {
         value: Value,
         index: Index,
     ) -> Result<Arc<Entry>, StoreError> {
-        let object = holed(&table, &key, &value)?;
+        let object = serialize(&table, &key, &value)?;
         self.write(Write {
             table,
             key,
@@ -365,7 +366,7 @@ impl Store {
         value: Value,
         index: Index,
     ) -> Result<Arc<Entry>, StoreError> {
-        let object = holed(&table, &key, &value)?;
+        let object = serialize(&table, &key, &value)?;
         self.write(Write {
             table,
             key,
@@ -402,8 +403,8 @@ impl Store {
             Writer::Memory(sequencer) => {
                 let mut sequencer = sequencer.lock();
                 match sequencer.prepare(write)? {
-                    Outcome::Same(entry) => Ok(entry),
-                    Outcome::Changed(event) => {
+                    WriteOutcome::Same(entry) => Ok(entry),
+                    WriteOutcome::Changed(event) => {
                         let entry = Arc::clone(&event.new);
                         sequencer.publish([event]);
                         Ok(entry)
@@ -483,7 +484,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        self.inner.forget(id);
+        self.inner.remove_table(id);
         Ok(())
     }
 
@@ -506,8 +507,8 @@ impl Store {
     }
 }
 
-fn holed(table: &TableId, key: &Key, value: &Value) -> Result<Holed, StoreError> {
-    let object = Holed::new(value).ok_or_else(|| StoreError::NotAnObject {
+fn serialize(table: &TableId, key: &Key, value: &Value) -> Result<UnstampedObject, StoreError> {
+    let object = UnstampedObject::new(value).ok_or_else(|| StoreError::NotAnObject {
         table: table.clone(),
         key: key.clone(),
     })?;

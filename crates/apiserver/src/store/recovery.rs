@@ -1,11 +1,11 @@
 //! Opening of a data directory: locks it, loads the newest snapshot, replays the log after it.
 
 use super::codec::{Decoder, Record};
-use super::files::{HEADER, Header, Kind};
-use super::frame::{self, Head, Next};
+use super::files::{FileKind, HEADER, Header};
+use super::frame::{self, FrameRead, Head};
 use super::sequencer::tombstone;
 use super::{
-    Event, EventKind, FIRST_REVISION, Inner, Revision, StoreError, StoreOptions, snapshot,
+    Event, EventKind, FIRST_REVISION, Revision, StoreError, StoreOptions, StoreState, snapshot,
 };
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ const TORN_TAIL_GAP: Revision = 1000;
 /// Result of [`open`].
 #[derive(Debug)]
 pub(super) struct Recovered {
-    pub(super) inner: Inner,
+    pub(super) inner: StoreState,
     /// Revisions up to this one must not be assigned again.
     pub(super) used: Revision,
     /// Base and length of the last segment of the log.
@@ -39,13 +39,13 @@ pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, Stor
         .create(dir)
         .map_err(|source| StoreError::io("create", dir, source))?;
     let lock = lock(dir)?;
-    let found = Found::scan(dir)?;
+    let matches = DirectoryContents::scan(dir)?;
 
     let mut decoder = Decoder::default();
-    let base = found.snapshots.last().copied();
-    let inner = Inner::new(options, base.unwrap_or(FIRST_REVISION));
+    let base = matches.snapshots.last().copied();
+    let inner = StoreState::new(options, base.unwrap_or(FIRST_REVISION));
     if let Some(base) = base {
-        let path = Kind::Snapshot.path(dir, base);
+        let path = FileKind::Snapshot.path(dir, base);
         snapshot::load(&path, &mut decoder, |entry| {
             inner
                 .table(&entry.table)
@@ -55,7 +55,7 @@ pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, Stor
         })?;
     }
 
-    let chain = chain(dir, &found.segments, base)?;
+    let chain = chain(dir, &matches.segments, base)?;
     let mut used = inner.base;
     let mut replayed = 0;
     let mut last = None;
@@ -70,7 +70,7 @@ pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, Stor
         replayed += outcome.length;
         last = Some((segment.header.revision, outcome.length));
     }
-    found.remove_obsolete(dir, base, &chain);
+    matches.remove_obsolete(dir, base, &chain);
     // At least one is skipped, so that the next segment has a new base.
     used += if torn { TORN_TAIL_GAP } else { 1 };
     Ok(Recovered {
@@ -120,37 +120,37 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
 
 /// Files in a data directory, by revision.
 #[derive(Debug, Default)]
-struct Found {
+struct DirectoryContents {
     snapshots: Vec<Revision>,
     segments: Vec<Revision>,
     unfinished: Vec<PathBuf>,
 }
 
-impl Found {
+impl DirectoryContents {
     fn scan(dir: &Path) -> Result<Self, StoreError> {
         let unreadable = |source| StoreError::io("read", dir, source);
-        let mut found = Self::default();
+        let mut matches = Self::default();
         for entry in std::fs::read_dir(dir).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
             let name = path
                 .file_name()
                 .and_then(|name| name.to_str())
                 .unwrap_or_default();
-            if let Some(revision) = Kind::Snapshot.revision_of(name) {
-                found.snapshots.push(revision);
-            } else if let Some(base) = Kind::Segment.revision_of(name) {
-                found.segments.push(base);
+            if let Some(revision) = FileKind::Snapshot.revision_of(name) {
+                matches.snapshots.push(revision);
+            } else if let Some(base) = FileKind::Segment.revision_of(name) {
+                matches.segments.push(base);
             } else if name.starts_with("snapshot-") && name.ends_with(".tmp") {
-                found.unfinished.push(path);
+                matches.unfinished.push(path);
             }
         }
-        found.snapshots.sort_unstable();
-        found.segments.sort_unstable();
-        Ok(found)
+        matches.snapshots.sort_unstable();
+        matches.segments.sort_unstable();
+        Ok(matches)
     }
 
     /// Removes files that a crash or a failed write left behind and that are not in use.
-    fn remove_obsolete(&self, dir: &Path, base: Option<Revision>, chain: &[Segment]) {
+    fn remove_obsolete(&self, dir: &Path, base: Option<Revision>, chain: &[LogSegment]) {
         let snapshots = self
             .snapshots
             .iter()
@@ -161,8 +161,8 @@ impl Found {
                 .all(|in_use| in_use.header.revision != **segment)
         });
         let obsolete = snapshots
-            .map(|revision| Kind::Snapshot.path(dir, *revision))
-            .chain(segments.map(|base| Kind::Segment.path(dir, *base)))
+            .map(|revision| FileKind::Snapshot.path(dir, *revision))
+            .chain(segments.map(|base| FileKind::Segment.path(dir, *base)))
             .chain(self.unfinished.iter().cloned());
         for path in obsolete {
             if let Err(error) = std::fs::remove_file(&path) {
@@ -173,7 +173,7 @@ impl Found {
 }
 
 #[derive(Debug)]
-struct Segment {
+struct LogSegment {
     path: PathBuf,
     header: Header,
 }
@@ -183,8 +183,8 @@ fn chain(
     dir: &Path,
     segments: &[Revision],
     base: Option<Revision>,
-) -> Result<Vec<Segment>, StoreError> {
-    let mut chain: Vec<Segment> = Vec::new();
+) -> Result<Vec<LogSegment>, StoreError> {
+    let mut chain: Vec<LogSegment> = Vec::new();
     let mut newest = segments.iter().rev().copied();
     let mut next = loop {
         let Some(candidate) = newest.next() else {
@@ -199,13 +199,13 @@ fn chain(
             None => continue,
         }
     };
-    let complete = |chain: &[Segment], next: Revision| match (base, chain.last()) {
+    let complete = |chain: &[LogSegment], next: Revision| match (base, chain.last()) {
         (Some(base), Some(oldest)) => oldest.header.revision <= base,
         (Some(_), None) => true,
         (None, _) => next == 0,
     };
     while !complete(&chain, next) {
-        let path = Kind::Segment.path(dir, next);
+        let path = FileKind::Segment.path(dir, next);
         let missing = || StoreError::Corrupt {
             path: path.clone(),
             offset: 0,
@@ -225,7 +225,7 @@ fn chain(
             .is_none_or(|first| first.header.revision != base)
     {
         return Err(StoreError::Corrupt {
-            path: Kind::Segment.path(dir, base),
+            path: FileKind::Segment.path(dir, base),
             offset: 0,
             reason: "the segment of the log that follows the snapshot is missing".to_owned(),
         });
@@ -234,8 +234,8 @@ fn chain(
 }
 
 /// Opens the segment `base`; `None` if its header was never completely written.
-fn read_header(dir: &Path, base: Revision) -> Result<Option<Segment>, StoreError> {
-    let path = Kind::Segment.path(dir, base);
+fn read_header(dir: &Path, base: Revision) -> Result<Option<LogSegment>, StoreError> {
+    let path = FileKind::Segment.path(dir, base);
     let unreadable = |source| StoreError::io("read", &path, source);
     let mut file = File::open(&path).map_err(unreadable)?;
     let mut bytes = Vec::with_capacity(HEADER);
@@ -250,13 +250,13 @@ fn read_header(dir: &Path, base: Revision) -> Result<Option<Segment>, StoreError
             reason: reason.to_owned(),
         })
     };
-    match Header::decode(Kind::Segment, &bytes) {
-        Ok(header) if header.revision == base => Ok(Some(Segment { path, header })),
+    match Header::decode(FileKind::Segment, &bytes) {
+        Ok(header) if header.revision == base => Ok(Some(LogSegment { path, header })),
         Ok(_) => corrupt("file name and header have different revisions"),
         Err(reason) => {
-            let mut rest = Vec::new();
-            file.read_to_end(&mut rest).map_err(unreadable)?;
-            if frame::find(&rest, 0).is_some() {
+            let mut tail = Vec::new();
+            file.read_to_end(&mut tail).map_err(unreadable)?;
+            if frame::find(&tail, 0).is_some() {
                 // It was in use, so its header had been complete.
                 return corrupt(reason);
             }
@@ -276,9 +276,9 @@ struct Replayed {
 
 /// Applies the records in `segment`, up to `end` if it is not the last one.
 fn replay(
-    segment: &Segment,
+    segment: &LogSegment,
     end: Option<u64>,
-    inner: &Inner,
+    inner: &StoreState,
     decoder: &mut Decoder,
 ) -> Result<Replayed, StoreError> {
     let path = &segment.path;
@@ -298,21 +298,21 @@ fn replay(
     let mut revision = 0;
     loop {
         match frame::read(&mut input, &mut payload).map_err(unreadable)? {
-            Next::Frame(frame) => {
+            FrameRead::Frame(frame) => {
                 apply(&payload, inner, decoder).map_err(|reason| corrupt(at, reason))?;
                 revision = revision.max(frame);
                 at += (frame::HEAD + payload.len()) as u64;
             }
-            Next::End if end.is_none_or(|end| end == at) => {
+            FrameRead::End if end.is_none_or(|end| end == at) => {
                 return Ok(Replayed {
                     revision,
                     length: at,
                     torn: false,
                 });
             }
-            Next::End => return Err(corrupt(at, "the segment is shorter than it had been")),
-            Next::Damaged(reason) if end.is_some() => return Err(corrupt(at, reason)),
-            Next::Damaged(reason) => {
+            FrameRead::End => return Err(corrupt(at, "the segment is shorter than it had been")),
+            FrameRead::Damaged(reason) if end.is_some() => return Err(corrupt(at, reason)),
+            FrameRead::Damaged(reason) => {
                 cut_torn_tail(path, at, revision, reason)?;
                 return Ok(Replayed {
                     revision,
@@ -335,8 +335,8 @@ fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<
     file.seek(SeekFrom::Start(at)).map_err(unreadable)?;
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).map_err(unreadable)?;
-    let whole = Head::parse(&tail).map_or(usize::MAX, |head| frame::HEAD + head.length);
-    if tail.len() > whole || frame::find(tail.get(1..).unwrap_or_default(), after).is_some() {
+    let total = Head::parse(&tail).map_or(usize::MAX, |head| frame::HEAD + head.length);
+    if tail.len() > total || frame::find(tail.get(1..).unwrap_or_default(), after).is_some() {
         // The next frame is written only when this one is complete, so this is not a torn write.
         return Err(StoreError::Corrupt {
             path: path.to_owned(),
@@ -368,7 +368,7 @@ fn cut_torn_tail(path: &Path, at: u64, after: Revision, reason: &str) -> Result<
 }
 
 /// Applies the records of one frame.
-fn apply(payload: &[u8], inner: &Inner, decoder: &mut Decoder) -> Result<(), &'static str> {
+fn apply(payload: &[u8], inner: &StoreState, decoder: &mut Decoder) -> Result<(), &'static str> {
     decoder.decode(payload, |record| {
         let event = match record {
             Record::Put(entry) => {

@@ -87,21 +87,21 @@ impl SendQueues {
     }
 
     /// Completes when a stalled queue may have free space again; `None` if no queue is stalled.
-    pub(crate) fn room(&self) -> Option<Pin<Box<OwnedNotified>>> {
+    pub(crate) fn wait_for_space(&self) -> Option<Pin<Box<OwnedNotified>>> {
         self.0.iter().find_map(|queue| {
             if !queue.stalled() {
                 return None;
             }
             // Registered before the second check, so that a send in between wakes it.
-            let mut room = Box::pin(Arc::clone(&queue.sent).notified_owned());
-            room.as_mut().enable();
-            queue.stalled().then_some(room)
+            let mut space = Box::pin(Arc::clone(&queue.sent).notified_owned());
+            space.as_mut().enable();
+            queue.stalled().then_some(space)
         })
     }
 
     /// Charges `bytes`, regardless of the limits, until the result is dropped.
-    pub(crate) fn charge(&self, stage: Stage, bytes: usize) -> Charge {
-        let mut charge = Charge {
+    pub(crate) fn charge(&self, stage: Stage, bytes: usize) -> QueueCharge {
+        let mut charge = QueueCharge {
             queues: self.clone(),
             stage,
             bytes: 0,
@@ -112,20 +112,20 @@ impl SendQueues {
 }
 
 /// Bytes that are charged to queues until it is dropped.
-pub(crate) struct Charge {
+pub(crate) struct QueueCharge {
     queues: SendQueues,
     stage: Stage,
     bytes: usize,
 }
 
-impl fmt::Debug for Charge {
+impl fmt::Debug for QueueCharge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Charge");
+        let mut shown = f.debug_struct("QueueCharge");
         shown.field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
-impl Charge {
+impl QueueCharge {
     /// Returns the number of charged bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
@@ -179,7 +179,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for QueueCharge {
     fn drop(&mut self) {
         self.shrink(self.bytes);
     }
@@ -213,14 +213,14 @@ mod tests {
     #[test]
     fn room_comes_when_unsent_bytes_are_sent() {
         let queues = queues(0, 10);
-        assert!(queues.room().is_none());
+        assert!(queues.wait_for_space().is_none());
         let charge = queues.charge(Stage::Unsent, 8);
         let more = queues.charge(Stage::Unsent, 8);
-        let mut room = queues.room().unwrap();
-        assert!(room.as_mut().now_or_never().is_none());
+        let mut space = queues.wait_for_space().unwrap();
+        assert!(space.as_mut().now_or_never().is_none());
         drop(charge);
-        assert!(room.now_or_never().is_some());
-        assert!(queues.room().is_none());
+        assert!(space.now_or_never().is_some());
+        assert!(queues.wait_for_space().is_none());
         drop(more);
     }
 }

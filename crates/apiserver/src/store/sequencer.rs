@@ -1,7 +1,7 @@
 //! The single writer: decides all writes in one order and assigns their revisions.
 
-use super::stamp::{Holed, join};
-use super::{Entry, Event, EventKind, Index, Inner, Key, Revision, StoreError, TableId};
+use super::stamp::{UnstampedObject, join};
+use super::{Entry, Event, EventKind, Index, Key, Revision, StoreError, StoreState, TableId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ pub(super) struct Write {
 #[derive(Debug)]
 pub(super) enum Op {
     Create {
-        object: Holed,
+        object: UnstampedObject,
         index: Index,
     },
     Update {
-        object: Holed,
+        object: UnstampedObject,
         index: Index,
         expected: Option<Revision>,
     },
@@ -33,7 +33,7 @@ pub(super) enum Op {
 
 /// Outcome of a [`Write`].
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum WriteOutcome {
     /// A change with its own revision, not yet visible.
     Changed(Event),
     /// No change: the object is already equal.
@@ -43,7 +43,7 @@ pub(super) enum Outcome {
 /// Assigns revisions. There is exactly one, and only its owner changes the tables.
 #[derive(Debug)]
 pub(super) struct Sequencer {
-    inner: Arc<Inner>,
+    inner: Arc<StoreState>,
     /// Last assigned revision.
     revision: Revision,
     /// Changes that are decided but not published: later writes of the same batch see them.
@@ -52,7 +52,7 @@ pub(super) struct Sequencer {
 }
 
 impl Sequencer {
-    pub(super) fn new(inner: Arc<Inner>, revision: Revision) -> Self {
+    pub(super) fn new(inner: Arc<StoreState>, revision: Revision) -> Self {
         Self {
             inner,
             revision,
@@ -67,7 +67,7 @@ impl Sequencer {
     }
 
     /// Decides `write` against the current and the pending state.
-    pub(super) fn prepare(&mut self, write: Write) -> Result<Outcome, StoreError> {
+    pub(super) fn prepare(&mut self, write: Write) -> Result<WriteOutcome, StoreError> {
         let Write { table, key, op } = write;
         let current = match self
             .pending
@@ -102,7 +102,7 @@ impl Sequencer {
                     return Err(StoreError::Conflict { current });
                 }
                 if object.halves() == current.around_version() {
-                    return Ok(Outcome::Same(current));
+                    return Ok(WriteOutcome::Same(current));
                 }
                 self.put(
                     current.table.clone(),
@@ -121,7 +121,7 @@ impl Sequencer {
                 tombstone(current, self.revision)
             }
         };
-        Ok(Outcome::Changed(event))
+        Ok(WriteOutcome::Changed(event))
     }
 
     fn put(
@@ -129,7 +129,7 @@ impl Sequencer {
         table: TableId,
         key: Key,
         old: Option<Arc<Entry>>,
-        object: &Holed,
+        object: &UnstampedObject,
         mut index: Index,
     ) -> Event {
         self.revision += 1;

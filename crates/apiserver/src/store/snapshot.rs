@@ -2,8 +2,8 @@
 
 use super::codec::{self, Decoder, Record};
 use super::disk::{Disk, sync_dir};
-use super::files::{HEADER, Header, Kind};
-use super::frame::{self, Next};
+use super::files::{FileKind, HEADER, Header};
+use super::frame::{self, FrameRead};
 use super::{Entry, Revision, StoreError};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -21,7 +21,7 @@ pub(super) fn write(
     revision: Revision,
     entries: &[Arc<Entry>],
 ) -> Result<u64, StoreError> {
-    let path = Kind::Snapshot.path(dir, revision);
+    let path = FileKind::Snapshot.path(dir, revision);
     let unfinished = path.with_extension("tmp");
     let result = write_file(&unfinished, disk, revision, entries).and_then(|written| {
         std::fs::rename(&unfinished, &path)?;
@@ -46,7 +46,7 @@ fn write_file(
         previous: 0,
         previous_length: 0,
     };
-    file.append(&header.encode(Kind::Snapshot))?;
+    file.append(&header.encode(FileKind::Snapshot))?;
     let mut written = HEADER as u64;
     let mut buffer = Vec::new();
     frame::begin(&mut buffer);
@@ -90,13 +90,14 @@ pub(super) fn load(
         .take(HEADER as u64)
         .read_to_end(&mut header)
         .map_err(unreadable)?;
-    let header = Header::decode(Kind::Snapshot, &header).map_err(|reason| corrupt(0, reason))?;
+    let header =
+        Header::decode(FileKind::Snapshot, &header).map_err(|reason| corrupt(0, reason))?;
     let mut offset = HEADER as u64;
     let mut payload = Vec::new();
     let mut count = 0u64;
     loop {
         match frame::read(&mut input, &mut payload).map_err(unreadable)? {
-            Next::Frame(0) => {
+            FrameRead::Frame(0) => {
                 return if payload == count.to_le_bytes() {
                     Ok(())
                 } else {
@@ -106,7 +107,7 @@ pub(super) fn load(
                     ))
                 };
             }
-            Next::Frame(_) => decoder
+            FrameRead::Frame(_) => decoder
                 .decode(&payload, |record| match record {
                     Record::Put(entry) if entry.revision <= header.revision => {
                         count += 1;
@@ -117,8 +118,8 @@ pub(super) fn load(
                     Record::Delete { .. } => Err("removal in a snapshot"),
                 })
                 .map_err(|reason| corrupt(offset, reason))?,
-            Next::End => return Err(corrupt(offset, "snapshot ends early")),
-            Next::Damaged(reason) => return Err(corrupt(offset, reason)),
+            FrameRead::End => return Err(corrupt(offset, "snapshot ends early")),
+            FrameRead::Damaged(reason) => return Err(corrupt(offset, reason)),
         }
         offset += (frame::HEAD + payload.len()) as u64;
     }

@@ -10,12 +10,12 @@ use serde_json::Value;
 
 /// A serialized object without the digits of its `metadata.resourceVersion`.
 #[derive(Debug)]
-pub(super) struct Holed {
+pub(super) struct UnstampedObject {
     bytes: Vec<u8>,
     hole: usize,
 }
 
-impl Holed {
+impl UnstampedObject {
     /// Serializes `value`; its `metadata.resourceVersion` is ignored. `None` if `value` or its `metadata` is
     /// not an object.
     pub(super) fn new(value: &Value) -> Option<Self> {
@@ -89,12 +89,12 @@ pub(super) fn join(before: &[u8], revision: Revision, after: &[u8]) -> (Bytes, u
     let at = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let mut buffer = [0u8; 20];
     let mut start = buffer.len();
-    let mut rest = revision;
+    let mut tail = revision;
     loop {
         start -= 1;
-        buffer[start] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
+        buffer[start] = b'0' + (tail % 10) as u8;
+        tail /= 10;
+        if tail == 0 {
             break;
         }
     }
@@ -114,7 +114,7 @@ mod tests {
     use serde_json::json;
 
     fn check(value: Value, revision: Revision) {
-        let (bytes, at) = Holed::new(&value).unwrap().fill(revision);
+        let (bytes, at) = UnstampedObject::new(&value).unwrap().fill(revision);
         let mut expected = value;
         if expected.get("metadata").is_none() {
             expected["metadata"] = json!({});
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_an_object() {
-        assert!(Holed::new(&json!([])).is_none());
-        assert!(Holed::new(&json!({"metadata": "x"})).is_none());
+        assert!(UnstampedObject::new(&json!([])).is_none());
+        assert!(UnstampedObject::new(&json!({"metadata": "x"})).is_none());
     }
 }

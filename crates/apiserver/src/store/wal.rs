@@ -1,7 +1,7 @@
 //! The write-ahead log: appends batches of changes.
 
 use super::disk::{Disk, LogFile, sync_dir};
-use super::files::{HEADER, Header, Kind};
+use super::files::{FileKind, HEADER, Header};
 use super::{Durability, Event, Revision, StoreError, codec, frame};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -140,7 +140,7 @@ impl Wal {
         {
             return Ok(());
         }
-        let path = Kind::Segment.path(&self.dir, base);
+        let path = FileKind::Segment.path(&self.dir, base);
         let (previous, previous_length) = self.last.unwrap_or_default();
         let header = Header {
             revision: base,
@@ -149,7 +149,7 @@ impl Wal {
         };
         let create = || {
             let mut file = self.disk.create(&path)?;
-            file.append(&header.encode(Kind::Segment))?;
+            file.append(&header.encode(FileKind::Segment))?;
             file.sync()?;
             sync_dir(&self.dir)?;
             Ok(file)

@@ -2,7 +2,7 @@
 //! history. Writers never wait for a watcher; a watcher is lost only if the history it still has to read was
 //! compacted.
 
-use super::send_queue::{Charge, SendQueues, Stage};
+use super::send_queue::{QueueCharge, SendQueues, Stage};
 use super::table::Table;
 use super::{Event, Key, Revision, TableId};
 use parking_lot::Mutex;
@@ -71,7 +71,7 @@ struct InboxState {
     /// Bytes of the new versions in the queue.
     bytes: usize,
     /// Charge of these bytes to the client's queues; `None` if they are not bounded.
-    charge: Option<Charge>,
+    charge: Option<QueueCharge>,
     /// Whether events after the queued ones must be read from the history; nothing is queued meanwhile.
     behind: bool,
 }
@@ -208,7 +208,7 @@ impl Dispatch {
 }
 
 /// Charges `bytes` to the client's queues; false if they are full.
-fn charged(charge: &mut Option<Charge>, bytes: usize) -> bool {
+fn charged(charge: &mut Option<QueueCharge>, bytes: usize) -> bool {
     charge.as_mut().is_none_or(|charge| charge.try_grow(bytes))
 }
 
@@ -236,7 +236,7 @@ pub struct Watcher {
     /// Events taken from the inbox or the history and not yet returned.
     local: VecDeque<Event>,
     /// Charge of the bytes in `local` to the client's queues.
-    charge: Option<Charge>,
+    charge: Option<QueueCharge>,
     /// Revision up to which events were moved into `local` or returned.
     taken: Revision,
     /// Revision up to which events were returned.

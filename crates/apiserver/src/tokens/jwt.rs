@@ -56,7 +56,7 @@ pub(super) struct Claims {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Header {
+struct JwtHeader {
     alg: String,
     #[serde(default)]
     kid: String,
@@ -93,7 +93,7 @@ impl Key {
 
     /// Signs the claims and returns the token; `None` if the system has no randomness.
     pub(super) fn sign(&self, claims: &Claims) -> Option<String> {
-        let header = Header {
+        let header = JwtHeader {
             alg: "ES256".to_owned(),
             kid: self.id.clone(),
         };
@@ -114,7 +114,7 @@ impl Key {
         }
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
-        let header: Header = serde_json::from_slice(&BASE64.decode(header).ok()?).ok()?;
+        let header: JwtHeader = serde_json::from_slice(&BASE64.decode(header).ok()?).ok()?;
         if header.alg != "ES256" || header.kid != self.id {
             return None;
         }

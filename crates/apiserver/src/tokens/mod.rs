@@ -28,7 +28,7 @@ const EXTRA: &str = "authentication.kubernetes.io/";
 
 /// Object that a token is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bound {
+pub enum BoundObject {
     /// A pod of the account's namespace, with its node.
     Pod {
         /// Name of the pod.
@@ -56,7 +56,7 @@ pub enum Bound {
 
 /// Content of a token to issue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request<'a> {
+pub struct TokenSpec<'a> {
     /// Namespace of the account.
     pub namespace: &'a str,
     /// Name of the account.
@@ -64,7 +64,7 @@ pub struct Request<'a> {
     /// Uid of the account.
     pub uid: &'a str,
     /// Object that the token is bound to, if any.
-    pub bound: Option<Bound>,
+    pub bound: Option<BoundObject>,
     /// Audiences of the token.
     pub audiences: Vec<String>,
     /// Start of validity, in seconds since 1970.
@@ -103,11 +103,11 @@ impl Tokens {
 
     /// Issues a token; `None` if the system has no randomness.
     #[must_use]
-    pub fn issue(&self, request: Request<'_>) -> Option<String> {
+    pub fn issue(&self, request: TokenSpec<'_>) -> Option<String> {
         let named = |name: String, uid: String| Some(Ref { name, uid });
         let (mut pod, mut secret, mut node) = (None, None, None);
         match request.bound {
-            Some(Bound::Pod {
+            Some(BoundObject::Pod {
                 name,
                 uid,
                 node: at,
@@ -115,8 +115,8 @@ impl Tokens {
                 pod = named(name, uid);
                 node = at.and_then(|(name, uid)| named(name, uid));
             }
-            Some(Bound::Secret { name, uid }) => secret = named(name, uid),
-            Some(Bound::Node { name, uid }) => node = named(name, uid),
+            Some(BoundObject::Secret { name, uid }) => secret = named(name, uid),
+            Some(BoundObject::Node { name, uid }) => node = named(name, uid),
             None => {}
         }
         let user = User::service_account(request.namespace, request.account);
@@ -199,17 +199,17 @@ impl Tokens {
     /// Checks that the account and the bound object exist with the uids in the token.
     fn check_objects(&self, claims: &Private, now: Timestamp) -> Result<(), String> {
         let namespace = claims.namespace.as_str();
-        let gone = || "service account token has been invalidated".to_owned();
+        let removed = || "service account token has been invalidated".to_owned();
         self.vouches("serviceaccounts", namespace, &claims.serviceaccount, now)
             .map_err(|why| match why {
-                Gone::Other(uid) => format!(
+                BoundObjectError::Other(uid) => format!(
                     "service account UID ({uid}) does not match claim ({})",
                     claims.serviceaccount.uid
                 ),
-                Gone::Missing => {
+                BoundObjectError::Missing => {
                     format!("serviceaccounts {:?} not found", claims.serviceaccount.name)
                 }
-                Gone::Deleted => format!(
+                BoundObjectError::Deleted => format!(
                     "service account {namespace}/{} has been deleted",
                     claims.serviceaccount.name
                 ),
@@ -222,18 +222,24 @@ impl Tokens {
         ] {
             if let Some(of) = of {
                 self.vouches(plural, namespace, of, now)
-                    .map_err(|_| gone())?;
+                    .map_err(|_| removed())?;
             }
         }
         Ok(())
     }
 
-    fn vouches(&self, plural: &str, namespace: &str, of: &Ref, now: Timestamp) -> Result<(), Gone> {
+    fn vouches(
+        &self,
+        plural: &str,
+        namespace: &str,
+        of: &Ref,
+        now: Timestamp,
+    ) -> Result<(), BoundObjectError> {
         let key = ObjectKey::new(namespace, of.name.as_str());
         let entry = self.store.get(&TableId::new("", plural), &key);
-        let entry = entry.ok_or(Gone::Missing)?;
+        let entry = entry.ok_or(BoundObjectError::Missing)?;
         if *entry.index.uid != *of.uid {
-            return Err(Gone::Other(entry.index.uid.to_string()));
+            return Err(BoundObjectError::Other(entry.index.uid.to_string()));
         }
         // Few objects are being deleted: only those are parsed.
         let field = b"\"deletionTimestamp\"";
@@ -248,7 +254,9 @@ impl Tokens {
         let since = value["metadata"]["deletionTimestamp"].as_str();
         let since: Option<Timestamp> = since.and_then(|text| text.parse().ok());
         match since {
-            Some(since) if since.as_second() < now.as_second() - LEEWAY => Err(Gone::Deleted),
+            Some(since) if since.as_second() < now.as_second() - LEEWAY => {
+                Err(BoundObjectError::Deleted)
+            }
             _ => Ok(()),
         }
     }
@@ -261,7 +269,7 @@ impl Tokens {
 }
 
 /// Why an object does not validate a token.
-enum Gone {
+enum BoundObjectError {
     Missing,
     /// Another object with the same name has this uid.
     Other(String),

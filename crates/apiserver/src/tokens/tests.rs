@@ -21,14 +21,14 @@ async fn put(store: &Store, plural: &str, namespace: &str, name: &str, uid: &str
         .unwrap();
 }
 
-struct World {
+struct TestEnv {
     store: Store,
     clock: Clock,
     key: Vec<u8>,
     tokens: Tokens,
 }
 
-impl World {
+impl TestEnv {
     async fn new() -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let store = Store::open(StoreOptions::memory(clock.clone()))
@@ -45,8 +45,8 @@ impl World {
         }
     }
 
-    fn issue(&self, bound: Option<Bound>, audiences: &[&str]) -> String {
-        let request = Request {
+    fn issue(&self, bound: Option<BoundObject>, audiences: &[&str]) -> String {
+        let request = TokenSpec {
             namespace: "apps",
             account: "web",
             uid: "u1",
@@ -70,7 +70,7 @@ fn part(token: &str, n: usize) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn a_token_says_whose_it_is_until_it_expires() {
-    let world = World::new().await;
+    let world = TestEnv::new().await;
     let token = world.issue(None, &[ISSUER]);
     assert_eq!(part(&token, 0)["alg"], "ES256");
     let claims = part(&token, 1);
@@ -92,10 +92,10 @@ async fn a_token_says_whose_it_is_until_it_expires() {
     assert!(user.is_in("system:serviceaccounts:apps") && user.is_in("system:authenticated"));
     assert_ne!(token, world.issue(None, &[ISSUER]));
     // A server with the same key, as after a restart.
-    let again = Tokens::new(&world.key, world.store.clone(), world.clock.clone()).unwrap();
-    assert!(again.review(&token, &[]).is_ok());
+    let requeue = Tokens::new(&world.key, world.store.clone(), world.clock.clone()).unwrap();
+    assert!(requeue.review(&token, &[]).is_ok());
     tokio::time::advance(Duration::from_secs(601)).await;
-    for tokens in [&world.tokens, &again] {
+    for tokens in [&world.tokens, &requeue] {
         let why = tokens.review(&token, &[]).unwrap_err();
         assert_eq!(
             why,
@@ -111,7 +111,7 @@ async fn a_token_says_whose_it_is_until_it_expires() {
 
 #[tokio::test(start_paused = true)]
 async fn only_what_this_key_has_signed_is_believed() {
-    let world = World::new().await;
+    let world = TestEnv::new().await;
     let token = world.issue(None, &[ISSUER]);
     let [header, claims, signature]: [&str; 3] =
         token.split('.').collect::<Vec<_>>().try_into().unwrap();
@@ -120,7 +120,7 @@ async fn only_what_this_key_has_signed_is_believed() {
     let changed = BASE64.encode(changed.to_string());
     let none = BASE64.encode(json!({"alg": "none", "kid": part(&token, 0)["kid"]}).to_string());
     let stranger = Tokens::new(&key(), world.store.clone(), world.clock.clone()).unwrap();
-    let forged = World {
+    let forged = TestEnv {
         tokens: stranger,
         store: world.store.clone(),
         clock: world.clock.clone(),
@@ -147,26 +147,26 @@ async fn only_what_this_key_has_signed_is_believed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_token_is_good_for_its_audience() {
-    let world = World::new().await;
+    let world = TestEnv::new().await;
     let vault = world.issue(None, &["vault", "other"]);
     let why = world.refuses(&vault);
     assert!(why.contains("is invalid for the target audiences"), "{why}");
-    let asked = ["x".to_owned(), "vault".to_owned()];
-    let (_, good_for) = world.tokens.review(&vault, &asked).unwrap();
+    let requested = ["x".to_owned(), "vault".to_owned()];
+    let (_, good_for) = world.tokens.review(&vault, &requested).unwrap();
     assert_eq!(good_for, ["vault"]);
     assert!(
         world
             .tokens
-            .review(&world.issue(None, &[ISSUER]), &asked)
+            .review(&world.issue(None, &[ISSUER]), &requested)
             .is_err()
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_token_ends_with_what_it_is_bound_to() {
-    let world = World::new().await;
+    let world = TestEnv::new().await;
     put(&world.store, "pods", "apps", "p", "u2").await;
-    let bound = Bound::Pod {
+    let bound = BoundObject::Pod {
         name: "p".to_owned(),
         uid: "u2".to_owned(),
         node: Some(("n1".to_owned(), String::new())),
@@ -178,8 +178,8 @@ async fn a_token_ends_with_what_it_is_bound_to() {
     let (user, _) = world.tokens.review(&token, &[]).unwrap();
     let extra = |key: &str| {
         let key = format!("authentication.kubernetes.io/{key}");
-        let found = user.extra.iter().find(|(own, _)| *own == key);
-        found.map(|(_, values)| values.join(","))
+        let matches = user.extra.iter().find(|(own, _)| *own == key);
+        matches.map(|(_, values)| values.join(","))
     };
     assert_eq!(extra("pod-name").as_deref(), Some("p"));
     assert_eq!(extra("pod-uid").as_deref(), Some("u2"));
@@ -195,11 +195,11 @@ async fn a_token_ends_with_what_it_is_bound_to() {
             .unwrap();
     };
     remove("pods", "p").await;
-    let gone = "[invalid bearer token, service account token has been invalidated]";
-    assert_eq!(world.refuses(&token), gone);
+    let removed = "[invalid bearer token, service account token has been invalidated]";
+    assert_eq!(world.refuses(&token), removed);
     // A pod with the same name but another uid does not count.
     put(&world.store, "pods", "apps", "p", "u3").await;
-    assert_eq!(world.refuses(&token), gone);
+    assert_eq!(world.refuses(&token), removed);
     assert!(world.tokens.review(&free, &[]).is_ok());
     remove("serviceaccounts", "web").await;
     assert!(world.refuses(&free).contains("not found"));
@@ -209,7 +209,7 @@ async fn a_token_ends_with_what_it_is_bound_to() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_being_deleted_vouches_a_minute_more() {
-    let world = World::new().await;
+    let world = TestEnv::new().await;
     let now = world.clock.now().to_string();
     let value = json!({"metadata": {"name": "old", "uid": "u5", "deletionTimestamp": now}});
     let index = Index {
@@ -219,7 +219,7 @@ async fn what_is_being_deleted_vouches_a_minute_more() {
     let table = TableId::new("", "secrets");
     let key = ObjectKey::new("apps", "old");
     world.store.create(table, key, value, index).await.unwrap();
-    let bound = Bound::Secret {
+    let bound = BoundObject::Secret {
         name: "old".to_owned(),
         uid: "u5".to_owned(),
     };

@@ -493,9 +493,7 @@ async fn everything_may_be_allowed_to_everybody() {
     let cluster = Cluster {
         server: ApiServer::open(config).await.unwrap(),
     };
-    by("guest", &cluster, "GET /api/v1/nodes")
-        .await
-        .expect(200);
+    by("guest", &cluster, "GET /api/v1/nodes").await.expect(200);
     let review = json!({"spec": {"resourceAttributes": {"verb": "delete", "resource": "nodes"}}});
     let own = format!("POST {REVIEWS}/selfsubjectaccessreviews");
     let review = with("guest", &cluster, &own, review).await.expect(201);

@@ -82,11 +82,16 @@ fn a_role_holds_in_its_own_namespace() {
 fn service_accounts_are_of_the_bindings_namespace_unless_it_says_otherwise() {
     let mut index = Index::default();
     index.put_role("", "reader", reader(&["pods"]));
-    let near = json!([{"kind": "ServiceAccount", "name": "robot"}]);
-    let far = json!([{"kind": "ServiceAccount", "name": "robot", "namespace": "far"}]);
-    index.put_binding(bind("a", "near", ("ClusterRole", "reader"), near.clone()));
-    index.put_binding(bind("a", "far", ("ClusterRole", "reader"), far));
-    index.put_binding(bind("", "none", ("ClusterRole", "reader"), near));
+    let close_to = json!([{"kind": "ServiceAccount", "name": "robot"}]);
+    let distant = json!([{"kind": "ServiceAccount", "name": "robot", "namespace": "far"}]);
+    index.put_binding(bind(
+        "a",
+        "near",
+        ("ClusterRole", "reader"),
+        close_to.clone(),
+    ));
+    index.put_binding(bind("a", "far", ("ClusterRole", "reader"), distant));
+    index.put_binding(bind("", "none", ("ClusterRole", "reader"), close_to));
     let may = |namespace: &str, what: &str| {
         let robot = User::service_account(namespace, "robot");
         index.check(&robot, &get("pods", what)).is_ok()
@@ -101,17 +106,17 @@ fn what_goes_takes_its_rights_with_it() {
     let ann = json!([{"kind": "User", "name": "ann"}, {"kind": "Group", "name": "team"}]);
     index.put_role("", "reader", reader(&["pods"]));
     index.put_binding(bind("a", "x", ("ClusterRole", "reader"), ann));
-    let who = user("ann", &["team"]);
+    let manager_index = user("ann", &["team"]);
     assert_eq!(
-        index.rules_for(&who, "a").0.len(),
+        index.rules_for(&manager_index, "a").0.len(),
         1,
         "once, by two subjects"
     );
-    assert_eq!(index.rules_for(&who, "").0.len(), 0);
+    assert_eq!(index.rules_for(&manager_index, "").0.len(), 0);
     // Another subject instead of both.
     let bob = json!([{"kind": "User", "name": "bob"}]);
     index.put_binding(bind("a", "x", ("ClusterRole", "reader"), bob));
-    assert!(index.check(&who, &get("pods", "a")).is_err());
+    assert!(index.check(&manager_index, &get("pods", "a")).is_err());
     let bob = user("bob", &[]);
     assert!(index.check(&bob, &get("pods", "a")).is_ok());
     index.remove_role("", "reader");
@@ -203,21 +208,21 @@ proptest! {
             User::service_account("n1", "s0"),
             User::service_account("n2", "s0"),
         ];
-        for who in &users {
+        for manager_index in &users {
             for place in ["", "n1", "n2"] {
                 for resource in ["pods", "nodes"] {
                     let attributes = get(resource, place);
                     let plain = bindings.iter().any(|((of, _), binding)| {
                         let role_of = if binding.kind == RoleKind::Role { of.as_str() } else { "" };
                         (of.is_empty() || of == place)
-                            && binding.subjects.iter().any(|subject| subject.is(who))
+                            && binding.subjects.iter().any(|subject| subject.is(manager_index))
                             && roles
                                 .get(&(role_of.to_owned(), binding.role.to_string()))
                                 .is_some_and(|role| {
                                     role.rules.iter().any(|rule| rule.allows(&attributes))
                                 })
                     });
-                    prop_assert_eq!(index.check(who, &attributes).is_ok(), plain);
+                    prop_assert_eq!(index.check(manager_index, &attributes).is_ok(), plain);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Built-in admission plugins: namespace lifecycle, priority, service account, tolerations, RuntimeClasses,
 //! defaults of LimitRanges.
 
-use super::{Attributes, Operation};
+use super::{AdmissionAttributes, Operation};
 use crate::rest::core::Core;
 use crate::rest::{check, meta};
 use crate::store::{Key, TableId};
@@ -17,7 +17,7 @@ const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
 /// Runs the built-in plugins on a write.
 pub(super) fn admit(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &mut Value,
 ) -> Result<(), ApiError> {
     namespace_lifecycle(core, attributes, object)?;
@@ -44,7 +44,7 @@ pub(super) fn admit(
 }
 
 /// Returns the name of an object for error messages; the prefix while its name is not generated yet.
-pub(super) fn called(object: &Value) -> &str {
+pub(super) fn display_name(object: &Value) -> &str {
     match meta::name(object) {
         "" => match meta::text(object, &["metadata", "generateName"]) {
             "" => "Unknown",
@@ -58,10 +58,10 @@ pub(super) fn called(object: &Value) -> &str {
 /// namespaces are never deleted.
 fn namespace_lifecycle(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
 ) -> Result<(), ApiError> {
-    let Attributes {
+    let AdmissionAttributes {
         operation,
         resource,
         subresource,
@@ -85,7 +85,7 @@ fn namespace_lifecycle(
     };
     if entry.index.field("status.phase") == Some("Terminating") {
         let name = if name.is_empty() {
-            called(object)
+            display_name(object)
         } else {
             name
         };
@@ -101,7 +101,7 @@ fn namespace_lifecycle(
 fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let table = TableId::new("scheduling.k8s.io", "priorityclasses");
     let wanted = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
-    let name = called(pod).to_owned();
+    let name = display_name(pod).to_owned();
     let forbidden = |why: String| ApiError::forbidden("", "pods", &name, &why);
     let class = if wanted.is_empty() {
         default_class(core, &table)
@@ -176,7 +176,7 @@ fn default_class(core: &Core, table: &TableId) -> Option<Value> {
 }
 
 fn service_account(core: &Core, namespace: &str, pod: &mut Value) -> Result<(), ApiError> {
-    let name = called(pod).to_owned();
+    let name = display_name(pod).to_owned();
     let spec = meta::section(pod, "spec");
     let text = |spec: &serde_json::Map<String, Value>, key: &str| {
         spec.get(key)

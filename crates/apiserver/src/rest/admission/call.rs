@@ -80,23 +80,23 @@ impl Transport {
         // The server may just have closed an idle connection; then another one is used.
         while let Some(connection) = self.kept() {
             match self.exchange(connection, body.clone(), timeout).await {
-                Err(Broken::Connection(_)) => {}
-                Err(Broken::Answer(why)) => return Err(why),
+                Err(CallError::Connection(_)) => {}
+                Err(CallError::Answer(why)) => return Err(why),
                 Ok(answer) => return Ok(answer),
             }
         }
         let connection = self.connect(store).await?;
         match self.exchange(connection, body, timeout).await {
-            Err(Broken::Connection(why) | Broken::Answer(why)) => Err(why),
+            Err(CallError::Connection(why) | CallError::Answer(why)) => Err(why),
             Ok(answer) => Ok(answer),
         }
     }
 
     /// Returns an idle connection that is still open.
-    fn kept(&self) -> Option<Connection> {
-        let mut kept = self.kept.lock();
-        kept.retain(|connection| !connection.is_closed());
-        kept.pop()
+    fn retained(&self) -> Option<Connection> {
+        let mut retained = self.kept.lock();
+        retained.retain(|connection| !connection.is_closed());
+        retained.pop()
     }
 
     async fn connect(&self, store: &Store) -> Result<Connection, String> {
@@ -132,7 +132,7 @@ impl Transport {
         mut connection: Connection,
         body: Bytes,
         timeout: Duration,
-    ) -> Result<Bytes, Broken> {
+    ) -> Result<Bytes, CallError> {
         let authority = self.url.authority().map_or("", |a| a.as_str());
         let path = clean(self.url.path());
         let request = Request::post(format!("{path}?timeout={}s", timeout.as_secs()))
@@ -141,25 +141,25 @@ impl Transport {
             .header(header::ACCEPT, "application/json")
             .header(header::USER_AGENT, "koord-apiserver-admission")
             .body(Full::new(body))
-            .map_err(|e| Broken::Answer(e.to_string()))?;
-        let broken = |e: hyper::Error| Broken::Connection(e.to_string());
+            .map_err(|e| CallError::Answer(e.to_string()))?;
+        let broken = |e: hyper::Error| CallError::Connection(e.to_string());
         connection.ready().await.map_err(broken)?;
         let response = connection.send_request(request).await.map_err(broken)?;
         let status = response.status();
         let answer = Limited::new(response.into_body(), MAX_BODY).collect().await;
         let answer = answer.map_err(|e| {
-            Broken::Answer(if e.is::<LengthLimitError>() {
+            CallError::Answer(if e.is::<LengthLimitError>() {
                 format!("the response is larger than {MAX_BODY} bytes")
             } else {
                 e.to_string()
             })
         })?;
-        let mut kept = self.kept.lock();
-        if kept.len() < KEPT {
-            kept.push(connection);
+        let mut retained = self.kept.lock();
+        if retained.len() < KEPT {
+            retained.push(connection);
         }
-        drop(kept);
-        answered(status, answer.to_bytes()).map_err(Broken::Answer)
+        drop(retained);
+        answered(status, answer.to_bytes()).map_err(CallError::Answer)
     }
 }
 
@@ -178,7 +178,7 @@ fn clean(path: &str) -> String {
 }
 
 /// Why a call failed.
-enum Broken {
+enum CallError {
     /// The connection ended before a response began. On an idle connection the call is repeated: webhooks
     /// have no side effects of their own.
     Connection(String),
@@ -247,7 +247,7 @@ pub(super) fn resolve(
     let table = TableId::new("discovery.k8s.io", "endpointslices");
     let of_service = |e: &Entry| e.index.label("kubernetes.io/service-name") == Some(name);
     let slices = store.all(&table, Some(namespace), &of_service);
-    let found = slices.iter().find_map(|entry| {
+    let matches = slices.iter().find_map(|entry| {
         let slice = entry.value();
         let port = port_of(&slice, &port_name)?;
         let ready = each(&slice, &["endpoints"]).find(|e| {
@@ -256,7 +256,7 @@ pub(super) fn resolve(
         let host = ready.get("addresses")?.as_array()?.first()?.as_str()?;
         Some((host.to_owned(), port))
     });
-    let found = found.or_else(|| {
+    let matches = matches.or_else(|| {
         let endpoints = store.get(&TableId::new("", "endpoints"), &key)?.value();
         each(&endpoints, &["subsets"]).find_map(|subset| {
             let address = each(subset, &["addresses"]).next()?;
@@ -264,7 +264,7 @@ pub(super) fn resolve(
             Some((host, port_of(subset, &port_name)?))
         })
     });
-    found.ok_or_else(|| {
+    matches.ok_or_else(|| {
         format!(
             "no endpoints available for service {name:?}: an EndpointSlice or Endpoints object has \
              to name them"

@@ -1,6 +1,6 @@
 //! Warnings for objects and fields that are stored but have no effect in this server.
 
-use super::{Attributes, Operation};
+use super::{AdmissionAttributes, Operation};
 use crate::rest::meta;
 use serde_json::Value;
 
@@ -89,7 +89,11 @@ const IDLE: &[(&str, &str, &str)] = &[
 ];
 
 /// Adds warnings to a write about what `object` will not do in this server.
-pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut Vec<String>) {
+pub(super) fn advise(
+    attributes: &AdmissionAttributes<'_>,
+    object: &Value,
+    warnings: &mut Vec<String>,
+) {
     let resource = attributes.resource;
     if attributes.operation == Operation::Delete
         || !attributes.subresource.is_empty()

@@ -31,8 +31,8 @@ use koord_kinds::status::ApiError;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
-pub(crate) use quota::Charge;
 use quota::Charges;
+pub(crate) use quota::QuotaCharge;
 pub use review::{InProcessWebhook, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse};
 pub(crate) use server_fields::CRD_FINALIZER;
 pub(super) use server_fields::{on_create, on_update};
@@ -70,7 +70,7 @@ pub(super) enum Options<'a> {
 
 /// Attributes of a write for admission, without the object itself.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Attributes<'a> {
+pub(super) struct AdmissionAttributes<'a> {
     pub(super) operation: Operation,
     pub(super) resource: &'a Arc<Resource>,
     /// Subresource; `""` for the object itself.
@@ -90,7 +90,7 @@ static CONTROL_PLANE: LazyLock<User> = LazyLock::new(|| User {
     ..User::default()
 });
 
-impl<'a> Attributes<'a> {
+impl<'a> AdmissionAttributes<'a> {
     /// Returns the attributes of a write to an object or its subresource.
     pub(super) fn new(
         operation: Operation,
@@ -189,12 +189,12 @@ impl AdmissionChain {
     /// A refusal by an admission step or by `finish`.
     pub(super) async fn admit(
         &self,
-        attributes: &Attributes<'_>,
+        attributes: &AdmissionAttributes<'_>,
         object: &mut Value,
         old: Option<&Value>,
         warnings: &mut Vec<String>,
         finish: impl FnOnce(&mut Value) -> Result<(), ApiError> + Send,
-    ) -> Result<Option<Charge>, ApiError> {
+    ) -> Result<Option<QuotaCharge>, ApiError> {
         if attributes.admitted() {
             return finish(object).map(|()| None);
         }

@@ -3,7 +3,7 @@
 //! The node authorizer ([`crate::authz`]) decides by the path of a request; this plugin makes the checks that
 //! need the object. It also applies to a node that has more permissions by a binding.
 
-use super::{Attributes, Operation};
+use super::{AdmissionAttributes, Operation};
 use crate::authz::{LEASES, node_of};
 use crate::rest::core::Core;
 use crate::rest::meta;
@@ -43,7 +43,7 @@ const OF_CLAIM: [&str; 4] = [
 /// 403.
 pub(super) fn restrict(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
@@ -87,7 +87,7 @@ pub(super) fn restrict(
 
 fn pod(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     node: &str,
     object: &Value,
     old: Option<&Value>,
@@ -140,7 +140,7 @@ fn pod(
 }
 
 fn node_itself(
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     node: &str,
     name: &str,
     object: &Value,
@@ -176,7 +176,7 @@ fn node_itself(
 }
 
 fn claim(
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     node: &str,
     object: &Value,
     old: Option<&Value>,
@@ -184,7 +184,7 @@ fn claim(
     if (attributes.subresource, attributes.operation) != ("status", Operation::Update) {
         return Err("may only update PVC status".to_owned());
     }
-    let rest = |claim: &Value| {
+    let tail = |claim: &Value| {
         let mut claim = claim.clone();
         if let Some(status) = claim.get_mut("status").and_then(Value::as_object_mut) {
             status.retain(|field, value| !OF_CLAIM.contains(&&**field) && !value.is_null());
@@ -193,7 +193,7 @@ fn claim(
         metadata.retain(|field, _| field != "resourceVersion" && field != "managedFields");
         claim
     };
-    if old.map(rest) != Some(rest(object)) {
+    if old.map(tail) != Some(tail(object)) {
         return Err(format!(
             "node {node:?} is not allowed to update fields other than status.capacity and \
              status.conditions"
@@ -241,7 +241,7 @@ fn is_foreign(label: &str) -> bool {
     let below = |of: &str| {
         domain
             .strip_suffix(of)
-            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            .is_some_and(|tail| tail.is_empty() || tail.ends_with('.'))
     };
     if below(RESERVED) {
         return true;

@@ -4,7 +4,7 @@
 //! concurrent writes cannot both take the last of it. A charge whose write is not stored is corrected by the
 //! quota controller at its next count.
 
-use super::{Attributes, Operation, builtin};
+use super::{AdmissionAttributes, Operation, builtin};
 use crate::rest::core::Core;
 use crate::rest::meta;
 use crate::store::{Entry, Key};
@@ -24,12 +24,12 @@ pub(crate) struct Charges(Arc<Mutex<FxHashMap<Arc<str>, usize>>>);
 /// Guard of a charged write. While it is held nothing may be counted in its namespace: the quota may include
 /// an object that is not in the store yet.
 #[derive(Debug)]
-pub(crate) struct Charge {
+pub(crate) struct QuotaCharge {
     namespace: Arc<str>,
     charges: Charges,
 }
 
-impl Charge {
+impl QuotaCharge {
     fn new(charges: &Charges, namespace: &str) -> Self {
         let namespace: Arc<str> = namespace.into();
         *charges.0.lock().entry(namespace.clone()).or_insert(0) += 1;
@@ -40,7 +40,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for QuotaCharge {
     fn drop(&mut self) {
         let mut charges = self.charges.0.lock();
         if let Some(n) = charges.get_mut(&self.namespace) {
@@ -59,10 +59,10 @@ impl Charges {
     }
 }
 
-fn forbidden(attributes: &Attributes<'_>, object: &Value, why: &str) -> ApiError {
+fn forbidden(attributes: &AdmissionAttributes<'_>, object: &Value, why: &str) -> ApiError {
     let Resource { group, plural, .. } = &**attributes.resource;
     let name = match attributes.name {
-        "" => builtin::called(object),
+        "" => builtin::display_name(object),
         name => name,
     };
     ApiError::forbidden(group, plural, name, why)
@@ -71,7 +71,7 @@ fn forbidden(attributes: &Attributes<'_>, object: &Value, why: &str) -> ApiError
 /// Returns the objects of a core kind in the namespace of a write.
 fn neighbours(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     plural: &str,
 ) -> Result<(Arc<Resource>, Vec<Arc<Entry>>), ApiError> {
     let resource = core.builtin("", "v1", plural)?;
@@ -82,7 +82,7 @@ fn neighbours(
 /// Applies the defaults of the namespace's LimitRanges to a new pod.
 pub(super) fn fill(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     pod: &mut Value,
 ) -> Result<(), ApiError> {
     let (_, ranges) = neighbours(core, attributes, "limitranges")?;
@@ -95,7 +95,7 @@ pub(super) fn fill(
 /// Refuses an object outside the bounds of the namespace's LimitRanges.
 pub(super) fn bound(
     core: &Core,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
@@ -120,10 +120,10 @@ pub(super) fn bound(
 pub(super) async fn charge(
     core: &Core,
     charges: &Charges,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
     old: Option<&Value>,
-) -> Result<Option<Charge>, ApiError> {
+) -> Result<Option<QuotaCharge>, ApiError> {
     let resource = attributes.resource;
     if !counts(attributes, object, old) {
         return Ok(None);
@@ -147,7 +147,7 @@ pub(super) async fn charge(
     if attributes.dry_run() || due.is_empty() {
         return Ok(None);
     }
-    let charge = Charge::new(charges, attributes.namespace);
+    let charge = QuotaCharge::new(charges, attributes.namespace);
     let mut paid: Vec<(Key, ResourceList)> = Vec::new();
     for key in due {
         let mut taken = ResourceList::new();
@@ -179,7 +179,7 @@ pub(super) async fn charge(
 }
 
 /// Returns true if the write may change the usage of a quota.
-fn counts(attributes: &Attributes<'_>, object: &Value, old: Option<&Value>) -> bool {
+fn counts(attributes: &AdmissionAttributes<'_>, object: &Value, old: Option<&Value>) -> bool {
     let resource = attributes.resource;
     if !resource.namespaced || !resource.stored || &*resource.plural == "events" {
         return false;
@@ -193,7 +193,7 @@ fn counts(attributes: &Attributes<'_>, object: &Value, old: Option<&Value>) -> b
 }
 
 /// Returns true if a create will fail because its name is taken: it is not charged.
-fn taken(core: &Core, attributes: &Attributes<'_>, object: &Value) -> bool {
+fn taken(core: &Core, attributes: &AdmissionAttributes<'_>, object: &Value) -> bool {
     let key = Key::new(attributes.namespace, meta::name(object));
     attributes.operation == Operation::Create
         && core.store().get(&attributes.resource.table, &key).is_some()

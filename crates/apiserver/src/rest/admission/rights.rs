@@ -1,7 +1,7 @@
 //! Escalation checks: a user may grant only permissions it holds, and a write that creates an object needs
 //! the permission to create.
 
-use super::{Attributes, Operation};
+use super::{AdmissionAttributes, Operation};
 use crate::authz::bootstrap::GROUP;
 use crate::authz::{self, ResourceTarget, RoleKind, Rule, Target, User, uncovered};
 use crate::rest::guard::Guard;
@@ -15,7 +15,7 @@ use serde_json::Value;
 /// 403 for permissions that the user does not hold, 404 for a binding to a missing role.
 pub(super) fn check(
     guard: &Guard,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
@@ -56,7 +56,7 @@ pub(super) fn check(
 fn check_role(
     guard: &Guard,
     user: &User,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
@@ -85,7 +85,7 @@ fn check_role(
 fn check_binding(
     guard: &Guard,
     user: &User,
-    attributes: &Attributes<'_>,
+    attributes: &AdmissionAttributes<'_>,
     object: &Value,
     old: Option<&Value>,
 ) -> Result<(), ApiError> {
@@ -118,7 +118,7 @@ fn aggregates(role: &Value) -> bool {
 
 /// Returns true if only metadata changes that deletion and garbage collection maintain.
 fn bookkeeping(object: &Value, old: &Value) -> bool {
-    let rest = |object: &Value| {
+    let tail = |object: &Value| {
         let mut object = object.clone();
         let metadata = meta::section(&mut object, "metadata");
         metadata.retain(|field, _| {
@@ -129,7 +129,7 @@ fn bookkeeping(object: &Value, old: &Value) -> bool {
         });
         object
     };
-    rest(object) == rest(old)
+    tail(object) == tail(old)
 }
 
 /// Returns true if `user` may use `verb` on a role.

@@ -1,6 +1,6 @@
 //! RuntimeClass admission: sets overhead, node selector and tolerations of a pod from its RuntimeClass.
 
-use super::builtin::called;
+use super::builtin::display_name;
 use crate::rest::core::Core;
 use crate::rest::meta;
 use crate::store::{Key, TableId};
@@ -14,9 +14,9 @@ use std::collections::HashSet;
 /// # Errors
 /// If the class does not exist or conflicts with the pod.
 pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
-    let name = called(pod).to_owned();
+    let name = display_name(pod).to_owned();
     let refused = |why: &str| Err(ApiError::forbidden("", "pods", &name, why));
-    let given = |pod: &Value| {
+    let provided = |pod: &Value| {
         let overhead = meta::at(pod, &["spec", "overhead"]).filter(|v| !v.is_null());
         overhead.cloned()
     };
@@ -33,7 +33,7 @@ pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
             }
         }
     };
-    match (meta::at(&class, &["overhead", "podFixed"]), given(pod)) {
+    match (meta::at(&class, &["overhead", "podFixed"]), provided(pod)) {
         (Some(fixed), Some(own)) if !same(fixed, &own) => {
             return refused(
                 "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",

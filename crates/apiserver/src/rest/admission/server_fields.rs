@@ -73,9 +73,9 @@ pub(in crate::rest) fn on_update(
     match (&*resource.group, &*resource.plural, subresource) {
         ("", "namespaces", sub) => {
             if sub != Some("finalize") {
-                let kept = meta::at(old, &["spec", "finalizers"]).cloned();
+                let retained = meta::at(old, &["spec", "finalizers"]).cloned();
                 let spec = meta::section(new, "spec");
-                match kept {
+                match retained {
                     Some(f) => spec.insert("finalizers".to_owned(), f),
                     None => spec.remove("finalizers"),
                 };
@@ -93,8 +93,8 @@ pub(in crate::rest) fn on_update(
             if meta::text(new, &["spec", "clusterIP"]).is_empty()
                 && meta::text(new, &["spec", "type"]) != "ExternalName" =>
         {
-            let kept = meta::at(old, &["spec", "clusterIP"]).cloned();
-            match kept {
+            let retained = meta::at(old, &["spec", "clusterIP"]).cloned();
+            match retained {
                 Some(ip) => {
                     let spec = meta::section(new, "spec");
                     spec.insert("clusterIPs".to_owned(), json!([ip]));

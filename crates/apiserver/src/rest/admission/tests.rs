@@ -1,6 +1,6 @@
 //! Every verb and subresource passes admission exactly once.
 
-use super::Attributes;
+use super::AdmissionAttributes;
 use crate::{ApiServer, Config};
 use axum::body::Body;
 use http::Request;
@@ -19,7 +19,7 @@ const BINDING: &str = "/api/v1/namespaces/default/pods/p/binding";
 
 /// Returns the text that tests compare: operation, resource, namespace, name, user and whether it is a dry
 /// run.
-pub(super) fn line(attributes: &Attributes<'_>) -> String {
+pub(super) fn line(attributes: &AdmissionAttributes<'_>) -> String {
     let resource = qualified(&attributes.resource.plural, &attributes.resource.group);
     let sub = attributes.subresource;
     format!(
@@ -156,9 +156,9 @@ async fn controllers_pass_too() {
     let cluster = Cluster::bare().await;
     let api = cluster.0.api();
     let json = "application/json";
-    let held = json!({"metadata": {"name": "a", "finalizers": ["orphan"]}});
+    let owned_rules = json!({"metadata": {"name": "a", "finalizers": ["orphan"]}});
     let maps = "/api/v1/namespaces/default/configmaps";
-    cluster.send("POST", maps, json, held).await;
+    cluster.send("POST", maps, json, owned_rules).await;
     let resource = api.builtin("", "v1", "configmaps").unwrap();
     let key = crate::store::Key::new("default", "a");
     api.admission().admitted.lock().clear();

@@ -45,7 +45,7 @@ impl ServerCertVerifier for Bundle {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if !self.certificates.iter().any(|known| known == server) {
+        if !self.certificates.iter().any(|existing| existing == server) {
             return self
                 .authorities
                 .verify_server_cert(server, intermediates, name, ocsp, now);

@@ -3,7 +3,7 @@
 use super::call::Transport;
 use super::metrics::{Ending, Metrics};
 use super::review::{self, InProcessWebhook, WebhookRequest, WebhookResponse};
-use super::{Attributes, Operation, Options, builtin};
+use super::{AdmissionAttributes, Operation, Options, builtin};
 use crate::rest::core::Core;
 use crate::rest::{DeleteOptions, FieldValidation, WriteOptions, check};
 use crate::rest::{Propagation, meta};
@@ -93,7 +93,7 @@ impl Webhooks {
     }
 
     /// Returns the webhooks to match against writes of a resource; `None` if there are none or it is exempt.
-    fn of(&self, resource: &Resource, mutating: bool) -> Option<Hooks> {
+    fn hooks_for(&self, resource: &Resource, mutating: bool) -> Option<Hooks> {
         let list = if mutating {
             &self.mutating
         } else {
@@ -138,15 +138,15 @@ impl Webhooks {
     pub(super) async fn mutate(
         &self,
         core: &Core,
-        attributes: &Attributes<'_>,
+        attributes: &AdmissionAttributes<'_>,
         object: &mut Value,
         old: Option<&Value>,
         warnings: &mut Vec<String>,
     ) -> Result<(), ApiError> {
-        let Some(hooks) = self.of(attributes.resource, true) else {
+        let Some(hooks) = self.hooks_for(attributes.resource, true) else {
             return Ok(());
         };
-        let asking = Asking::new(core, self, attributes);
+        let webhook_calls = WebhookCalls::new(core, self, attributes);
         let (mut asked, mut again, mut reinvoke) = (Vec::new(), Vec::new(), false);
         let managers = meta::at(object, &["metadata", "managedFields"]).cloned();
         for round in 0..2 {
@@ -166,18 +166,18 @@ impl Webhooks {
                     continue;
                 }
                 let shown = (!object.is_null()).then_some(&*object);
-                let Some(target) = asking.matches(hook, shown, old) else {
+                let Some(target) = webhook_calls.matches(hook, shown, old) else {
                     continue;
                 };
                 let began = Instant::now();
-                let answer = asking
-                    .ask(hook, &target, (shown, old), true, warnings)
+                let answer = webhook_calls
+                    .review(hook, &target, (shown, old), true, warnings)
                     .await;
                 let answer = answer.and_then(|response| {
                     if !response.patches() {
                         return Ok(None);
                     }
-                    let new = asking.patched(hook, &target, object, response.patch)?;
+                    let new = webhook_calls.patched(hook, &target, object, response.patch)?;
                     Ok((new != *object).then_some(new))
                 });
                 let refusal = answer.as_ref().err();
@@ -186,7 +186,7 @@ impl Webhooks {
                 let changed = match answer {
                     Ok(changed) => changed,
                     Err(refusal) => {
-                        asking.judge(hook, refusal)?;
+                        webhook_calls.apply_failure_policy(hook, refusal)?;
                         None
                     }
                 };
@@ -219,44 +219,45 @@ impl Webhooks {
     pub(super) async fn validate(
         &self,
         core: &Core,
-        attributes: &Attributes<'_>,
+        attributes: &AdmissionAttributes<'_>,
         object: &Value,
         old: Option<&Value>,
         warnings: &mut Vec<String>,
     ) -> Result<(), ApiError> {
-        let Some(hooks) = self.of(attributes.resource, false) else {
+        let Some(hooks) = self.hooks_for(attributes.resource, false) else {
             return Ok(());
         };
-        let attributes = &Attributes {
+        let attributes = &AdmissionAttributes {
             name: match attributes.name {
                 "" => meta::name(object),
                 name => name,
             },
             ..*attributes
         };
-        let asking = Asking::new(core, self, attributes);
+        let webhook_calls = WebhookCalls::new(core, self, attributes);
         let shown = (!object.is_null()).then_some(object);
         let calls = hooks.iter().filter_map(|hook| {
-            let target = asking.matches(hook, shown, old)?;
-            let asking = &asking;
+            let target = webhook_calls.matches(hook, shown, old)?;
+            let webhook_calls = &webhook_calls;
             Some(async move {
-                let mut said = Vec::new();
+                let mut messages = Vec::new();
                 let began = Instant::now();
-                let answer = asking.ask(hook, &target, (shown, old), false, &mut said);
+                let answer =
+                    webhook_calls.review(hook, &target, (shown, old), false, &mut messages);
                 let answer = answer.await;
                 let refusal = answer.as_ref().err();
                 let operation = attributes.operation;
                 self.count(hook, false, operation, began, refusal);
                 let verdict = match answer {
                     Ok(_) => Ok(()),
-                    Err(refusal) => asking.judge(hook, refusal),
+                    Err(refusal) => webhook_calls.apply_failure_policy(hook, refusal),
                 };
-                (said, verdict)
+                (messages, verdict)
             })
         });
         let mut refused = Ok(());
-        for (mut said, verdict) in join_all(calls).await {
-            warnings.append(&mut said);
+        for (mut messages, verdict) in join_all(calls).await {
+            warnings.append(&mut messages);
             refused = refused.and(verdict);
         }
         refused
@@ -303,10 +304,10 @@ enum Refusal {
 }
 
 /// Context of the webhook calls for one write.
-struct Asking<'a> {
+struct WebhookCalls<'a> {
     core: &'a Core,
     webhooks: &'a Webhooks,
-    attributes: &'a Attributes<'a>,
+    attributes: &'a AdmissionAttributes<'a>,
     kind: GroupVersionKind,
     /// Stored namespace of the write.
     namespace: Option<Arc<Entry>>,
@@ -321,7 +322,7 @@ fn kind_of(resource: &Resource, subresource: &str) -> GroupVersionKind {
 }
 
 /// Returns the options of a write as an object.
-fn options_of(attributes: &Attributes<'_>) -> Value {
+fn options_of(attributes: &AdmissionAttributes<'_>) -> Value {
     let mut options = match attributes.options {
         Options::Write(given) => write_options(attributes.operation, given),
         Options::Delete(given) => delete_options(given),
@@ -376,8 +377,12 @@ fn delete_options(given: &DeleteOptions) -> Value {
     options
 }
 
-impl<'a> Asking<'a> {
-    fn new(core: &'a Core, webhooks: &'a Webhooks, attributes: &'a Attributes<'a>) -> Self {
+impl<'a> WebhookCalls<'a> {
+    fn new(
+        core: &'a Core,
+        webhooks: &'a Webhooks,
+        attributes: &'a AdmissionAttributes<'a>,
+    ) -> Self {
         let resource = attributes.resource;
         let namespaces = TableId::new("", "namespaces");
         let namespace = (!attributes.namespace.is_empty())
@@ -442,7 +447,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Calls one webhook.
-    async fn ask(
+    async fn review(
         &self,
         hook: &Hook,
         target: &Arc<Resource>,
@@ -509,7 +514,7 @@ impl<'a> Asking<'a> {
             "could not create admission objects: webhook does not accept known AdmissionReview \
              versions (v1, v1beta1)",
         )?;
-        let late = |_| {
+        let overdue = |_| {
             format!(
                 "failed to call webhook: Post \"{}?timeout={}s\": context deadline exceeded",
                 webhook.endpoint.url(),
@@ -521,7 +526,7 @@ impl<'a> Asking<'a> {
         if let Some(local) = local {
             let answer = AssertUnwindSafe(local.review(request)).catch_unwind();
             let answer = tokio::time::timeout(webhook.timeout, answer);
-            let answer = answer.await.map_err(late)?;
+            let answer = answer.await.map_err(overdue)?;
             let answer = answer.map_err(|_| "failed to call webhook: it panicked".to_owned())?;
             let answer = answer.map_err(|why| format!("failed to call webhook: {why}"))?;
             if !mutating && !answer.patch.is_null() {
@@ -542,7 +547,7 @@ impl<'a> Asking<'a> {
         let body = review::body(version, request);
         let answer = transport.post(self.core.store(), body, webhook.timeout);
         let answer = tokio::time::timeout(webhook.timeout, answer);
-        let answer = answer.await.map_err(late)?.map_err(|why| {
+        let answer = answer.await.map_err(overdue)?.map_err(|why| {
             format!(
                 "failed to call webhook: Post \"{}\": {why}",
                 webhook.endpoint.url()
@@ -552,7 +557,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Applies the failure policy. `Ok`: the request continues without the webhook.
-    fn judge(&self, hook: &Hook, refusal: Refusal) -> Result<(), ApiError> {
+    fn apply_failure_policy(&self, hook: &Hook, refusal: Refusal) -> Result<(), ApiError> {
         let Webhook { name, fail, .. } = &hook.webhook;
         match refusal {
             Refusal::Failed(why) if *fail => Err(ApiError::internal(format!(
@@ -582,8 +587,8 @@ impl<'a> Asking<'a> {
                  for this operation"
             )));
         }
-        let seen = self.seen_as(object, target);
-        let patched = patch::json_patch_value(seen.as_ref().unwrap_or(object), operations);
+        let observed = self.seen_as(object, target);
+        let patched = patch::json_patch_value(observed.as_ref().unwrap_or(object), operations);
         let mut new = match patched {
             Ok(new) => new,
             Err(patch::PatchError::Malformed(why)) => {
@@ -597,7 +602,7 @@ impl<'a> Asking<'a> {
             check::check_identity(target, &mut new, false).map_err(|e| refused(e.message))?;
             target.prune(&mut new);
             target.default_object(&mut new);
-            if seen.is_some() {
+            if observed.is_some() {
                 new = target.convert(new, self.attributes.resource);
             }
         } else if !new.is_object() {
@@ -608,7 +613,11 @@ impl<'a> Asking<'a> {
 }
 
 /// Adds warnings about fields of a webhook configuration that this server does not support.
-pub(super) fn advise(attributes: &Attributes<'_>, object: &Value, warnings: &mut Vec<String>) {
+pub(super) fn advise(
+    attributes: &AdmissionAttributes<'_>,
+    object: &Value,
+    warnings: &mut Vec<String>,
+) {
     let resource = attributes.resource;
     if !(resource.is(webhook::GROUP, MUTATING) || resource.is(webhook::GROUP, VALIDATING)) {
         return;

@@ -280,7 +280,7 @@ async fn run(
         exit,
         resize,
     } = session;
-    let said = async {
+    let messages = async {
         while let Some((is_error, bytes)) = output.recv().await {
             let (channel, wanted) = match is_error {
                 false => (STDOUT, options.stdout),
@@ -292,19 +292,19 @@ async fn run(
         }
         exit.await
     };
-    let heard = hear(client, stdin, resize);
+    let received = forward_input(client, stdin, resize);
     tokio::select! {
-        exit = said => Some(match exit {
+        exit = messages => Some(match exit {
             Ok(0) => json!({"metadata": {}, "status": "Success"}),
             Ok(code) => non_zero(code),
             Err(message) => failure(&message),
         }),
-        () = heard => None,
+        () = received => None,
     }
 }
 
 /// Forwards what the client sends, until it disconnects.
-async fn hear(
+async fn forward_input(
     mut client: impl Stream<Item = tungstenite::Result<Message>> + Unpin + Send,
     mut stdin: Option<mpsc::Sender<Bytes>>,
     resize: Option<Box<dyn Fn(u16, u16) + Send + Sync>>,
@@ -409,13 +409,13 @@ mod tests {
         let (stdin, mut read) = mpsc::channel::<Bytes>(4);
         let (write, output) = mpsc::channel(4);
         let sizes = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
-        let seen = sizes.clone();
+        let observed = sizes.clone();
         let command = async move {
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             while let Some(bytes) = read.recv().await {
-                heard.extend_from_slice(&bytes);
+                received.extend_from_slice(&bytes);
             }
-            write.send((false, heard.into())).await.unwrap();
+            write.send((false, received.into())).await.unwrap();
             write.send((true, Bytes::from_static(b"no"))).await.unwrap();
         };
         let session = ExecSession {
@@ -423,7 +423,7 @@ mod tests {
             output,
             exit: async { Ok(3) }.boxed(),
             resize: Some(Box::new(move |width, height| {
-                seen.lock().push((width, height))
+                observed.lock().push((width, height))
             })),
         };
         let options = ExecOptions {

@@ -118,10 +118,10 @@ mod tests {
             ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
             ("sec-websocket-protocol", "other, v5.channel.k8s.io"),
         ];
-        let ours = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+        let actual = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
         assert!(is_wanted(&headers(&good)));
         assert!(!is_wanted(&headers(&good[..1])));
-        let answer = handshake(&headers(&good), &ours).unwrap();
+        let answer = handshake(&headers(&good), &actual).unwrap();
         assert_eq!(answer.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         assert_eq!(answer.protocol, "v5.channel.k8s.io");
         for (at, wrong, says) in [
@@ -135,7 +135,7 @@ mod tests {
         ] {
             let mut bad = good;
             bad[at] = wrong;
-            let error = handshake(&headers(&bad), &ours).unwrap_err();
+            let error = handshake(&headers(&bad), &actual).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
     }

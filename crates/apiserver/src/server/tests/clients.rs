@@ -31,19 +31,19 @@ const JANE: (&str, &[&str]) = ("jane", &[]);
 type Stream = TlsStream<TcpStream>;
 
 /// A server in which every client with a certificate may do everything.
-struct Served {
+struct TestServer {
     server: Arc<ApiServer>,
     address: SocketAddr,
     stop: CancellationToken,
 }
 
-impl Drop for Served {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-impl Served {
+impl TestServer {
     async fn start(limits: Limits) -> Self {
         let mut config = Config::memory(Clock::system());
         config.bind = "127.0.0.1:0".parse().unwrap();
@@ -151,15 +151,15 @@ impl Client {
 
 /// Waits until the server has closed a connection.
 async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
-    let mut rest = Vec::new();
+    let mut tail = Vec::new();
     // With or without a TLS close notification.
-    let ended = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest));
+    let ended = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut tail));
     let _ = ended.await.expect("the server closes the connection");
 }
 
 #[tokio::test]
 async fn watches_beyond_a_users_limit_get_429() {
-    let served = Served::start(Limits {
+    let served = TestServer::start(Limits {
         max_watches_per_user: 2,
         ..Limits::default()
     })
@@ -190,7 +190,7 @@ async fn watches_beyond_a_users_limit_get_429() {
 
 #[tokio::test]
 async fn unread_watches_hold_a_users_bytes_at_most() {
-    let served = Served::start(Limits {
+    let served = TestServer::start(Limits {
         unread_bytes_per_user: 1 << 20,
         unread_bytes_per_connection: 0,
         ..Limits::default()
@@ -234,7 +234,7 @@ async fn unread_watches_hold_a_users_bytes_at_most() {
 
 #[tokio::test]
 async fn unread_bytes_of_a_connection_are_bounded() {
-    let served = Served::start(Limits {
+    let served = TestServer::start(Limits {
         unread_bytes_per_connection: 1 << 20,
         ..Limits::default()
     })
@@ -256,7 +256,7 @@ async fn unread_bytes_of_a_connection_are_bounded() {
 }
 
 /// Returns SETTINGS_MAX_CONCURRENT_STREAMS as the server announces it.
-async fn announced_streams(served: &Served, user: (&str, &[&str])) -> u32 {
+async fn announced_streams(served: &TestServer, user: (&str, &[&str])) -> u32 {
     let mut stream = served.tls(user).await.unwrap();
     // The preface and empty settings.
     let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -273,14 +273,14 @@ async fn announced_streams(served: &Served, user: (&str, &[&str])) -> u32 {
 
 #[tokio::test]
 async fn streams_of_a_connection_are_bounded() {
-    let served = Served::start(Limits::default()).await;
+    let served = TestServer::start(Limits::default()).await;
     assert_eq!(announced_streams(&served, JANE).await, 100);
     assert_eq!(announced_streams(&served, ADMIN).await, 2000);
 }
 
 #[tokio::test]
 async fn idle_connections_at_the_limit_keep_out_no_client() {
-    let served = Served::start(Limits {
+    let served = TestServer::start(Limits {
         max_connections: 3,
         ..Limits::default()
     })
@@ -303,7 +303,7 @@ async fn idle_connections_at_the_limit_keep_out_no_client() {
 
 #[tokio::test]
 async fn connections_in_use_keep_out_no_administrator() {
-    let served = Served::start(Limits {
+    let served = TestServer::start(Limits {
         max_connections: 2,
         reserved_connections: 1,
         ..Limits::default()
@@ -322,7 +322,7 @@ async fn connections_in_use_keep_out_no_administrator() {
 
 #[tokio::test]
 async fn handshakes_at_the_limit_keep_out_no_administrator() {
-    let served = Served::start(Limits {
+    let served = TestServer::start(Limits {
         max_connections: 2,
         max_handshakes: 3,
         ..Limits::default()

@@ -1,7 +1,7 @@
 //! Durability: restarts, torn tails at every byte, damage in the middle, a second process.
 
 use super::*;
-use crate::store::files::{HEADER, Kind};
+use crate::store::files::{FileKind, HEADER};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| {
-            Kind::Segment
+            FileKind::Segment
                 .revision_of(path.file_name().unwrap().to_str().unwrap())
                 .is_some()
         })
@@ -127,11 +127,11 @@ async fn a_torn_tail_costs_only_what_was_torn() {
             .set_len(cut)
             .unwrap();
         let reopened = open(torn.path()).await.unwrap();
-        let whole = states.iter().rposition(|(length, _)| *length <= cut);
-        let expected = whole.map_or(&states[0].1, |whole| &states[whole].1);
+        let total = states.iter().rposition(|(length, _)| *length <= cut);
+        let expected = total.map_or(&states[0].1, |total| &states[total].1);
         assert_eq!(&contents(&reopened), expected, "cut at {cut}");
         let next = create(&reopened, "new", 0).await.revision;
-        if whole.is_some_and(|whole| states[whole].0 != cut) {
+        if total.is_some_and(|total| states[total].0 != cut) {
             assert!(
                 next > newest,
                 "revision {next} was used before the cut at {cut}"
@@ -139,9 +139,9 @@ async fn a_torn_tail_costs_only_what_was_torn() {
         }
         let after = contents(&reopened);
         reopened.close().await;
-        let again = open(torn.path()).await.unwrap();
-        assert_eq!(contents(&again), after);
-        again.close().await;
+        let requeue = open(torn.path()).await.unwrap();
+        assert_eq!(contents(&requeue), after);
+        requeue.close().await;
     }
     store.close().await;
 }
@@ -158,10 +158,10 @@ async fn killed(padding: usize) -> (tempfile::TempDir, u64, Vec<(TableId, Key, R
     let object = object("p2", "x".repeat(padding));
     let created = store.create(pods(), key("p2"), object, index("p2"));
     created.await.unwrap();
-    let left = tempfile::tempdir().unwrap();
-    copy(dir.path(), left.path());
+    let remaining = tempfile::tempdir().unwrap();
+    copy(dir.path(), remaining.path());
     store.close().await;
-    (left, begin, before)
+    (remaining, begin, before)
 }
 
 /// Opens a copy of `dir` in which `change` was made to the log.
@@ -347,8 +347,8 @@ fn copy_of_lock(dir: &Path) -> std::os::fd::OwnedFd {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let lock = dir.join("lock").canonicalize().unwrap();
     let mut open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-    let found = open.find(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == lock));
-    let number = found
+    let matches = open.find(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == lock));
+    let number = matches
         .unwrap()
         .file_name()
         .to_str()
@@ -460,8 +460,8 @@ async fn the_log_is_replaced_by_snapshots_as_it_grows() {
     }
     store.close().await;
     let last = files();
-    let gone = first.iter().filter(|name| !last.contains(name)).count();
-    assert!(gone > 0 && last.len() <= 4, "{first:?}, then {last:?}");
+    let removed = first.iter().filter(|name| !last.contains(name)).count();
+    assert!(removed > 0 && last.len() <= 4, "{first:?}, then {last:?}");
     let store = open(dir.path()).await.unwrap();
     assert_eq!(
         store.get(&pods(), &key("a")).unwrap().value()["data"],

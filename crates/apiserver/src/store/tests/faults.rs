@@ -34,8 +34,10 @@ impl Disk for FaultyDisk {
 
 impl LogFile for FaultyFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let room = self.1.room.load(Ordering::Relaxed);
-        let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let capacity = self.1.room.load(Ordering::Relaxed);
+        let fits = bytes
+            .len()
+            .min(usize::try_from(capacity).unwrap_or(usize::MAX));
         self.0.append(&bytes[..fits])?;
         self.1.room.fetch_sub(fits as u64, Ordering::Relaxed);
         if fits < bytes.len() {
@@ -88,7 +90,7 @@ async fn refused(store: &Store, name: &str) -> String {
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_is_survived() {
     for truncate_fails in [false, true] {
-        for room in (0..400).step_by(13) {
+        for capacity in (0..400).step_by(13) {
             let dir = tempfile::tempdir().unwrap();
             let (options, switches) = faulty(dir.path());
             switches
@@ -97,7 +99,7 @@ async fn a_full_disk_loses_nothing_and_is_survived() {
             let store = Store::open(options).await.unwrap();
             let mut watcher = store.watch(pods(), store.revision()).unwrap();
             let first = create(&store, "a", 1).await;
-            switches.room.store(room, Ordering::Relaxed);
+            switches.room.store(capacity, Ordering::Relaxed);
             let mut fitted = Vec::new();
             loop {
                 let name = format!("fit{}", fitted.len());
@@ -122,29 +124,37 @@ async fn a_full_disk_loses_nothing_and_is_survived() {
                 first.revision
             );
             assert!(store.get(&pods(), &key("b")).is_none());
-            let seen = std::iter::from_fn(|| watcher.try_next().unwrap()).count();
-            assert_eq!(seen, 1 + fitted.len());
+            let observed = std::iter::from_fn(|| watcher.try_next().unwrap()).count();
+            assert_eq!(observed, 1 + fitted.len());
 
             switches.room.store(u64::MAX, Ordering::Relaxed);
             let later = create(&store, "c", 1).await;
             assert!(store.last_error().is_none());
-            let known = fitted
+            let existing = fitted
                 .iter()
                 .map(|entry| entry.revision)
                 .chain([first.revision]);
-            assert!(known.into_iter().all(|revision| revision < later.revision));
+            assert!(
+                existing
+                    .into_iter()
+                    .all(|revision| revision < later.revision)
+            );
             let before = contents(&store);
 
             // Killed here: only a copy of the files remains.
-            let left = tempfile::tempdir().unwrap();
+            let remaining = tempfile::tempdir().unwrap();
             for entry in std::fs::read_dir(dir.path()).unwrap() {
                 let path = entry.unwrap().path();
-                std::fs::copy(&path, left.path().join(path.file_name().unwrap())).unwrap();
+                std::fs::copy(&path, remaining.path().join(path.file_name().unwrap())).unwrap();
             }
-            let reopened = Store::open(StoreOptions::dir(left.path(), Clock::system()))
+            let reopened = Store::open(StoreOptions::dir(remaining.path(), Clock::system()))
                 .await
                 .unwrap();
-            assert_eq!(contents(&reopened), before, "room {room}, {truncate_fails}");
+            assert_eq!(
+                contents(&reopened),
+                before,
+                "room {capacity}, {truncate_fails}"
+            );
             assert_eq!(reopened.revision(), later.revision);
             reopened.close().await;
             store.close().await;
@@ -230,11 +240,11 @@ async fn a_failed_snapshot_keeps_the_log() {
     let (options, switches) = faulty(dir.path());
     let store = Store::open(options).await.unwrap();
     create(&store, "a", 1).await;
-    for room in [0, 60, 100] {
-        switches.room.store(room, Ordering::Relaxed);
+    for capacity in [0, 60, 100] {
+        switches.room.store(capacity, Ordering::Relaxed);
         assert!(store.snapshot().await.is_err());
         switches.room.store(u64::MAX, Ordering::Relaxed);
-        update(&store, "a", i64::try_from(room).unwrap() + 2).await;
+        update(&store, "a", i64::try_from(capacity).unwrap() + 2).await;
     }
     let before = contents(&store);
     store.close().await;

@@ -14,11 +14,11 @@ async fn stamps_revisions_and_checks_preconditions() {
         first.value()["metadata"]["resourceVersion"],
         json!(first.revision.to_string())
     );
-    let again = store
+    let requeue = store
         .create(pods(), key("a"), object("a", 2), index("x"))
         .await;
     assert!(
-        matches!(again, Err(StoreError::Exists { current }) if current.revision == first.revision)
+        matches!(requeue, Err(StoreError::Exists { current }) if current.revision == first.revision)
     );
 
     let second = update(&store, "a", 2).await;
@@ -301,11 +301,11 @@ async fn a_slow_watcher_of_large_objects_loses_nothing_either() {
                 .unwrap();
             expected.push(written.revision);
         }
-        let mut seen = Vec::new();
+        let mut observed = Vec::new();
         while let Some(event) = watcher.try_next().unwrap() {
-            seen.push(event.revision);
+            observed.push(event.revision);
         }
-        assert_eq!(seen, expected);
+        assert_eq!(observed, expected);
         assert_eq!(watcher.progress(), store.revision());
     }
 }
@@ -487,10 +487,10 @@ async fn compaction_and_removal_of_a_table() {
     store.remove_table(&pods()).await.unwrap();
     assert!(store.tables().is_empty());
     assert!(watcher.next().await.is_err());
-    let gone = store.revision();
+    let removed = store.revision();
     // The recreated table has no history from before.
-    assert!(store.watch(pods(), gone - 1).is_err());
-    assert!(store.watch(pods(), gone).is_ok());
+    assert!(store.watch(pods(), removed - 1).is_err());
+    assert!(store.watch(pods(), removed).is_ok());
     assert!(list(&store, None).unwrap().items.is_empty());
 }
 
@@ -558,8 +558,8 @@ async fn what_names_an_owner_is_found_by_its_uid() {
         ..index(uid)
     };
     let named = |owner: &str| -> Vec<String> {
-        let found = store.owned(&pods(), owner);
-        found.iter().map(|e| e.key.name.to_string()).collect()
+        let matches = store.owned(&pods(), owner);
+        matches.iter().map(|e| e.key.name.to_string()).collect()
     };
     for (name, owners) in [("b", &["x", "y"][..]), ("a", &["x"]), ("c", &[])] {
         let made = store.create(pods(), key(name), object(name, 0), owned(name, owners));
@@ -573,8 +573,8 @@ async fn what_names_an_owner_is_found_by_its_uid() {
     assert_eq!(named("x"), ["a"]);
     assert_eq!(named("z"), ["b"]);
     store.delete(pods(), key("b"), None, None).await.unwrap();
-    for gone in ["y", "z", ""] {
-        assert!(named(gone).is_empty(), "{gone}");
+    for removed in ["y", "z", ""] {
+        assert!(named(removed).is_empty(), "{removed}");
     }
     assert!(store.owned(&TableId::new("", "nope"), "x").is_empty());
 }

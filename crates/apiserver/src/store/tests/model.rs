@@ -202,8 +202,8 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
                     },
                     |_| 0,
                 );
-                let known = model.now().0;
-                if store.revision() > known {
+                let existing = model.now().0;
+                if store.revision() > existing {
                     let state = model.now().1.clone();
                     model.states.insert(store.revision(), state);
                 }
