@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_definitions_name_comes_before_usage() {
+    fn definitions_precede_usage_in_discovery() {
         let registry = Registry::builtin();
         for crd in koord_api::crd_values() {
             registry.install_crd(&crd).unwrap();

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_named_as_upstream_names_it() {
+    fn limit_violations_have_upstream_texts() {
         // Responses of kube-apiserver 1.35, with the resources of a bound in the order of their names.
         let range = json!({"spec": {"limits": [{"type": "Container",
             "max": {"cpu": "500m", "memory": "1Gi"}, "min": {"cpu": "100m"},

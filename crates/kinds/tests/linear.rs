@@ -36,7 +36,7 @@ fn assert_linear<W: FnMut() -> T, T>(n: usize, prepare: impl Fn(usize) -> W) {
         }
         best
     };
-    let mut seen = Vec::new();
+    let mut observed = Vec::new();
     for _ in 0..3 {
         // Durations too short to measure count as five milliseconds.
         let small = measure(n).max(Duration::from_millis(5));
@@ -44,9 +44,9 @@ fn assert_linear<W: FnMut() -> T, T>(n: usize, prepare: impl Fn(usize) -> W) {
         if large < small * 24 {
             return;
         }
-        seen.push((small, large));
+        observed.push((small, large));
     }
-    panic!("{n} and {} elements took {seen:?}", 8 * n);
+    panic!("{n} and {} elements took {observed:?}", 8 * n);
 }
 
 fn builtin(group: &str, plural: &str) -> Arc<Resource> {
@@ -111,11 +111,11 @@ fn strategic_merge_of_lists_by_key_is_linear() {
     });
     assert_linear(1000, |n| {
         let old = pod(json!({"containers": containers(n, "x")}));
-        let gone = list(
+        let removed = list(
             n,
             |i| json!({"name": format!("c{}", n - 1 - i), "$patch": "delete"}),
         );
-        let patch = json!({"spec": {"containers": gone}});
+        let patch = json!({"spec": {"containers": removed}});
         move || {
             assert_eq!(
                 strategic(&old, &patch).unwrap()["spec"]["containers"],
@@ -137,8 +137,8 @@ fn strategic_merge_of_sets_is_linear() {
         }});
         move || {
             let merged = strategic(&old, &patch).unwrap();
-            let left = merged["metadata"]["finalizers"].as_array().unwrap();
-            assert_eq!(left.len(), n / 2 + n - n / 4);
+            let remaining = merged["metadata"]["finalizers"].as_array().unwrap();
+            assert_eq!(remaining.len(), n / 2 + n - n / 4);
         }
     });
     assert_linear(4000, |n| {

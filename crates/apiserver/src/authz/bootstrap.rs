@@ -183,7 +183,7 @@ mod tests {
 
     /// The rows follow the table of default roles in Kubernetes' documentation.
     #[test]
-    fn what_users_may_do_from_the_start() {
+    fn default_roles_grant_expected_permissions() {
         let index = index();
         let someone = User::new("ann", [AUTHENTICATED]);
         let scheduler = User::new("system:kube-scheduler", [AUTHENTICATED]);

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_says_who_what_and_where() {
+    fn refusal_contains_user_verb_and_namespace() {
         let target = ResourceTarget {
             resource: "pods",
             namespace: "y",

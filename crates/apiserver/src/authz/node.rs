@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_a_node() {
+    fn node_users_are_recognized() {
         assert_eq!(node_of(&User::new("system:node:n1", [NODES])), Some("n1"));
         for (name, group) in [
             ("system:node:", NODES),

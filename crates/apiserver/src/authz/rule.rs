@@ -327,7 +327,7 @@ mod tests {
 
     /// The rows follow Kubernetes' documentation of RBAC.
     #[test]
-    fn what_a_rule_allows() {
+    fn rule_allows_matching_requests() {
         let table: Vec<(Value, &[Case])> = vec![
             (
                 json!({"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_less_than_he_gives() {
+    fn uncovered_rules_are_listed() {
         let pods = json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}]);
         assert!(missing(&pods, &pods).is_empty());
         // Two rules together cover it.

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schedule_is_none() {
+    fn invalid_schedules_are_none() {
         for text in [
             "",
             "* * * *",

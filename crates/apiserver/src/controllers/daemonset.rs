@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_pod_knows_its_node() {
+    fn pinned_pod_is_assigned_to_its_node() {
         let mut pod = json!({"metadata": {}, "spec": {}});
         pin(&mut pod, "n7", "abc");
         assert_eq!(node_of(&pod), "n7");

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_budget_allows() {
+    fn budget_allows_disruptions_by_status() {
         let pods = [pod("a", true), pod("b", true), pod("c", false)];
         assert_eq!(allowed(json!({"minAvailable": 1}), &pods, 3), 1);
         assert_eq!(allowed(json!({"minAvailable": 2}), &pods, 3), 0);

@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_runs_what_is_left_in_parallel() {
+    fn job_runs_remaining_completions_in_parallel() {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"parallelism": 2, "completions": 3}});
         let counts = PodCounts::new(&job, &[pod("Succeeded"), pod("Succeeded")], now);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn success_wants_indexes_a_number_or_a_number_of_these_indexes() {
+    fn success_policy_counts_indexes() {
         let rule = |rule: Value| json!({"spec": {"successPolicy": {"rules": [rule]}}});
         let done: BTreeSet<i64> = [0, 2, 3].into();
         for (rule, holds) in [

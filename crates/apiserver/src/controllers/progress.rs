@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_that_does_not_move_times_out_and_may_still_end_well() {
+    fn rollout_times_out_and_may_still_complete() {
         let mut status = Map::new();
         let mut at = |seconds: i64, state: State| {
             let now = Timestamp::from_second(seconds).unwrap();

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_pod_waits_for_its_grace_and_a_second_delete_shortens_it() {
+    fn second_delete_shortens_grace_of_bound_pod() {
         let pods = resource("", "v1", "pods");
         let pod = json!({
             "metadata": {"name": "p"},

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_was_not_looked_at_yet_refuses() {
+    fn unprocessed_budget_refuses_eviction() {
         let mut b = budget(5, 5, 0);
         b["metadata"]["generation"] = 2.into();
         assert_eq!(

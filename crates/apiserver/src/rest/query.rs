@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_refused_not_dropped() {
+    fn undecodable_parameters_are_refused() {
         for bad in [
             "labelSelector=%zz",
             "a=b&labelSelector=%2",

@@ -20,7 +20,7 @@ fn now() -> Timestamp {
 }
 
 #[test]
-fn a_client_certificate_says_who_it_is() {
+fn client_certificate_yields_user_and_groups() {
     let authority = Authority::open(None, now()).unwrap();
     let identity = authority.client("jane", &["system:masters"]).unwrap();
     let Peer(user) = Peer::from_certificate(&identity.certificate).unwrap();
@@ -109,7 +109,7 @@ fn reads_bearer_tokens() {
 }
 
 #[test]
-fn headers_say_whom_a_sender_wants_to_be_taken_for() {
+fn impersonation_headers_are_parsed() {
     let ask = |pairs: &[(&'static str, &'static str)]| {
         let mut headers = HeaderMap::new();
         for (name, value) in pairs {
@@ -152,7 +152,7 @@ fn headers_say_whom_a_sender_wants_to_be_taken_for() {
 }
 
 #[tokio::test]
-async fn health_says_what_is_wrong() {
+async fn health_lists_failed_checks() {
     let store = Store::open(StoreOptions::memory(Clock::system()))
         .await
         .unwrap();
@@ -259,7 +259,7 @@ mod connections {
     }
 
     #[tokio::test]
-    async fn one_on_which_nothing_is_asked_ends() {
+    async fn idle_connection_is_closed() {
         let limits = Limits {
             idle: Duration::from_millis(100),
             ..Limits::default()
@@ -272,7 +272,7 @@ mod connections {
     }
 
     #[tokio::test]
-    async fn one_that_does_not_read_ends() {
+    async fn connection_that_does_not_read_is_closed() {
         let limits = Limits {
             unread: Duration::from_millis(300),
             ..Limits::default()

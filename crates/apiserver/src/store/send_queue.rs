@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn room_comes_when_unsent_bytes_are_sent() {
+    fn sent_bytes_free_queue_space() {
         let queues = queues(0, 10);
         assert!(queues.wait_for_space().is_none());
         let charge = queues.charge(Stage::Unsent, 8);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_an_object() {
+    fn non_objects_are_refused() {
         assert!(UnstampedObject::new(&json!([])).is_none());
         assert!(UnstampedObject::new(&json!({"metadata": "x"})).is_none());
     }

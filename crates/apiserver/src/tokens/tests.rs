@@ -69,7 +69,7 @@ fn part(token: &str, n: usize) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_says_whose_it_is_until_it_expires() {
+async fn token_yields_its_user_until_expiry() {
     let world = TestEnv::new().await;
     let token = world.issue(None, &[ISSUER]);
     assert_eq!(part(&token, 0)["alg"], "ES256");
@@ -110,7 +110,7 @@ async fn a_token_says_whose_it_is_until_it_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_what_this_key_has_signed_is_believed() {
+async fn only_tokens_signed_by_this_key_are_accepted() {
     let world = TestEnv::new().await;
     let token = world.issue(None, &[ISSUER]);
     let [header, claims, signature]: [&str; 3] =
@@ -163,7 +163,7 @@ async fn a_token_is_good_for_its_audience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_ends_with_what_it_is_bound_to() {
+async fn token_ends_with_its_bound_object() {
     let world = TestEnv::new().await;
     put(&world.store, "pods", "apps", "p", "u2").await;
     let bound = BoundObject::Pod {
@@ -208,7 +208,7 @@ async fn a_token_ends_with_what_it_is_bound_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_being_deleted_vouches_a_minute_more() {
+async fn token_outlives_start_of_deletion_by_a_minute() {
     let world = TestEnv::new().await;
     let now = world.clock.now().to_string();
     let value = json!({"metadata": {"name": "old", "uid": "u5", "deletionTimestamp": now}});

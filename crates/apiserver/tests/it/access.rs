@@ -79,7 +79,7 @@ pub(crate) async fn give_ann(cluster: &Cluster, rules: Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_may_do_what_no_rule_allows() {
+async fn requests_without_matching_rule_are_refused() {
     let cluster = Cluster::bare().await;
     let node = json!({"metadata": {"name": "n1"}});
     cluster.post("/api/v1/nodes", node).await.expect(201);
@@ -303,18 +303,18 @@ async fn reviews_answer_as_requests_are_answered() {
         .expect(201);
     assert_eq!(mine["status"]["allowed"], true);
 
-    let others = format!("{REVIEWS}/subjectaccessreviews");
+    let remaining_items = format!("{REVIEWS}/subjectaccessreviews");
     let mut spec = asks("default", "get");
     spec["user"] = "ann".into();
     let review = cluster
-        .post(&others, json!({"spec": spec}))
+        .post(&remaining_items, json!({"spec": spec}))
         .await
         .expect(201);
     assert_eq!(review["status"]["allowed"], true);
     spec["user"] = "x".into();
     spec["groups"] = json!(["system:masters"]);
     let review = cluster
-        .post(&others, json!({"spec": spec}))
+        .post(&remaining_items, json!({"spec": spec}))
         .await
         .expect(201);
     assert_eq!(review["status"]["allowed"], true);
@@ -340,8 +340,8 @@ async fn reviews_answer_as_requests_are_answered() {
     let spec = json!({"spec": {"namespace": "default"}});
     let status = with("ann", &cluster, &rules, spec).await.expect(201)["status"].clone();
     let pods = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
-    let found = status["resourceRules"].as_array().unwrap();
-    assert!(found.contains(&pods), "{status}");
+    let matches = status["resourceRules"].as_array().unwrap();
+    assert!(matches.contains(&pods), "{status}");
     assert!(status["nonResourceRules"].to_string().contains("/healthz"));
     assert_eq!(status["incomplete"], false);
     let answer = with("ann", &cluster, &rules, json!({"spec": {}})).await;
@@ -444,10 +444,10 @@ async fn a_start_completes_the_default_roles() {
         .patch(&role("system:basic-user"), merge, patch.clone())
         .await
         .expect(200);
-    let kept = json!({"rules": [own], "metadata": {"annotations": {
+    let retained = json!({"rules": [own], "metadata": {"annotations": {
         "rbac.authorization.kubernetes.io/autoupdate": "false"}}});
     cluster
-        .patch(&role("system:discovery"), merge, kept)
+        .patch(&role("system:discovery"), merge, retained)
         .await
         .expect(200);
     let bindings = format!("{RBAC}/clusterrolebindings/system:basic-user");
@@ -501,7 +501,7 @@ async fn everything_may_be_allowed_to_everybody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_lives_as_long_as_what_it_is_bound_to() {
+async fn token_is_valid_while_bound_object_exists() {
     let cluster = Cluster::bare().await;
     let pods = "/api/v1/namespaces/default/pods";
     let pod = json!({"metadata": {"name": "p"},

@@ -39,8 +39,11 @@ impl Stalls {
             while !stopped.load(Ordering::Relaxed) {
                 let start = Instant::now();
                 std::thread::sleep(pause);
-                let late = start.elapsed().saturating_sub(pause).as_micros();
-                seen.fetch_max(u64::try_from(late).unwrap_or(u64::MAX), Ordering::Relaxed);
+                let overdue = start.elapsed().saturating_sub(pause).as_micros();
+                seen.fetch_max(
+                    u64::try_from(overdue).unwrap_or(u64::MAX),
+                    Ordering::Relaxed,
+                );
             }
         });
         Self { longest, stop }
@@ -71,7 +74,7 @@ fn attack(name: &'static str, line: &str, content_type: &'static str, body: Stri
     let (method, path) = line.split_once(' ').unwrap();
     let method = ["GET", "POST", "PUT", "PATCH", "DELETE"]
         .into_iter()
-        .find(|known| *known == method)
+        .find(|existing| *existing == method)
         .unwrap();
     assert!(body.len() <= LIMIT, "{name}: {} bytes", body.len());
     Attack {
@@ -266,7 +269,7 @@ async fn prepare() -> Arc<Cluster> {
 async fn bystander_is_served_during_the_worst_bodies() {
     let cluster = prepare().await;
     let stalls = Stalls::watch();
-    let mut late = Vec::new();
+    let mut overdue = Vec::new();
     for attack in attacks().into_iter().map(Arc::new) {
         stalls.take_longest();
         let start = Instant::now();
@@ -293,8 +296,8 @@ async fn bystander_is_served_during_the_worst_bodies() {
             attack.name
         );
         if slowest > LATEST + stalled * 2 {
-            late.push((attack.name, slowest, stalled));
+            overdue.push((attack.name, slowest, stalled));
         }
     }
-    assert!(late.is_empty(), "a bystander waited: {late:?}");
+    assert!(overdue.is_empty(), "a bystander waited: {overdue:?}");
 }

@@ -62,7 +62,7 @@ async fn owners_in_a_circle_go_in_the_foreground() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_circle_waits_for_what_is_outside_of_it() {
+async fn cyclic_owners_wait_for_outside_dependents() {
     let cluster = cluster().await;
     circle(&cluster, &["a", "b"]).await;
     let b = cluster.get(&format!("{MAPS}/b")).await.expect(200);
@@ -92,7 +92,7 @@ async fn a_circle_waits_for_what_is_outside_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_frees_what_waits_in_the_foreground() {
+async fn namespace_deletion_ends_foreground_waits() {
     let cluster = cluster().await;
     let owner = cluster
         .post(MAPS, config_map("owner", json!({}), json!({})))
@@ -119,9 +119,9 @@ async fn a_namespace_frees_what_waits_in_the_foreground() {
 async fn a_namespace_loses_its_pods_first() {
     let cluster = cluster().await;
     let pods = "/api/v1/namespaces/team/pods";
-    let mut held = pod("held");
-    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    cluster.post(pods, held).await.expect(201);
+    let mut owned_rules = pod("held");
+    owned_rules["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    cluster.post(pods, owned_rules).await.expect(201);
     cluster
         .post(MAPS, config_map("needed", json!({}), json!({})))
         .await

@@ -1,6 +1,6 @@
 //! Webhook metrics at `/metrics`.
 
-use crate::hooks::{Handler, Reply, Way, allow, configure, hook, patch, reachable, rule};
+use crate::hooks::{Handler, Reply, Transport, allow, configure, hook, patch, reachable, rule};
 use crate::support::{Cluster, config_map};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ async fn samples(cluster: &Cluster, metric: &str) -> Vec<String> {
     };
     let lines = text.lines().filter_map(|line| line.strip_prefix(metric));
     let mut lines: Vec<String> = lines
-        .filter(|rest| rest.starts_with('{'))
+        .filter(|tail| tail.starts_with('{'))
         .map(str::to_owned)
         .collect();
     lines.sort_unstable();
@@ -26,7 +26,7 @@ type Row = (&'static str, &'static str, &'static str, fn() -> Reply, u16);
 
 /// Names, labels and values are those of Kubernetes' admission metrics.
 #[tokio::test]
-async fn questions_to_webhooks_are_counted() {
+async fn webhook_calls_are_counted() {
     let cluster = Cluster::bare().await;
     let refuse = || {
         let status = json!({"code": 422, "message": "no"});
@@ -45,7 +45,7 @@ async fn questions_to_webhooks_are_counted() {
     ];
     for (name, kind, policy, reply, code) in table {
         let handler: Handler = Arc::new(move |_| reply());
-        let client = reachable(&cluster, Way::Https, handler).await;
+        let client = reachable(&cluster, Transport::Https, handler).await;
         let change = json!({
             "name": format!("{name}.example.com"),
             "rules": [rule(&["CREATE"], &["configmaps"])],

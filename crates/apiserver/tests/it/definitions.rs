@@ -55,9 +55,9 @@ fn warnings(answer: &Answer) -> Vec<&str> {
 async fn nothing_is_made_while_the_definition_terminates() {
     let cluster = Cluster::start().await;
     cluster.post(CRDS, plain()).await.expect(201);
-    let mut held = widget("held", "v1");
-    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    cluster.post(WIDGETS, held).await.expect(201);
+    let mut owned_rules = widget("held", "v1");
+    owned_rules["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    cluster.post(WIDGETS, owned_rules).await.expect(201);
     let path = format!("{CRDS}/widgets.example.com");
     cluster.delete(&path, json!({})).await.expect(200);
     let message = cluster
@@ -92,7 +92,7 @@ async fn nothing_is_made_while_the_definition_terminates() {
 }
 
 #[tokio::test]
-async fn what_a_terminating_definition_lost_stays_away_after_a_restart() {
+async fn terminating_definition_stays_empty_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let open = || async {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
@@ -102,9 +102,9 @@ async fn what_a_terminating_definition_lost_stays_away_after_a_restart() {
         Cluster { server }
     };
     let cluster = open().await;
-    let mut held = plain();
-    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    cluster.post(CRDS, held).await.expect(201);
+    let mut owned_rules = plain();
+    owned_rules["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    cluster.post(CRDS, owned_rules).await.expect(201);
     cluster.post(WIDGETS, widget("w", "v1")).await.expect(201);
     let path = format!("{CRDS}/widgets.example.com");
     cluster.delete(&path, json!({})).await.expect(200);
@@ -151,8 +151,8 @@ async fn a_storage_version_that_is_not_served_hides_nothing() {
     // So does the deletion of a namespace.
     let team = json!({"metadata": {"name": "team"}});
     cluster.post("/api/v1/namespaces", team).await.expect(201);
-    let there = "/apis/example.com/v1/namespaces/team/widgets";
-    cluster.post(there, widget("w", "v1")).await.expect(201);
+    let present = "/apis/example.com/v1/namespaces/team/widgets";
+    cluster.post(present, widget("w", "v1")).await.expect(201);
     cluster
         .delete("/api/v1/namespaces/team", json!({}))
         .await
@@ -164,9 +164,9 @@ async fn a_storage_version_that_is_not_served_hides_nothing() {
         .expect(200);
     assert_eq!(all["items"], json!([]));
     // The deletion of the definition waits for finalizers.
-    let mut held = widget("held", "v1");
-    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    cluster.post(WIDGETS, held).await.expect(201);
+    let mut owned_rules = widget("held", "v1");
+    owned_rules["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    cluster.post(WIDGETS, owned_rules).await.expect(201);
     let path = format!("{CRDS}/widgets.example.com");
     cluster.delete(&path, json!({})).await.expect(200);
     cluster
@@ -184,7 +184,7 @@ async fn a_storage_version_that_is_not_served_hides_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_read_has_the_defaults_and_the_version_of_today() {
+async fn reads_apply_current_defaults_and_version() {
     let cluster = Cluster::start().await;
     let size = || json!({"size": {"type": "integer"}});
     cluster.post(CRDS, plain()).await.expect(201);
@@ -213,10 +213,10 @@ async fn what_is_read_has_the_defaults_and_the_version_of_today() {
     ];
     redefine(&cluster, definition(&versions)).await.expect(200);
     for v in ["v1", "v2"] {
-        let there = format!("/apis/example.com/{v}/namespaces/default/widgets");
-        let w = cluster.get(&format!("{there}/w")).await.expect(200);
+        let present = format!("/apis/example.com/{v}/namespaces/default/widgets");
+        let w = cluster.get(&format!("{present}/w")).await.expect(200);
         assert_eq!(w["apiVersion"], format!("example.com/{v}"));
-        let list = cluster.get(&there).await.expect(200);
+        let list = cluster.get(&present).await.expect(200);
         assert_eq!(list["items"][0]["apiVersion"], format!("example.com/{v}"));
     }
 }
@@ -273,7 +273,7 @@ async fn rules_and_conversions_that_are_not_run_are_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn kinds_without_effect_say_so() {
+async fn kinds_without_effect_return_warnings() {
     let cluster = Cluster::bare().await;
     let scaler = json!({"metadata": {"name": "s"}, "spec": {"maxReplicas": 3,
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}}});
@@ -299,7 +299,7 @@ async fn kinds_without_effect_say_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_uses_a_deprecated_version_is_warned() {
+async fn deprecated_version_returns_warning() {
     let cluster = Cluster::start().await;
     let of = |name: &str, storage: bool, more: Value| {
         let mut version = version(name, true, storage, json!({"size": {"type": "integer"}}));

@@ -38,7 +38,7 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_writes_and_works_again_with_room() {
+async fn full_disk_refuses_writes_until_space_is_free() {
     let disk = match SmallDisk::mount() {
         Ok(disk) => disk,
         Err(why) => {
@@ -104,7 +104,7 @@ fn fill(disk: &SmallDisk) -> std::path::PathBuf {
 
 // In real time: while a write waits for the disk, paused time would advance to the deadline of its request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
+async fn restart_on_full_disk_serves_reads() {
     const MAPS: &str = "/api/v1/namespaces/default/configmaps";
     const CLASS: &str = "/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical";
     let disk = match SmallDisk::mount() {
@@ -132,8 +132,8 @@ async fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
 
     let ballast = fill(&disk);
     let cluster = Cluster::in_dir(&dir).await;
-    let kept = cluster.get(&format!("{MAPS}/kept")).await.expect(200);
-    assert_eq!(kept["data"], map("")["data"]);
+    let retained = cluster.get(&format!("{MAPS}/kept")).await.expect(200);
+    assert_eq!(retained["data"], map("")["data"]);
     let store = cluster.server.store();
     let table = TableId::new("", "configmaps");
     let mut watcher = store.watch(table, store.revision()).unwrap();

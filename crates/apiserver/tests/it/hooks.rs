@@ -44,7 +44,7 @@ pub(crate) fn patch(operations: &Value) -> Reply {
 
 /// How a handler is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Transport {
     Https,
     InProcess,
 }
@@ -197,10 +197,10 @@ impl koord_apiserver::InProcessWebhook for Local {
 }
 
 /// Makes `handler` reachable and returns its `clientConfig`.
-pub(crate) async fn reachable(cluster: &Cluster, way: Way, handler: Handler) -> Value {
+pub(crate) async fn reachable(cluster: &Cluster, way: Transport, handler: Handler) -> Value {
     match way {
-        Way::Https => Server::start(handler).await.client_config(),
-        Way::InProcess => {
+        Transport::Https => Server::start(handler).await.client_config(),
+        Transport::InProcess => {
             let path = format!("/p{}", fastrand::u64(..));
             let url = format!("https://hook.default.svc:443{path}");
             cluster

@@ -8,12 +8,12 @@ use proptest::prelude::*;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-struct World {
+struct TestEnv {
     runtime: tokio::runtime::Runtime,
     cluster: Cluster,
 }
 
-static WORLD: LazyLock<World> = LazyLock::new(|| {
+static WORLD: LazyLock<TestEnv> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -26,7 +26,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
             .expect(201);
         cluster
     });
-    World { runtime, cluster }
+    TestEnv { runtime, cluster }
 });
 
 fn word() -> impl Strategy<Value = String> {
@@ -178,7 +178,7 @@ proptest! {
         ]),
         body in body(),
     ) {
-        let World { runtime, cluster } = &*WORLD;
+        let TestEnv { runtime, cluster } = &*WORLD;
         let Ok(request) = Request::builder()
             .method(method)
             .uri(format!("{path}?{query}"))
@@ -205,8 +205,8 @@ proptest! {
                     "{method} {path}?{query}: {message}"
                 );
             } else if !streaming {
-                let whole = answer.into_body().collect();
-                tokio::time::timeout(Duration::from_secs(10), whole).await.unwrap().unwrap();
+                let total = answer.into_body().collect();
+                tokio::time::timeout(Duration::from_secs(10), total).await.unwrap().unwrap();
             }
         });
     }

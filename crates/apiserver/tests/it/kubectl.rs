@@ -45,13 +45,13 @@ struct Kubectl {
 impl Kubectl {
     /// Starts a server and a kubectl for it; without kubectl prints a line and returns `None`.
     async fn start() -> Option<Self> {
-        let found = Command::new("kubectl")
+        let matches = Command::new("kubectl")
             .args(["version", "--client"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
             .await;
-        if !found.is_ok_and(|s| s.success()) {
+        if !matches.is_ok_and(|s| s.success()) {
             koord_host::testing::skip("kubectl", "not on PATH");
             return None;
         }
@@ -524,9 +524,9 @@ spec:
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
-    let mut seen = Vec::new();
-    while seen.len() < 5 {
-        seen.push(lines.next_line().await.unwrap().unwrap());
+    let mut observed = Vec::new();
+    while observed.len() < 5 {
+        observed.push(lines.next_line().await.unwrap().unwrap());
     }
 
     // A cold cache: kubectl may have cached the groups.

@@ -39,8 +39,8 @@ async fn a_pod_is_defaulted_bound_once_and_leaves_gracefully() {
     let path = format!("{PODS}/p");
 
     // No node runs it, so it is removed at once. The response is the pod.
-    let gone = cluster.delete(&path, json!({})).await.expect(200);
-    assert_eq!(gone["kind"], "Pod");
+    let deleted = cluster.delete(&path, json!({})).await.expect(200);
+    assert_eq!(deleted["kind"], "Pod");
     cluster.get(&path).await.fails(404, "NotFound");
 
     let made = running(&cluster, "p").await;
@@ -389,9 +389,9 @@ async fn a_namespace_takes_everything_with_it() {
         })
         .await;
     let maps = "/api/v1/namespaces/team/configmaps";
-    let mut held = config_map("held", json!({}), json!({}));
-    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    cluster.post(maps, held).await.expect(201);
+    let mut owned_rules = config_map("held", json!({}), json!({}));
+    owned_rules["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    cluster.post(maps, owned_rules).await.expect(201);
     cluster
         .post("/api/v1/namespaces/team/pods", pod("p"))
         .await
@@ -468,8 +468,8 @@ async fn events_are_one_storage_with_two_faces_and_expire() {
     let path = format!(
         "{core}?fieldSelector=involvedObject.name%3Dp,involvedObject.uid%3Du,involvedObject.namespace%3Ddefault"
     );
-    let found = cluster.get(&path).await.expect(200);
-    assert_eq!(found["items"].as_array().unwrap().len(), 1);
+    let matches = cluster.get(&path).await.expect(200);
+    assert_eq!(matches["items"].as_array().unwrap().len(), 1);
     let back = cluster.get(&format!("{new}/e1")).await.expect(200);
     assert_eq!(
         (&back["apiVersion"], &back["note"]),

@@ -76,8 +76,8 @@ async fn kube_client_creates_reads_updates_and_deletes() {
         1
     );
 
-    let gone = maps.delete("a", &DeleteParams::default()).await.unwrap();
-    assert!(gone.is_right(), "a Status, not the object");
+    let removed = maps.delete("a", &DeleteParams::default()).await.unwrap();
+    assert!(removed.is_right(), "a Status, not the object");
     assert!(maps.get_opt("a").await.unwrap().is_none());
 }
 
@@ -169,7 +169,7 @@ async fn names_are_generated_and_namespaces_checked() {
 }
 
 #[tokio::test]
-async fn each_patch_type_does_what_it_says() {
+async fn each_patch_type_is_applied() {
     let cluster = Cluster::bare().await;
     cluster.post(PODS, pod("p")).await.expect(201);
     let path = format!("{PODS}/p");
@@ -494,23 +494,23 @@ async fn scale_and_reviews() {
         cluster.post(can, review).await.expect(201)["status"]["allowed"],
         true
     );
-    let others = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    let asked = json!({"verb": "get", "path": "/metrics"});
+    let remaining_items = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let requested = json!({"verb": "get", "path": "/metrics"});
     for (user, group, allowed) in [
         ("ann", "system:monitoring", true),
         ("ann", "system:authenticated", false),
         ("system:anonymous", "system:unauthenticated", false),
         ("", "system:unauthenticated", false),
     ] {
-        let spec = json!({"user": user, "groups": [group], "nonResourceAttributes": asked});
+        let spec = json!({"user": user, "groups": [group], "nonResourceAttributes": requested});
         let answer = cluster
-            .post(others, json!({"spec": spec}))
+            .post(remaining_items, json!({"spec": spec}))
             .await
             .expect(201);
         assert_eq!(answer["status"]["allowed"], allowed, "{user} {group}");
     }
-    let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let me = cluster.post(who, json!({})).await.expect(201);
+    let manager_index = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let me = cluster.post(manager_index, json!({})).await.expect(201);
     assert_eq!(me["status"]["userInfo"]["username"], "kubernetes-admin");
     let token = "/api/v1/namespaces/default/serviceaccounts/default/token";
     let token = cluster.post(token, json!({"spec": {}})).await.expect(201);

@@ -1,6 +1,6 @@
 //! More requests than the server handles at once.
 
-use crate::hooks::{Handler, Reply, Way, configure, hook, reachable, rule};
+use crate::hooks::{Handler, Reply, Transport, configure, hook, reachable, rule};
 use crate::support::{Cluster, config_map};
 use axum::body::Body;
 use bytes::Bytes;
@@ -40,7 +40,7 @@ fn stuck() -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_many_writes_are_told_to_come_again() {
+async fn excess_writes_get_retry_after() {
     let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
     let mut config = Config::memory(clock);
     config.controllers = koord_app::flags::Selection::none();
@@ -80,7 +80,7 @@ async fn too_many_writes_are_told_to_come_again() {
 async fn requests_end_at_their_deadline() {
     let cluster = Cluster::bare().await;
     let handler: Handler = Arc::new(|_| Reply::Hang);
-    let client = reachable(&cluster, Way::InProcess, handler).await;
+    let client = reachable(&cluster, Transport::InProcess, handler).await;
     // Sequentially, these two would take a minute.
     let hooks = ["a.example.com", "b.example.com"].map(|name| {
         let rules = json!([rule(&["CREATE"], &["configmaps"])]);

@@ -120,7 +120,7 @@ async fn patches_and_applies_are_answered_as_by_a_kube_apiserver() {
                 Some("strategic") => STRATEGIC,
                 _ => "application/json",
             };
-            let mut theirs = step["answer"].clone();
+            let mut expected = step["answer"].clone();
             let body = match &step["body"] {
                 Value::Null => String::new(),
                 body => body.to_string(),
@@ -132,15 +132,15 @@ async fn patches_and_applies_are_answered_as_by_a_kube_apiserver() {
             let answer = cluster
                 .send_as("vectors/1", method, path, kind, &body)
                 .await;
-            let mut ours = match step["quiet"].as_bool() {
+            let mut actual = match step["quiet"].as_bool() {
                 Some(true) => json!({"code": answer.code}),
                 _ => steady(answer.code, answer.body),
             };
-            entries(&mut ours);
-            entries(&mut theirs);
-            let mut found = Vec::new();
-            differences("", &ours, &theirs, &mut found);
-            for (at, what) in found {
+            entries(&mut actual);
+            entries(&mut expected);
+            let mut matches = Vec::new();
+            differences("", &actual, &expected, &mut matches);
+            for (at, what) in matches {
                 if !INTENDED.iter().any(|(end, _)| at.ends_with(end)) {
                     faults.push(format!("{name}, step {}: {at}: {what}", i + 1));
                 }
@@ -181,7 +181,7 @@ fn managers(object: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nobody_loses_another_managers_finalizer() {
+async fn finalizers_of_other_managers_are_kept() {
     let cluster = Cluster::bare().await;
     cluster
         .post(
@@ -206,14 +206,17 @@ async fn nobody_loses_another_managers_finalizer() {
                 "metadata": {"name": "w", "finalizers": finalizers}})
         };
         apply(&cluster, &path, "one", with(json!(["example.com/one"]))).await;
-        let both = apply(&cluster, &path, "two", with(json!(["example.com/two"]))).await;
+        let pair = apply(&cluster, &path, "two", with(json!(["example.com/two"]))).await;
         assert_eq!(
-            both["metadata"]["finalizers"].as_array().unwrap().len(),
+            pair["metadata"]["finalizers"].as_array().unwrap().len(),
             2,
-            "{both}"
+            "{pair}"
         );
-        let left = apply(&cluster, &path, "one", with(json!([]))).await;
-        assert_eq!(left["metadata"]["finalizers"], json!(["example.com/two"]));
+        let remaining = apply(&cluster, &path, "one", with(json!([]))).await;
+        assert_eq!(
+            remaining["metadata"]["finalizers"],
+            json!(["example.com/two"])
+        );
     }
 }
 
@@ -245,7 +248,7 @@ async fn an_update_without_managed_fields_keeps_the_record() {
     let new = config_map("c", json!({"l": "1"}), json!({"a": "1", "b": "2"}));
     let got = cluster.put(&path, new).await.expect(200);
     assert_eq!(managers(&got), ["one Apply -", "tests Update -"]);
-    let again = cluster
+    let requeue = cluster
         .patch(
             &format!("{path}?fieldManager=two"),
             APPLY,
@@ -253,14 +256,14 @@ async fn an_update_without_managed_fields_keeps_the_record() {
         )
         .await;
     assert!(
-        again
+        requeue
             .fails(409, "Conflict")
             .contains("conflict with \"one\": .data.a")
     );
 }
 
 #[tokio::test]
-async fn what_changes_nothing_is_not_written() {
+async fn unchanged_object_is_not_written() {
     let cluster = Cluster::bare().await;
     let made = cluster
         .post(MAPS, config_map("p", json!({"app": "p"}), json!({})))
@@ -293,7 +296,7 @@ async fn what_changes_nothing_is_not_written() {
 }
 
 #[tokio::test]
-async fn pods_events_and_leases_have_no_record_until_somebody_applies() {
+async fn pods_events_and_leases_have_no_record_until_apply() {
     let cluster = Cluster::bare().await;
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",

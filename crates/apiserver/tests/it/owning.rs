@@ -39,7 +39,7 @@ async fn event(cluster: &Cluster, kind: &str, reason: &str, message: &str) -> Va
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_set_takes_what_matches_and_lets_go_what_does_not() {
+async fn replica_set_adopts_matching_pods_and_releases_others() {
     let cluster = Cluster::start().await;
     let mut orphan = pod("orphan");
     orphan["metadata"]["labels"] = json!({"app": "web"});
@@ -62,8 +62,8 @@ async fn a_replica_set_takes_what_matches_and_lets_go_what_does_not() {
         })
         .await;
     // A relabeled pod is released and replaced.
-    let kept = cluster.get(PODS).await;
-    let name = items(&kept)[0]["metadata"]["name"].as_str().unwrap();
+    let retained = cluster.get(PODS).await;
+    let name = items(&retained)[0]["metadata"]["name"].as_str().unwrap();
     let path = format!("{PODS}/{name}");
     let body = json!({"metadata": {"labels": {"app": "other"}}});
     cluster.patch(&path, MERGE, body).await.expect(200);
@@ -93,11 +93,11 @@ async fn a_replication_controller_keeps_its_pods() {
     let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 2, "template": template("busybox:1")}});
     cluster.post(all, object).await.expect(201);
     cluster.until(PODS, |a| items(a).len() == 2).await;
-    let seen = cluster
+    let observed = cluster
         .until(&path, |a| a.body["status"]["replicas"] == 2)
         .await;
-    assert_eq!(seen.body["status"]["fullyLabeledReplicas"], 2);
-    assert_eq!(seen.body["status"]["observedGeneration"], 1);
+    assert_eq!(observed.body["status"]["fullyLabeledReplicas"], 2);
+    assert_eq!(observed.body["status"]["observedGeneration"], 1);
     for pod in items(&cluster.get(PODS).await) {
         let owner = &pod["metadata"]["ownerReferences"][0];
         assert_eq!(owner["kind"], "ReplicationController");
@@ -139,8 +139,8 @@ async fn a_deployment_takes_its_sets_back() {
     let path = format!("{all}/web");
     cluster.delete(&path, orphan).await.expect(200);
     cluster.until_gone(&path).await;
-    let left = cluster.get(&format!("{sets}/{set}")).await.expect(200);
-    assert_eq!(controller(&left), None);
+    let remaining = cluster.get(&format!("{sets}/{set}")).await.expect(200);
+    assert_eq!(controller(&remaining), None);
     cluster.post(&all, workload("web", 1)).await.expect(201);
     cluster
         .until(&format!("{sets}/{set}"), |a| {
@@ -151,31 +151,36 @@ async fn a_deployment_takes_its_sets_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deployments_say_what_they_do_and_why() {
+async fn deployments_record_events_and_conditions() {
     let cluster = Cluster::start().await;
     let path = format!("{APPS}/deployments");
     let mut deployment = workload("web", 3);
     deployment["metadata"]["annotations"] = json!({"kubernetes.io/change-cause": "first"});
     cluster.post(&path, deployment).await.expect(201);
-    let said = event(
+    let messages = event(
         &cluster,
         "Deployment",
         "ScalingReplicaSet",
         "Scaled up replica set web-",
     )
     .await;
-    let message = said["message"].as_str().unwrap();
+    let message = messages["message"].as_str().unwrap();
     assert!(message.ends_with(" from 0 to 3"), "{message}");
-    assert_eq!(said["source"]["component"], "deployment-controller");
-    assert_eq!(said["type"], "Normal");
+    assert_eq!(messages["source"]["component"], "deployment-controller");
+    assert_eq!(messages["type"], "Normal");
     let path = format!("{path}/web");
     cluster
         .patch(&path, MERGE, json!({"spec": {"replicas": 1}}))
         .await
         .expect(200);
     let down = "Scaled down replica set web-";
-    let said = event(&cluster, "Deployment", "ScalingReplicaSet", down).await;
-    assert!(said["message"].as_str().unwrap().ends_with(" from 3 to 1"));
+    let messages = event(&cluster, "Deployment", "ScalingReplicaSet", down).await;
+    assert!(
+        messages["message"]
+            .as_str()
+            .unwrap()
+            .ends_with(" from 3 to 1")
+    );
     // Fields for `kubectl rollout history`.
     let body = json!({"metadata": {"annotations": {"kubernetes.io/change-cause": "second"}},
         "spec": {"template": template("busybox:2")}});
@@ -208,15 +213,15 @@ async fn a_pod_that_may_not_be_made_is_an_event() {
         .await;
     let sets = format!("{APPS}/replicasets");
     cluster.post(&sets, workload("web", 2)).await.expect(201);
-    let said = event(
+    let messages = event(
         &cluster,
         "ReplicaSet",
         "FailedCreate",
         "Error creating: pods \"web-",
     )
     .await;
-    assert_eq!(said["type"], "Warning");
-    let message = said["message"].as_str().unwrap();
+    assert_eq!(messages["type"], "Warning");
+    let message = messages["message"].as_str().unwrap();
     assert!(
         message.ends_with(
             "is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0"
@@ -226,7 +231,7 @@ async fn a_pod_that_may_not_be_made_is_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn templates_are_remembered_for_an_undo() {
+async fn templates_are_recorded_for_rollback() {
     let cluster = Cluster::start().await;
     let node = json!({"metadata": {"name": "n1"}});
     cluster.post("/api/v1/nodes", node).await.expect(201);

@@ -80,7 +80,7 @@ async fn objects_are_written_and_read_back() {
 #[tokio::test(start_paused = true)]
 async fn every_kind_that_is_listed_is_listed_in_protobuf() {
     let cluster = Cluster::bare().await;
-    let mut seen = 0;
+    let mut observed = 0;
     let groups = cluster.get("/apis").await.expect(200);
     let versions = groups["groups"].as_array().unwrap().iter();
     let versions = versions.flat_map(|g| g["versions"].as_array().unwrap().clone());
@@ -103,10 +103,10 @@ async fn every_kind_that_is_listed_is_listed_in_protobuf() {
             assert!(bytes.starts_with(b"k8s\0"), "{path}");
             let json = cluster.get(&path).await.expect(200);
             assert_eq!(proto::encode(&json).unwrap(), bytes, "{path}");
-            seen += 1;
+            observed += 1;
         }
     }
-    assert!(seen > 50, "{seen}");
+    assert!(observed > 50, "{observed}");
     let path = "/api/v1/namespaces/default/pods";
     let table = format!("{PROTO};as=Table;v=v1;g=meta.k8s.io");
     let (code, _, bytes) = ask(&cluster, "GET", path, &table, ("", Vec::new())).await;
@@ -130,14 +130,14 @@ async fn a_watch_is_frames() {
     );
     let expected = proto::encode_event("ADDED", &made).unwrap();
     assert!(bytes.starts_with(&expected));
-    let mut rest = &bytes[..];
+    let mut tail = &bytes[..];
     let mut frames = Vec::new();
-    while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+    while let Some((length, tail)) = tail.split_first_chunk::<4>() {
         let (frame, tail) = tail.split_at(u32::from_be_bytes(*length) as usize);
         frames.push(String::from_utf8_lossy(frame).into_owned());
-        rest = tail;
+        tail = tail;
     }
-    assert!(rest.is_empty());
+    assert!(tail.is_empty());
     assert!(frames[1].contains("BOOKMARK") && frames[1].contains("k8s.io/initial-events-end"));
 }
 
@@ -172,7 +172,7 @@ async fn custom_resources_have_no_such_form() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_reads_text_gets_text() {
+async fn clients_accepting_text_get_text() {
     let cluster = Cluster::bare().await;
     for accept in [
         "application/vnd.kubernetes.protobuf,application/json",

@@ -46,7 +46,7 @@ fn batch(name: &str, cpu: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_of_batch_work_gets_no_more_than_its_quota() {
+async fn batch_namespace_is_bounded_by_its_quota() {
     let cluster = cluster().await;
     let hard = json!({"requests.kubernetes.io/batch-cpu": "4k",
         "requests.kubernetes.io/batch-memory": "4Gi", "pods": "3"});
@@ -120,7 +120,7 @@ async fn many_at_once_do_not_exceed_a_quota() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quota_counts_what_was_there_and_custom_resources() {
+async fn quota_counts_existing_and_custom_objects() {
     let cluster = cluster().await;
     let crd = json!({"metadata": {"name": "widgets.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced",

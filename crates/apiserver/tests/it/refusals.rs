@@ -10,7 +10,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_answered_is_not_written() {
+async fn unanswerable_writes_are_refused_first() {
     let cluster = Cluster::bare().await;
     for (accept, query, code) in [
         ("application/cbor", "", 406),
@@ -158,7 +158,7 @@ async fn numbers_beyond_the_clock_do_not_stop_a_controller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_can_be_somebody_elses() {
+async fn impersonation_changes_the_effective_user() {
     let cluster = Cluster::bare().await;
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     for (user, code) in [(Some("bob"), 201), (None, 400)] {

@@ -72,7 +72,7 @@ async fn expect_of_n1(cluster: &Cluster, table: &[(&str, Value, u16, &str)]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_has_what_its_pods_refer_to() {
+async fn node_may_read_objects_of_its_pods() {
     let cluster = two_nodes().await;
     for name in ["s", "t"] {
         let secrets = format!("{SPACE}/secrets");
@@ -182,8 +182,8 @@ async fn a_node_has_what_its_pods_refer_to() {
 
     let now = json!({"gracePeriodSeconds": 0});
     cluster.delete(&format!("{pods}/p"), now).await.expect(200);
-    let gone = by_n1(&cluster, &secret("s"), Value::Null).await;
-    gone.fails(403, "Forbidden");
+    let removed = by_n1(&cluster, &secret("s"), Value::Null).await;
+    removed.fails(403, "Forbidden");
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,13 +250,13 @@ async fn a_node_writes_itself_and_its_own() {
     .await;
     cluster.post("/api/v1/nodes", named("n2")).await.expect(201);
     cluster.post(LEASES, named("n2")).await.expect(201);
-    let theirs = format!("PATCH {LEASES}/n2");
+    let expected = format!("PATCH {LEASES}/n2");
     expect_of_n1(
         &cluster,
         &[
             ("PATCH /api/v1/nodes/n2/status", memory, 403, foreign),
             ("PATCH /api/v1/nodes/n2", label("zone"), 403, foreign),
-            (&theirs, label("zone"), 403, lease),
+            (&expected, label("zone"), 403, lease),
         ],
     )
     .await;
@@ -417,7 +417,7 @@ fn delete_pods() -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_writes_a_role_with_more_than_he_has() {
+async fn role_escalation_is_refused() {
     let cluster = ann_writes_roles().await;
     let roles = format!("{RBAC}/namespaces/default/roles");
     let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
@@ -473,7 +473,7 @@ async fn nobody_writes_a_role_with_more_than_he_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_binds_a_role_with_more_than_he_has() {
+async fn binding_more_than_own_permissions_is_refused() {
     let cluster = ann_writes_roles().await;
     let roles = format!("{RBAC}/namespaces/default/roles");
     for (name, rule) in [("same", get_pods()), ("admins", delete_pods())] {
@@ -518,7 +518,7 @@ async fn nobody_binds_a_role_with_more_than_he_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_gathers_rights_needs_all_of_them() {
+async fn aggregation_needs_all_permissions() {
     let cluster = Cluster::bare().await;
     let roles = json!({"verbs": ["*"], "apiGroups": [GROUP], "resources": ["clusterroles"],
                        "resourceNames": []});
@@ -567,7 +567,7 @@ async fn what_gathers_rights_needs_all_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_creates_needs_the_right_to_create() {
+async fn creating_put_needs_create_permission() {
     let cluster = Cluster::bare().await;
     let rules = json!([
         {"verbs": ["update", "patch"], "apiGroups": ["", "coordination.k8s.io"],

@@ -137,23 +137,23 @@ impl Acknowledged {
     fn check(&mut self, store: &Store) {
         for (&writer, step) in &mut self.counters {
             let entry = store.get(&table(), &counter(writer)).expect("counter");
-            let found = entry.value()["step"].as_u64().unwrap();
+            let matches = entry.value()["step"].as_u64().unwrap();
             assert!(
-                found == *step || found == *step + 1,
-                "writer {writer}: {found} after {step}"
+                matches == *step || matches == *step + 1,
+                "writer {writer}: {matches} after {step}"
             );
-            *step = found;
+            *step = matches;
         }
         for &(writer, step) in &self.created {
-            let there = store.get(&table(), &created(writer, step)).is_some();
+            let present = store.get(&table(), &created(writer, step)).is_some();
             if self.deleted.contains(&(writer, step)) {
-                assert!(!there, "w{writer}-{step} came back");
+                assert!(!present, "w{writer}-{step} came back");
             } else if self
                 .counters
                 .get(&writer)
                 .is_none_or(|now| step + KEPT > *now)
             {
-                assert!(there, "w{writer}-{step} is lost");
+                assert!(present, "w{writer}-{step} is lost");
             }
         }
         let newest = self.revisions.last().copied().unwrap_or(0);
@@ -168,7 +168,7 @@ impl Acknowledged {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_9_loses_nothing_that_was_acknowledged() {
     let dir = tempfile::tempdir().unwrap();
-    let mut known = Acknowledged::default();
+    let mut existing = Acknowledged::default();
     let mut snapshots = 0;
     let rounds = std::env::var("KOORD_STORE_CRASHES");
     let rounds = rounds.map_or(ROUNDS, |text| text.parse().expect("a number"));
@@ -182,19 +182,19 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
             count >= lines,
             "the child ended by itself after {count} lines"
         );
-        let newest = known.revisions.last().copied().unwrap_or(0);
-        let before = known.revisions.len();
+        let newest = existing.revisions.last().copied().unwrap_or(0);
+        let before = existing.revisions.len();
         for line in output {
-            known.note(&line);
+            existing.note(&line);
         }
-        let first_new = known.revisions.range(newest + 1..).count();
+        let first_new = existing.revisions.range(newest + 1..).count();
         assert_eq!(
             first_new,
-            known.revisions.len() - before,
+            existing.revisions.len() - before,
             "an old revision was used again"
         );
         let store = open(dir.path()).await;
-        known.check(&store);
+        existing.check(&store);
         // The revisions assigned by the parent count, too.
         let made = Key::new("default", format!("parent-{round}"));
         let value: Value = json!({"metadata": {}});
@@ -202,7 +202,7 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
             .create(table(), made, value, Index::default())
             .await
             .unwrap();
-        assert!(known.revisions.insert(entry.revision));
+        assert!(existing.revisions.insert(entry.revision));
         store.close().await;
         snapshots += std::fs::read_dir(dir.path())
             .unwrap()

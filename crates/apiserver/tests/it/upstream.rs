@@ -63,8 +63,8 @@ async fn reason(cluster: &Cluster, job: &str, kind: &str) -> Value {
 fn job(name: &str, more: &Value) -> Value {
     let mut spec = json!({"completions": 3, "parallelism": 3, "completionMode": "Indexed",
         "template": template("busybox:1")});
-    let given = more.as_object().unwrap().clone();
-    spec.as_object_mut().unwrap().extend(given);
+    let provided = more.as_object().unwrap().clone();
+    spec.as_object_mut().unwrap().extend(provided);
     json!({"metadata": {"name": name}, "spec": spec})
 }
 
@@ -80,9 +80,9 @@ async fn an_index_fails_by_itself_and_the_others_go_on() {
     let first = of_index(&cluster, 1).await;
     assert_eq!(failures(&first), "0");
     end(&cluster, name(&first), 1).await;
-    let again = of_index(&cluster, 1).await;
-    assert_eq!(failures(&again), "1");
-    end(&cluster, name(&again), 1).await;
+    let requeue = of_index(&cluster, 1).await;
+    assert_eq!(failures(&requeue), "1");
+    end(&cluster, name(&requeue), 1).await;
     for index in [0, 2] {
         let pod = of_index(&cluster, index).await;
         end(&cluster, name(&pod), 0).await;
@@ -109,8 +109,8 @@ async fn a_job_ends_by_its_policies() {
         "MaxFailedIndexesExceeded"
     );
     let path = format!("{JOBS}/max");
-    let gone = json!({"propagationPolicy": "Background"});
-    cluster.delete(&path, gone.clone()).await.expect(200);
+    let removed = json!({"propagationPolicy": "Background"});
+    cluster.delete(&path, removed.clone()).await.expect(200);
     cluster.until(PODS, |a| items(&a.body).is_empty()).await;
 
     let rules = json!([{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]);
@@ -123,7 +123,7 @@ async fn a_job_ends_by_its_policies() {
         "PodFailurePolicy"
     );
     let path = format!("{JOBS}/policy");
-    cluster.delete(&path, gone).await.expect(200);
+    cluster.delete(&path, removed).await.expect(200);
     cluster.until(PODS, |a| items(&a.body).is_empty()).await;
 
     let rules = json!([{"succeededIndexes": "0-1", "succeededCount": 1}]);
@@ -138,7 +138,7 @@ async fn a_job_ends_by_its_policies() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_somebody_else_manages_is_left_alone() {
+async fn job_with_other_manager_is_ignored() {
     let cluster = Cluster::start().await;
     let object = job("theirs", &json!({"managedBy": "example.com/other"}));
     cluster.post(JOBS, object).await.expect(201);
@@ -147,12 +147,12 @@ async fn a_job_that_somebody_else_manages_is_left_alone() {
         .await
         .expect(201);
     cluster.until(PODS, |a| items(&a.body).len() == 3).await;
-    let theirs = cluster.get(&format!("{JOBS}/theirs")).await.expect(200);
-    assert_eq!(theirs["status"], json!({}));
+    let expected = cluster.get(&format!("{JOBS}/theirs")).await.expect(200);
+    assert_eq!(expected["status"], json!({}));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_takes_its_pods_back_and_lets_go_what_it_does_not_select() {
+async fn job_adopts_matching_pods_and_releases_others() {
     let cluster = Cluster::start().await;
     let object = job("j", &json!({"completions": 1, "parallelism": 1}));
     cluster.post(JOBS, object).await.expect(201);
@@ -177,8 +177,8 @@ fn set(name: &str, more: &Value) -> Value {
     template["spec"]["restartPolicy"] = "Always".into();
     let mut spec = json!({"replicas": 2, "serviceName": "s", "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": {"app": "web"}}, "template": template});
-    let given = more.as_object().unwrap().clone();
-    spec.as_object_mut().unwrap().extend(given);
+    let provided = more.as_object().unwrap().clone();
+    spec.as_object_mut().unwrap().extend(provided);
     json!({"metadata": {"name": name}, "spec": spec})
 }
 
@@ -231,10 +231,10 @@ async fn pods_below_the_partition_keep_their_template() {
     let uid = cluster.get(&old).await.expect(200)["metadata"]["uid"].clone();
     let now = json!({"gracePeriodSeconds": 0});
     cluster.delete(&old, now).await.expect(200);
-    let again = cluster
+    let requeue = cluster
         .until(&old, |a| a.code == 200 && a.body["metadata"]["uid"] != uid)
         .await;
-    assert_eq!(image(&again.body), "busybox:1");
+    assert_eq!(image(&requeue.body), "busybox:1");
     let status = cluster.get(&path).await.expect(200)["status"].clone();
     assert_ne!(status["currentRevision"], status["updateRevision"]);
     let body = json!({"spec": {"updateStrategy": {"rollingUpdate": {"partition": 0}}}});
@@ -244,7 +244,7 @@ async fn pods_below_the_partition_keep_their_template() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_takes_over_what_its_runtime_class_says() {
+async fn pod_gets_fields_of_its_runtime_class() {
     let cluster = Cluster::bare().await;
     let namespaced = |class: &str| {
         let mut pod = pod("p");
@@ -301,13 +301,13 @@ async fn names_of_sysctls_are_checked_and_those_of_schedulers_are_not() {
         named("foo-"), named("kernel.shmmax"), named("net/ipv4/tcp_rmem"), named("bar.."),
         named("kernel.shmmax"), named("")]});
     let message = cluster.post(PODS, bad).await.fails(422, "Invalid");
-    for said in [
+    for messages in [
         "sysctls[0].name: Invalid value: \"foo-\"",
         "sysctls[3].name: Invalid value: \"bar..\"",
         "sysctls[4].name: Duplicate value: \"kernel.shmmax\"",
         "sysctls[5].name: Required value",
     ] {
-        assert!(message.contains(said), "{message}");
+        assert!(message.contains(messages), "{message}");
     }
     assert!(!message.contains("tcp_rmem"), "{message}");
     for (key, value) in [
@@ -372,8 +372,8 @@ async fn kinds_that_clients_of_upstream_expect_are_there() {
     cluster.patch(&path, MERGE, behavior).await.expect(200);
     let older = format!("{}/h", of("v1"));
     let body = json!({"spec": {"maxReplicas": 4}});
-    let seen = cluster.patch(&older, MERGE, body).await.expect(200);
-    assert_eq!(seen["spec"]["targetCPUUtilizationPercentage"], 80);
+    let observed = cluster.patch(&older, MERGE, body).await.expect(200);
+    assert_eq!(observed["spec"]["targetCPUUtilizationPercentage"], 80);
     let newer = cluster.get(&path).await.expect(200);
     assert_eq!(newer["spec"]["maxReplicas"], 4);
     assert_eq!(
@@ -390,7 +390,7 @@ async fn kinds_that_clients_of_upstream_expect_are_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rollout_that_gets_nowhere_says_so() {
+async fn stalled_rollout_reports_deadline_exceeded() {
     let cluster = Cluster::start().await;
     let all = "/apis/apps/v1/namespaces/default/deployments";
     let mut template = template("busybox:1");
@@ -517,7 +517,7 @@ async fn an_applied_document_has_only_fields_that_are_declared() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_wrong_before_and_is_not_touched_may_stay() {
+async fn unchanged_invalid_fields_are_tolerated() {
     let cluster = Cluster::start().await;
     let definition = |spec: Value| {
         json!({"metadata": {"name": "shapes.example.com"}, "spec": {"group": "example.com",
@@ -588,7 +588,7 @@ async fn a_review_is_no_table() {
 }
 
 #[tokio::test]
-async fn problems_of_a_body_are_told_in_its_order() {
+async fn body_problems_are_listed_in_order() {
     let cluster = Cluster::bare().await;
     let path = "/api/v1/namespaces/default/configmaps?fieldValidation=Strict";
     let body = r#"{"metadata": {"name": "c", "x": 1, "name": "d"}, "zebra": 1, "data": {}, "data": {}, "ant": 2}"#;
@@ -596,8 +596,8 @@ async fn problems_of_a_body_are_told_in_its_order() {
         .send("POST", path, "application/json", body)
         .await
         .fails(400, "BadRequest");
-    let said = r#"unknown field "metadata.x", duplicate field "metadata.name", unknown field "zebra", duplicate field "data", unknown field "ant""#;
-    assert!(message.ends_with(said), "{message}");
+    let messages = r#"unknown field "metadata.x", duplicate field "metadata.name", unknown field "zebra", duplicate field "data", unknown field "ant""#;
+    assert!(message.ends_with(messages), "{message}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -631,7 +631,7 @@ async fn the_pods_of_jobs_and_replication_controllers_stay_by_default() {
 }
 
 #[tokio::test]
-async fn scopes_of_a_quota_fit_what_it_bounds() {
+async fn quota_scopes_must_fit_their_resources() {
     let cluster = Cluster::bare().await;
     let path = "/api/v1/namespaces/default/resourcequotas";
     let quota = |spec: Value| json!({"metadata": {"name": "q"}, "spec": spec});
@@ -691,7 +691,7 @@ async fn scopes_of_a_quota_fit_what_it_bounds() {
 }
 
 #[tokio::test]
-async fn who_replaces_tolerations_keeps_those_that_every_pod_has() {
+async fn replacing_tolerations_keeps_the_default_ones() {
     let cluster = Cluster::bare().await;
     let mut made = cluster.post(PODS, pod("p")).await.expect(201);
     let before = made["spec"]["tolerations"].as_array().unwrap().len();
@@ -704,7 +704,7 @@ async fn who_replaces_tolerations_keeps_those_that_every_pod_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_deletes_a_job_and_does_not_say_how_hears_that_its_pods_stay() {
+async fn job_delete_without_propagation_warns() {
     let cluster = Cluster::bare().await;
     let warnings = |answer: crate::support::Answer| -> Vec<String> {
         let all = answer.headers.get_all("warning").iter();
@@ -714,14 +714,14 @@ async fn who_deletes_a_job_and_does_not_say_how_hears_that_its_pods_stay() {
         answer.expect(200);
         all
     };
-    let said = "299 - \"child pods are preserved by default when jobs are deleted; set \
+    let messages = "299 - \"child pods are preserved by default when jobs are deleted; set \
         propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning\"";
     let path = format!("{JOBS}/j");
     let cases = [
-        (&path, json!({}), vec![said]),
+        (&path, json!({}), vec![messages]),
         (&path, json!({"propagationPolicy": "Orphan"}), vec![]),
         (&path, json!({"orphanDependents": false}), vec![]),
-        (&JOBS.to_owned(), json!({}), vec![said]),
+        (&JOBS.to_owned(), json!({}), vec![messages]),
         (
             &JOBS.to_owned(),
             json!({"propagationPolicy": "Background"}),

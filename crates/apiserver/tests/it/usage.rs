@@ -70,7 +70,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_and_pods_use_what_the_node_measured() {
+async fn usage_comes_from_node_metrics() {
     let cluster = measured().await;
     let node = cluster.get(&format!("{USAGE}/nodes/n")).await.expect(200);
     let expected = json!({"kind": "NodeMetrics", "apiVersion": "metrics.k8s.io/v1beta1",
@@ -145,7 +145,7 @@ async fn usage_is_a_table_for_kubectl_get() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_old_is_not_told_and_nothing_can_be_written() {
+async fn stale_usage_is_hidden_and_api_is_read_only() {
     let cluster = measured().await;
     let old = json!({"status": {"updateTime": "2026-03-01T11:54:59Z"}});
     let path = format!("{METRICS}/n/status");

@@ -35,9 +35,9 @@ async fn pages_of_one_list_are_one_snapshot() {
     let mut page = first.clone();
     loop {
         // The state at the list's revision, on every page but the last.
-        let left = (7 - names.len()).saturating_sub(3);
-        let said = page["metadata"]["remainingItemCount"].as_u64();
-        assert_eq!(said.unwrap_or(0), left as u64);
+        let remaining = (7 - names.len()).saturating_sub(3);
+        let messages = page["metadata"]["remainingItemCount"].as_u64();
+        assert_eq!(messages.unwrap_or(0), remaining as u64);
         assert_eq!(
             page["metadata"]["resourceVersion"],
             first["metadata"]["resourceVersion"]
@@ -88,11 +88,11 @@ async fn an_old_continue_token_gives_an_inconsistent_one() {
         .unwrap()
         .to_owned();
     answer.fails(410, "Expired");
-    let rest = cluster
+    let tail = cluster
         .get(&format!("{MAPS}?continue={fresh}"))
         .await
         .expect(200);
-    assert_eq!(rest["items"].as_array().unwrap().len(), 3);
+    assert_eq!(tail["items"].as_array().unwrap().len(), 3);
     let exact = format!(
         "{MAPS}?resourceVersion={}&resourceVersionMatch=Exact",
         version(&first)
@@ -118,9 +118,9 @@ async fn a_list_may_be_read_for_five_minutes() {
     assert_eq!(version(&second), version(&first));
     wait(2).await;
     // The age of the first page counts.
-    let late = page(&token(&second)).await;
-    let fresh = token(&late.body);
-    late.fails(410, "Expired");
+    let overdue = page(&token(&second)).await;
+    let fresh = token(&overdue.body);
+    overdue.fails(410, "Expired");
     // From here on it is another list, which is consistent in itself.
     make(&cluster, "z", json!({})).await;
     let third = page(&fresh).await.expect(200);
@@ -149,7 +149,7 @@ async fn list_then_watch_misses_nothing() {
         .patch(&format!("{MAPS}/a"), MERGE, json!({"data": {"x": "1"}}))
         .await
         .expect(200);
-    let gone = cluster.get(&format!("{MAPS}/b")).await.expect(200);
+    let removed = cluster.get(&format!("{MAPS}/b")).await.expect(200);
     cluster
         .delete(&format!("{MAPS}/b"), json!({}))
         .await
@@ -161,13 +161,13 @@ async fn list_then_watch_misses_nothing() {
     let (kind, name, v3) = watch.event().await;
     assert_eq!((kind.as_str(), name.as_str()), ("DELETED", "b"));
     assert!(
-        v1 < v2 && v2 < v3 && v3 > version(&gone),
+        v1 < v2 && v2 < v3 && v3 > version(&removed),
         "the removal has its own version"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn selectors_turn_changes_into_coming_and_going() {
+async fn selector_changes_become_added_and_deleted() {
     let cluster = Cluster::bare().await;
     make(&cluster, "a", json!({"app": "web"})).await;
     make(&cluster, "other", json!({"app": "db"})).await;
@@ -176,7 +176,7 @@ async fn selectors_turn_changes_into_coming_and_going() {
         .await;
     assert_eq!(watch.event().await.1, "a");
     let label = |v: &str| json!({"metadata": {"labels": {"app": v}}});
-    let left = cluster
+    let remaining = cluster
         .patch(&format!("{MAPS}/a"), MERGE, label("db"))
         .await
         .expect(200);
@@ -196,7 +196,7 @@ async fn selectors_turn_changes_into_coming_and_going() {
     );
     assert_eq!(
         version(&event["object"]),
-        version(&left),
+        version(&remaining),
         "with the version of the change"
     );
     let (kind, name, _) = watch.event().await;
@@ -227,7 +227,7 @@ async fn pods_of_a_node_are_watched_by_field() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expired_versions_are_told_inside_the_stream() {
+async fn expired_version_is_reported_in_the_stream() {
     let cluster = Cluster::bare().await;
     let a = make(&cluster, "a", json!({})).await;
     make(&cluster, "b", json!({})).await;
@@ -376,13 +376,13 @@ async fn kube_watcher_lists_again_after_expiry() {
     }
     let store = cluster.server.store();
     store.compact(&"/configmaps".into(), store.revision());
-    let mut seen = std::collections::BTreeSet::new();
-    while seen.len() < 6 {
+    let mut observed = std::collections::BTreeSet::new();
+    while observed.len() < 6 {
         // In between it reports the expiry as an error, as expected.
         if let Ok(Event::Apply(m) | Event::InitApply(m)) = stream.next().await.unwrap() {
-            seen.insert(m.metadata.name.unwrap());
+            observed.insert(m.metadata.name.unwrap());
         }
-        seen.insert("a".to_owned());
+        observed.insert("a".to_owned());
     }
 }
 
@@ -467,7 +467,7 @@ async fn watches_of_one_form_share_the_bytes_of_an_event() {
     map["metadata"]["annotations"] = json!({ "long": "x".repeat(100_000) });
     cluster.post(MAPS, map).await.expect(201);
     let watch = format!("{MAPS}?watch=1");
-    let mut seen = Vec::new();
+    let mut observed = Vec::new();
     for accept in [
         "application/json",
         "application/json;as=Table;v=v1;g=meta.k8s.io",
@@ -478,19 +478,19 @@ async fn watches_of_one_form_share_the_bytes_of_an_event() {
         let first = long_part(&cluster, &watch, accept).await;
         let second = long_part(&cluster, &watch, accept).await;
         assert_eq!(first.as_ptr(), second.as_ptr(), "{accept}");
-        seen.push(first);
+        observed.push(first);
     }
-    let whole = format!("{watch}&includeObject=Object");
-    seen.push(
+    let total = format!("{watch}&includeObject=Object");
+    observed.push(
         long_part(
             &cluster,
-            &whole,
+            &total,
             "application/json;as=Table;v=v1;g=meta.k8s.io",
         )
         .await,
     );
-    for (i, part) in seen.iter().enumerate() {
-        assert!(seen[..i].iter().all(|other| other != part), "form {i}");
+    for (i, part) in observed.iter().enumerate() {
+        assert!(observed[..i].iter().all(|other| other != part), "form {i}");
     }
 }
 

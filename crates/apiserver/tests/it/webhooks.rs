@@ -1,7 +1,8 @@
 //! Admission webhooks, over HTTPS and in this process.
 
 use crate::hooks::{
-    Handler, Reply, Server, Way, allow, configurations, configure, hook, patch, reachable, rule,
+    Handler, Reply, Server, Transport, allow, configurations, configure, hook, patch, reachable,
+    rule,
 };
 use crate::support::{APPLY, Cluster, MERGE, config_map, pod};
 use parking_lot::Mutex;
@@ -11,19 +12,19 @@ use std::sync::Arc;
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
-const BOTH: [Way; 2] = [Way::Https, Way::InProcess];
+const BOTH: [Transport; 2] = [Transport::Https, Transport::InProcess];
 
-type Seen = Arc<Mutex<Vec<Value>>>;
+type RecordedRequests = Arc<Mutex<Vec<Value>>>;
 
 /// Allows everything and records the requests.
-fn recorder() -> (Handler, Seen) {
-    let seen = Seen::default();
-    let record = seen.clone();
+fn recorder() -> (Handler, RecordedRequests) {
+    let observed = RecordedRequests::default();
+    let record = observed.clone();
     let handler: Handler = Arc::new(move |request| {
         record.lock().push(request.clone());
         allow()
     });
-    (handler, seen)
+    (handler, observed)
 }
 
 fn handler(answer: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Handler {
@@ -63,7 +64,7 @@ fn named(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn each_verb_and_subresource_asks_both_kinds_once() {
+async fn each_verb_calls_both_webhook_kinds_once() {
     for way in BOTH {
         let cluster = Cluster::bare().await;
         let (handler, seen) = recorder();
@@ -121,7 +122,7 @@ async fn each_verb_and_subresource_asks_both_kinds_once() {
 async fn the_request_has_the_shape_of_a_review() {
     for way in BOTH {
         let cluster = Cluster::bare().await;
-        let (handler, seen) = recorder();
+        let (handler, observed) = recorder();
         let client = reachable(&cluster, way, handler).await;
         let rules = json!({"rules": [rule(&["*"], &["deployments", "deployments/scale"])]});
         configure(&cluster, "Validating", "v", json!([hook(&client, &rules)])).await;
@@ -135,13 +136,13 @@ async fn the_request_has_the_shape_of_a_review() {
         let options = json!({"preconditions": {"uid": created["metadata"]["uid"]},
             "propagationPolicy": "Background", "gracePeriodSeconds": 5});
         cluster.delete(&path, options.clone()).await.expect(200);
-        let seen = seen.lock();
-        let uid = |i: usize| seen[i]["uid"].as_str().unwrap();
+        let observed = observed.lock();
+        let uid = |i: usize| observed[i]["uid"].as_str().unwrap();
         assert_ne!(uid(0), uid(1));
 
         let gvk = json!({"group": "apps", "version": "v1", "kind": "Deployment"});
         let gvr = json!({"group": "apps", "version": "v1", "resource": "deployments"});
-        let object = seen[0]["object"].clone();
+        let object = observed[0]["object"].clone();
         assert_eq!(object["spec"]["replicas"], 1, "defaulted");
         assert_eq!(object["metadata"]["uid"], created["metadata"]["uid"]);
         let user = json!({"username": "kubernetes-admin",
@@ -152,9 +153,9 @@ async fn the_request_has_the_shape_of_a_review() {
             "object": object, "oldObject": null, "dryRun": false,
             "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1", "fieldManager": "tests"},
         });
-        assert_eq!(seen[0], expected);
+        assert_eq!(observed[0], expected);
 
-        let update = &seen[1];
+        let update = &observed[1];
         let scale = json!({"group": "autoscaling", "version": "v1", "kind": "Scale"});
         assert_eq!((&update["kind"], &update["requestKind"]), (&scale, &scale));
         assert_eq!(
@@ -170,7 +171,7 @@ async fn the_request_has_the_shape_of_a_review() {
             json!({"kind": "PatchOptions", "apiVersion": "meta.k8s.io/v1", "fieldManager": "m"});
         assert_eq!(update["options"], patch);
 
-        let delete = &seen[2];
+        let delete = &observed[2];
         assert_eq!(delete["object"], Value::Null);
         assert_eq!(delete["oldObject"]["kind"], "Deployment");
         let mut expected = options;
@@ -181,7 +182,7 @@ async fn the_request_has_the_shape_of_a_review() {
 }
 
 #[tokio::test]
-async fn a_mutated_pod_is_completed_validated_and_shown_to_validating_webhooks() {
+async fn mutated_pod_is_completed_then_validated() {
     for way in BOTH {
         let cluster = Cluster::bare().await;
         let change = json!([
@@ -216,10 +217,15 @@ async fn a_mutated_pod_is_completed_validated_and_shown_to_validating_webhooks()
 }
 
 #[tokio::test]
-async fn what_a_webhook_makes_of_an_object_is_validated() {
+async fn webhook_changes_are_validated() {
     let cluster = Cluster::bare().await;
     let bad = json!([{"op": "replace", "path": "/spec/containers/0/name", "value": "Not A Name"}]);
-    let client = reachable(&cluster, Way::InProcess, handler(move |_| patch(&bad))).await;
+    let client = reachable(
+        &cluster,
+        Transport::InProcess,
+        handler(move |_| patch(&bad)),
+    )
+    .await;
     let pods = json!({"rules": [rule(&["CREATE"], &["pods"])]});
     configure(&cluster, "Mutating", "m", json!([hook(&client, &pods)])).await;
     let message = cluster.post(PODS, pod("p")).await.fails(422, "Invalid");
@@ -282,7 +288,7 @@ fn append(name: &'static str) -> Handler {
 }
 
 #[tokio::test]
-async fn mutating_webhooks_have_an_order_and_some_are_asked_again() {
+async fn mutating_webhooks_run_in_order_and_reinvoke() {
     for (policies, expected) in [
         // Configurations by name, webhooks as listed. The last one received all changes.
         (["Never", "Never", "IfNeeded"], "bca"),
@@ -295,7 +301,7 @@ async fn mutating_webhooks_have_an_order_and_some_are_asked_again() {
         let cluster = Cluster::bare().await;
         let mut hooks = Vec::new();
         for (name, policy) in ["b", "c", "a"].into_iter().zip(policies) {
-            let client = reachable(&cluster, Way::InProcess, append(name)).await;
+            let client = reachable(&cluster, Transport::InProcess, append(name)).await;
             let change = json!({"name": format!("{name}.example.com"),
                 "rules": [rule(&["CREATE"], &["configmaps"])], "reinvocationPolicy": policy});
             hooks.push(hook(&client, &change));
@@ -323,9 +329,10 @@ async fn failing(cluster: &Cluster) -> Vec<(&'static str, Value, &'static str)> 
     let down = json!({"url": format!("https://{closed}/"), "caBundle": good.ca_bundle()});
     let missing =
         json!({"service": {"namespace": "default", "name": "gone"}, "caBundle": good.ca_bundle()});
-    let https = |reply: fn() -> Reply| reachable(cluster, Way::Https, handler(move |_| reply()));
+    let https =
+        |reply: fn() -> Reply| reachable(cluster, Transport::Https, handler(move |_| reply()));
     let local =
-        |reply: fn() -> Reply| reachable(cluster, Way::InProcess, handler(move |_| reply()));
+        |reply: fn() -> Reply| reachable(cluster, Transport::InProcess, handler(move |_| reply()));
     let large = https(|| Reply::Raw(200, vec![b' '; 4 << 20])).await;
     let code = https(|| Reply::Raw(503, b"not now".to_vec())).await;
     let noise = https(|| Reply::Raw(200, b"<html>".to_vec())).await;
@@ -416,7 +423,7 @@ async fn a_verdict_does_not_depend_on_the_failure_policy() {
     for way in BOTH {
         let cluster = Cluster::bare().await;
         let refuse = |status: Value| handler(move |_| Reply::Response(json!({"status": status})));
-        let late = json!([{"op": "replace", "path": "/data/none", "value": 1}]);
+        let overdue = json!([{"op": "replace", "path": "/data/none", "value": 1}]);
         let typed = json!([{"op": "add", "path": "/data", "value": 1}]);
         let denied = "admission webhook \"hook.example.com\" denied the request";
         let rows: Vec<(Handler, u16, &str, String)> = vec![
@@ -433,7 +440,7 @@ async fn a_verdict_does_not_depend_on_the_failure_policy() {
                 format!("{denied}: no"),
             ),
             (
-                handler(move |_| patch(&late)),
+                handler(move |_| patch(&overdue)),
                 500,
                 "InternalError",
                 "/data/none".to_owned(),
@@ -502,7 +509,12 @@ async fn deletions_and_evictions_can_be_refused() {
 async fn a_patch_of_a_deletion_is_an_error() {
     let cluster = Cluster::bare().await;
     let change = json!([{"op": "add", "path": "/data", "value": {}}]);
-    let client = reachable(&cluster, Way::InProcess, handler(move |_| patch(&change))).await;
+    let client = reachable(
+        &cluster,
+        Transport::InProcess,
+        handler(move |_| patch(&change)),
+    )
+    .await;
     let rules = json!({"rules": [rule(&["DELETE"], &["configmaps"])]});
     configure(&cluster, "Mutating", "m", json!([hook(&client, &rules)])).await;
     cluster
@@ -523,7 +535,7 @@ async fn a_patch_of_a_deletion_is_an_error() {
 async fn namespaces_and_objects_are_selected_by_label() {
     let cluster = Cluster::bare().await;
     let (record, seen) = recorder();
-    let client = reachable(&cluster, Way::InProcess, record).await;
+    let client = reachable(&cluster, Transport::InProcess, record).await;
     let change = json!({"rules": [rule(&["*"], &["configmaps", "namespaces", "nodes"])],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "chosen"}},
         "objectSelector": {"matchLabels": {"a": "b"}}});
@@ -542,9 +554,9 @@ async fn namespaces_and_objects_are_selected_by_label() {
             .await
             .expect(201);
         // The old object had the removed label.
-        let gone = json!({"metadata": {"labels": {"a": null}}});
+        let deleted = json!({"metadata": {"labels": {"a": null}}});
         cluster
-            .patch(&format!("{maps}/with"), MERGE, gone)
+            .patch(&format!("{maps}/with"), MERGE, deleted)
             .await
             .expect(200);
     }
@@ -566,7 +578,7 @@ async fn namespaces_and_objects_are_selected_by_label() {
 async fn another_version_is_converted_for_the_webhook() {
     let cluster = Cluster::bare().await;
     let (record, seen) = recorder();
-    let client = reachable(&cluster, Way::InProcess, record).await;
+    let client = reachable(&cluster, Transport::InProcess, record).await;
     let mut rule = rule(&["CREATE"], &["events"]);
     rule["apiGroups"] = json!(["events.k8s.io"]);
     configure(
@@ -602,14 +614,14 @@ async fn warnings_reach_the_client() {
         let change = json!({"rules": [rule(&["*"], &["*/*"])],
             "matchConditions": [{"name": "never", "expression": "false"}]});
         let answer = configure(&cluster, "Validating", "v", json!([hook(&client, &change)])).await;
-        let said = |answer: &crate::support::Answer| -> Vec<String> {
+        let messages = |answer: &crate::support::Answer| -> Vec<String> {
             let all = answer.headers.get_all("warning");
             all.iter().map(|v| v.to_str().unwrap().to_owned()).collect()
         };
-        let told = said(&answer);
+        let notifier = messages(&answer);
         assert!(
-            told[0].contains("webhooks[0].matchConditions: not evaluated"),
-            "{told:?}"
+            notifier[0].contains("webhooks[0].matchConditions: not evaluated"),
+            "{notifier:?}"
         );
         let to = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
         for (answer, kind) in [
@@ -636,7 +648,7 @@ async fn warnings_reach_the_client() {
             ),
         ] {
             assert!(answer.code < 300, "{}", answer.body);
-            assert_eq!(said(&answer), [format!("299 - \"seen: {kind}\"")]);
+            assert_eq!(messages(&answer), [format!("299 - \"seen: {kind}\"")]);
         }
     }
 }
@@ -645,7 +657,7 @@ async fn warnings_reach_the_client() {
 async fn configurations_count_from_the_moment_they_are_written() {
     let cluster = Cluster::bare().await;
     let (record, seen) = recorder();
-    let client = reachable(&cluster, Way::InProcess, record).await;
+    let client = reachable(&cluster, Transport::InProcess, record).await;
     let body = config_map("m", json!({}), json!({}));
     cluster.post(MAPS, body).await.expect(201);
     let change = json!({"rules": [rule(&["CREATE"], &["pods"])]});
@@ -751,7 +763,7 @@ async fn the_first_known_review_version_is_sent() {
         Reply::Response(json!({"uid": "", "allowed": true,
         "patch": "W3sib3AiOiJhZGQiLCJwYXRoIjoiL2RhdGEiLCJ2YWx1ZSI6eyJhIjoiYiJ9fV0="}))
     });
-    let client = reachable(&cluster, Way::Https, old).await;
+    let client = reachable(&cluster, Transport::Https, old).await;
     let change = json!({"rules": [rule(&["CREATE"], &["configmaps"])],
         "admissionReviewVersions": ["v1beta1"]});
     configure(&cluster, "Mutating", "m", json!([hook(&client, &change)])).await;
@@ -781,25 +793,25 @@ async fn custom_resources_are_pruned_and_defaulted_after_a_webhook() {
         patch(&json!([{"op": "add", "path": "/spec",
             "value": {"size": if size { 10 } else { 3 }, "unknown": 1}}]))
     });
-    let client = reachable(&cluster, Way::InProcess, change).await;
+    let client = reachable(&cluster, Transport::InProcess, change).await;
     let rules = json!({"rules": [rule(&["CREATE"], &["things"])]});
     configure(&cluster, "Mutating", "m", json!([hook(&client, &rules)])).await;
-    let things = "/apis/example.com/v1/namespaces/default/things";
-    let thing = |name: &str| json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name}});
-    let stored = cluster.post(things, thing("small")).await.expect(201);
+    let objects = "/apis/example.com/v1/namespaces/default/things";
+    let object = |name: &str| json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name}});
+    let stored = cluster.post(objects, object("small")).await.expect(201);
     assert_eq!(stored["spec"], json!({"size": 3, "colour": "red"}));
     let message = cluster
-        .post(things, thing("large"))
+        .post(objects, object("large"))
         .await
         .fails(422, "Invalid");
     assert!(message.contains("spec.size"), "{message}");
 }
 
 #[tokio::test]
-async fn controllers_are_asked_about_too() {
+async fn webhooks_are_called_for_controllers() {
     let cluster = Cluster::start().await;
-    let (record, seen) = recorder();
-    let client = reachable(&cluster, Way::InProcess, record).await;
+    let (record, observed) = recorder();
+    let client = reachable(&cluster, Transport::InProcess, record).await;
     let rules = json!({"rules": [rule(&["*"], &["replicasets", "pods", "deployments/status"])]});
     configure(&cluster, "Validating", "v", json!([hook(&client, &rules)])).await;
     cluster.post(DEPLOYMENTS, deployment()).await.expect(201);
@@ -810,14 +822,14 @@ async fn controllers_are_asked_about_too() {
     cluster
         .until(&path, |a| a.body["status"]["replicas"] == 1)
         .await;
-    let seen = seen.lock();
-    for what in [
+    let observed = observed.lock();
+    for description in [
         "CREATE replicasets/ ",
         "CREATE pods/ ",
         "UPDATE deployments/status ",
     ] {
-        let request = seen.iter().find(|r| line(r).starts_with(what));
-        let request = request.unwrap_or_else(|| panic!("{what} was not asked"));
+        let request = observed.iter().find(|r| line(r).starts_with(description));
+        let request = request.unwrap_or_else(|| panic!("{description} was not asked"));
         assert_eq!(
             request["userInfo"]["username"],
             "system:kube-controller-manager"
@@ -826,7 +838,7 @@ async fn controllers_are_asked_about_too() {
 }
 
 #[tokio::test]
-async fn a_restarted_server_asks_as_before() {
+async fn webhooks_are_called_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (record, seen) = recorder();
     let server = Server::start(record).await;
@@ -880,7 +892,7 @@ async fn a_record_of_managers_that_a_webhook_breaks_is_kept() {
         let add = handler(move |_| {
             patch(&json!([{"op": "add", "path": "/metadata/managedFields/-", "value": entry}]))
         });
-        let client = reachable(&cluster, Way::InProcess, add).await;
+        let client = reachable(&cluster, Transport::InProcess, add).await;
         let rules = json!({"rules": [rule(&["*"], &["configmaps"])]});
         configure(&cluster, "Mutating", "x", json!([hook(&client, &rules)])).await;
         let map = config_map("a", json!({"a": "b"}), json!({}));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 #[test]
-fn decodes_what_clients_post() {
+fn client_bodies_are_decoded() {
     for object in [
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"},
@@ -127,7 +127,7 @@ fn decodes_definitions_and_workloads_as_a_server_sends_them() {
 }
 
 #[test]
-fn writes_what_a_server_writes() {
+fn encoding_equals_kube_apiserver_bytes() {
     let mut kinds = Vec::new();
     for (bytes, json) in recorded() {
         let kind = json["kind"].as_str().unwrap();
@@ -162,7 +162,7 @@ fn an_event_has_a_length_and_no_envelope() {
 }
 
 #[test]
-fn what_cannot_be_written_says_so() {
+fn unencodable_values_are_errors() {
     let custom = json!({"kind": "Widget", "apiVersion": "example.com/v1", "metadata": {}});
     for kind in ["Widget", "WidgetList"] {
         let mut object = custom.clone();

@@ -67,7 +67,7 @@ fn pods_that_ended_are_only_counted() {
 }
 
 #[test]
-fn what_exceeds_a_quota_is_named_as_upstream_names_it() {
+fn quota_violations_have_upstream_texts() {
     let pods = resource("", "pods");
     let q = quota(
         json!({}),

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn v1_has_room_for_the_cpu_and_keeps_the_rest() {
+    fn autoscaler_v1_keeps_other_metrics_in_annotations() {
         let v2 = json!({"metadata": {"name": "h", "annotations": {"a": "b"}},
             "spec": {"maxReplicas": 3, "behavior": {"scaleDown": {"selectPolicy": "Max"}}, "metrics": [
                 {"type": "Resource", "resource": {"name": "cpu",

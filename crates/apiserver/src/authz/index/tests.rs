@@ -79,7 +79,7 @@ fn a_role_holds_in_its_own_namespace() {
 }
 
 #[test]
-fn service_accounts_are_of_the_bindings_namespace_unless_it_says_otherwise() {
+fn service_account_namespace_defaults_to_bindings() {
     let mut index = Index::default();
     index.put_role("", "reader", reader(&["pods"]));
     let close_to = json!([{"kind": "ServiceAccount", "name": "robot"}]);
@@ -101,7 +101,7 @@ fn service_accounts_are_of_the_bindings_namespace_unless_it_says_otherwise() {
 }
 
 #[test]
-fn what_goes_takes_its_rights_with_it() {
+fn removed_roles_and_bindings_lose_effect() {
     let mut index = Index::default();
     let ann = json!([{"kind": "User", "name": "ann"}, {"kind": "Group", "name": "team"}]);
     index.put_role("", "reader", reader(&["pods"]));

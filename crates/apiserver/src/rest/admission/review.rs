@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_have_the_words_of_the_webhook() {
+    fn refusal_contains_webhook_message() {
         let prefix = "admission webhook \"a.b.c\" denied the request";
         for (status, code, reason, message) in [
             (Value::Null, 400, "", " without explanation"),

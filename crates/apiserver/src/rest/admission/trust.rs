@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_the_bundle_is_trusted_for_its_name_and_time() {
+    fn bundled_certificate_is_checked_for_name_and_time() {
         let own = certificate("hook.example.com");
         let mut roots = RootCertStore::empty();
         roots.add(own.clone()).unwrap();

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_client_must_not_send_ends_the_command() {
+    async fn invalid_frames_end_the_command() {
         let long = [0x82, 0xff, 0, 0, 0, 0, 0, 16, 0, 1];
         for bytes in [&[0x82, 0x01, b'x'][..], &[0xc2, 0x80], &[0x80, 0x80], &long] {
             let (mut client, server) = duplex(1 << 10);

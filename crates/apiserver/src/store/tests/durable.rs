@@ -101,7 +101,7 @@ async fn a_watch_goes_on_after_a_restart() {
 
 /// Cuts the log at every byte of its last records, as a crash in the middle of a write does.
 #[tokio::test]
-async fn a_torn_tail_costs_only_what_was_torn() {
+async fn torn_tail_loses_only_the_torn_write() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).await.unwrap();
     let mut states = vec![(HEADER as u64, contents(&store))];
@@ -331,7 +331,7 @@ async fn a_missing_or_short_file_is_reported() {
 }
 
 #[tokio::test]
-async fn a_directory_has_one_owner() {
+async fn data_directory_is_locked_by_one_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).await.unwrap();
     let error = open(dir.path()).await.unwrap_err();

@@ -180,7 +180,7 @@ async fn watches_from_the_past_and_on() {
 }
 
 #[tokio::test]
-async fn scoped_watches_see_what_enters_and_leaves() {
+async fn scoped_watches_see_entering_and_leaving_objects() {
     let store = memory().await;
     let on = |node: &str| Index {
         uid: "u".into(),
@@ -551,7 +551,7 @@ async fn lists_under_concurrent_writes_are_exact() {
 }
 
 #[tokio::test]
-async fn what_names_an_owner_is_found_by_its_uid() {
+async fn dependents_are_found_by_owner_uid() {
     let store = memory().await;
     let owned = |uid: &str, owners: &[&str]| Index {
         owners: owners.iter().map(|o| Arc::from(*o)).collect(),

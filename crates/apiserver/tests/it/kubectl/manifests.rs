@@ -28,7 +28,7 @@ fn manifest(dir: &str, file: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn manifests_replace_what_koordinator_installed() {
+async fn manifests_replace_koordinator_objects() {
     let Some(k) = Kubectl::start().await else {
         return;
     };
@@ -37,7 +37,7 @@ async fn manifests_replace_what_koordinator_installed() {
     k.run(&["create", "-f", "-"], &rights).await;
     k.ok_with(&["replace", "-f", "-"], &rights).await;
     k.ok_with(&["apply", "-f", "-"], KOORDINATORS).await;
-    let ours = manifest("koordlet", "daemonset.yaml");
+    let actual = manifest("koordlet", "daemonset.yaml");
     let spec = [
         "-n",
         "koordinator-system",
@@ -58,13 +58,13 @@ async fn manifests_replace_what_koordinator_installed() {
         annotation,
     ])
     .await;
-    k.ok_with(&["apply", "-f", "-"], &ours).await;
+    k.ok_with(&["apply", "-f", "-"], &actual).await;
     has(&k.ok(&spec).await, &["\"cpu\":\"500m\"", "/dev"]);
     has(
-        &k.fails(&["create", "-f", "-"], &ours).await,
+        &k.fails(&["create", "-f", "-"], &actual).await,
         &["AlreadyExists"],
     );
-    k.ok_with(&["replace", "-f", "-"], &ours).await;
+    k.ok_with(&["replace", "-f", "-"], &actual).await;
     let text = k.ok(&spec).await;
     assert!(
         !text.contains("500m") && !text.contains("\"/dev\""),

@@ -275,14 +275,14 @@ mod property {
 
     proptest! {
         #[test]
-        fn two_appliers_never_lose_each_others_fields_of_a_custom_resource(
+        fn custom_resource_appliers_keep_each_others_fields(
             turns in proptest::collection::vec((any::<bool>(), widget()), 1..8),
         ) {
             take_turns(&widgets(), turns)?;
         }
 
         #[test]
-        fn two_appliers_never_lose_each_others_fields_of_a_workload(
+        fn workload_appliers_keep_each_others_fields(
             turns in proptest::collection::vec((any::<bool>(), workload()), 1..8),
         ) {
             take_turns(&deployments(), turns)?;
@@ -290,7 +290,7 @@ mod property {
 
         /// Plain updates take ownership of the fields they change and of no others.
         #[test]
-        fn an_update_takes_only_what_it_changes(first in widget(), second in widget()) {
+        fn update_takes_ownership_of_changed_fields_only(first in widget(), second in widget()) {
             let (first, second) = (lean(&first), lean(&second));
             let r = widgets();
             let object = apply(&r, None, &first, by("one"), false).unwrap();
@@ -354,7 +354,7 @@ fn many_updaters_become_one() {
 /// An element that an update removes from a list leaves no owned fields behind, not even a list in it that a
 /// typed server writes as null: adding the element again causes no conflict.
 #[test]
-fn what_an_update_removes_is_nobodys() {
+fn removed_elements_have_no_owner() {
     let r = Registry::builtin()
         .find(
             "admissionregistration.k8s.io",
