@@ -47,7 +47,7 @@ pub struct Config {
     pub storage: Storage,
     /// Address to listen on. Default `127.0.0.1:6443`.
     pub bind: SocketAddr,
-    /// Whether `bind` may be an address that other machines can reach.
+    /// True if `bind` may be an address that other machines can reach.
     pub allow_remote: bool,
     /// Clock of the whole server.
     pub clock: Clock,

@@ -238,13 +238,13 @@ mod tests {
             (".status.a\\.b", json!([1])),
             (".nope.x", json!([])),
         ] {
-            let found: Vec<Value> = Path::parse(path)
+            let selected: Vec<Value> = Path::parse(path)
                 .unwrap()
                 .select(&v)
                 .into_iter()
                 .cloned()
                 .collect();
-            assert_eq!(Value::from(found), expect, "{path}");
+            assert_eq!(Value::from(selected), expect, "{path}");
         }
         for bad in [".a[", ".a[x]", ".a[?(x)]", ".a]b[", ".a\\"] {
             assert!(Path::parse(bad).is_err() || bad == ".a]b[", "{bad}");

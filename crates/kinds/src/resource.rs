@@ -87,10 +87,10 @@ pub struct CustomVersion {
     pub columns: Vec<Column>,
     /// Selectable fields in addition to name and namespace.
     pub selectable_fields: Vec<(Arc<str>, Path)>,
-    /// Whether stored objects may have another version or lack defaults, so that they are converted when
+    /// True if stored objects may have another version or lack defaults, so that they are converted when
     /// read.
     pub rewritten: bool,
-    /// Whether the definition is being deleted: no new objects can be created.
+    /// True if the definition is being deleted: no new objects can be created.
     pub terminating: bool,
     /// Deprecation warning for users of this version.
     pub deprecation: Option<String>,
@@ -115,23 +115,23 @@ pub struct Resource {
     pub short_names: Vec<Arc<str>>,
     /// Categories, such as `all`.
     pub categories: Vec<Arc<str>>,
-    /// Whether objects have a namespace.
+    /// True if objects have a namespace.
     pub namespaced: bool,
     /// Verbs in discovery.
     pub verbs: &'static [&'static str],
     /// Subresources.
     pub subresources: Vec<Subresource>,
-    /// Whether objects are stored in this version.
+    /// True if objects are stored in this version.
     pub storage_version: bool,
     /// Version and kind in which objects are stored.
     pub storage: GroupVersionKind,
     /// Table in which objects are stored. Resources with the same table are views of the same objects.
     pub table: TableId,
-    /// Whether objects are stored at all (false: reviews and other create-only kinds).
+    /// True if objects are stored at all (false: reviews and other create-only kinds).
     pub stored: bool,
     /// Schema of the objects.
     pub schema: Arc<Schema>,
-    /// Whether the server maintains `metadata.generation`.
+    /// True if the server maintains `metadata.generation`.
     pub generation: bool,
     /// Paths of the scale subresource; `None` without one.
     pub scale: Option<ScalePaths>,

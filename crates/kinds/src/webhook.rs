@@ -102,15 +102,15 @@ pub struct Webhook {
     pub endpoint: Endpoint,
     /// PEM certificates that its server's certificate is verified with.
     pub ca_bundle: Vec<u8>,
-    /// Whether a failed call refuses the request (failure policy `Fail`).
+    /// True if a failed call refuses the request (failure policy `Fail`).
     pub fail: bool,
-    /// Whether requests for other versions of a resource match, too.
+    /// True if requests for other versions of a resource match, too.
     equivalent: bool,
-    /// Whether it may be called for a dry run.
+    /// True if it may be called for a dry run.
     pub dry_run: bool,
     /// Timeout of a call.
     pub timeout: Duration,
-    /// Whether it is called again when a later step changed the object.
+    /// True if it is called again when a later step changed the object.
     pub reinvoke: bool,
     /// First supported version of its list; `None`: no version of the list is supported.
     pub review: Option<ReviewVersion>,

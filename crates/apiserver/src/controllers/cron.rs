@@ -15,8 +15,7 @@ pub(super) struct Schedule {
     days: u64,
     months: u64,
     weekdays: u64,
-    /// Whether a date must match the day of the month and the day of the week: true if one of the fields is
-    /// `*`.
+    /// True if a date must match both day fields, because one of them is `*`.
     both: bool,
 }
 

@@ -269,13 +269,13 @@ fn plan(
     }
     if recreate {
         out.extend(old.iter().map(|i| (*i, 0)));
-        let left: i64 = versions
+        let remaining: i64 = versions
             .iter()
             .enumerate()
             .filter(|(i, _)| *i != current)
             .map(|(_, v)| v.count("replicas"))
             .sum();
-        if old.is_empty() && left == 0 {
+        if old.is_empty() && remaining == 0 {
             set_new(&mut out, wanted);
         }
         return out;
@@ -301,9 +301,9 @@ fn plan(
         let broken = (have - version.count("availableReplicas")).clamp(0, have);
         let take = (have - broken).min(spare.max(0));
         spare -= take;
-        let left = have - broken - take;
-        if left != have {
-            out.push((i, left));
+        let remaining = have - broken - take;
+        if remaining != have {
+            out.push((i, remaining));
         }
     }
     out

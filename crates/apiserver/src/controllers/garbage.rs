@@ -332,14 +332,14 @@ fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> Gc
         return GcVerdict::Keep;
     }
     if with(State::Solid).next().is_some() {
-        let gone: Vec<String> = with(State::Absent)
+        let stale_owners: Vec<String> = with(State::Absent)
             .chain(with(State::Waiting))
             .map(|(o, _)| o.uid.clone())
             .collect();
-        return if gone.is_empty() {
+        return if stale_owners.is_empty() {
             GcVerdict::Keep
         } else {
-            GcVerdict::Release(gone)
+            GcVerdict::Release(stale_owners)
         };
     }
     let waiting = with(State::Waiting).next().is_some();

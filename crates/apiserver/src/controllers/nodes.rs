@@ -47,14 +47,14 @@ struct NodeObservation {
     lease: Revision,
     /// When the lease was last seen to change, by the clock of this process: the node's may be wrong.
     renewed: Timestamp,
-    /// Whether the node had NoExecute taints.
+    /// True if the node had NoExecute taints.
     evicting: bool,
     silent: bool,
 }
 
 /// Runs the node lifecycle controller until `shutdown` is cancelled.
 pub(super) async fn run(api: Api, shutdown: CancellationToken) {
-    let mut seen: FxHashMap<Arc<str>, NodeObservation> = FxHashMap::default();
+    let mut observations: FxHashMap<Arc<str>, NodeObservation> = FxHashMap::default();
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let nodes = TableId::new("", "nodes");
@@ -86,17 +86,17 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
             Some(entry) => api.store().get(&nodes, &entry.key).into_iter().collect(),
             None => {
                 let all = api.store().all(&nodes, None, &|_| true);
-                let there: FxHashSet<&str> = all.iter().map(|e| &*e.key.name).collect();
-                seen.retain(|name, _| there.contains(&**name));
+                let existing_names: FxHashSet<&str> = all.iter().map(|e| &*e.key.name).collect();
+                observations.retain(|name, _| existing_names.contains(&**name));
                 all
             }
         };
         for node in all {
             let name = node.key.name.clone();
-            let existing = seen.remove(&name);
+            let existing = observations.remove(&name);
             match check_node(&api, &node, existing).await {
                 Ok(now) => {
-                    seen.insert(name, now);
+                    observations.insert(name, now);
                 }
                 Err(error) => {
                     tracing::debug!(node = %name, %error, "failed to check node, retrying")

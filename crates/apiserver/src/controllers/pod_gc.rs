@@ -118,12 +118,13 @@ impl State {
     /// Returns the pods whose nodes have been missing for long enough, and when to check the others.
     fn wait(
         &mut self,
-        found: FxHashMap<Arc<str>, Vec<Arc<Entry>>>,
+        pods_by_node: FxHashMap<Arc<str>, Vec<Arc<Entry>>>,
         now: Timestamp,
     ) -> (Vec<Arc<Entry>>, RequeueAfter) {
-        self.missing.retain(|node, _| found.contains_key(node));
+        self.missing
+            .retain(|node, _| pods_by_node.contains_key(node));
         let (mut due, mut next) = (Vec::new(), None);
-        for (node, pods) in found {
+        for (node, pods) in pods_by_node {
             let since = *self.missing.entry(node).or_insert(now);
             let remaining = QUARANTINE.saturating_sub(now.duration_since(since).unsigned_abs());
             if remaining.is_zero() {
@@ -156,16 +157,16 @@ fn node_of(pod: &Entry) -> Option<&Arc<str>> {
 
 /// Returns the pods of nodes that do not exist, by node.
 fn orphans(api: &Api, pods: &TableId) -> FxHashMap<Arc<str>, Vec<Arc<Entry>>> {
-    let known = api.store().all(&nodes(), None, &|_| true);
-    let known: FxHashSet<&str> = known.iter().map(|node| &*node.key.name).collect();
-    let lost = |pod: &Entry| node_of(pod).is_some_and(|node| !known.contains(&**node));
-    let mut found: FxHashMap<Arc<str>, Vec<Arc<Entry>>> = FxHashMap::default();
+    let existing = api.store().all(&nodes(), None, &|_| true);
+    let existing: FxHashSet<&str> = existing.iter().map(|node| &*node.key.name).collect();
+    let lost = |pod: &Entry| node_of(pod).is_some_and(|node| !existing.contains(&**node));
+    let mut pods_by_node: FxHashMap<Arc<str>, Vec<Arc<Entry>>> = FxHashMap::default();
     for pod in api.store().all(pods, None, &lost) {
         if let Some(node) = node_of(&pod).cloned() {
-            found.entry(node).or_default().push(pod);
+            pods_by_node.entry(node).or_default().push(pod);
         }
     }
-    found
+    pods_by_node
 }
 
 #[cfg(test)]

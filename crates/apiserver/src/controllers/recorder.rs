@@ -173,9 +173,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_object_that_never_stops_gets_few_events() {
         let uid = "recorder-test";
-        let said: Vec<_> = (0..40).filter_map(|_| allowed(uid, "A")).collect();
-        assert_eq!(said.len(), MOST as usize);
-        assert_eq!(said.iter().filter(|apart| **apart).count(), APART as usize);
+        let recorded: Vec<_> = (0..40).filter_map(|_| allowed(uid, "A")).collect();
+        assert_eq!(recorded.len(), MOST as usize);
+        assert_eq!(
+            recorded.iter().filter(|apart| **apart).count(),
+            APART as usize
+        );
         assert_eq!(allowed(uid, "B"), None);
         assert_eq!(allowed("recorder-other", "B"), Some(true));
         tokio::time::advance(WINDOW).await;

@@ -57,7 +57,7 @@ impl PodCache {
 #[derive(Debug, Clone)]
 struct Replica {
     entry: Arc<Entry>,
-    /// Whether the set controls the pod, and the pod has neither ended nor is being deleted.
+    /// True if the set controls the pod, and the pod has neither ended nor is being deleted.
     active: bool,
     /// Since when the pod is ready; `None` if it is not.
     ready: Option<Timestamp>,

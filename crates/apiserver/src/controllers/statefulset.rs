@@ -60,9 +60,9 @@ struct DesiredState {
     replicas: i64,
     /// Number of pods, counted from the first, that keep their current template.
     partition: i64,
-    /// Whether all pods are managed at once instead of one after the other.
+    /// True if all pods are managed at once instead of one after the other.
     parallel: bool,
-    /// Whether outdated pods are replaced.
+    /// True if outdated pods are replaced.
     rolling: bool,
 }
 
@@ -166,7 +166,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     let now = api.clock().now();
     let member = |pod: &Key| ordinal(&name, &pod.name).is_some();
     adoption::claim(api, resource, set, &pods_resource, &member).await?;
-    let mut again: RequeueAfter = None;
+    let mut requeue: RequeueAfter = None;
     let mut entries: BTreeMap<i64, Arc<Entry>> = BTreeMap::new();
     let mut state: BTreeMap<i64, PodState> = BTreeMap::new();
     let mut status = Status::default();
@@ -185,7 +185,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
                 Ok(()) => true,
                 Err(remaining) => {
                     let remaining = remaining.map(Duration::from_secs);
-                    again = again.into_iter().chain(remaining).min();
+                    requeue = requeue.into_iter().chain(remaining).min();
                     false
                 }
             };
@@ -243,7 +243,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         status.write(s, &version, desired.replicas, generation.clone());
     })
     .await?;
-    Ok(again)
+    Ok(requeue)
 }
 
 /// Returns the previous template of the set and its version while a rollout is in progress.

@@ -20,7 +20,7 @@ pub(super) struct Workload {
     pub(super) kind: &'static str,
     /// Group and plural of the dependents.
     pub(super) owns: (&'static str, &'static str),
-    /// Whether it adopts objects that its selector matches and that have no controller.
+    /// True if it adopts objects that its selector matches and that have no controller.
     pub(super) adopts: bool,
     /// Returns another source to watch, if any.
     pub(super) also: fn() -> Option<Source>,

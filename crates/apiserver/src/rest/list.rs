@@ -41,7 +41,7 @@ struct Position {
     limit: Option<usize>,
     continued: bool,
     /// Entries left after this position, from the continue token.
-    left: Option<u64>,
+    entries_left: Option<u64>,
     /// When the first page was read, in seconds since the epoch; `None`: now.
     since: Option<i64>,
 }
@@ -119,7 +119,7 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
             after: Some(token.after),
             limit,
             continued: true,
-            left: token.left,
+            entries_left: token.entries_left,
             since: token.since,
         });
     }
@@ -138,7 +138,7 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
         after: None,
         limit,
         continued: false,
-        left: None,
+        entries_left: None,
         since: None,
     })
 }
@@ -150,7 +150,7 @@ struct Token {
     at: Option<Revision>,
     after: Key,
     /// Number of entries after `after`, counted for the first page.
-    left: Option<u64>,
+    entries_left: Option<u64>,
     /// When the first page was read, in seconds since the epoch.
     since: Option<i64>,
 }
@@ -160,8 +160,8 @@ impl Token {
         let rv = self.at.and_then(|r| i64::try_from(r).ok()).unwrap_or(-1);
         let start = [&*self.after.namespace, &*self.after.name];
         let mut token = json!({ "v": "meta.k8s.io/v1", "rv": rv, "start": start });
-        if let Some(left) = self.left {
-            token["left"] = left.into();
+        if let Some(entries_left) = self.entries_left {
+            token["left"] = entries_left.into();
         }
         if let Some(since) = self.since {
             token["since"] = since.into();
@@ -190,7 +190,7 @@ impl Token {
         Ok(Self {
             at: Revision::try_from(rv).ok(),
             after: Key::new(namespace.as_str(), name.as_str()),
-            left: value.get("left").and_then(Value::as_u64),
+            entries_left: value.get("left").and_then(Value::as_u64),
             since: value.get("since").and_then(Value::as_i64),
         })
     }
@@ -200,7 +200,7 @@ impl Token {
 struct ListResult {
     page: Page,
     /// Number of entries after the page.
-    left: Option<u64>,
+    entries_left: Option<u64>,
     token: Option<String>,
 }
 
@@ -273,11 +273,15 @@ pub(super) fn serve_list(
         encoding: negotiated.encoding,
         pretty: query.pretty(),
     };
-    let ListResult { page, left, token } = matches;
+    let ListResult {
+        page,
+        entries_left,
+        token,
+    } = matches;
     let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
     if let Some(token) = &token {
         metadata["continue"] = token.as_str().into();
-        if let Some(n) = left.filter(|_| selection.everything) {
+        if let Some(n) = entries_left.filter(|_| selection.everything) {
             metadata["remainingItemCount"] = n.into();
         }
     }
@@ -347,7 +351,7 @@ fn read(
         };
         return Ok(ListResult {
             page,
-            left: None,
+            entries_left: None,
             token: None,
         });
     }
@@ -360,19 +364,25 @@ fn read(
         &|e| selection.matches(e),
     )?;
     let here = page.items.len() as u64;
-    let left = position.left.map(|left| left.saturating_sub(here));
-    let left = page.remaining.or(left);
+    let entries_left = position
+        .entries_left
+        .map(|entries_left| entries_left.saturating_sub(here));
+    let entries_left = page.remaining.or(entries_left);
     let since = position.at.and(position.since);
     let token = page.next.as_ref().map(|next| {
         let token = Token {
             at: Some(page.revision),
             after: next.clone(),
-            left,
+            entries_left,
             since: since.or_else(|| Some(api.clock().now().as_second())),
         };
         token.encode()
     });
-    Ok(ListResult { page, left, token })
+    Ok(ListResult {
+        page,
+        entries_left,
+        token,
+    })
 }
 
 /// Returns the entries that currently match a selection.
@@ -393,7 +403,7 @@ fn expired_continue(position: &Position) -> Response {
         let token = Token {
             at: None,
             after: after.clone(),
-            left: None,
+            entries_left: None,
             since: None,
         };
         status["metadata"] = json!({ "continue": token.encode() });
@@ -533,12 +543,12 @@ mod tests {
 
     #[test]
     fn tokens_round_trip_and_foreign_ones_are_refused() {
-        for (at, left, since) in [(Some(7), None, Some(9)), (None, Some(3), None)] {
+        for (at, entries_left, since) in [(Some(7), None, Some(9)), (None, Some(3), None)] {
             let after = Key::new("ns", "a/b");
             let token = Token {
                 at,
                 after,
-                left,
+                entries_left,
                 since,
             };
             assert_eq!(Token::decode(&token.encode()).unwrap(), token);

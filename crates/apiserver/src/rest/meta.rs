@@ -103,7 +103,7 @@ pub(crate) fn owners(object: &Value) -> Vec<Owner> {
 pub(crate) struct OwnerInfo {
     /// `metadata.ownerReferences`.
     pub(crate) owners: Vec<Owner>,
-    /// Whether the object is being deleted.
+    /// True if the object is being deleted.
     pub(crate) deleting: bool,
 }
 

@@ -11,7 +11,7 @@ pub(super) struct ResourcePath {
     pub(super) name: Option<String>,
     /// Subresource, with the rest of the path (`proxy/a/b`).
     pub(super) subresource: Option<String>,
-    /// Whether the deprecated `/watch/` prefix was used.
+    /// True if the deprecated `/watch/` prefix was used.
     pub(super) watch: bool,
 }
 

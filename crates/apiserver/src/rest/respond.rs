@@ -108,13 +108,13 @@ pub(super) fn warn(response: &mut Response, warnings: &[String]) {
         return;
     }
     let Warnings(mut all) = response.extensions_mut().remove().unwrap_or_default();
-    let mut seen: HashSet<String> = all.iter().cloned().collect();
+    let mut unique: HashSet<String> = all.iter().cloned().collect();
     for warning in warnings.iter().filter(|warning| !warning.is_empty()) {
         // More warnings would not fit even if each were a single character.
         if all.len() > MAX_WARNINGS {
             break;
         }
-        if seen.insert(warning.clone()) {
+        if unique.insert(warning.clone()) {
             all.push(warning.clone());
         }
     }

@@ -91,7 +91,7 @@ struct Applied<'a> {
     resource: &'a Resource,
     /// The applied document, as a part of the object.
     document: Value,
-    /// Whether the document has replicas.
+    /// True if the document has replicas.
     given: bool,
     writer: Writer<'a>,
     force: bool,

@@ -15,7 +15,7 @@ pub(super) struct Selection {
     name: Option<String>,
     labels: LabelSelector,
     fields: FieldSelector,
-    /// Whether the request has no selector.
+    /// True if the request has no selector.
     pub(super) everything: bool,
 }
 

@@ -140,9 +140,9 @@ pub(super) struct Format {
     resource: Arc<Resource>,
     form: Form,
     include: Include,
-    /// Whether events are protobuf instead of lines of JSON.
+    /// True if events are protobuf instead of lines of JSON.
     binary: bool,
-    /// Whether the columns were sent; later Tables omit them.
+    /// True if the columns were sent; later Tables omit them.
     columns_sent: bool,
 }
 

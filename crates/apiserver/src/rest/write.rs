@@ -25,7 +25,7 @@ pub(crate) enum Object {
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) object: Object,
-    /// Whether a new object was created.
+    /// True if a new object was created.
     pub(crate) created: bool,
     pub(crate) warnings: Vec<String>,
 }
@@ -79,9 +79,9 @@ pub(crate) struct Input {
     pub(crate) value: Value,
     /// Problems found by the decoder, in the format of strict decoding.
     pub(crate) problems: Problems,
-    /// Whether the object is the result of a patch: its problems are then reported as those of the patch.
+    /// True if the object is the result of a patch: its problems are then reported as those of the patch.
     pub(crate) patched: bool,
-    /// Whether the object is the result of server-side apply, which sets the managed fields itself.
+    /// True if the object is the result of server-side apply, which sets the managed fields itself.
     pub(crate) applied: bool,
 }
 

@@ -152,10 +152,10 @@ impl Admission {
     pub(super) fn meter(self, body: Body) -> Body {
         let total = body.size_hint().exact().unwrap_or(0);
         let total = usize::try_from(total).unwrap_or(usize::MAX);
-        let held = self.queues.charge(Stage::Unsent, total);
+        let body_charge = self.queues.charge(Stage::Unsent, total);
         Body::new(Metered {
             body,
-            held,
+            body_charge,
             space: None,
             admission: self,
         })
@@ -166,7 +166,7 @@ impl Admission {
 struct Metered {
     body: Body,
     /// Charge of a body of known length, from the start.
-    held: QueueCharge,
+    body_charge: QueueCharge,
     /// Completes when a full queue may have free space again.
     space: Option<Pin<Box<OwnedNotified>>>,
     admission: Admission,
@@ -196,7 +196,7 @@ impl http_body::Body for Metered {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         // A body that is already charged in full must not wait for its own charge.
-        while self.held.bytes() == 0 {
+        while self.body_charge.bytes() == 0 {
             if self.space.is_none() {
                 self.space = self.admission.queues.wait_for_space();
             }
@@ -213,7 +213,7 @@ impl http_body::Body for Metered {
         let queues = self.admission.queues.clone();
         let client = Arc::clone(&self.admission.client);
         let frame = frame.map_data(|bytes| {
-            let mut charge = self.held.split(bytes.len());
+            let mut charge = self.body_charge.split(bytes.len());
             let more = bytes.len() - charge.bytes();
             if more > 0 {
                 charge = queues.charge(Stage::Unsent, bytes.len());

@@ -270,7 +270,7 @@ struct Replayed {
     revision: Revision,
     /// Length of its data in bytes.
     length: u64,
-    /// Whether incomplete data followed.
+    /// True if incomplete data followed.
     torn: bool,
 }
 

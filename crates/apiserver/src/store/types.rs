@@ -108,7 +108,7 @@ pub enum EventKind {
 /// One committed change.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// Whether the object was written or removed.
+    /// Kind of the change.
     pub kind: EventKind,
     /// Revision of the change.
     pub revision: Revision,

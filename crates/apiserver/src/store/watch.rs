@@ -72,7 +72,7 @@ struct InboxState {
     bytes: usize,
     /// Charge of these bytes to the client's queues; `None` if they are not bounded.
     charge: Option<QueueCharge>,
-    /// Whether events after the queued ones must be read from the history; nothing is queued meanwhile.
+    /// True if events after the queued ones must be read from the history; nothing is queued meanwhile.
     behind: bool,
 }
 

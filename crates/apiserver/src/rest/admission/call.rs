@@ -190,8 +190,8 @@ fn answered(status: StatusCode, body: Bytes) -> Result<Bytes, String> {
     if status.is_success() {
         return Ok(body);
     }
-    let said: String = String::from_utf8_lossy(&body).chars().take(200).collect();
-    Err(format!("the webhook answered {status}: {}", said.trim()))
+    let excerpt: String = String::from_utf8_lossy(&body).chars().take(200).collect();
+    Err(format!("the webhook answered {status}: {}", excerpt.trim()))
 }
 
 /// Returns a TLS configuration that trusts only the certificates of `ca_bundle`.

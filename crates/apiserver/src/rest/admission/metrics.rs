@@ -16,7 +16,7 @@ pub(super) enum Ending {
     Refused(u16),
     /// The call failed; with the failure policy `Ignore` the write continues.
     Failed {
-        /// Whether the failure policy is `Ignore`.
+        /// True if the failure policy is `Ignore`.
         ignored: bool,
     },
     /// The request or the response cannot be processed.

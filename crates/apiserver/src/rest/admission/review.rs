@@ -122,7 +122,7 @@ pub struct WebhookRequest<'a> {
     pub object: Option<&'a Value>,
     /// The stored object; `None` for a creation.
     pub old_object: Option<&'a Value>,
-    /// Whether nothing is stored.
+    /// True if nothing is stored.
     pub dry_run: bool,
     /// Options of the write, such as `CreateOptions`.
     pub options: &'a Value,
@@ -156,7 +156,7 @@ fn user_info<S: Serializer>(user: &User, serializer: S) -> Result<S::Ok, S::Erro
 /// The `response` of a review.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WebhookResponse {
-    /// Whether the write may continue.
+    /// True if the write may continue.
     pub allowed: bool,
     /// A `v1 Status` with the reason of a refusal; `Null` for no explanation.
     pub status: Value,

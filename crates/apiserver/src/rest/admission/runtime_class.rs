@@ -76,8 +76,8 @@ pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
             *own = json!([]);
         }
         if let Some(own) = own.as_array_mut() {
-            let held: HashSet<&Value> = own.iter().collect();
-            let new = more.iter().filter(|t| !held.contains(t)).cloned();
+            let existing: HashSet<&Value> = own.iter().collect();
+            let new = more.iter().filter(|t| !existing.contains(t)).cloned();
             let new: Vec<Value> = new.collect();
             own.extend(new);
         }

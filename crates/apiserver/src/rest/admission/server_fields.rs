@@ -126,8 +126,8 @@ fn cluster_ip(core: &Core, service: &mut Value) {
     if meta::text(service, &["spec", "type"]) == "ExternalName" {
         return;
     }
-    let given = meta::text(service, &["spec", "clusterIP"]).to_owned();
-    let address = if given.is_empty() {
+    let requested = meta::text(service, &["spec", "clusterIP"]).to_owned();
+    let address = if requested.is_empty() {
         let table = TableId::new("", "services");
         let mut address = String::new();
         for _ in 0..64 {
@@ -141,7 +141,7 @@ fn cluster_ip(core: &Core, service: &mut Value) {
         }
         address
     } else {
-        given
+        requested
     };
     let spec = meta::section(service, "spec");
     spec.insert("clusterIPs".to_owned(), json!([address]));

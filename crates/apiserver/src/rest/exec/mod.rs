@@ -42,13 +42,13 @@ const WAITING: usize = 16;
 pub struct ExecOptions {
     /// Program and arguments; never empty.
     pub command: Vec<String>,
-    /// Whether the command reads standard input from the client.
+    /// True if the command reads standard input from the client.
     pub stdin: bool,
-    /// Whether the client wants the standard output.
+    /// True if standard output is sent to the client.
     pub stdout: bool,
-    /// Whether the client wants the standard error.
+    /// True if standard error is sent to the client.
     pub stderr: bool,
-    /// Whether the command has a terminal; standard error is then part of standard output.
+    /// True if the command has a terminal; standard error is then part of standard output.
     pub tty: bool,
 }
 
@@ -456,16 +456,19 @@ mod tests {
         assert_eq!(*sizes.lock(), [(80, 24)]);
         let (pongs, all): (Vec<_>, Vec<_>) = all.into_iter().partition(Message::is_pong);
         assert_eq!(pongs, [Message::Pong(Bytes::from_static(b"hi"))]);
-        let said: Vec<(u8, &str)> = all[..3]
+        let frames_read: Vec<(u8, &str)> = all[..3]
             .iter()
             .map(|message| match message {
                 Message::Binary(bytes) => (bytes[0], str::from_utf8(&bytes[1..]).unwrap()),
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(said[..2], [(STDOUT, "ab"), (STDERR, "no")]);
-        assert_eq!((said[2].0, &all[3..]), (OUTCOME, &[websocket::close()][..]));
-        let outcome: Value = serde_json::from_str(said[2].1).unwrap();
+        assert_eq!(frames_read[..2], [(STDOUT, "ab"), (STDERR, "no")]);
+        assert_eq!(
+            (frames_read[2].0, &all[3..]),
+            (OUTCOME, &[websocket::close()][..])
+        );
+        let outcome: Value = serde_json::from_str(frames_read[2].1).unwrap();
         assert_eq!(outcome["reason"], "NonZeroExitCode");
         let cause = json!({"reason": "ExitCode", "message": "3"});
         assert_eq!(outcome["details"]["causes"][0], cause);

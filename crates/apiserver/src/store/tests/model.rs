@@ -65,7 +65,7 @@ impl Model {
             match list(store, Some(*at)) {
                 Ok(page) => {
                     assert!(*at >= self.compacted);
-                    let found: State = page
+                    let actual: State = page
                         .items
                         .iter()
                         .map(|entry| {
@@ -73,7 +73,7 @@ impl Model {
                             (entry.key.name.to_string(), (entry.revision, data))
                         })
                         .collect();
-                    assert_eq!(&found, state, "at {at}");
+                    assert_eq!(&actual, state, "at {at}");
                 }
                 Err(StoreError::Expired { .. }) => assert!(*at < self.compacted, "{at} expired"),
                 Err(error) => panic!("{error}"),
@@ -81,7 +81,7 @@ impl Model {
             match store.watch(pods(), *at) {
                 Ok(mut watcher) => {
                     assert!(*at >= self.compacted);
-                    let seen: Vec<_> = std::iter::from_fn(|| watcher.try_next().unwrap())
+                    let watched: Vec<_> = std::iter::from_fn(|| watcher.try_next().unwrap())
                         .map(|event| (event.revision, event.kind, event.new.key.name.to_string()))
                         .collect();
                     let expected: Vec<_> = self
@@ -90,7 +90,7 @@ impl Model {
                         .filter(|event| event.0 > *at)
                         .cloned()
                         .collect();
-                    assert_eq!(seen, expected, "watch from {at}");
+                    assert_eq!(watched, expected, "watch from {at}");
                     assert_eq!(watcher.progress(), newest);
                 }
                 Err(StoreError::Expired { .. }) => assert!(*at < self.compacted, "{at} expired"),

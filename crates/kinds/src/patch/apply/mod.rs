@@ -35,11 +35,11 @@ fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
 /// 500 with the undeclared fields, as from a Kubernetes API server.
 pub fn declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
     let unknown = resource.undeclared(applied);
-    let said: Vec<String> = unknown
+    let messages: Vec<String> = unknown
         .iter()
         .map(|path| format!(".{path}: field not declared in schema"))
         .collect();
-    match &said[..] {
+    match &messages[..] {
         [] => Ok(()),
         [one] => Err(untyped(resource, applied, one)),
         all => {

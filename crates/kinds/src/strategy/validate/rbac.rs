@@ -112,8 +112,12 @@ fn subject(subject: &Value, path: &str, namespaced: bool, errors: &mut Errors) {
         }
     };
     if text("apiGroup") != group {
-        let given = text("apiGroup");
-        errors.push(FieldError::not_supported(at("apiGroup"), given, &[group]));
+        let api_group = text("apiGroup");
+        errors.push(FieldError::not_supported(
+            at("apiGroup"),
+            api_group,
+            &[group],
+        ));
     }
 }
 
