@@ -102,7 +102,7 @@ impl Registry {
 
     /// Returns the versions of `resource` in discovery order: all resources that share its objects.
     #[must_use]
-    pub fn sharing(&self, resource: &Resource) -> Vec<Arc<Resource>> {
+    pub fn versions_of(&self, resource: &Resource) -> Vec<Arc<Resource>> {
         let state = self.state.load();
         let alike = state.by_plural.get(&*resource.plural);
         let alike = alike.into_iter().flatten();

@@ -240,7 +240,7 @@ impl Resource {
     /// object; of a custom one by path, those of the metadata first.
     #[must_use]
     pub fn unknown_fields(&self, object: &Value) -> Vec<String> {
-        let mut paths = self.undeclared(object);
+        let mut paths = self.undeclared_fields(object);
         if self.is_custom() {
             paths.sort_by_cached_key(|p| (!p.starts_with("metadata."), p.clone()));
         }
@@ -252,7 +252,7 @@ impl Resource {
 
     /// Returns the paths of the first 100 fields that the schema does not declare.
     #[must_use]
-    pub fn undeclared(&self, object: &Value) -> Vec<String> {
+    pub fn undeclared_fields(&self, object: &Value) -> Vec<String> {
         let mut paths = Vec::new();
         self.schema.unknown_fields(object, &mut paths);
         paths

@@ -26,7 +26,7 @@ const EXEMPT: [&str; 6] = [
 
 /// Returns true if no webhook is called for objects of `resource`.
 #[must_use]
-pub fn exempt(resource: &Resource) -> bool {
+pub fn is_exempt(resource: &Resource) -> bool {
     &*resource.group == GROUP && EXEMPT.contains(&&*resource.kind)
 }
 

@@ -246,7 +246,7 @@ fn updates_tracked_for_many_managers_are_linear() {
             .as_array_mut()
             .unwrap()
             .reverse();
-        move || assert!(patch::same_but_times(&a, &b))
+        move || assert!(patch::equal_except_times(&a, &b))
     });
 }
 

@@ -41,7 +41,7 @@ struct Version {
 }
 
 impl Version {
-    fn wanted(&self) -> i64 {
+    fn desired_replicas(&self) -> i64 {
         meta::int_at(&self.value, &["spec", "replicas"]).unwrap_or(1)
     }
 
@@ -101,7 +101,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
                 initial(
                     deployment,
                     wanted,
-                    versions.iter().map(Version::wanted).sum(),
+                    versions.iter().map(Version::desired_replicas).sum(),
                 )
             };
             let set = new_version(
@@ -136,7 +136,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         record_scaled(
             &subject,
             &version.entry.key.name,
-            version.wanted(),
+            version.desired_replicas(),
             replicas,
         )
         .await;
@@ -251,12 +251,12 @@ fn plan(
     let mut out = Vec::new();
     let new = &versions[current];
     let mut old: Vec<usize> = (0..versions.len())
-        .filter(|i| *i != current && versions[*i].wanted() > 0)
+        .filter(|i| *i != current && versions[*i].desired_replicas() > 0)
         .collect();
     old.sort_by_key(|i| versions[*i].revision());
-    let old_wanted: i64 = old.iter().map(|i| versions[*i].wanted()).sum();
+    let old_wanted: i64 = old.iter().map(|i| versions[*i].desired_replicas()).sum();
     let set_new = |out: &mut Vec<(usize, i64)>, n: i64| {
-        if n != new.wanted() {
+        if n != new.desired_replicas() {
             out.push((current, n));
         }
     };
@@ -281,7 +281,7 @@ fn plan(
         return out;
     }
     let (surge, unavailable) = slack(deployment, wanted);
-    let mut new_wanted = new.wanted();
+    let mut new_wanted = new.desired_replicas();
     if new_wanted > wanted {
         new_wanted = wanted;
     } else if new_wanted < wanted {
@@ -292,12 +292,12 @@ fn plan(
     // Unavailable old pods are removed first; available ones only as new ones become available.
     let available: i64 = versions
         .iter()
-        .map(|v| v.count("availableReplicas").min(v.wanted()))
+        .map(|v| v.count("availableReplicas").min(v.desired_replicas()))
         .sum();
     let mut spare = available - (wanted - unavailable);
     for i in old {
         let version = &versions[i];
-        let have = version.wanted();
+        let have = version.desired_replicas();
         let broken = (have - version.count("availableReplicas")).clamp(0, have);
         let take = (have - broken).min(spare.max(0));
         spare -= take;
@@ -425,7 +425,9 @@ async fn clean_up(
     let mut idle: Vec<&Version> = versions
         .iter()
         .enumerate()
-        .filter(|(i, v)| Some(*i) != current && v.wanted() == 0 && v.count("replicas") == 0)
+        .filter(|(i, v)| {
+            Some(*i) != current && v.desired_replicas() == 0 && v.count("replicas") == 0
+        })
         .map(|(_, v)| v)
         .collect();
     idle.sort_by_key(|v| v.revision());

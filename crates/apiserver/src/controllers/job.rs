@@ -191,7 +191,7 @@ fn indexed(job: &Value) -> bool {
 }
 
 /// Returns how many pods should be active now.
-fn wanted(job: &Value, counts: &PodCounts) -> usize {
+fn desired_active(job: &Value, counts: &PodCounts) -> usize {
     let parallel = number(job, "parallelism").unwrap_or(1).max(0);
     let wanted = match number(job, "completions") {
         Some(n) => {
@@ -257,7 +257,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     let target = if end.is_some() || suspended {
         0
     } else {
-        wanted(job, &counts)
+        desired_active(job, &counts)
     };
     // With the policy `Failed`, a replacement waits until the pod that is being deleted has ended.
     let overdue = meta::text(job, &["spec", "podReplacementPolicy"]) == "Failed";
@@ -524,14 +524,14 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"parallelism": 2, "completions": 3}});
         let counts = PodCounts::new(&job, &[pod("Succeeded"), pod("Succeeded")], now);
-        assert_eq!(wanted(&job, &counts), 1);
+        assert_eq!(desired_active(&job, &counts), 1);
         assert_eq!(end_of(&job, &counts, now), None);
         let counts = PodCounts::new(
             &job,
             &[pod("Succeeded"), pod("Succeeded"), pod("Succeeded")],
             now,
         );
-        assert_eq!(wanted(&job, &counts), 0);
+        assert_eq!(desired_active(&job, &counts), 0);
         assert_eq!(end_of(&job, &counts, now), Some(End::Complete));
     }
 

@@ -46,7 +46,7 @@ fn concerned(api: &Api, entry: &Entry) -> Vec<Key> {
     if entry.table.group().is_empty() && entry.table.plural() == "resourcequotas" {
         // A charge by admission does not cause a count.
         let quota = entry.value();
-        let counted = Quota::enforced(&quota).hard == Quota::wanted(&quota).hard;
+        let counted = Quota::from_status(&quota).hard == Quota::from_spec(&quota).hard;
         return Vec::from_iter((!counted).then(|| entry.key.clone()));
     }
     let changing = ["services", "persistentvolumeclaims"].contains(&entry.table.plural());
@@ -69,7 +69,7 @@ fn concerned(api: &Api, entry: &Entry) -> Vec<Key> {
     };
     api.entries(&quotas, Some(&entry.key.namespace))
         .iter()
-        .filter(|quota| Quota::wanted(&quota.value()).concerns(&resource))
+        .filter(|quota| Quota::from_spec(&quota.value()).concerns(&resource))
         .map(|quota| quota.key.clone())
         .collect()
 }
@@ -105,7 +105,7 @@ impl Reconcile for Quotas {
                     if charging {
                         return Ok(None);
                     }
-                    let quota = Quota::wanted(old);
+                    let quota = Quota::from_spec(old);
                     let (used, of_custom) = count(api, &key.namespace, &quota);
                     custom = of_custom;
                     let mut new = old.clone();

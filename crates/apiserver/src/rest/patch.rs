@@ -164,7 +164,7 @@ impl Api {
             )));
         }
         check_document(&input.value)?;
-        patch::declared(resource, &input.value)?;
+        patch::check_declared(resource, &input.value)?;
         let key = Self::key(resource, namespace, name);
         let writer = patch::Writer {
             manager: options.field_manager.as_str(),

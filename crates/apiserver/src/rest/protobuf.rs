@@ -11,7 +11,7 @@ use koord_kinds::status::ApiError;
 use serde_json::Value;
 
 /// Returns true if the client accepts protobuf and no text.
-pub(crate) fn wanted(headers: &HeaderMap) -> bool {
+pub(crate) fn is_only_accepted(headers: &HeaderMap) -> bool {
     accept::only_protobuf(headers)
 }
 

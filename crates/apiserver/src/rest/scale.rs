@@ -75,7 +75,7 @@ impl Projection for ScalePaths {
     }
 
     fn put(&self, object: &mut Value, scale: &Value) -> Result<(), ApiError> {
-        let replicas = wanted(meta::name(object), scale)?;
+        let replicas = parse_replicas(meta::name(object), scale)?;
         let provided = meta::resource_version(scale);
         if !provided.is_empty() {
             meta::set(object, "resourceVersion", provided);
@@ -167,7 +167,7 @@ fn invalid(name: &str, error: FieldError) -> ApiError {
 }
 
 /// Returns the replicas that a Scale asks for.
-fn wanted(name: &str, scale: &Value) -> Result<i64, ApiError> {
+fn parse_replicas(name: &str, scale: &Value) -> Result<i64, ApiError> {
     let kind = meta::text(scale, &["kind"]);
     if !scale.is_object() || (!kind.is_empty() && kind != "Scale") {
         return Err(ApiError::bad_request(format!(
@@ -297,7 +297,7 @@ pub(super) async fn serve(
     let done = api
         .modify_target(target, &options, |scale| {
             let scale = change(scale)?;
-            wanted(name, &scale)?;
+            parse_replicas(name, &scale)?;
             Ok(Some(Input {
                 applied: applying,
                 ..Input::from(scale)
@@ -325,18 +325,23 @@ mod tests {
 
     #[test]
     fn bad_scales_are_named() {
-        let e = wanted("web", &json!({"spec": {"replicas": -1}})).unwrap_err();
+        let e = parse_replicas("web", &json!({"spec": {"replicas": -1}})).unwrap_err();
         assert_eq!(e.code, 422);
         assert_eq!(
-            wanted("web", &json!({"spec": {"replicas": "3"}}))
+            parse_replicas("web", &json!({"spec": {"replicas": "3"}}))
                 .unwrap_err()
                 .code,
             400
         );
         assert_eq!(
-            wanted("web", &json!({"kind": "Pod"})).unwrap_err().code,
+            parse_replicas("web", &json!({"kind": "Pod"}))
+                .unwrap_err()
+                .code,
             400
         );
-        assert_eq!(wanted("web", &json!({"spec": {"replicas": 3}})).unwrap(), 3);
+        assert_eq!(
+            parse_replicas("web", &json!({"spec": {"replicas": 3}})).unwrap(),
+            3
+        );
     }
 }

@@ -124,7 +124,7 @@ impl Api {
             if projection.is_none() {
                 check_identity(resource, &mut body, patched)?;
                 check_fields(resource, &body, problems, options, &mut warnings, patched)?;
-                patch::keep_reset(&mut body);
+                patch::preserve_reset(&mut body);
                 resource.prune(&mut body);
                 check_update_identity(resource, key, &old, &mut body, target.part())?;
                 resource.default_object(&mut body);
@@ -162,7 +162,7 @@ impl Api {
             if projection.is_none() {
                 new = body;
             }
-            if patch::same_but_times(&new, &old) {
+            if patch::equal_except_times(&new, &old) {
                 return Ok(Outcome {
                     warnings,
                     ..Outcome::stored(entry)

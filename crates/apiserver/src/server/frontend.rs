@@ -65,7 +65,7 @@ impl HttpFrontend {
         Router::new().fallback(move |request: Request| {
             let frontend = Arc::clone(&frontend);
             async move {
-                let rewrite = protobuf::wanted(request.headers());
+                let rewrite = protobuf::is_only_accepted(request.headers());
                 let mut admission = None;
                 let mut response = frontend.answer(access, request, &mut admission).await;
                 if rewrite {

@@ -75,7 +75,7 @@ fn fault(at: usize, entry: &Value) -> Option<String> {
 
 /// Returns why the managed fields of an object from a webhook or client are invalid; `None` if they are
 /// valid.
-pub fn record_fault(object: &Value) -> Option<String> {
+pub fn managed_fields_error(object: &Value) -> Option<String> {
     match meta::at(object, &["metadata", "managedFields"])? {
         Value::Null => None,
         Value::Array(entries) => entries.iter().enumerate().find_map(|(at, e)| fault(at, e)),
@@ -94,7 +94,7 @@ fn is_reset(list: &Value) -> bool {
 
 /// Makes a reset of the managed fields distinguishable from an absent list, which decoding into a type does
 /// not preserve.
-pub fn keep_reset(object: &mut Value) {
+pub fn preserve_reset(object: &mut Value) {
     let provided = object.pointer_mut("/metadata/managedFields");
     if let Some(list) = provided.filter(|l| is_reset(l)) {
         *list = json!([{}]);
@@ -347,7 +347,7 @@ pub(super) fn adopt(resource: &Resource, live: &Value, writer: Writer<'_>) -> Ma
 
 /// Returns true if two objects are equal apart from the times in their managed fields.
 #[must_use]
-pub fn same_but_times(a: &Value, b: &Value) -> bool {
+pub fn equal_except_times(a: &Value, b: &Value) -> bool {
     let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else {
         return a == b;
     };

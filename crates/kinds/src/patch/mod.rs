@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use super::resource::Resource;
 
-pub use apply::{apply, declared};
+pub use apply::{apply, check_declared};
 pub use koord_object::patch::{
     MAX_OPERATIONS, PatchError, json_patch, json_patch_value, merge_patch,
 };
-pub use managers::{Writer, keep_reset, record_fault, same_but_times, track};
+pub use managers::{Writer, equal_except_times, managed_fields_error, preserve_reset, track};
 
 /// Applies a strategic merge patch with the merge keys of the resource's type.
 ///

@@ -36,7 +36,7 @@ struct Scope {
 pub struct Quota {
     /// Name of the quota.
     pub name: String,
-    /// Limits: `status.hard`, or `spec.hard` for [`Quota::wanted`].
+    /// Limits: `status.hard`, or `spec.hard` for [`Quota::from_spec`].
     pub hard: ResourceList,
     /// Usage: `status.used`.
     pub used: ResourceList,
@@ -46,13 +46,13 @@ pub struct Quota {
 impl Quota {
     /// Parses the quota that admission enforces: the limits that its controller has processed.
     #[must_use]
-    pub fn enforced(object: &Value) -> Self {
+    pub fn from_status(object: &Value) -> Self {
         Self::with(object, &["status", "hard"])
     }
 
     /// Parses the quota that its controller has to compute: the limits of the spec.
     #[must_use]
-    pub fn wanted(object: &Value) -> Self {
+    pub fn from_spec(object: &Value) -> Self {
         Self::with(object, &["spec", "hard"])
     }
 
@@ -247,7 +247,7 @@ fn covers(resource: &Resource, name: &str) -> bool {
 
 /// Returns true if an update of `resource` from `old` to `new` can change the usage.
 #[must_use]
-pub fn update_counts(resource: &Resource, new: &Value, old: &Value) -> bool {
+pub fn update_changes_usage(resource: &Resource, new: &Value, old: &Value) -> bool {
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => pod::terminating(new) != pod::terminating(old),
         ("", "services" | "persistentvolumeclaims") => true,

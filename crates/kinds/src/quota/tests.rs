@@ -12,7 +12,7 @@ fn now() -> Timestamp {
 }
 
 fn quota(spec: Value, hard: Value, used: Value) -> Quota {
-    Quota::enforced(&json!({"metadata": {"name": "q"}, "spec": spec,
+    Quota::from_status(&json!({"metadata": {"name": "q"}, "spec": spec,
         "status": {"hard": hard, "used": used}}))
 }
 

@@ -134,7 +134,7 @@ pub(super) async fn charge(
     }
     let now = core.clock().now();
     let decide = |stored: &Value| {
-        Quota::enforced(stored)
+        Quota::from_status(stored)
             .charge(resource, object, old, now)
             .map_err(|why| forbidden(attributes, object, &why))
     };
@@ -157,7 +157,7 @@ pub(super) async fn charge(
                 let Some(used) = decide(&stored)? else {
                     return Ok(None);
                 };
-                let before = Quota::enforced(&stored).used;
+                let before = Quota::from_status(&stored).used;
                 for (name, amount) in &used {
                     let had = before.get(name).copied().unwrap_or_default();
                     taken.insert(name.clone(), *amount - had);
@@ -186,7 +186,7 @@ fn counts(attributes: &AdmissionAttributes<'_>, object: &Value, old: Option<&Val
     }
     match (attributes.operation, attributes.subresource, old) {
         (Operation::Create, "", _) => true,
-        (Operation::Update, "", Some(old)) => quota::update_counts(resource, object, old),
+        (Operation::Update, "", Some(old)) => quota::update_changes_usage(resource, object, old),
         (Operation::Update, "resize", Some(_)) => resource.is("", "pods"),
         _ => false,
     }
@@ -215,7 +215,7 @@ async fn refund(core: &Core, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)
     for (key, taken) in paid {
         let done = core
             .modify_admitted(quotas, key, false, |stored| {
-                let mut used = Quota::enforced(&stored).used;
+                let mut used = Quota::from_status(&stored).used;
                 for (name, amount) in taken {
                     if let Some(have) = used.get_mut(name) {
                         *have -= *amount;

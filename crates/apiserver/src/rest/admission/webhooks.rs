@@ -100,7 +100,7 @@ impl Webhooks {
             &self.validating
         };
         let list = list.load();
-        if list.is_empty() || webhook::exempt(resource) {
+        if list.is_empty() || webhook::is_exempt(resource) {
             return None;
         }
         Some(Arc::clone(&list))
@@ -200,7 +200,7 @@ impl Webhooks {
                 }
             }
         }
-        if reinvoke && let Some(fault) = patch::record_fault(object) {
+        if reinvoke && let Some(fault) = patch::managed_fields_error(object) {
             warnings.push(format!(
                 ".metadata.managedFields was in an invalid state after admission; this could be \
                  caused by an outdated mutating admission controller; please fix your requests: \
@@ -391,11 +391,15 @@ impl<'a> WebhookCalls<'a> {
                     .get(&namespaces, &Key::cluster(attributes.namespace))
             })
             .flatten();
-        let equivalents = core.registry().sharing(resource).into_iter().filter(|r| {
-            r.stored
-                && (attributes.subresource.is_empty()
-                    || r.subresource(attributes.subresource).is_some())
-        });
+        let equivalents = core
+            .registry()
+            .versions_of(resource)
+            .into_iter()
+            .filter(|r| {
+                r.stored
+                    && (attributes.subresource.is_empty()
+                        || r.subresource(attributes.subresource).is_some())
+            });
         Self {
             core,
             webhooks,

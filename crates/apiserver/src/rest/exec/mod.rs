@@ -173,7 +173,7 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
     let (namespace, name) = (call.namespace().to_owned(), call.name().to_owned());
     let checked = runner.check(&namespace, &name, &container).await;
     checked.map_err(ApiError::bad_request)?;
-    if !websocket::is_wanted(&call.headers) {
+    if !websocket::is_upgrade(&call.headers) {
         return Err(ApiError::bad_request(
             "exec is served over WebSocket only, which kubectl speaks from 1.31",
         ));

@@ -16,7 +16,7 @@ const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const MAX_MESSAGE: usize = 1 << 20;
 
 /// Returns true if the client asks for a WebSocket.
-pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
+pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     has_token(headers, &header::CONNECTION, "upgrade")
         && has_token(headers, &header::UPGRADE, "websocket")
 }
@@ -119,8 +119,8 @@ mod tests {
             ("sec-websocket-protocol", "other, v5.channel.k8s.io"),
         ];
         let actual = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
-        assert!(is_wanted(&headers(&good)));
-        assert!(!is_wanted(&headers(&good[..1])));
+        assert!(is_upgrade(&headers(&good)));
+        assert!(!is_upgrade(&headers(&good[..1])));
         let answer = handshake(&headers(&good), &actual).unwrap();
         assert_eq!(answer.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         assert_eq!(answer.protocol, "v5.channel.k8s.io");

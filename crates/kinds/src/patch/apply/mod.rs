@@ -33,8 +33,8 @@ fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
 ///
 /// # Errors
 /// 500 with the undeclared fields, as from a Kubernetes API server.
-pub fn declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
-    let unknown = resource.undeclared(applied);
+pub fn check_declared(resource: &Resource, applied: &Value) -> Result<(), ApiError> {
+    let unknown = resource.undeclared_fields(applied);
     let messages: Vec<String> = unknown
         .iter()
         .map(|path| format!(".{path}: field not declared in schema"))
