@@ -126,10 +126,10 @@ pub enum Error {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// The built-in objects could not be created.
-    #[error("bootstrap: {0}")]
+    #[error("failed to create built-in objects: {0}")]
     Bootstrap(ApiError),
     /// A custom resource definition was refused.
-    #[error("custom resource definition {name:?}: {message}")]
+    #[error("failed to install custom resource definition {name:?}: {message}")]
     Crd {
         /// Name of the definition.
         name: String,

@@ -35,12 +35,12 @@ pub(super) async fn create_object(
     Ok(done.object)
 }
 
-/// Removes the owner references for which `goes` is true from an object.
+/// Removes the owner references for which `remove_if` is true from an object.
 pub(super) async fn drop_owners(
     api: &Api,
     resource: &Arc<Resource>,
     key: &Key,
-    goes: impl Fn(&Value) -> bool + Send + Sync,
+    remove_if: impl Fn(&Value) -> bool + Send + Sync,
 ) -> Result<(), ApiError> {
     api.edit(resource, None, key, |old| {
         let mut new = old.clone();
@@ -52,7 +52,7 @@ pub(super) async fn drop_owners(
             return Ok(None);
         };
         let before = list.len();
-        list.retain(|o| !goes(o));
+        list.retain(|o| !remove_if(o));
         let changed = list.len() != before;
         if list.is_empty() {
             metadata.remove("ownerReferences");

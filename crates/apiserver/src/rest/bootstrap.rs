@@ -45,7 +45,7 @@ impl Api {
     /// Creates an object unless one with its name exists.
     ///
     /// # Errors
-    /// What a create answers, except that the object exists.
+    /// Those of a create, except that the object exists.
     pub async fn ensure(
         &self,
         group: &str,
@@ -95,7 +95,7 @@ pub(crate) fn is_bootstrapped(api: &Api) -> bool {
 /// service, and publishes `authority`, a certificate in PEM. Call it before serving.
 ///
 /// # Errors
-/// When the store does not take it.
+/// If the store refuses a write.
 pub(crate) async fn ensure_built_ins(api: &Api, authority: &str) -> Result<(), ApiError> {
     ensure_defaults(api).await?;
     publish_authority(api, authority).await
@@ -157,7 +157,7 @@ async fn ensure_defaults(api: &Api) -> Result<(), ApiError> {
 /// authentication.
 ///
 /// # Errors
-/// When the store does not take it.
+/// If the store refuses a write.
 async fn publish_authority(api: &Api, pem: &str) -> Result<(), ApiError> {
     let data = json!({ "client-ca-file": pem });
     api.keep_config_map("kube-system", "extension-apiserver-authentication", data)

@@ -103,7 +103,7 @@ impl DeleteOptions {
     /// Checks the preconditions against an object's uid and version.
     ///
     /// # Errors
-    /// 409 that names both values.
+    /// 409 with both values.
     pub(super) fn check(
         &self,
         resource: &Resource,

@@ -24,7 +24,7 @@ pub enum ServeError {
         address: SocketAddr,
     },
     /// A file of the server could not be read or written.
-    #[error("{action} {path}: {source}")]
+    #[error("failed to {action} {path}: {source}")]
     File {
         /// Failed operation, such as `read`.
         action: &'static str,
@@ -34,7 +34,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// A key or certificate is invalid.
-    #[error("{what}: {reason}")]
+    #[error("failed to set up {what}: {reason}")]
     Certificate {
         /// Name or path of the key or certificate.
         what: String,
@@ -42,7 +42,7 @@ pub enum ServeError {
         reason: String,
     },
     /// A metric with the same name is already registered.
-    #[error("register metrics: {0}")]
+    #[error("failed to register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     /// The kubeconfig needs the port, and the server does not listen yet.
     #[error(

@@ -78,7 +78,7 @@ impl Authority {
                     .any(|window| window == point)
                 {
                     return Err(unreadable(
-                        "is not the certificate of ca.key in the same directory".into(),
+                        "does not belong to ca.key in the same directory".into(),
                     ));
                 }
                 Ok(Self {
@@ -99,7 +99,7 @@ impl Authority {
             }
             (Some(_), None) => Err(ServeError::certificate(
                 certificate_path.display().to_string(),
-                "is missing; remove ca.key from the same directory to create a new authority",
+                "file is missing; remove ca.key from the same directory to create a new authority",
             )),
         }
     }

@@ -43,10 +43,7 @@ fn the_authority_is_kept() {
     )
     .unwrap();
     let error = Authority::open(Some(&pki), now()).unwrap_err().to_string();
-    assert!(
-        error.contains("is not the certificate of ca.key"),
-        "{error}"
-    );
+    assert!(error.contains("does not belong to ca.key"), "{error}");
     assert!(
         !error.contains(key.lines().nth(1).unwrap()),
         "a key in an error"

@@ -65,7 +65,7 @@ pub enum StoreError {
         limit: usize,
     },
     /// A file could not be read or written. The write that reports it did not happen.
-    #[error("{action} {path}: {source}")]
+    #[error("failed to {action} {path}: {source}")]
     Io {
         /// Failed operation.
         action: &'static str,
