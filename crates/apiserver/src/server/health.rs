@@ -105,7 +105,7 @@ impl Health {
             let check = |fine: bool, reason: &str| if fine { Ok(()) } else { Err(reason.into()) };
             checks.push((
                 "bootstrap",
-                check(started, "the built-in objects are not there yet"),
+                check(started, "the built-in objects do not exist yet"),
             ));
             checks.push(("shutdown", check(!stopping, "the server is shutting down")));
         }

@@ -44,7 +44,7 @@ impl ImpersonationHeaders {
         };
         let Some(user) = one("impersonate-user")? else {
             return Err(ApiError::bad_request(format!(
-                "header {first}: there is no Impersonate-User"
+                "header {first}: Impersonate-User is missing"
             )));
         };
         let mut extra = Vec::new();

@@ -95,8 +95,7 @@ impl Clients {
             } else {
                 format!("a connection of user {:?}", user.name)
             };
-            let message =
-                format!("{description} has left answers of {limit} bytes unread, the limit");
+            let message = format!("{description} has {limit} bytes of unread responses, the limit");
             return Err(ApiError::too_many_requests(message, 1));
         }
         let mut watches = None;

@@ -263,10 +263,8 @@ async fn rules_and_conversions_that_are_not_run_are_named() {
     assert_eq!(
         warnings(&made),
         [
-            "299 - \"spec.versions: x-kubernetes-validations are not evaluated here (2 rules): \
-             there is no CEL\"",
-            "299 - \"spec.conversion: the webhook is not called here: an object of one version \
-             becomes one of another by its apiVersion alone\""
+            "299 - \"spec.versions: x-kubernetes-validations are not evaluated (2 rules): CEL is not supported\"",
+            "299 - \"spec.conversion: the webhook is not called: conversion changes only the apiVersion\""
         ]
     );
     made.expect(201);
@@ -289,8 +287,7 @@ async fn kinds_without_effect_return_warnings() {
     };
     let services = "/api/v1/namespaces/default/services";
     let made = cluster.post(services, service(Value::Null)).await;
-    let wanted = "299 - \"spec.clusterIP: nothing here routes a service's address, and no \
-                  endpoints are made for it\"";
+    let wanted = "299 - \"spec.clusterIP: the address is not routed, and no endpoints are created for the service\"";
     assert_eq!(warnings(&made), [wanted]);
     made.expect(201);
     let headless = cluster.post(services, service("None".into())).await;

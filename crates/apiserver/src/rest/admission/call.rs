@@ -47,7 +47,7 @@ impl Transport {
         let url = endpoint.url();
         let uri: Uri = url.parse().map_err(|e| format!("{url:?}: {e}"))?;
         if uri.scheme_str() != Some("https") {
-            return Err(format!("{url:?}: only https is called"));
+            return Err(format!("{url:?}: only https is supported"));
         }
         let host = uri.host().unwrap_or_default();
         let host = host
@@ -206,7 +206,7 @@ fn client(ca_bundle: &[u8]) -> Result<ClientConfig, String> {
             .map_err(|e| format!("caBundle: {e}"))?;
     }
     if roots.is_empty() {
-        return Err("caBundle: holds no certificate, so that no server can be trusted".to_owned());
+        return Err("caBundle: contains no certificate, so no server can be trusted".to_owned());
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let bundle = Bundle::new(roots, certificates, &provider)?;

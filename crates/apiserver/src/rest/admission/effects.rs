@@ -19,17 +19,17 @@ const IDLE: &[(&str, &str, &str)] = &[
     (
         "apiregistration.k8s.io",
         "apiservices",
-        "requests are not passed on to other servers",
+        "requests are not forwarded to other servers",
     ),
     (
         "admissionregistration.k8s.io",
         "validatingadmissionpolicies",
-        "policies are not evaluated: there is no CEL",
+        "policies are not evaluated: CEL is not supported",
     ),
     (
         "admissionregistration.k8s.io",
         "validatingadmissionpolicybindings",
-        "policies are not evaluated: there is no CEL",
+        "policies are not evaluated: CEL is not supported",
     ),
     (
         "autoscaling",
@@ -64,12 +64,12 @@ const IDLE: &[(&str, &str, &str)] = &[
     (
         "networking.k8s.io",
         "networkpolicies",
-        "the network of pods is that of their host",
+        "pods use the network of their host",
     ),
     (
         "node.k8s.io",
         "runtimeclasses",
-        "there is one runtime, whatever their handler is",
+        "there is only one runtime, the handler has no effect",
     ),
     (
         "resource.k8s.io",
@@ -79,7 +79,7 @@ const IDLE: &[(&str, &str, &str)] = &[
     (
         "resource.k8s.io",
         "resourceclaimtemplates",
-        "no controller makes claims of them",
+        "no controller creates claims from them",
     ),
     (
         "storage.k8s.io",
@@ -117,8 +117,7 @@ fn service(service: &Value, warnings: &mut Vec<String>) {
     let external = meta::text(service, &["spec", "type"]) == "ExternalName";
     if !external && meta::text(service, &["spec", "clusterIP"]) != "None" {
         warnings.push(
-            "spec.clusterIP: nothing here routes a service's address, and no endpoints are made \
-             for it"
+            "spec.clusterIP: the address is not routed, and no endpoints are created for the service"
                 .to_owned(),
         );
     }
@@ -128,14 +127,12 @@ fn definition(definition: &Value, warnings: &mut Vec<String>) {
     let rules = meta::at(definition, &["spec", "versions"]).map_or(0, rules);
     if rules > 0 {
         warnings.push(format!(
-            "spec.versions: x-kubernetes-validations are not evaluated here ({rules} rules): there \
-             is no CEL"
+            "spec.versions: x-kubernetes-validations are not evaluated ({rules} rules): CEL is not supported"
         ));
     }
     if meta::text(definition, &["spec", "conversion", "strategy"]) == "Webhook" {
         warnings.push(
-            "spec.conversion: the webhook is not called here: an object of one version becomes one \
-             of another by its apiVersion alone"
+            "spec.conversion: the webhook is not called: conversion changes only the apiVersion"
                 .to_owned(),
         );
     }

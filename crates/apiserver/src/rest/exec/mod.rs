@@ -175,13 +175,13 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
     checked.map_err(ApiError::bad_request)?;
     if !websocket::is_upgrade(&call.headers) {
         return Err(ApiError::bad_request(
-            "exec is served over WebSocket only, which kubectl speaks from 1.31",
+            "exec is served over WebSocket only, which kubectl uses since 1.31",
         ));
     }
     let shake = websocket::handshake(&call.headers, &PROTOCOLS).map_err(ApiError::bad_request)?;
     let Some(upgrade) = call.upgrade.clone() else {
         return Err(ApiError::bad_request(
-            "this connection cannot become a WebSocket",
+            "this connection cannot be upgraded to a WebSocket",
         ));
     };
     tokio::spawn(async move {

@@ -211,7 +211,7 @@ async fn unread_watches_hold_a_users_bytes_at_most() {
         assert!(watches.len() <= 4, "four times 300 kB exceed a MiB");
     };
     assert_eq!(watches.len(), 4);
-    let limit = "user \"jane\" has left answers of 1048576 bytes unread";
+    let limit = "user \"jane\" has 1048576 bytes of unread responses";
     assert!(message.contains(limit), "{message}");
     let mut admin = served.client(ADMIN).await;
     assert_eq!(admin.get(WATCH).await.status(), 200);
