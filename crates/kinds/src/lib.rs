@@ -3,12 +3,12 @@
 //!
 //! Nothing here does I/O or uses the store; the REST layer of the API server calls it for every request.
 //!
-//! * `schema`, of crates/object, describes the fields of objects, of built-in types and of definitions alike. Decoding,
-//! pruning, defaulting, validation, patches and protobuf use it.
-//! * A [`Resource`] describes one kind, as data. [`Registry`] contains them: the built-in ones (`builtin`) and one per served
-//! version of each custom resource definition (`crd`).
-//! * `strategy`, [`selector`], [`patch`], [`discovery`], [`openapi`], [`table`], [`proto`] are the algorithms; [`webhook`]
-//! decides which admission webhooks match a write.
+//! * `schema`, of crates/object, describes the fields of objects, of built-in types and of definitions alike.
+//!   Decoding, pruning, defaulting, validation, patches and protobuf use it.
+//! * A [`Resource`] describes one kind, as data. [`Registry`] contains them: the built-in ones (`builtin`) and
+//!   one per served version of each custom resource definition (`crd`).
+//! * `strategy`, [`selector`], [`patch`], [`discovery`], [`openapi`], [`table`], [`proto`] are the algorithms;
+//!   [`webhook`] decides which admission webhooks match a write.
 //!
 //! These modules depend on each other in one direction only, which `cargo xtask tidy` checks.
 

@@ -535,7 +535,7 @@ mod tests {
         let object = r#""data":{"kind":"ConfigMap","a":"\"kind\":\"ConfigMap\","},"kind":"ConfigMap","metadata":{}}"#;
         let matches = find_kind(object.as_bytes(), "ConfigMap").unwrap();
         assert_eq!(&object[matches.clone()], "\"kind\":\"ConfigMap\",");
-        assert!(object[..found.start].ends_with("\"},"));
+        assert!(object[..matches.start].ends_with("\"},"));
         for broken in ["", "\"", "\"a\\", "}}", "\"kind\":\"Pod\"}"] {
             assert_eq!(find_kind(broken.as_bytes(), "ConfigMap"), None);
         }

@@ -130,14 +130,14 @@ async fn a_watch_is_frames() {
     );
     let expected = proto::encode_event("ADDED", &made).unwrap();
     assert!(bytes.starts_with(&expected));
-    let mut tail = &bytes[..];
+    let mut remainder = &bytes[..];
     let mut frames = Vec::new();
-    while let Some((length, tail)) = tail.split_first_chunk::<4>() {
+    while let Some((length, tail)) = remainder.split_first_chunk::<4>() {
         let (frame, tail) = tail.split_at(u32::from_be_bytes(*length) as usize);
         frames.push(String::from_utf8_lossy(frame).into_owned());
-        tail = tail;
+        remainder = tail;
     }
-    assert!(tail.is_empty());
+    assert!(remainder.is_empty());
     assert!(frames[1].contains("BOOKMARK") && frames[1].contains("k8s.io/initial-events-end"));
 }
 

@@ -347,7 +347,11 @@ async fn failing(cluster: &Cluster) -> Vec<(&'static str, Value, &'static str)> 
     });
     vec![
         ("down", down, "dial tcp"),
-        ("no authority", untrusted, "caBundle: contains no certificate"),
+        (
+            "no authority",
+            untrusted,
+            "caBundle: contains no certificate",
+        ),
         ("another authority", stranger, "tls: "),
         ("no such service", missing, "service \"gone\" not found"),
         ("hangs", hangs, "context deadline exceeded"),

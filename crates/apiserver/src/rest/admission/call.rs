@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// Most idle connections that are kept for reuse.
-const KEPT: usize = 8;
+const MAX_IDLE: usize = 8;
 
 type Connection = SendRequest<Full<Bytes>>;
 
@@ -34,7 +34,7 @@ pub(super) struct Transport {
     tls: TlsConnector,
     name: ServerName<'static>,
     /// Idle connections, closed when the webhook's configuration changes.
-    kept: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<Connection>>,
 }
 
 impl Transport {
@@ -62,7 +62,7 @@ impl Transport {
             url: uri,
             tls: TlsConnector::from(Arc::new(client(ca_bundle)?)),
             name,
-            kept: Mutex::default(),
+            idle: Mutex::default(),
         })
     }
 
@@ -78,7 +78,7 @@ impl Transport {
     ) -> Result<Bytes, String> {
         let body = Bytes::from(body);
         // The server may just have closed an idle connection; then another one is used.
-        while let Some(connection) = self.kept() {
+        while let Some(connection) = self.take_idle() {
             match self.exchange(connection, body.clone(), timeout).await {
                 Err(CallError::Connection(_)) => {}
                 Err(CallError::Answer(why)) => return Err(why),
@@ -93,10 +93,10 @@ impl Transport {
     }
 
     /// Returns an idle connection that is still open.
-    fn retained(&self) -> Option<Connection> {
-        let mut retained = self.kept.lock();
-        retained.retain(|connection| !connection.is_closed());
-        retained.pop()
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock();
+        idle.retain(|connection| !connection.is_closed());
+        idle.pop()
     }
 
     async fn connect(&self, store: &Store) -> Result<Connection, String> {
@@ -154,11 +154,11 @@ impl Transport {
                 e.to_string()
             })
         })?;
-        let mut retained = self.kept.lock();
-        if retained.len() < KEPT {
-            retained.push(connection);
+        let mut idle = self.idle.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push(connection);
         }
-        drop(retained);
+        drop(idle);
         answered(status, answer.to_bytes()).map_err(CallError::Answer)
     }
 }
