@@ -302,7 +302,7 @@ mod tests {
         assert!(first.frame().now_or_never().is_none());
         assert!(second.frame().now_or_never().is_none());
         let refused = clients.admit(&jane(), None, true).unwrap_err();
-        assert!(refused.message.contains("10 bytes unread"), "{refused}");
+        assert!(refused.message.contains("10 bytes of unread"), "{refused}");
         assert_eq!(clients.admit(&jane(), None, false).unwrap_err().code, 429);
         assert!(clients.admit(&User::default(), None, false).is_ok());
         drop(sent);
