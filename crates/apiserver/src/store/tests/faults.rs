@@ -170,7 +170,10 @@ async fn a_failed_sync_refuses_the_write() {
     create(&store, "a", 1).await;
     switches.sync_fails.store(true, Ordering::Relaxed);
     let text = refused(&store, "b").await;
-    assert!(text.starts_with("failed to sync ") && text.contains("wal-"), "{text}");
+    assert!(
+        text.starts_with("failed to sync ") && text.contains("wal-"),
+        "{text}"
+    );
     // The next segment cannot be created either.
     let text = refused(&store, "b").await;
     assert!(text.starts_with("failed to create "), "{text}");
