@@ -3,13 +3,13 @@
 #![no_main]
 
 use bytes::BytesMut;
-use koord_rpc::mux::frame::{Decoder, HEADER};
+use koord_rpc::mux::frame::{ChannelDecoder, HEADER};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
 /// What each channel got, and whether the stream came to nothing.
 fn decode<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (BTreeMap<u32, Vec<u8>>, bool) {
-    let (mut decoder, mut buffer) = (Decoder::default(), BytesMut::new());
+    let (mut decoder, mut buffer) = (ChannelDecoder::default(), BytesMut::new());
     let mut channels: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     for piece in pieces {
         buffer.extend_from_slice(piece);

@@ -108,7 +108,7 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 /// Returns the class of a pod without applying a default: from the label `koordinator.sh/priority-class` (an
 /// unknown name gives none, without falling back), otherwise from `spec.priority`.
 #[must_use]
-pub fn of_pod(pod: &Pod) -> PriorityClass {
+pub fn pod_priority_class(pod: &Pod) -> PriorityClass {
     if let Some(name) = label(pod, labels::POD_PRIORITY_CLASS) {
         return PriorityClass::from_name(name);
     }
@@ -121,16 +121,16 @@ pub fn of_pod(pod: &Pod) -> PriorityClass {
 /// Returns the class of a pod. A pod without one gets that of its QoS class: batch for BE, prod for every
 /// other.
 #[must_use]
-pub fn of_pod_with_default(pod: &Pod) -> PriorityClass {
-    match of_pod(pod) {
-        PriorityClass::None => of_qos(qos::of_pod_with_default(pod)),
+pub fn pod_priority_class_or_default(pod: &Pod) -> PriorityClass {
+    match pod_priority_class(pod) {
+        PriorityClass::None => default_for_qos(qos::pod_qos_class_or_default(pod)),
         class => class,
     }
 }
 
 /// Returns the class of a pod without one, from its QoS class.
 #[must_use]
-pub const fn of_qos(class: QosClass) -> PriorityClass {
+pub const fn default_for_qos(class: QosClass) -> PriorityClass {
     match class {
         QosClass::System | QosClass::Lse | QosClass::Lsr | QosClass::Ls => PriorityClass::Prod,
         QosClass::Be => PriorityClass::Batch,
@@ -141,12 +141,12 @@ pub const fn of_qos(class: QosClass) -> PriorityClass {
 /// Returns `spec.priority` if it is set and not zero, otherwise the default value of the pod's class with
 /// default.
 #[must_use]
-pub fn value_of_pod(pod: &Pod) -> i32 {
+pub fn pod_priority_value(pod: &Pod) -> i32 {
     pod.spec
         .as_ref()
         .and_then(|spec| spec.priority)
         .filter(|priority| *priority != 0)
-        .unwrap_or_else(|| of_pod_with_default(pod).default_value())
+        .unwrap_or_else(|| pod_priority_class_or_default(pod).default_value())
 }
 
 /// Error for a label `koordinator.sh/priority` that is not a 32-bit integer.
@@ -162,7 +162,7 @@ pub struct SubPriorityError {
 ///
 /// # Errors
 /// The label is set to something that is not a 32-bit integer.
-pub fn sub_priority_of_pod(pod: &Pod) -> Result<i32, SubPriorityError> {
+pub fn pod_sub_priority(pod: &Pod) -> Result<i32, SubPriorityError> {
     match label(pod, labels::POD_PRIORITY) {
         None | Some("") => Ok(0),
         Some(value) => parse_go_int(value).ok_or_else(|| SubPriorityError {
@@ -215,7 +215,7 @@ pub fn translate(class: PriorityClass, resource: &str) -> Option<&str> {
 /// Returns the class that a batch or mid resource belongs to; [`PriorityClass::None`] for every other
 /// resource.
 #[must_use]
-pub fn class_of(resource: &str) -> PriorityClass {
+pub fn resource_priority_class(resource: &str) -> PriorityClass {
     match resource {
         BATCH_CPU | BATCH_MEMORY => PriorityClass::Batch,
         MID_CPU | MID_MEMORY => PriorityClass::Mid,
@@ -260,28 +260,27 @@ mod tests {
             &json!({"koordinator.sh/priority-class": "koord-best"}),
             Some(9500),
         );
-        assert_eq!(of_pod(&pod), PriorityClass::None);
+        assert_eq!(pod_priority_class(&pod), PriorityClass::None);
         // A pod without resources is BestEffort, hence BE, hence batch.
-        assert_eq!(of_pod_with_default(&pod), PriorityClass::Batch);
-        assert_eq!(value_of_pod(&pod), 9500);
+        assert_eq!(pod_priority_class_or_default(&pod), PriorityClass::Batch);
+        assert_eq!(pod_priority_value(&pod), 9500);
     }
 
     #[test]
     fn value_comes_from_the_spec_then_the_class() {
         let qos = json!({"koordinator.sh/qosClass": "LS"});
-        assert_eq!(value_of_pod(&pod(&qos, None)), 9500);
-        assert_eq!(value_of_pod(&pod(&qos, Some(0))), 9500);
-        assert_eq!(value_of_pod(&pod(&qos, Some(42))), 42);
+        assert_eq!(pod_priority_value(&pod(&qos, None)), 9500);
+        assert_eq!(pod_priority_value(&pod(&qos, Some(0))), 9500);
+        assert_eq!(pod_priority_value(&pod(&qos, Some(42))), 42);
         assert_eq!(
-            of_pod_with_default(&pod(&qos, Some(5500))),
+            pod_priority_class_or_default(&pod(&qos, Some(5500))),
             PriorityClass::Batch
         );
     }
 
     #[test]
     fn sub_priority_detects_the_base() {
-        let of =
-            |text: &str| sub_priority_of_pod(&pod(&json!({ labels::POD_PRIORITY: text }), None));
+        let of = |text: &str| pod_sub_priority(&pod(&json!({ labels::POD_PRIORITY: text }), None));
         assert_eq!(of(""), Ok(0));
         assert_eq!(of("0"), Ok(0));
         assert_eq!(of("-12"), Ok(-12));
@@ -301,8 +300,8 @@ mod tests {
         assert_eq!(translate(PriorityClass::Mid, MEMORY), Some(MID_MEMORY));
         assert_eq!(translate(PriorityClass::Batch, crate::resources::GPU), None);
         assert_eq!(translate(PriorityClass::Free, CPU), None);
-        assert_eq!(class_of(BATCH_MEMORY), PriorityClass::Batch);
-        assert_eq!(class_of(MID_CPU), PriorityClass::Mid);
-        assert_eq!(class_of(CPU), PriorityClass::None);
+        assert_eq!(resource_priority_class(BATCH_MEMORY), PriorityClass::Batch);
+        assert_eq!(resource_priority_class(MID_CPU), PriorityClass::Mid);
+        assert_eq!(resource_priority_class(CPU), PriorityClass::None);
     }
 }

@@ -101,7 +101,7 @@ impl fmt::Display for KubeQos {
 
 /// Returns the class of the label `koordinator.sh/qosClass`; [`QosClass::None`] without it.
 #[must_use]
-pub fn of_labels(labels: &impl Lookup) -> QosClass {
+pub fn qos_class_from_labels(labels: &impl Lookup) -> QosClass {
     labels
         .text(labels::POD_QOS)
         .map_or(QosClass::None, QosClass::from_name)
@@ -109,26 +109,26 @@ pub fn of_labels(labels: &impl Lookup) -> QosClass {
 
 /// Returns the class of the pod's label, without applying a default.
 #[must_use]
-pub fn of_pod(pod: &Pod) -> QosClass {
+pub fn pod_qos_class(pod: &Pod) -> QosClass {
     pod.metadata
         .labels
         .as_ref()
-        .map_or(QosClass::None, of_labels)
+        .map_or(QosClass::None, qos_class_from_labels)
 }
 
 /// Returns the class of the pod's label. A pod without one gets that of its Kubernetes class: Guaranteed →
 /// LSR, Burstable → LS, BestEffort → BE.
 #[must_use]
-pub fn of_pod_with_default(pod: &Pod) -> QosClass {
-    match of_pod(pod) {
-        QosClass::None => of_kube(kube_of_pod(pod)),
+pub fn pod_qos_class_or_default(pod: &Pod) -> QosClass {
+    match pod_qos_class(pod) {
+        QosClass::None => default_for_kube_qos(pod_kube_qos(pod)),
         class => class,
     }
 }
 
 /// Returns the class of a pod without a label, from its Kubernetes class.
 #[must_use]
-pub const fn of_kube(class: KubeQos) -> QosClass {
+pub const fn default_for_kube_qos(class: KubeQos) -> QosClass {
     match class {
         KubeQos::Guaranteed => QosClass::Lsr,
         KubeQos::Burstable => QosClass::Ls,
@@ -138,7 +138,7 @@ pub const fn of_kube(class: KubeQos) -> QosClass {
 
 /// Returns the Kubernetes class of a pod: that of `status.qosClass`, otherwise computed from the spec.
 #[must_use]
-pub fn kube_of_pod(pod: &Pod) -> KubeQos {
+pub fn pod_kube_qos(pod: &Pod) -> KubeQos {
     match pod
         .status
         .as_ref()
@@ -147,14 +147,14 @@ pub fn kube_of_pod(pod: &Pod) -> KubeQos {
         Some("Guaranteed") => KubeQos::Guaranteed,
         Some("Burstable") => KubeQos::Burstable,
         Some("BestEffort") => KubeQos::BestEffort,
-        _ => compute_kube(pod),
+        _ => compute_kube_qos(pod),
     }
 }
 
 /// Computes the Kubernetes class by the standard algorithm, from cpu and memory of all containers, or from
 /// the pod-level resources if they are set. Zero and invalid amounts count as unset.
 #[must_use]
-pub fn compute_kube(pod: &Pod) -> KubeQos {
+pub fn compute_kube_qos(pod: &Pod) -> KubeQos {
     let Some(spec) = &pod.spec else {
         return KubeQos::BestEffort;
     };
@@ -255,8 +255,12 @@ mod tests {
             (json!({}), &none, QosClass::None, QosClass::Be),
         ] {
             let pod = pod(&labels, std::slice::from_ref(resources));
-            assert_eq!(of_pod(&pod), raw, "{labels}");
-            assert_eq!(of_pod_with_default(&pod), defaulted, "{labels} {resources}");
+            assert_eq!(pod_qos_class(&pod), raw, "{labels}");
+            assert_eq!(
+                pod_qos_class_or_default(&pod),
+                defaulted,
+                "{labels} {resources}"
+            );
         }
     }
 
@@ -265,20 +269,20 @@ mod tests {
         let full = json!({ "requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"} });
         let half = json!({ "limits": {"cpu": "1"}, "requests": {"cpu": "1"} });
         assert_eq!(
-            compute_kube(&pod(&json!({}), &[full.clone(), full.clone()])),
+            compute_kube_qos(&pod(&json!({}), &[full.clone(), full.clone()])),
             KubeQos::Guaranteed
         );
         assert_eq!(
-            compute_kube(&pod(&json!({}), &[full.clone(), half])),
+            compute_kube_qos(&pod(&json!({}), &[full.clone(), half])),
             KubeQos::Burstable
         );
         assert_eq!(
-            compute_kube(&pod(&json!({}), &[full, json!({})])),
+            compute_kube_qos(&pod(&json!({}), &[full, json!({})])),
             KubeQos::Burstable
         );
         let batch = json!({ "requests": {"kubernetes.io/batch-cpu": "1000"} });
         assert_eq!(
-            compute_kube(&pod(&json!({}), &[batch])),
+            compute_kube_qos(&pod(&json!({}), &[batch])),
             KubeQos::BestEffort
         );
     }
@@ -287,6 +291,6 @@ mod tests {
     fn status_wins_over_the_spec() {
         let mut pod = pod(&json!({}), &[json!({})]);
         pod.status = serde_json::from_value(json!({ "qosClass": "Guaranteed" })).unwrap();
-        assert_eq!(of_pod_with_default(&pod), QosClass::Lsr);
+        assert_eq!(pod_qos_class_or_default(&pod), QosClass::Lsr);
     }
 }

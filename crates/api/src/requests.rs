@@ -10,14 +10,14 @@ use std::fmt;
 
 /// Position of a container in the pod spec; formatted as its field path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum ContainerPosition {
     /// Index in `spec.containers`.
     Main(usize),
     /// Index in `spec.initContainers`.
     Init(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ContainerPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Main(at) => write!(f, "spec.containers[{at}]"),
@@ -76,7 +76,7 @@ pub struct RequestError {
 ///
 /// # Errors
 /// The first amount that is not a quantity.
-pub fn of_pod(spec: &PodSpec) -> Result<ResourceList, RequestError> {
+pub fn pod_requests(spec: &PodSpec) -> Result<ResourceList, RequestError> {
     let read = |list: Option<&BTreeMap<String, Written>>, place: &dyn fmt::Display| {
         let parsed = list.map(quantity::parse_list).transpose();
         let parsed = parsed.map_err(|(name, problem)| RequestError {
@@ -119,15 +119,15 @@ pub fn is_sidecar(container: &Container) -> bool {
 /// The first error that `of` returns.
 pub fn peak<A: Total, E>(
     spec: &PodSpec,
-    mut of: impl FnMut(Place, &Container) -> Result<A, E>,
+    mut of: impl FnMut(ContainerPosition, &Container) -> Result<A, E>,
 ) -> Result<A, E> {
     let mut running = A::default();
     for (at, container) in spec.containers.iter().enumerate() {
-        running.add(&of(Place::Main(at), container)?);
+        running.add(&of(ContainerPosition::Main(at), container)?);
     }
     let (mut sidecars, mut starting) = (A::default(), A::default());
     for (at, container) in spec.init_containers.iter().flatten().enumerate() {
-        let own = of(Place::Init(at), container)?;
+        let own = of(ContainerPosition::Init(at), container)?;
         if is_sidecar(container) {
             running.add(&own);
             sidecars.add(&own);
@@ -156,7 +156,7 @@ mod tests {
         let list = |names: &[&str]| names.iter().map(container).collect::<Vec<_>>();
         let spec = json!({"containers": list(main), "initContainers": list(init)});
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
-        let read = |place: Place, container: &Container| {
+        let read = |place: ContainerPosition, container: &Container| {
             let amount = container.name.parse::<i64>();
             amount.map_err(|_| format!("{place}"))
         };
@@ -183,7 +183,7 @@ mod tests {
     fn pod_requests_include_every_resource() {
         let container =
             |requests: serde_json::Value| json!({"name": "c", "resources": {"requests": requests}});
-        let total = |spec| of_pod(&serde_json::from_value(spec).unwrap());
+        let total = |spec| pod_requests(&serde_json::from_value(spec).unwrap());
         let list = |text: serde_json::Value| Ok(serde_json::from_value(text).unwrap());
         let two = json!([
             container(json!({"cpu": "1", "memory": "1Gi"})),

@@ -31,7 +31,7 @@ pub struct Texts(Box<[(Arc<str>, Box<str>)]>);
 impl Texts {
     /// Creates a copy of `map`, with `text` applied to its values. `None` gives an empty map.
     #[must_use]
-    pub fn of<V>(map: Option<&BTreeMap<String, V>>, text: impl Fn(&V) -> &str) -> Self {
+    pub fn from_map<V>(map: Option<&BTreeMap<String, V>>, text: impl Fn(&V) -> &str) -> Self {
         let all = map.into_iter().flatten();
         let all = all.map(|(key, value)| (Arc::from(key.as_str()), Box::from(text(value))));
         Self(all.collect())
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn texts_roundtrip_and_retain() {
         let all = map(&["b", "a.example/x", "", "c"]);
-        let mut texts = Texts::of(Some(&all), String::as_str);
+        let mut texts = Texts::from_map(Some(&all), String::as_str);
         for key in all.keys() {
             assert_eq!(texts.get(key), Some(all[key].as_str()));
         }
@@ -111,12 +111,12 @@ mod tests {
         assert_eq!(texts.to_map(identity), Some(map(&["", "a.example/x", "c"])));
         texts.retain(|_| false);
         assert_eq!((&texts, texts.to_map(identity)), (&Texts::default(), None));
-        assert_eq!(Texts::of(None, String::as_str), texts);
+        assert_eq!(Texts::from_map(None, String::as_str), texts);
     }
 
     #[test]
     fn share_keys_replaces_equal_keys() {
-        let mut texts = Texts::of(Some(&map(&["a", "b"])), String::as_str);
+        let mut texts = Texts::from_map(Some(&map(&["a", "b"])), String::as_str);
         let (before, key) = (texts.clone(), Arc::<str>::from("b"));
         texts.share_keys(|own| if own == key { key.clone() } else { own });
         assert_eq!((&texts, Arc::strong_count(&key)), (&before, 2));

@@ -257,7 +257,7 @@ impl ApiServer {
     }
 
     /// Like [`Self::service`], for callers that all are `user`. Calls `seen` for each resource request with
-    /// the permission it needs, in the format of [`crate::needed_right`], and whether roles grant it.
+    /// the permission it needs, in the format of [`crate::required_right`], and whether roles grant it.
     pub fn service_as(
         &self,
         user: User,
@@ -267,7 +267,7 @@ impl ApiServer {
         let ask = move |mut request: Request<Body>, next: Next| {
             request.extensions_mut().insert(user.clone());
             let (method, uri) = (request.method(), request.uri());
-            if let Some(right) = crate::needed_right(method, uri) {
+            if let Some(right) = crate::required_right(method, uri) {
                 seen(&right, has_right(&api, &user, method, uri));
             }
             next.run(request)

@@ -28,7 +28,7 @@ mod api_server;
 pub use api_server::{ApiServer, Config, Error, Storage};
 pub use rest::exec::{ExecOptions, ExecSession, PodExec};
 pub use rest::logs::{LogOptions, LogStream, PodLogs};
-pub use rest::{Authorization, given_rights, needed_right};
+pub use rest::{Authorization, granted_rights, required_right};
 pub use rest::{
     InProcessWebhook, Operation, WebhookKind, WebhookRequest, WebhookResource, WebhookResponse,
 };

@@ -12,7 +12,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
-use koord_scheduler::state::Alike;
+use koord_scheduler::state::PodInterner;
 use objects::object;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -165,7 +165,7 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
 }
 
 /// Reads `count` pods like [`read`], with equal parts shared.
-fn read_pods(kind: &str, count: usize, whole: bool, alike: &Alike) -> Result<Held> {
+fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Result<Held> {
     let table = ResourceTable::new();
     let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
         let mut object: Pod = serde_json::from_str(&object(kind, number).to_string())?;
@@ -181,7 +181,7 @@ fn read_pods(kind: &str, count: usize, whole: bool, alike: &Alike) -> Result<Hel
 
 /// Returns the resident bytes that each of `count` objects takes.
 fn measure(kind: &str, part: Part, count: usize) -> Result<f64> {
-    let alike = Alike::default();
+    let alike = PodInterner::default();
     // What a few take is what the program and the allocator take.
     let few = hold(kind, part, FIRST, &alike)?;
     let before = rss_mib();
@@ -192,7 +192,7 @@ fn measure(kind: &str, part: Part, count: usize) -> Result<f64> {
 }
 
 /// Reads `count` objects of a kind and holds a part of each.
-fn hold(kind: &str, part: Part, count: usize, alike: &Alike) -> Result<Held> {
+fn hold(kind: &str, part: Part, count: usize, alike: &PodInterner) -> Result<Held> {
     let whole = part == Part::Whole;
     if kind == PODS || kind == ALONE {
         return read_pods(kind, count, whole, alike);
@@ -227,7 +227,7 @@ mod tests {
     fn objects_of_every_kind_are_read_whole_and_kept() {
         for kind in KINDS {
             for part in [Part::Whole, Part::Kept] {
-                let held = hold(kind, part, 3, &Alike::default());
+                let held = hold(kind, part, 3, &PodInterner::default());
                 let held = held.unwrap_or_else(|error| panic!("{kind}: {error:#}"));
                 assert_eq!(held.len(), 3, "{kind}");
             }

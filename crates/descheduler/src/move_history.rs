@@ -9,7 +9,7 @@
 mod outcome;
 mod record;
 
-use crate::framework::{Cycle, Why};
+use crate::framework::{Cycle, SkipReason};
 use crate::migration::status;
 use crate::state::{PodInfo, Snapshot};
 use jiff::{SignedDuration, Timestamp};
@@ -308,7 +308,7 @@ impl MoveHistory {
     /// # Errors
     /// Returns the rule that forbids it: the pod, or the pod that it replaced, was moved recently, or moves
     /// of its workload failed.
-    pub(crate) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+    pub(crate) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), SkipReason> {
         let moved = self
             .uids
             .get(&pod.uid)
@@ -317,12 +317,12 @@ impl MoveHistory {
             if pod.node.as_ref() != Some(&entry.from) {
                 let ago = now.duration_since(entry.moved).as_secs();
                 let detail = format!("it was moved {ago} s ago, and once an hour is enough");
-                return Err(Why::new("MovedLately", detail));
+                return Err(SkipReason::new("MovedLately", detail));
             }
             if !entry.is_settled(now) {
                 let ago = now.duration_since(entry.at).as_secs();
                 let detail = format!("its move was asked for {ago} s ago");
-                return Err(Why::new("MovesAlready", detail));
+                return Err(SkipReason::new("MovesAlready", detail));
             }
             return Ok(());
         }
@@ -332,11 +332,11 @@ impl MoveHistory {
         };
         let ago = now.duration_since(first).as_secs();
         let detail = format!("it may have come of a move {ago} s ago, and once an hour is enough");
-        Err(Why::new("MovedLately", detail))
+        Err(SkipReason::new("MovedLately", detail))
     }
 
     /// Checks that moves of the workload of `pod` are not paused after a failure.
-    fn no_pause(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+    fn no_pause(&self, pod: &PodInfo, now: Timestamp) -> Result<(), SkipReason> {
         if self.failures.is_empty() {
             return Ok(());
         }
@@ -352,7 +352,7 @@ impl MoveHistory {
                 "{times} moves of its workload failed in a row, the last {ago} s ago: the next in {remaining} s"
             ),
         };
-        Err(Why::new("MoveFailed", detail))
+        Err(SkipReason::new("MoveFailed", detail))
     }
 
     /// Records the move of `pod`, which was planned last, unless it is only shown.

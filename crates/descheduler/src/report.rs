@@ -50,7 +50,7 @@ pub struct NodeReport {
     pub notes: Vec<String>,
     /// Planned actions in order, each with its outcome.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub actions: Vec<Done>,
+    pub actions: Vec<ActionReport>,
     /// Pods that were considered and stay, by `strategy: rule`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub kept: BTreeMap<String, KeptPods>,
@@ -64,7 +64,7 @@ fn is_false(value: &bool) -> bool {
 /// A planned action and its outcome.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Done {
+pub struct ActionReport {
     /// The action and its reason: `move default/p to b: reason`.
     pub what: String,
     /// Strategy that planned the action.
@@ -193,7 +193,7 @@ impl Report {
             }
         };
         let success = outcome.is_ok();
-        let action = Done {
+        let action = ActionReport {
             what,
             strategy: strategy.to_owned(),
             outcome: outcome.unwrap_or_else(|why| why),
@@ -206,7 +206,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framework::{Move, Note, SkippedPod, Why};
+    use crate::framework::{Move, Note, SkipReason, SkippedPod};
     use crate::testing::TestCluster;
     use serde_json::json;
 
@@ -273,7 +273,7 @@ mod tests {
             pod: world.pods[1].clone(),
             profile: "profile".into(),
             strategy: "S",
-            why: Why::new("DaemonSet", format!("no {at}")),
+            why: SkipReason::new("DaemonSet", format!("no {at}")),
         };
         let mut plan = Plan {
             actions: vec![

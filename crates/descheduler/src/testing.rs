@@ -1,7 +1,9 @@
 //! Small clusters for tests.
 
 use crate::config::Configuration;
-use crate::framework::{Ask, Evictor, Filter, Framework, Intent, Plan, Profile, Strategy, Why};
+use crate::framework::{
+    EvictionRequest, Evictor, Filter, Framework, Intent, Plan, Profile, SkipReason, Strategy,
+};
 use crate::registry::Registry;
 use crate::state::{NodeInfo, NodeUsage, PodInfo, Shapes, Snapshot};
 use jiff::Timestamp;
@@ -136,7 +138,7 @@ impl Filter for AllowAll {
     fn name(&self) -> &'static str {
         "AllowAll"
     }
-    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), SkipReason> {
         Ok(())
     }
 }
@@ -145,7 +147,7 @@ impl Evictor for AllowAll {
     fn name(&self) -> &'static str {
         "AllowAll"
     }
-    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, _: &Snapshot, _: &EvictionRequest<'_>) -> Result<Intent, SkipReason> {
         Ok(Intent::Evict(None))
     }
 }
@@ -158,7 +160,7 @@ impl Evictor for OnlyShows {
     fn name(&self) -> &'static str {
         "OnlyShows"
     }
-    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, _: &Snapshot, _: &EvictionRequest<'_>) -> Result<Intent, SkipReason> {
         Ok(Intent::Nothing)
     }
 }
@@ -171,9 +173,9 @@ impl Evictor for Refuses {
     fn name(&self) -> &'static str {
         "Refuses"
     }
-    fn evict(&mut self, _: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, _: &Snapshot, request: &EvictionRequest<'_>) -> Result<Intent, SkipReason> {
         if self.0.contains(&&*request.pod.name) {
-            return Err(Why::new("Refuses", "is named"));
+            return Err(SkipReason::new("Refuses", "is named"));
         }
         Ok(Intent::Evict(None))
     }
@@ -187,9 +189,9 @@ impl Filter for AllBut {
     fn name(&self) -> &'static str {
         "AllBut"
     }
-    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         if self.0.contains(&&*pod.name) {
-            return Err(Why::new("AllBut", "is named"));
+            return Err(SkipReason::new("AllBut", "is named"));
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::{Extension, Router};
 use koord_kube::Client;
-use koord_kube::guard::{Guard, GuardOptions, Peer};
+use koord_kube::guard::{ClientIdentity, Guard, GuardOptions};
 use koordctl::cluster_files::token_file;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -76,7 +76,7 @@ impl Access {
         let client = || Some(self.client.clone());
         let guard = Guard::new(&options, client(), client())?;
         let guarded = guard.protect(routes.clone());
-        let guarded = guarded.layer(Extension(Peer::of(None)));
+        let guarded = guarded.layer(Extension(ClientIdentity::from_certificate(None)));
         let state = Arc::new((self.token.clone(), routes));
         // Around the router, not in its routes: their parameters would be matched twice.
         let outer = Router::new().fallback_service(guarded);

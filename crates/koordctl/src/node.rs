@@ -358,7 +358,7 @@ fn trimmed(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use koordlet::status::{Condition, Device, Gate, Kernel, Lack, Malformed};
+    use koordlet::status::{ActiveCondition, Device, Gate, Kernel, MalformedInput, MissingFeature};
 
     #[test]
     fn a_status_reads_well() {
@@ -375,7 +375,7 @@ mod tests {
                 cgroups: "v2".to_owned(),
                 driver: "systemd".to_owned(),
                 has: vec!["CFS quota".to_owned(), "cpusets".to_owned()],
-                lacks: vec![Lack {
+                lacks: vec![MissingFeature {
                     mechanism: "resctrl".to_owned(),
                     consequence: "cache is not divided".to_owned(),
                 }],
@@ -425,13 +425,13 @@ mod tests {
                 on: true,
                 why: "Terway is not supported".to_owned(),
             }],
-            malformed: vec![Malformed {
+            malformed: vec![MalformedInput {
                 object: "NodeSLO".to_owned(),
                 field: "cpuBurstConfig.policy".to_owned(),
                 value: "x".to_owned(),
                 error: "no such policy".to_owned(),
             }],
-            conditions: vec![Condition {
+            conditions: vec![ActiveCondition {
                 condition: "WriteRefused".to_owned(),
                 object: "/kubepods/podx memory.high".to_owned(),
                 message: "Invalid argument (os error 22); written again after 60 s".to_owned(),
@@ -478,7 +478,7 @@ TerwayQoS                         Terway is not supported
             start: "free: all is seen".to_owned(),
             signals: vec!["CPU stall".to_owned()],
             levers: vec!["cpu.idle".to_owned(), "CPU cap".to_owned()],
-            absent: vec![Lack {
+            absent: vec![MissingFeature {
                 mechanism: "CPU partition".to_owned(),
                 consequence: "there is one CPU".to_owned(),
             }],

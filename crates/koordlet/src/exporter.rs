@@ -42,7 +42,7 @@ const KUBELET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kubelet's resource lists, and the zones and the fingerprint computed from them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Listed {
+pub struct PodResourcesSnapshot {
     /// A zone for each NUMA node, and the problems found in the lists.
     pub zones: Zones,
     /// Number of listed pods.
@@ -100,7 +100,7 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
 ///
 /// # Errors
 /// Fails if the kubelet returns an error or does not respond within ten seconds.
-pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError> {
+pub async fn list(machine: &Machine, socket: &Path) -> Result<PodResourcesSnapshot, ListError> {
     let failed = |call: &'static str| {
         let socket = socket.display().to_string();
         move |why: String| ListError { call, socket, why }
@@ -124,10 +124,10 @@ pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError>
     zones.is_contradictory |= problems.is_contradictory;
     let pods = listed.pod_resources.iter();
     let prints = pods.map(|pod| fingerprint::pod(&pod.namespace, &pod.name));
-    Ok(Listed {
+    Ok(PodResourcesSnapshot {
         zones,
         pods: listed.pod_resources.len(),
-        fingerprint: fingerprint::of(prints),
+        fingerprint: fingerprint::of_pods(prints),
     })
 }
 

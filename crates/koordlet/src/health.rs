@@ -42,7 +42,7 @@ pub struct Collector {
 /// A mechanism that this kernel does not offer.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Lack {
+pub struct MissingFeature {
     /// The mechanism.
     pub mechanism: String,
     /// Features that do not work without the mechanism, or its replacement.

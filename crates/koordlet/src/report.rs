@@ -75,7 +75,10 @@ impl SubjectUsage<'_> {
                 let cpu_span = collect(Metric::CpuUsage, millis, &mut cpu);
                 let memory_span = collect(self.memory, millis, &mut memory);
                 let covered = cpu_span.min(memory_span).saturating_mul(2) >= millis;
-                let summaries = (Summary::of(&mut cpu), Summary::of(&mut memory));
+                let summaries = (
+                    Summary::from_samples(&mut cpu),
+                    Summary::from_samples(&mut memory),
+                );
                 let usage = match summaries {
                     (Some(cpu), Some(memory)) if covered => [
                         ("avg", cpu.avg, memory.avg),

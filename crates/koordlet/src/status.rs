@@ -6,7 +6,9 @@
 //! The loop publishes a [`Status`] on a [`StatusHandle`]; `/debug/status` serves it, and `koord node status`
 //! prints it.
 
-pub use crate::health::{Collector, Guard, GuardExperiment, GuardHeld, GuardService, Lack, State};
+pub use crate::health::{
+    Collector, Guard, GuardExperiment, GuardHeld, GuardService, MissingFeature, State,
+};
 
 use crate::conditions::Conditions;
 use crate::gates::{self, Effect};
@@ -66,7 +68,7 @@ pub struct Kernel {
     /// Names of the mechanisms that the kernel offers.
     pub has: Vec<String>,
     /// Mechanisms that the kernel lacks.
-    pub lacks: Vec<Lack>,
+    pub lacks: Vec<MissingFeature>,
 }
 
 /// A device that is reported.
@@ -118,15 +120,15 @@ pub struct Status {
     /// Feature gates.
     pub gates: Vec<Gate>,
     /// Invalid input that is still present.
-    pub malformed: Vec<Malformed>,
+    pub malformed: Vec<MalformedInput>,
     /// Active conditions.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<ActiveCondition>,
 }
 
 /// A lasting problem that an operator has to look at; see [`crate::conditions`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Condition {
+pub struct ActiveCondition {
     /// Its name, such as `WriteRefused`.
     pub condition: String,
     /// The file, container or pod that has it.
@@ -138,7 +140,7 @@ pub struct Condition {
 /// An invalid value of a field; the last valid one, or the default, is used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Malformed {
+pub struct MalformedInput {
     /// Object that has the field, such as `Pod default/web`.
     pub object: String,
     /// The field.
@@ -187,7 +189,7 @@ impl StatusHandle {
         fail(&mut status, &self.errors.lock());
         list_malformed(&mut status, &self.malformed_inputs);
         let active = self.conditions.active().into_iter();
-        let active = active.map(|(condition, object, message)| Condition {
+        let active = active.map(|(condition, object, message)| ActiveCondition {
             condition: condition.name().to_owned(),
             object,
             message,
@@ -285,7 +287,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
 fn list_malformed(status: &mut Status, malformed_inputs: &MalformedInputs) {
     let standing = malformed_inputs.current();
     let each = standing.into_iter().flat_map(|(object, all)| {
-        all.into_iter().map(move |problem| Malformed {
+        all.into_iter().map(move |problem| MalformedInput {
             object: object.clone(),
             field: problem.field,
             value: problem.value,
@@ -349,7 +351,7 @@ fn release() -> String {
 }
 
 /// Returns the mechanisms that `features` has, and those that it lacks with the consequence of each.
-fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<Lack>) {
+fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<MissingFeature>) {
     let f = features;
     let table: [(bool, &str, &str); 17] = [
         (f.writable, "writable cgroups", "nothing is enforced"),
@@ -417,7 +419,7 @@ fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<Lack>) {
             has.push(mechanism);
         } else {
             let consequence = consequence.to_owned();
-            lacks.push(Lack {
+            lacks.push(MissingFeature {
                 mechanism,
                 consequence,
             });

@@ -23,12 +23,12 @@ const SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
 
 /// The user in a connection's verified client certificate, if there is one.
 #[derive(Debug, Clone)]
-pub struct Peer(Option<User>);
+pub struct ClientIdentity(Option<User>);
 
-impl Peer {
+impl ClientIdentity {
     /// Returns the peer with the certificate (DER), if the client sent one.
     #[must_use]
-    pub fn of(certificate: Option<&[u8]>) -> Self {
+    pub fn from_certificate(certificate: Option<&[u8]>) -> Self {
         let named = certificate.and_then(koord_app::certificate::subject);
         Self(named.map(|(name, groups)| User::authenticated(name, groups)))
     }
@@ -135,7 +135,7 @@ impl Guard {
 
     /// Authorizes paths as the kubelet of node `name` does: by permissions on subresources of the node.
     #[must_use]
-    pub fn of_node(mut self, name: String) -> Self {
+    pub fn for_node(mut self, name: String) -> Self {
         self.node = Some(name);
         self
     }
@@ -175,7 +175,7 @@ impl Guard {
     }
 
     /// Wraps `routes` so that only authorized requests reach them. Each request must have its connection's
-    /// [`Peer`] in its extensions.
+    /// [`ClientIdentity`] in its extensions.
     pub fn protect(self, routes: Router) -> Router {
         // The fallback is protected too, so that unauthorized clients cannot find out which paths exist.
         let routes = routes.fallback(|| async { (StatusCode::NOT_FOUND, "404 page not found") });
@@ -183,7 +183,7 @@ impl Guard {
     }
 
     /// Authenticates a request; `Err` if its credentials are not valid.
-    async fn authenticate(&self, peer: Peer, headers: &HeaderMap) -> Result<User, ()> {
+    async fn authenticate(&self, peer: ClientIdentity, headers: &HeaderMap) -> Result<User, ()> {
         if let Some(user) = peer.0 {
             return Ok(user);
         }
@@ -232,7 +232,7 @@ impl Guard {
 
 async fn check(
     State(guard): State<Arc<Guard>>,
-    Extension(peer): Extension<Peer>,
+    Extension(peer): Extension<ClientIdentity>,
     request: Request,
     next: Next,
 ) -> Response {

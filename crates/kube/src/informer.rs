@@ -38,7 +38,7 @@ pub struct ObjectKey {
 
 impl ObjectKey {
     /// Returns the key of `object`.
-    pub fn of<K: kube::Resource>(object: &K) -> Self {
+    pub fn from_object<K: kube::Resource>(object: &K) -> Self {
         let meta = object.meta();
         Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
@@ -66,7 +66,7 @@ impl std::fmt::Display for ObjectKey {
 }
 
 /// A value that an informer can store: an object, or what is derived from one.
-pub trait Mirrored: Send + Sync + 'static {
+pub trait Cacheable: Send + Sync + 'static {
     /// Returns namespace (empty for cluster-scoped objects) and name.
     fn names(&self) -> (&str, &str);
     /// Returns the key of the object.
@@ -80,7 +80,7 @@ pub trait Mirrored: Send + Sync + 'static {
     fn resource_version(&self) -> Option<&str>;
 }
 
-impl<K: kube::Resource<DynamicType = ()> + Send + Sync + 'static> Mirrored for K {
+impl<K: kube::Resource<DynamicType = ()> + Send + Sync + 'static> Cacheable for K {
     fn names(&self) -> (&str, &str) {
         let meta = self.meta();
         let namespace = meta.namespace.as_deref().unwrap_or_default();
@@ -137,7 +137,7 @@ impl<K> Clone for Store<K> {
     }
 }
 
-impl<K: Mirrored> Store<K> {
+impl<K: Cacheable> Store<K> {
     /// Returns the object with `key`; `None` if there is none.
     #[must_use]
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
@@ -197,7 +197,7 @@ where
     /// its last decoded state stays until it is deleted, and all other objects are processed.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
-        Self::start_kept(client, scope, |object: K| object, shutdown)
+        Self::start_mapped(client, scope, |object: K| object, shutdown)
     }
 
     /// Like [`Informer::start`]; `trim` removes fields that the reader does not need before an object is
@@ -209,7 +209,7 @@ where
         trim: fn(&mut K),
         shutdown: CancellationToken,
     ) -> Self {
-        Self::start_kept(
+        Self::start_mapped(
             client,
             scope,
             move |mut object| {
@@ -255,10 +255,10 @@ where
     }
 }
 
-impl<V: Mirrored> Informer<V> {
+impl<V: Cacheable> Informer<V> {
     /// Like [`Informer::start`]; the store and the changes have the result of `keep` instead of the object.
     #[must_use]
-    pub fn start_kept<K>(
+    pub fn start_mapped<K>(
         client: kube::Client,
         scope: Scope,
         keep: impl Fn(K) -> V + Send + 'static,
@@ -270,7 +270,7 @@ impl<V: Mirrored> Informer<V> {
         Self::start_reporting(client, scope, keep, |_| {}, shutdown)
     }
 
-    /// Like [`Informer::start_kept`]; each object that cannot be decoded is logged and passed to `report`.
+    /// Like [`Informer::start_mapped`]; each object that cannot be decoded is logged and passed to `report`.
     #[must_use]
     pub fn start_reporting<K>(
         client: kube::Client,
@@ -286,7 +286,7 @@ impl<V: Mirrored> Informer<V> {
         run(events, kind_of::<K>(), shutdown)
     }
 
-    /// Like [`Informer::start_kept`], for readers that also need the objects that cannot be decoded.
+    /// Like [`Informer::start_mapped`], for readers that also need the objects that cannot be decoded.
     #[must_use]
     pub fn start_readable<K>(
         client: kube::Client,
@@ -314,7 +314,7 @@ enum Decoded<V> {
 
 /// Returns the events of all objects in `scope`. Objects are decoded one by one: the schema of a CRD may
 /// admit objects that cannot be decoded, and one of them must not break the list of all others.
-fn watch_objects<K, V: Mirrored>(
+fn watch_objects<K, V: Cacheable>(
     client: kube::Client,
     scope: Scope,
     keep: impl Fn(K) -> V + Send + 'static,
@@ -331,7 +331,7 @@ fn raw_api<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::A
 }
 
 /// Decodes the objects of `events`, and replaces each by the result of `keep`.
-fn decode_objects<K, V: Mirrored>(
+fn decode_objects<K, V: Cacheable>(
     events: RawEvents,
     keep: impl Fn(K) -> V + Send + 'static,
     report: impl Fn(&Unread) + Send + 'static,
@@ -385,7 +385,7 @@ fn map_objects<K: Send + 'static, V: 'static>(
     events.map_ok(map).boxed()
 }
 
-fn run<V: Mirrored>(
+fn run<V: Cacheable>(
     events: DecodedEvents<V>,
     kind: String,
     shutdown: CancellationToken,
@@ -418,7 +418,7 @@ type DecodedEvents<V> = BoxStream<'static, Result<watcher::Event<Decoded<V>>, wa
 type RawEvents = BoxStream<'static, Result<watcher::Event<RawObject>, watcher::Error>>;
 
 /// Applies events to the store as they arrive, and sends the changes as the reader receives them.
-async fn pump<V: Mirrored>(
+async fn pump<V: Cacheable>(
     mut events: DecodedEvents<V>,
     mut writer: StoreWriter<V>,
     sender: mpsc::Sender<Change<V>>,
@@ -475,7 +475,7 @@ struct StoreWriter<K> {
     listed: Option<HashSet<ObjectKey>>,
 }
 
-impl<K: Mirrored> StoreWriter<K> {
+impl<K: Cacheable> StoreWriter<K> {
     fn new(kind: String) -> (Self, Store<K>, watch::Receiver<bool>) {
         let (synced, is_synced) = watch::channel(false);
         let (absent, is_absent) = watch::channel(false);

@@ -32,6 +32,6 @@ pub mod webhook;
 pub mod webhook_client;
 
 pub use decode::Decode;
-pub use informer::{Change, Informer, Mirrored, ObjectKey, Readable, Scope, Store, Text, Unread};
+pub use informer::{Cacheable, Change, Informer, ObjectKey, Readable, Scope, Store, Text, Unread};
 pub use kube::{Client, Error, ResourceExt, api, core as kube_core};
 pub use object_api::Api;

@@ -42,7 +42,7 @@ pub struct Owner {
 impl Owner {
     /// Returns the controller in the owner references of an object; `None` if it has none.
     #[must_use]
-    pub fn of(meta: &ObjectMeta) -> Option<Self> {
+    pub fn controller_of(meta: &ObjectMeta) -> Option<Self> {
         let mut owners = meta.owner_references.iter().flatten();
         let owner = owners.find(|owner| owner.controller == Some(true))?;
         Some(Self {
@@ -183,7 +183,7 @@ impl Owners {
                 .as_ref()
                 .map(|object| &object.metadata)
                 .filter(same)
-                .and_then(Owner::of)
+                .and_then(Owner::controller_of)
                 .map(Arc::new);
         }
         self.owners
@@ -261,7 +261,7 @@ impl Owners {
                 for object in page.items {
                     let uid = uid(&object.metadata);
                     if uids.remove(&uid) {
-                        let owner = Owner::of(&object.metadata).map(Arc::new);
+                        let owner = Owner::controller_of(&object.metadata).map(Arc::new);
                         self.owners.insert(uid, (now, owner));
                     }
                 }

@@ -1,6 +1,6 @@
 //! A TLS server that limits its clients.
 
-use crate::guard::Peer;
+use crate::guard::ClientIdentity;
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::{Extension, Router};
@@ -60,7 +60,7 @@ pub fn install_crypto_provider() {
 }
 
 /// Serves `routes` to all clients until `shutdown`, with the latest configuration at the time of the
-/// connection. Requests have their connection's [`Peer`] in their extensions.
+/// connection. Requests have their connection's [`ClientIdentity`] in their extensions.
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
@@ -154,7 +154,8 @@ async fn serve_client(
     };
     let session = stream.get_ref().1;
     let certificate = session.peer_certificates().and_then(|chain| chain.first());
-    let peer = Peer::of(certificate.map(|certificate| certificate.as_ref()));
+    let peer =
+        ClientIdentity::from_certificate(certificate.map(|certificate| certificate.as_ref()));
     let begun = Arc::new(Notify::new());
     let begins = begun.clone();
     let routes =

@@ -1,7 +1,7 @@
 //! The watch caches of a replica: one per kind, started only if an enabled part needs it.
 
 use koord_kube::kube_core::Resource;
-use koord_kube::{Change, Informer, Mirrored, ObjectKey, Store, Text};
+use koord_kube::{Cacheable, Change, Informer, ObjectKey, Store, Text};
 use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -101,7 +101,7 @@ impl<V> Clone for Cache<V> {
     }
 }
 
-impl<V: Mirrored> Cache<V> {
+impl<V: Cacheable> Cache<V> {
     /// Creates a cache; `start` creates its informer when the cache is needed.
     pub(crate) fn new(
         kind: Kind,
@@ -151,7 +151,7 @@ where
     }
 }
 
-impl<V: Mirrored> ObjectCache for Cache<V> {
+impl<V: Cacheable> ObjectCache for Cache<V> {
     fn kind(&self) -> Kind {
         self.0.kind
     }
@@ -173,7 +173,7 @@ impl<V: Mirrored> ObjectCache for Cache<V> {
     }
 }
 
-impl<V: Mirrored> Inner<V> {
+impl<V: Cacheable> Inner<V> {
     async fn pump(&self, mut informer: Informer<V>) {
         let mut synced = false;
         loop {

@@ -2,7 +2,7 @@
 
 use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
-use koord_kube::{Change, Mirrored, ObjectKey};
+use koord_kube::{Cacheable, Change, ObjectKey};
 
 /// Returns a queue of node names. A node is added when it is created or deleted and when a cached field
 /// changes; all nodes are added when the settings change.

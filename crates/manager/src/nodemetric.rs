@@ -8,7 +8,7 @@ use crate::object::{self, ObjectChange};
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeMetric, NodeMetricSpec};
-use koord_kube::{Change, Mirrored, ObjectKey};
+use koord_kube::{Cacheable, Change, ObjectKey};
 use std::sync::Arc;
 
 /// Computes the change to the NodeMetric of a node.

@@ -10,7 +10,7 @@ use crate::suppress;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
 use koord_kube::events::Severity;
-use koord_kube::{Change, Mirrored, ObjectKey, events};
+use koord_kube::{Cacheable, Change, ObjectKey, events};
 use std::sync::Arc;
 
 /// Computes the change to the NodeSLO of a node, and the problem in the node's annotations, if any.

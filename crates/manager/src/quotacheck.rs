@@ -101,7 +101,7 @@ fn report(replica: &Replica, reported: &Mutex<Problems>) {
     let problems = problems(&quotas);
     let mut reported = reported.lock();
     for quota in &quotas {
-        let key = ObjectKey::of(&**quota);
+        let key = ObjectKey::from_object(&**quota);
         let before = reported.get(&key).map_or(&[][..], Vec::as_slice);
         let now = problems.get(&key).map_or(&[][..], Vec::as_slice);
         for problem in now.iter().filter(|problem| !before.contains(problem)) {
@@ -131,7 +131,7 @@ fn problems(quotas: &[Arc<ElasticQuota>]) -> Problems {
             _ => quota_problems.extend(tree_problem(quota, &by_name, &circular)),
         }
         if !quota_problems.is_empty() {
-            all.insert(ObjectKey::of(&**quota), quota_problems);
+            all.insert(ObjectKey::from_object(&**quota), quota_problems);
         }
     }
     all

@@ -60,7 +60,7 @@ fn plan(
     profile: &ElasticQuotaProfile,
     nodes: impl IntoIterator<Item: Borrow<Node>>,
 ) -> Result<Plan, String> {
-    let key = ObjectKey::of(profile);
+    let key = ObjectKey::from_object(profile);
     let spec = &profile.spec;
     let none = BTreeMap::new();
     let mut problems = Vec::new();
@@ -258,7 +258,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
                 .as_ref()
                 .is_none_or(|old| generation(old) != generation(new))
             {
-                profiles.add(ObjectKey::of(&**new));
+                profiles.add(ObjectKey::from_object(&**new));
             }
         }
     });

@@ -58,7 +58,7 @@ impl Caches {
         let nodes = client.clone();
         let node_text = |mut node: Node| {
             trim_node(&mut node);
-            Text::of(node)
+            Text::encode(node)
         };
         let (pods, fields) = (client.clone(), FieldMask::from_options(options));
         let pod_facts = move |pod: Pod| PodFacts::from_pod(&pod, fields);
@@ -69,16 +69,16 @@ impl Caches {
         Self {
             settings: Cache::new(Kind::Settings, settings),
             nodes: Cache::new(Kind::Nodes, move |stop| {
-                Informer::start_kept(nodes, all(), node_text, stop)
+                Informer::start_mapped(nodes, all(), node_text, stop)
             }),
             pods: Cache::new(Kind::Pods, move |stop| {
-                Informer::start_kept(pods, all(), pod_facts, stop)
+                Informer::start_mapped(pods, all(), pod_facts, stop)
             }),
             node_metrics: Cache::new(Kind::NodeMetrics, move |stop| {
-                Informer::start_kept(metrics, all(), metric_facts, stop)
+                Informer::start_mapped(metrics, all(), metric_facts, stop)
             }),
             node_slos: Cache::new(Kind::NodeSlos, move |stop| {
-                Informer::start_kept(slos, all(), move |slo: NodeSLO| specs.facts(slo), stop)
+                Informer::start_mapped(slos, all(), move |slo: NodeSLO| specs.facts(slo), stop)
             }),
             devices: full_cache(Kind::Devices, client),
             topologies: Cache::new(Kind::Topologies, move |stop| {
@@ -99,7 +99,7 @@ impl Caches {
                 let convert = move |object: Recommendation| {
                     RecommendationFacts::with_interner(object, &conditions)
                 };
-                Informer::start_kept(recommendations, all(), convert, stop)
+                Informer::start_mapped(recommendations, all(), convert, stop)
             }),
         }
     }

@@ -16,7 +16,7 @@ const DEFAULT_LATENCY_PERCENT: i64 = 95;
 
 /// Cgroup file with one line per device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum File {
+pub enum IoFile {
     /// `blkio.throttle.read_iops_device`.
     ReadIops,
     /// `blkio.throttle.write_iops_device`.
@@ -33,28 +33,28 @@ pub enum File {
     CostModel,
 }
 
-impl File {
+impl IoFile {
     /// Returns the files of a kind of cgroup.
     #[must_use]
-    pub fn of(kind: Kind) -> &'static [Self] {
+    pub fn for_kind(kind: IoCgroupKind) -> &'static [Self] {
         match kind {
-            Kind::Group => &[
+            IoCgroupKind::Group => &[
                 Self::ReadIops,
                 Self::ReadBps,
                 Self::WriteIops,
                 Self::WriteBps,
                 Self::Weight,
             ],
-            Kind::Root => &[Self::CostQos, Self::CostModel],
+            IoCgroupKind::Root => &[Self::CostQos, Self::CostModel],
         }
     }
 }
 
 /// One line to write to a cgroup file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct IoLine {
     /// The file.
-    pub file: File,
+    pub file: IoFile,
     /// `MAJ:MIN`.
     pub device: String,
     /// Text after the device.
@@ -63,7 +63,7 @@ pub struct Line {
 
 /// The kind of a cgroup, which determines its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum IoCgroupKind {
     /// A class, pod or container cgroup: limits and weight.
     Group,
     /// The root cgroup: latency targets and cost model.
@@ -97,11 +97,11 @@ pub enum BlockError {
 /// `devices` returns the device numbers of a block. A block without one is reported and skipped; then no
 /// device is reset, because the skipped block may stand for one of them.
 pub fn plan(
-    kind: Kind,
+    kind: IoCgroupKind,
     blocks: &[BlockCfg],
     present: &BTreeSet<String>,
     devices: impl Fn(&BlockCfg) -> Result<BTreeSet<String>, String>,
-) -> (Vec<Line>, Vec<BlockError>) {
+) -> (Vec<IoLine>, Vec<BlockError>) {
     let mut configured = BTreeMap::new();
     let mut errors = Vec::new();
     let mut unknown = false;
@@ -126,7 +126,7 @@ pub fn plan(
             }
         }
     }
-    let mut lines: Vec<Line> = configured
+    let mut lines: Vec<IoLine> = configured
         .iter()
         .flat_map(|(device, settings)| lines(kind, device, settings))
         .collect();
@@ -178,28 +178,28 @@ fn take_violations(settings: &mut IOCfg) -> Vec<FieldError> {
     refused.collect()
 }
 
-fn lines(kind: Kind, device: &str, cfg: &IOCfg) -> Vec<Line> {
-    let line = |file, value: String| Line {
+fn lines(kind: IoCgroupKind, device: &str, cfg: &IOCfg) -> Vec<IoLine> {
+    let line = |file, value: String| IoLine {
         file,
         device: device.to_owned(),
         value,
     };
     match kind {
         // 0 removes a limit.
-        Kind::Group => [
-            (File::ReadIops, cfg.read_iops.unwrap_or(0)),
-            (File::ReadBps, cfg.read_bps.unwrap_or(0)),
-            (File::WriteIops, cfg.write_iops.unwrap_or(0)),
-            (File::WriteBps, cfg.write_bps.unwrap_or(0)),
+        IoCgroupKind::Group => [
+            (IoFile::ReadIops, cfg.read_iops.unwrap_or(0)),
+            (IoFile::ReadBps, cfg.read_bps.unwrap_or(0)),
+            (IoFile::WriteIops, cfg.write_iops.unwrap_or(0)),
+            (IoFile::WriteBps, cfg.write_bps.unwrap_or(0)),
             (
-                File::Weight,
+                IoFile::Weight,
                 cfg.io_weight_percent.unwrap_or(DEFAULT_WEIGHT),
             ),
         ]
         .into_iter()
         .map(|(file, value)| line(file, value.to_string()))
         .collect(),
-        Kind::Root => {
+        IoCgroupKind::Root => {
             let qos = format!(
                 "enable=1 ctrl=user rpct={} rlat={} wpct={} wlat={}",
                 cfg.read_latency_percent.unwrap_or(DEFAULT_LATENCY_PERCENT),
@@ -208,8 +208,8 @@ fn lines(kind: Kind, device: &str, cfg: &IOCfg) -> Vec<Line> {
                 cfg.write_latency.unwrap_or(DEFAULT_LATENCY),
             );
             vec![
-                line(File::CostQos, qos),
-                line(File::CostModel, cost_model(cfg)),
+                line(IoFile::CostQos, qos),
+                line(IoFile::CostModel, cost_model(cfg)),
             ]
         }
     }
@@ -231,11 +231,11 @@ fn cost_model(cfg: &IOCfg) -> String {
 }
 
 /// Returns the lines that reset a device without a block.
-fn resets(kind: Kind, device: &str) -> Vec<Line> {
+fn resets(kind: IoCgroupKind, device: &str) -> Vec<IoLine> {
     match kind {
-        Kind::Group => lines(kind, device, &IOCfg::default()),
-        Kind::Root => vec![Line {
-            file: File::CostQos,
+        IoCgroupKind::Group => lines(kind, device, &IOCfg::default()),
+        IoCgroupKind::Root => vec![IoLine {
+            file: IoFile::CostQos,
             device: device.to_owned(),
             value: "enable=0".to_owned(),
         }],

@@ -6,7 +6,7 @@
 
 mod cookies;
 
-pub use cookies::{Action, Cookies, Members, Task};
+pub use cookies::{Action, CookieMembers, Cookies, Task};
 
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::{CPUQOSPolicy, ResourceQOS, ResourceQOSStrategy};
@@ -32,7 +32,7 @@ pub struct CoreSched {
 
 /// Desired cookie of a pod's tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum CookieTarget {
     /// Tasks may have any cookie.
     Untouched,
     /// Tasks must not have a cookie that koordlet created.
@@ -55,7 +55,7 @@ pub enum PodPolicy {
 
 /// Properties of a pod that determine its group.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct CoreSchedPod<'a> {
     /// QoS class of the pod's label.
     pub qos: QosClass,
     /// Kubernetes QoS class.
@@ -71,7 +71,7 @@ pub struct Ask<'a> {
 impl CoreSched {
     /// Creates the settings from the effective strategy of a node.
     #[must_use]
-    pub fn of(strategy: &ResourceQOSStrategy) -> Self {
+    pub fn from_strategy(strategy: &ResourceQOSStrategy) -> Self {
         let policy = strategy
             .policies
             .as_ref()
@@ -109,20 +109,20 @@ impl CoreSched {
 
     /// Returns the desired cookie of a pod.
     #[must_use]
-    pub fn wanted(&self, ask: Ask<'_>) -> Wanted {
+    pub fn wanted(&self, ask: CoreSchedPod<'_>) -> CookieTarget {
         if ask.qos == QosClass::System {
-            return Wanted::Untouched;
+            return CookieTarget::Untouched;
         }
         let class = self.class(ask.qos, ask.kube);
         if !class.enabled || ask.policy == PodPolicy::None {
-            return Wanted::Neutral;
+            return CookieTarget::Neutral;
         }
         let name = match ask.policy {
             PodPolicy::Exclusive => ask.uid,
             PodPolicy::Group | PodPolicy::None => ask.group,
         };
         let suffix = if class.expeller { EXPELLER_SUFFIX } else { "" };
-        Wanted::Group(format!("{name}{suffix}"))
+        CookieTarget::Group(format!("{name}{suffix}"))
     }
 
     fn class(&self, qos: QosClass, kube: KubeQos) -> ClassSettings {

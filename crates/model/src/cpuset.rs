@@ -8,5 +8,7 @@ mod topology;
 
 pub use koord_cpuset::CpuSet;
 pub use packed::packed;
-pub use take::{BindPolicy, ExclusivePolicy, NotEnough, Owned, Strategy, Want, take, usable};
+pub use take::{
+    BindPolicy, CpuRequest, CpuStrategy, ExclusivePolicy, NotEnough, Owned, take, usable,
+};
 pub use topology::{Cpu, Topology};

@@ -27,7 +27,7 @@ pub struct UnsupportedQos(pub QosClass);
 
 /// Properties of a pod that determine its CPUs.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct CpusetRequest<'a> {
     /// QoS class of the pod's label.
     pub qos: QosClass,
     /// Kubernetes QoS class.
@@ -47,7 +47,7 @@ pub struct Ask<'a> {
 /// nodes: the pools of these nodes; SYSTEM: its own CPUs; LS: all shared pools; Kubernetes class BestEffort:
 /// the empty text; the kubelet allocates CPUs: `None`; otherwise all shared pools.
 #[must_use]
-pub fn container_cpus(ask: Ask<'_>, pools: Option<&Pools>) -> Option<String> {
+pub fn container_cpus(ask: CpusetRequest<'_>, pools: Option<&Pools>) -> Option<String> {
     if let Some(own) = ask.own {
         return Some(own.to_owned());
     }
@@ -141,7 +141,7 @@ mod tests {
     ) -> Option<String> {
         let status: Option<ResourceStatus> = serde_json::from_value(status).unwrap();
         let status = status.unwrap_or_default();
-        let ask = Ask {
+        let ask = CpusetRequest {
             qos: QosClass::from_name(qos),
             kube,
             own: Some(status.cpuset.as_str()).filter(|own| !own.is_empty()),

@@ -1,7 +1,7 @@
 //! Device scheduling: the devices that pods request and the selection of devices.
 //!
 //! The devices of a node come from its Device object ([`Inventory`]), the allocations of pods are kept in
-//! [`Books`], and [`allocate`] selects devices for a [`Need`]. A device is identified by its type and its
+//! [`DeviceLedger`], and [`allocate`] selects devices for a [`Need`]. A device is identified by its type and its
 //! minor number; minors are below 64, so that a set of them is one word.
 
 mod allocate;
@@ -21,10 +21,10 @@ mod units;
 pub use allocate::{
     Allocation, Grant, Refusal, Rules, Site, VirtualFunction, allocate, score_node, supply,
 };
-pub use books::{Books, Holding, Used};
+pub use books::{DeviceHolding, DeviceLedger, Used};
 pub use hints::numa_hints;
 pub use inventory::{Device, Inventory};
-pub use need::{GpuNeed, Need, NeedError, Strategy, TypeHint};
+pub use need::{CountStrategy, GpuNeed, Need, NeedError, TypeHint};
 pub use partition::{Partition, PartitionTable};
 pub use request::{RequestError, convert};
 pub use score::Scorer;

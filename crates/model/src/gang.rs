@@ -14,8 +14,8 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use reading::{Blocked, Gathering, Job, Settled};
-pub use spec::{Defaults, Ignored, Spec};
+pub use reading::{Blocked, Gathering, Job, PlacedGroup};
+pub use spec::{Defaults, GangDescription, Ignored};
 
 use koord_api::extension::{GangMatchPolicy, GangMode};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -44,7 +44,7 @@ pub enum Phase {
 
 /// Member of a gang, as its pod object shows it.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct MemberView {
     /// UID of the pod.
     pub uid: Arc<str>,
     /// `namespace/name` of the pod.
@@ -52,7 +52,7 @@ pub struct Seen {
     /// `namespace/name` of the gang.
     pub gang: Arc<str>,
     /// Description of the gang by the pod; `None` if it has none or a PodGroup describes the gang.
-    pub own: Option<Spec>,
+    pub own: Option<GangDescription>,
     /// True if the pod has a node.
     pub bound: bool,
     /// True if pods are preempted on a node for this pod.
@@ -112,7 +112,7 @@ enum Stage {
 struct Member {
     number: u64,
     key: Arc<str>,
-    own: Option<Arc<Spec>>,
+    own: Option<Arc<GangDescription>>,
     stage: Stage,
     /// True if the pod could be scheduled if it had no node.
     ready: bool,
@@ -134,7 +134,7 @@ impl Member {
 /// A gang; accessed through [`Gangs`].
 #[derive(Debug, Default)]
 struct Gang {
-    spec: Option<Arc<Spec>>,
+    spec: Option<Arc<GangDescription>>,
     /// True if a PodGroup describes the gang, instead of its pods.
     from_group: bool,
     members: FxHashMap<Arc<str>, Member>,
@@ -267,7 +267,7 @@ impl Gang {
 
 impl Gangs {
     /// Records a new or changed member.
-    pub fn observe(&mut self, seen: Seen, moves: &mut Moves) {
+    pub fn observe(&mut self, seen: MemberView, moves: &mut Moves) {
         if self
             .gang_by_pod
             .get(&seen.uid)
@@ -375,11 +375,11 @@ impl Gangs {
     }
 
     /// Records a new or changed PodGroup; `None` means that it was deleted.
-    pub fn declare(&mut self, id: &Arc<str>, spec: Option<Spec>, moves: &mut Moves) {
+    pub fn declare(&mut self, id: &Arc<str>, spec: Option<GangDescription>, moves: &mut Moves) {
         let gang = self.gangs.entry(id.clone()).or_default();
         gang.from_group = spec.is_some();
         let spec = spec.map(Arc::new).or_else(|| {
-            let mut own: Vec<(u64, &Arc<Spec>)> = gang
+            let mut own: Vec<(u64, &Arc<GangDescription>)> = gang
                 .members
                 .values()
                 .filter_map(|member| Some((member.number, member.own.as_ref()?)))

@@ -38,11 +38,11 @@ pub struct GpuEnv {
 /// Error for an allocation without an amount that its isolation needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the GPU of a pod isolated by HAMi-core has no {0}")]
-pub struct Missing(&'static str);
+pub struct MissingAmount(&'static str);
 
 /// Container and its GPU allocation.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct GpuEnvRequest<'a> {
     /// Devices allocated to the pod.
     pub devices: &'a DeviceAllocations,
     /// The label `koordinator.sh/gpu-isolation-provider`.
@@ -61,7 +61,7 @@ pub struct Ask<'a> {
 ///
 /// # Errors
 /// The pod shares a GPU through HAMi-core and the amount of its share is missing.
-pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
+pub fn container_env(ask: GpuEnvRequest<'_>) -> Result<GpuEnv, MissingAmount> {
     let mut gpu_env = GpuEnv::default();
     let gpus = ask.devices.get(DeviceType::Gpu.as_str());
     let Some((first, gpus)) = gpus.and_then(|gpus| Some((gpus.first()?, gpus))) else {
@@ -78,10 +78,10 @@ pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
         let entry = current(&first.resources).find(|(key, _)| *key == name);
         entry.map(|(_, amount)| amount.value())
     };
-    if amount(GPU_MEMORY_RATIO).ok_or(Missing(GPU_MEMORY_RATIO))? >= 100 {
+    if amount(GPU_MEMORY_RATIO).ok_or(MissingAmount(GPU_MEMORY_RATIO))? >= 100 {
         return Ok(gpu_env);
     }
-    let memory = amount(GPU_MEMORY).ok_or(Missing(GPU_MEMORY))?;
+    let memory = amount(GPU_MEMORY).ok_or(MissingAmount(GPU_MEMORY))?;
     let mut set = |name: &str, value: String| gpu_env.env.insert(name.to_owned(), value);
     set("CUDA_DEVICE_MEMORY_LIMIT", memory.to_string());
     if let Some(core) = amount(GPU_CORE) {
@@ -122,8 +122,8 @@ mod tests {
         devices: serde_json::Value,
         isolation: Option<&str>,
         monitored: bool,
-    ) -> Result<GpuEnv, Missing> {
-        of_container(Ask {
+    ) -> Result<GpuEnv, MissingAmount> {
+        container_env(GpuEnvRequest {
             devices: &serde_json::from_value(devices).unwrap(),
             isolation,
             library: "/usr/local/vgpu/libvgpu.so",

@@ -21,7 +21,7 @@ impl GroupIdentity {
     /// Creates the values from the effective strategy of a node. Every class is disabled if the CPU policy is
     /// another one.
     #[must_use]
-    pub fn of(strategy: &ResourceQOSStrategy) -> Self {
+    pub fn from_strategy(strategy: &ResourceQOSStrategy) -> Self {
         let policy = strategy
             .policies
             .as_ref()
@@ -103,7 +103,7 @@ mod tests {
         if let Some(policy) = policy {
             strategy["policies"] = json!({"cpuPolicy": policy});
         }
-        GroupIdentity::of(&serde_json::from_value(strategy).unwrap())
+        GroupIdentity::from_strategy(&serde_json::from_value(strategy).unwrap())
     }
 
     /// LSE, LSR, LS, BE labels; the three directories; unlabelled pods of the three kubelet classes.

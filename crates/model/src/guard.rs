@@ -43,10 +43,10 @@ mod signal;
 mod state;
 
 pub use config::Config;
-pub use decision::{Decision, Event, Kind, Settings};
+pub use decision::{Decision, Event, EventKind, LeverSettings};
 pub use experiment::Experiment;
 pub use signal::{Lever, Readings, Signal};
-pub use state::{Held, ServiceState, Verdict};
+pub use state::{HeldLever, ServiceState, Verdict};
 
 use budget::Budget;
 use claim::{Change, LeverClaim};
@@ -59,7 +59,7 @@ const MAX_STEP_MS: u64 = 5_000;
 
 /// Load and readings of one service over the last interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample<K> {
+pub struct ServiceSample<K> {
     /// Key of the service.
     pub key: K,
     /// Weight of the service's alarm, 0–1; an alarm of weight 0 is ignored.
@@ -112,7 +112,7 @@ pub struct Guard<K> {
     /// Clock that advances only while batch work runs.
     clock_ms: u64,
     settled_ms: u64,
-    settings: Settings<K>,
+    settings: LeverSettings<K>,
     paused_ms: u64,
 }
 
@@ -135,14 +135,14 @@ impl<K: Ord + Copy> Guard<K> {
             steady: ((false, false), 0),
             clock_ms: 0,
             settled_ms: 0,
-            settings: Settings::default(),
+            settings: LeverSettings::default(),
             paused_ms: 0,
         }
     }
 
     /// Returns the current settings of the levers.
     #[must_use]
-    pub fn settings(&self) -> &Settings<K> {
+    pub fn settings(&self) -> &LeverSettings<K> {
         &self.settings
     }
 
@@ -159,7 +159,7 @@ impl<K: Ord + Copy> Guard<K> {
     }
 
     /// Processes the samples of one interval and returns the decision for the next one.
-    pub fn step(&mut self, input: &Input<'_>, samples: &[Sample<K>]) -> Decision<K> {
+    pub fn step(&mut self, input: &Input<'_>, samples: &[ServiceSample<K>]) -> Decision<K> {
         let input = &Input {
             threshold: input.threshold.clamp(0, 100),
             ..*input
@@ -215,7 +215,7 @@ impl<K: Ord + Copy> Guard<K> {
         self.start(input);
         self.raise_cap(input, now_ms, runs && !paused && !clean);
         self.settings = self.wanted();
-        let but_cap = |settings: &Settings<K>| Settings {
+        let but_cap = |settings: &LeverSettings<K>| LeverSettings {
             cap: None,
             ..settings.clone()
         };
@@ -245,7 +245,7 @@ impl<K: Ord + Copy> Guard<K> {
             service.tried.clear();
             service.reset_windows();
         }
-        self.settings = Settings::default();
+        self.settings = LeverSettings::default();
     }
 
     /// Drops the claims and the experiment of services that have no samples any more.
@@ -260,7 +260,7 @@ impl<K: Ord + Copy> Guard<K> {
                     key: *key,
                     signal: claim.signal,
                     lever: claim.lever,
-                    kind: Kind::Over,
+                    kind: EventKind::Over,
                 });
             }
         }
@@ -269,7 +269,7 @@ impl<K: Ord + Copy> Guard<K> {
             service.is_none_or(|service| now_ms.saturating_sub(service.seen_ms) > gone_ms)
         };
         if let Some(test) = self.test.take_if(|test| is_gone(&test.key)) {
-            events.push(test.event(Kind::Ended));
+            events.push(test.event(EventKind::Ended));
         }
     }
 
@@ -296,7 +296,7 @@ impl<K: Ord + Copy> Guard<K> {
     ) {
         let config = self.config.of(test.signal);
         let Some(service) = self.services.get_mut(&test.key) else {
-            events.push(test.event(Kind::Ended));
+            events.push(test.event(EventKind::Ended));
             return;
         };
         let finding = test.add_sample(service, self.clock_ms, input.now_ms, &config);
@@ -307,7 +307,7 @@ impl<K: Ord + Copy> Guard<K> {
             Finding::Nothing => self.test = Some(test),
             Finding::Lost => {
                 service.tried.push(test.lever);
-                events.push(test.event(Kind::Ended));
+                events.push(test.event(EventKind::Ended));
             }
             Finding::Help(experiment) => {
                 service.last = Some(experiment);
@@ -328,13 +328,13 @@ impl<K: Ord + Copy> Guard<K> {
                     self.tests.refund(test.paid_ms);
                 }
                 let (before, after) = (experiment.before, experiment.after);
-                events.push(test.event(Kind::Helped { before, after }));
+                events.push(test.event(EventKind::Helped { before, after }));
             }
             Finding::NoHelp(experiment) => {
                 service.last = Some(experiment);
                 service.tried.push(test.lever);
                 let (before, after) = (experiment.before, experiment.after);
-                events.push(test.event(Kind::Useless { before, after }));
+                events.push(test.event(EventKind::Useless { before, after }));
                 // The current harm is the starting point of the next experiment.
                 let (key, signal) = (test.key, test.signal);
                 self.experiment(key, signal, test.into_after(), input, events);
@@ -367,11 +367,11 @@ impl<K: Ord + Copy> Guard<K> {
                     Change::Confirmed => {
                         service.mute.times = 0;
                         self.tests.refund(claim.first.paid_ms);
-                        Some(Kind::Confirmed { level })
+                        Some(EventKind::Confirmed { level })
                     }
-                    Change::Hurt => Some(Kind::Hurt { level }),
-                    Change::Chance => Some(Kind::Chance),
-                    Change::Over => Some(Kind::Over),
+                    Change::Hurt => Some(EventKind::Hurt { level }),
+                    Change::Chance => Some(EventKind::Chance),
+                    Change::Over => Some(EventKind::Over),
                 };
                 if claim.confirmed {
                     service.confirmed_lever = Some((claim.lever, claim.level));
@@ -472,7 +472,7 @@ impl<K: Ord + Copy> Guard<K> {
                 key,
                 signal,
                 lever,
-                kind: Kind::Muted { until_ms },
+                kind: EventKind::Muted { until_ms },
             });
             return;
         };
@@ -490,7 +490,7 @@ impl<K: Ord + Copy> Guard<K> {
         let value = expected + before.stats.mean;
         let test =
             RunningExperiment::new((key, signal, lever), level, before, self.clock_ms, paid_ms);
-        events.push(test.event(Kind::Tried { value, expected }));
+        events.push(test.event(EventKind::Tried { value, expected }));
         self.test = Some(test);
     }
 
@@ -523,10 +523,10 @@ impl<K: Ord + Copy> Guard<K> {
     }
 
     /// Combines all claims and the running experiment to settings: the strongest level applies.
-    fn wanted(&self) -> Settings<K> {
-        let mut settings = Settings {
+    fn wanted(&self) -> LeverSettings<K> {
+        let mut settings = LeverSettings {
             cap: self.earned.filter(|_| self.runs),
-            ..Settings::default()
+            ..LeverSettings::default()
         };
         let claimed = self.services.iter().flat_map(|(key, service)| {
             let claims = service.claims.iter().filter(|claim| claim.level < 100);

@@ -42,7 +42,7 @@ pub struct Values {
 
 /// Memory request and limit of a container or pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ask {
+pub struct MemoryAmounts {
     /// Request; a missing one counts as 0.
     pub request: i64,
     /// Limit; `None` means unlimited.
@@ -194,7 +194,7 @@ fn common(settings: &MemoryQOSCfg, request: i64) -> Values {
 #[must_use]
 pub fn container(
     settings: &MemoryQOSCfg,
-    ask: Ask,
+    ask: MemoryAmounts,
     node_allocatable: Option<i64>,
     page_size: i64,
 ) -> Values {
@@ -216,7 +216,7 @@ pub fn container(
 /// Returns the values of a pod, including its page cache limit: a size in bytes or percent of the memory
 /// limit, at most the memory limit.
 #[must_use]
-pub fn pod(settings: &MemoryQOSCfg, ask: Ask) -> Values {
+pub fn pod(settings: &MemoryQOSCfg, ask: MemoryAmounts) -> Values {
     let mut values = common(settings, ask.request);
     let limit = ask.limit.filter(|limit| *limit > 0);
     let size = match (

@@ -10,7 +10,7 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
-pub use place::{Dealt, Home, NoPlace, Offer, Wish};
+pub use place::{LayerDomains, NoPlace, NodeOffer, Placement, PlacementRequest};
 
 use koord_api::scheduling::{
     CLUSTER_TOPOLOGY_LAYER, NODE_TOPOLOGY_LAYER, NetworkTopologyDetail, NetworkTopologyLayerSpec,
@@ -59,7 +59,7 @@ impl Layers {
     ///
     /// # Errors
     /// The layers do not form one chain, or are too many.
-    pub fn of(spec: &[NetworkTopologyLayerSpec]) -> Result<Self, BadLayers> {
+    pub fn from_spec(spec: &[NetworkTopologyLayerSpec]) -> Result<Self, BadLayers> {
         if spec.len() > MAX_LAYERS {
             return Err(BadLayers::TooMany(spec.len()));
         }
@@ -153,7 +153,7 @@ struct Domain {
 
 /// Topology with its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tree {
+pub struct TopologyTree {
     layers: Layers,
     /// Domains, parents before children; the first is the cluster.
     domains: Vec<Domain>,
@@ -163,7 +163,7 @@ pub struct Tree {
     by_name: Vec<usize>,
 }
 
-impl Tree {
+impl TopologyTree {
     /// Builds the tree of nodes with these paths ([`Layers::path`]). A domain is identified by layer and
     /// name: if nodes disagree about its parent, the first in order decides.
     #[must_use]

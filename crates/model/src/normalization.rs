@@ -14,7 +14,7 @@ pub const MAX_RATIO: f64 = 5.0;
 
 /// Returns the ratio to apply: `new`, unless it differs from `old` by less than [`RATIO_STEP`].
 #[must_use]
-pub fn settled(old: Option<f64>, new: Option<f64>) -> Option<f64> {
+pub fn stable_ratio(old: Option<f64>, new: Option<f64>) -> Option<f64> {
     match (old, new) {
         // A tolerance of half a hundredth of the step, because hundredths have no exact binary form.
         (Some(old), Some(new)) if (old - new).abs() < RATIO_STEP * 0.995 => Some(old),
@@ -28,10 +28,10 @@ mod tests {
 
     #[test]
     fn small_changes_are_no_changes() {
-        assert_eq!(settled(Some(1.1), Some(1.105)), Some(1.1));
-        assert_eq!(settled(Some(1.1), Some(1.11)), Some(1.11));
-        assert_eq!(settled(Some(1.1), Some(1.09)), Some(1.09));
-        assert_eq!(settled(Some(1.1), None), None);
-        assert_eq!(settled(None, Some(1.1)), Some(1.1));
+        assert_eq!(stable_ratio(Some(1.1), Some(1.105)), Some(1.1));
+        assert_eq!(stable_ratio(Some(1.1), Some(1.11)), Some(1.11));
+        assert_eq!(stable_ratio(Some(1.1), Some(1.09)), Some(1.09));
+        assert_eq!(stable_ratio(Some(1.1), None), None);
+        assert_eq!(stable_ratio(None, Some(1.1)), Some(1.1));
     }
 }

@@ -15,7 +15,7 @@ pub fn average(samples: &[f64]) -> Option<f64> {
 /// The product is computed in single precision, as upstream does, so that e.g. 100 samples at 0.95 select the
 /// same element.
 #[must_use]
-pub fn of_sorted(sorted: &[f64], p: f32) -> Option<f64> {
+pub fn from_sorted(sorted: &[f64], p: f32) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let index = ((sorted.len() as f32 * p) as i64 - 1).max(0) as usize;
     Some(sorted[index.min(last)])
@@ -39,15 +39,15 @@ pub struct Summary {
 impl Summary {
     /// Computes the aggregates of `samples`, which are sorted in place; `None` if there are none.
     #[must_use]
-    pub fn of(samples: &mut [f64]) -> Option<Self> {
+    pub fn from_samples(samples: &mut [f64]) -> Option<Self> {
         let avg = average(samples)?;
         samples.sort_unstable_by(f64::total_cmp);
         Some(Self {
             avg,
-            p50: of_sorted(samples, 0.50)?,
-            p90: of_sorted(samples, 0.90)?,
-            p95: of_sorted(samples, 0.95)?,
-            p99: of_sorted(samples, 0.99)?,
+            p50: from_sorted(samples, 0.50)?,
+            p90: from_sorted(samples, 0.90)?,
+            p95: from_sorted(samples, 0.95)?,
+            p99: from_sorted(samples, 0.99)?,
         })
     }
 }
@@ -68,11 +68,11 @@ mod tests {
             (0.05, 1.0),
             (1.0, 10.0),
         ] {
-            assert_eq!(of_sorted(&ten, p), Some(want), "p{p}");
+            assert_eq!(from_sorted(&ten, p), Some(want), "p{p}");
         }
-        assert_eq!(of_sorted(&[7.0], 0.99), Some(7.0));
-        assert_eq!(of_sorted(&[], 0.5), None);
-        assert_eq!(Summary::of(&mut []), None);
+        assert_eq!(from_sorted(&[7.0], 0.99), Some(7.0));
+        assert_eq!(from_sorted(&[], 0.5), None);
+        assert_eq!(Summary::from_samples(&mut []), None);
     }
 
     /// Upstream: `Test_fieldPercentileOfMetricList`, the rows with values.
@@ -84,14 +84,14 @@ mod tests {
             ("calculate multi-element list of p90", &nine[..], 0.9, 700.0),
             ("calculate multi-element list of p50", &nine[..], 0.5, 300.0),
         ] {
-            assert_eq!(of_sorted(sorted, p), Some(want), "{name}");
+            assert_eq!(from_sorted(sorted, p), Some(want), "{name}");
         }
     }
 
     proptest! {
         #[test]
         fn a_summary_is_ordered(mut samples in prop::collection::vec(0.0..1e6_f64, 1..400)) {
-            let s = Summary::of(&mut samples).unwrap();
+            let s = Summary::from_samples(&mut samples).unwrap();
             prop_assert!(s.p50 <= s.p90 && s.p90 <= s.p95 && s.p95 <= s.p99);
             prop_assert!(samples.first().is_some_and(|min| *min <= s.avg + 1e-6));
             prop_assert!(samples.last().is_some_and(|max| *max >= s.p99));

@@ -1,10 +1,10 @@
 //! Elastic quotas: a tree of shares of the cluster, where siblings lend each other the guaranteed amounts
 //! that they do not request.
 //!
-//! [`Tree`] stores the limits of quotas ([`Spec`]) and the requests and usage of their pods. Sums propagate
+//! [`QuotaTree`] stores the limits of quotas ([`QuotaSpec`]) and the requests and usage of their pods. Sums propagate
 //! up the tree with every change, in O(depth). The runtime quota is divided from the root down when it is
-//! requested ([`Tree::refresh`]), and only where something changed since; readers get the result of the last
-//! division. A [`Forest`] consists of several trees.
+//! requested ([`QuotaTree::refresh`]), and only where something changed since; readers get the result of the last
+//! division. A [`QuotaForest`] consists of several trees.
 
 mod forest;
 mod revoke;
@@ -14,8 +14,8 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-pub use forest::Forest;
-pub use revoke::{Holding, revoke};
+pub use forest::QuotaForest;
+pub use revoke::{ChargedPod, revoke};
 pub use share::{ShareClaim, divide, scale_min};
 
 use crate::resources::{Amounts, ResourceId};
@@ -34,7 +34,7 @@ pub struct Options {
 
 /// Limits of a quota.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Spec {
+pub struct QuotaSpec {
     /// Name of the parent; empty means the root.
     pub parent: String,
     /// True if the quota is meant to have children. Has no effect here.
@@ -63,12 +63,12 @@ pub struct Sums {
 }
 
 impl Sums {
-    fn side(&mut self, side: Side, non_preemptible: bool) -> &mut Amounts {
+    fn side(&mut self, side: ChargeKind, non_preemptible: bool) -> &mut Amounts {
         match (side, non_preemptible) {
-            (Side::Request, false) => &mut self.request,
-            (Side::Request, true) => &mut self.non_preemptible_request,
-            (Side::Used, false) => &mut self.used,
-            (Side::Used, true) => &mut self.non_preemptible_used,
+            (ChargeKind::Request, false) => &mut self.request,
+            (ChargeKind::Request, true) => &mut self.non_preemptible_request,
+            (ChargeKind::Used, false) => &mut self.used,
+            (ChargeKind::Used, true) => &mut self.non_preemptible_used,
         }
     }
 }
@@ -79,7 +79,7 @@ pub struct Quota {
     /// Name of the quota.
     pub name: Arc<str>,
     /// Limits.
-    pub spec: Spec,
+    pub spec: QuotaSpec,
     /// Sums of its own pods, of all resources.
     own: Sums,
     /// Sums of the subtree, with the requests of children limited to their maximum.
@@ -92,7 +92,7 @@ pub struct Quota {
     pub guaranteed: Amounts,
     /// Scaled minimum.
     pub scaled_min: Amounts,
-    /// Runtime quota, as of the last [`Tree::refresh`].
+    /// Runtime quota, as of the last [`QuotaTree::refresh`].
     pub runtime: Amounts,
     /// Number of divisions among its children.
     pub version: u64,
@@ -147,9 +147,9 @@ impl Quota {
     }
 }
 
-/// Sum that [`Tree::charge`] changes.
+/// Sum that [`QuotaTree::charge`] changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ChargeKind {
     /// Requests of pods.
     Request,
     /// Requests of pods with a node.
@@ -171,7 +171,7 @@ fn is_built_in(name: &str) -> bool {
 
 /// A tree of quotas with the sums of their pods.
 #[derive(Debug, Clone)]
-pub struct Tree {
+pub struct QuotaTree {
     options: Options,
     quotas: Vec<Option<Quota>>,
     ids: HashMap<Arc<str>, Id>,
@@ -185,7 +185,7 @@ pub struct Tree {
     changes: u64,
 }
 
-impl Tree {
+impl QuotaTree {
     /// Creates a tree of the three built-in quotas.
     #[must_use]
     pub fn new(options: Options) -> Self {
@@ -199,13 +199,13 @@ impl Tree {
             stale: true,
             changes: 0,
         };
-        let root = Spec {
+        let root = QuotaSpec {
             is_parent: true,
-            ..Spec::default()
+            ..QuotaSpec::default()
         };
-        let outside = Spec {
+        let outside = QuotaSpec {
             lendable: true,
-            ..Spec::default()
+            ..QuotaSpec::default()
         };
         tree.set(ROOT_QUOTA, root);
         tree.set(SYSTEM_QUOTA, outside.clone());
@@ -214,7 +214,7 @@ impl Tree {
     }
 
     /// Adds a quota, or changes its limits. Charged pods stay.
-    pub fn set(&mut self, name: &str, mut spec: Spec) {
+    pub fn set(&mut self, name: &str, mut spec: QuotaSpec) {
         spec.lendable &= !self.options.guarantee_used;
         for amounts in [&mut spec.min, &mut spec.max, &mut spec.weight] {
             *amounts = amounts.iter().map(|(id, n)| (id, n.max(0))).collect();
@@ -328,7 +328,7 @@ impl Tree {
     pub fn charge(
         &mut self,
         name: &str,
-        side: Side,
+        side: ChargeKind,
         amounts: &Amounts,
         non_preemptible: bool,
         back: bool,
@@ -356,8 +356,8 @@ impl Tree {
             self.each_up(id, |quota| quota.sums.side(side, true).add_all(&delta));
         }
         match side {
-            Side::Request => self.pass_request(id, delta),
-            Side::Used => {
+            ChargeKind::Request => self.pass_request(id, delta),
+            ChargeKind::Used => {
                 self.each_up(id, |quota| quota.sums.used.add_all(&delta));
                 if self.options.guarantee_used {
                     let delta = delta.iter().filter(|(id, _)| self.keys.contains(id));
@@ -440,14 +440,14 @@ impl Tree {
         }
     }
 
-    /// Returns a quota with its sums as of the last [`Tree::settle`] and its runtime as of the last
-    /// [`Tree::refresh`].
+    /// Returns a quota with its sums as of the last [`QuotaTree::settle`] and its runtime as of the last
+    /// [`QuotaTree::refresh`].
     #[must_use]
     pub fn quota(&self, name: &str) -> Option<&Quota> {
         self.get(*self.ids.get(name)?)
     }
 
-    /// Returns the parent of `name` as of the last [`Tree::settle`]; `None` for the root and for a quota
+    /// Returns the parent of `name` as of the last [`QuotaTree::settle`]; `None` for the root and for a quota
     /// whose parent does not exist.
     #[must_use]
     pub fn parent(&self, name: &str) -> Option<&Quota> {

@@ -26,7 +26,7 @@ pub struct NoAddress(String);
 ///
 /// # Errors
 /// A device or function has no PCI address.
-pub fn of_pod(devices: &DeviceAllocations) -> Result<Vec<RdmaFile>, NoAddress> {
+pub fn device_files(devices: &DeviceAllocations) -> Result<Vec<RdmaFile>, NoAddress> {
     let Some(devices) = devices
         .get(DeviceType::Rdma.as_str())
         .filter(|devices| !devices.is_empty())
@@ -58,7 +58,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Returns true if `devices`, a pod's allocations, name RDMA devices although no container of the pod
 /// requests any: then no scheduler accounted for them, but another client wrote the annotation. Static pods
 /// (mirror pods) are exempt, because they are controlled by the node's administrator.
-pub fn are_unasked(pod: &Pod, devices: &DeviceAllocations) -> bool {
+pub fn are_unrequested(pod: &Pod, devices: &DeviceAllocations) -> bool {
     let named = devices.get(DeviceType::Rdma.as_str());
     if named.is_none_or(Vec::is_empty) {
         return false;
@@ -109,7 +109,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn given(devices: Value) -> Result<Vec<RdmaFile>, NoAddress> {
-        of_pod(&serde_json::from_value(devices).unwrap())
+        device_files(&serde_json::from_value(devices).unwrap())
     }
 
     fn files(addresses: &[&str]) -> Vec<RdmaFile> {
@@ -188,11 +188,11 @@ mod tests {
             }
             let typed = serde_json::from_value(pod.clone()).unwrap();
             let devices: DeviceAllocations = serde_json::from_value(devices.clone()).unwrap();
-            assert_eq!(are_unasked(&typed, &devices), want, "{pod} {devices:?}");
+            assert_eq!(are_unrequested(&typed, &devices), want, "{pod} {devices:?}");
         }
         let bare = serde_json::from_value(json!({"metadata": {}})).unwrap();
         let devices = serde_json::from_value(one).unwrap();
-        assert!(are_unasked(&bare, &devices), "no spec asks for nothing");
+        assert!(are_unrequested(&bare, &devices), "no spec asks for nothing");
     }
 
     #[test]

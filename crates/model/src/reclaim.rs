@@ -9,7 +9,9 @@ mod mid;
 mod request;
 mod terms;
 
-pub use batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Zone, batch, batch_by_zone, explain};
+pub use batch::{
+    Batch, BatchPolicy, CpuPolicy, MemoryPolicy, NumaZone, batch, batch_by_zone, explain,
+};
 pub use mid::{Mid, MidMode, MidPolicy, mid};
 pub use request::of_pod as pod_request;
 pub use terms::{Sum, Term, TermSetting, charged, mebibytes, mid_sums, millicores, sums};

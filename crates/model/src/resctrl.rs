@@ -58,14 +58,14 @@ impl Resource {
 
 /// One line of `schemata`: the value of each listed domain; others are not changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct SchemataLine {
     /// The resource.
     pub resource: Resource,
     /// Domain to its mask or bandwidth.
     pub domains: BTreeMap<u32, u64>,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for SchemataLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.resource.name())?;
         let mut separator = ':';
@@ -99,7 +99,7 @@ impl Bandwidth {
     /// Returns the unit for a `vendor_id` of `/proc/cpuinfo`. A missing step counts as 10 %, a missing
     /// minimum as 0.
     #[must_use]
-    pub fn of_vendor(vendor: &str, step: Option<u64>, min: Option<u64>) -> Self {
+    pub fn from_vendor(vendor: &str, step: Option<u64>, min: Option<u64>) -> Self {
         if vendor == "AuthenticAMD" {
             return Self::Amd;
         }
@@ -172,7 +172,10 @@ fn low_bits(count: u32) -> u64 {
 /// Returns the lines of a class's group. A missing setting gives no line; an invalid one gives none and is
 /// reported; a resource that the machine cannot control gives none.
 #[must_use]
-pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Vec<FieldError>) {
+pub fn class_lines(
+    hardware: &Hardware,
+    settings: &ResctrlQOSCfg,
+) -> (Vec<SchemataLine>, Vec<FieldError>) {
     let mut lines = SchemataBuilder::of(hardware);
     if let (Some(start), Some(end)) = (
         settings.cat_range_start_percent,
@@ -189,7 +192,7 @@ pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Ve
 /// Returns the lines of the group of a pod with annotation `node.koordinator.sh/resctrl`: the general values,
 /// and for single caches those of `schemataPerCache`. Caches that are not listed are not limited.
 #[must_use]
-pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldError>) {
+pub fn pod_lines(hardware: &Hardware, settings: &Resctrl) -> (Vec<SchemataLine>, Vec<FieldError>) {
     let mut lines = SchemataBuilder::of(hardware);
     for (cache, range) in settings.llc.iter().flat_map(|llc| {
         entries(
@@ -303,11 +306,11 @@ impl<'a> SchemataBuilder<'a> {
         }
     }
 
-    fn finish(self) -> (Vec<Line>, Vec<FieldError>) {
+    fn finish(self) -> (Vec<SchemataLine>, Vec<FieldError>) {
         let lines = self
             .domains
             .into_iter()
-            .map(|(resource, domains)| Line { resource, domains });
+            .map(|(resource, domains)| SchemataLine { resource, domains });
         (lines.collect(), self.errors)
     }
 }

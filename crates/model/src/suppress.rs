@@ -5,7 +5,8 @@
 mod cpus;
 
 pub use cpus::{
-    CpuManager, Kept, Levels, Processor, levels, next_cpu_count, pick_cpus, recovered_levels,
+    CpuManager, ExcludedCpus, Levels, Processor, levels, next_cpu_count, pick_cpus,
+    recovered_levels,
 };
 
 /// CFS period that all quotas refer to, in microseconds.
@@ -23,7 +24,7 @@ pub const UNLIMITED: i64 = -1;
 
 /// CPU usage of the node and its pods from the newest samples, in milli-cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
+pub struct NodeUsage {
     /// CPU usage of the whole node.
     pub node: i64,
     /// CPU usage of all pods.
@@ -37,7 +38,7 @@ pub struct Usage {
     pub hosts_not_be: i64,
 }
 
-impl Usage {
+impl NodeUsage {
     /// Returns the usage that belongs to neither a pod nor a host application.
     #[must_use]
     pub fn system(&self) -> i64 {
@@ -60,7 +61,7 @@ pub struct Threshold {
 /// `capacity * percent / 100 - usage of other pods and host applications - max(system, reserved)`, but at
 /// least `min_percent` of the capacity if that is set.
 #[must_use]
-pub fn budget(capacity: i64, reserved: i64, usage: &Usage, threshold: Threshold) -> i64 {
+pub fn budget(capacity: i64, reserved: i64, usage: &NodeUsage, threshold: Threshold) -> i64 {
     let system = usage.system().max(reserved);
     let budget = (capacity.saturating_mul(threshold.percent) / 100)
         .saturating_sub(usage.pods_not_be)

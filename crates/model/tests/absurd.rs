@@ -10,12 +10,12 @@ use koord_model::evict::config::{
     AllocatableThreshold, BatchCpu, Satisfaction, UsageThreshold, enough_samples,
 };
 use koord_model::evict::plan::{
-    Amounts, Dimension, Measure, Pod, Task, by_batch_cpu, by_batch_memory, by_priority, choose,
-    requested,
+    Dimension, DimensionAmounts, EvictionPod, EvictionTask, Measure, by_batch_cpu, by_batch_memory,
+    by_priority, choose, requested,
 };
-use koord_model::memory_qos::{self, Ask};
+use koord_model::memory_qos::{self, MemoryAmounts};
 use koord_model::resctrl::{self, Bandwidth, Hardware, Resource};
-use koord_model::suppress::{self, Threshold, Usage};
+use koord_model::suppress::{self, NodeUsage, Threshold};
 use koord_model::system_config;
 use proptest::prelude::*;
 use serde_json::json;
@@ -61,7 +61,7 @@ fn thresholds() -> impl Strategy<Value = ResourceThresholdStrategy> {
 proptest! {
     #[test]
     fn suppression(v in prop::array::uniform9(number()), min_percent in some()) {
-        let usage = Usage {
+        let usage = NodeUsage {
             node: v[0],
             pods: v[1],
             pods_not_be: v[2],
@@ -129,24 +129,24 @@ proptest! {
         amounts in prop::collection::vec((some(), number(), any::<i32>()), 0..6),
         v in prop::array::uniform8(number()),
     ) {
-        let pods: Vec<Pod> = amounts
+        let pods: Vec<EvictionPod> = amounts
             .into_iter()
-            .map(|(used, request, priority)| Pod {
+            .map(|(used, request, priority)| EvictionPod {
                 qos: QosClass::Be,
                 priority: Some(priority),
                 priority_value: priority,
                 active: true,
                 enabled: true,
-                cpu: Amounts { used, request },
-                memory: Amounts { used, request },
+                cpu: DimensionAmounts { used, request },
+                memory: DimensionAmounts { used, request },
                 batch_cpu_request: request,
-                ..Pod::default()
+                ..EvictionPod::default()
             })
             .collect();
         let mut tasks = Vec::new();
         let mut task = |feature, measure, wanted: i64, candidates| {
             let wanted = [("cpu", wanted), ("memory", wanted)].into_iter().collect();
-            tasks.push(Task { feature, measure, wanted, candidates });
+            tasks.push(EvictionTask { feature, measure, wanted, candidates });
         };
         if let Ok(limits) = Satisfaction::new(&strategy, v[0]) {
             let sample = |at: usize| BatchCpu { real_limit: v[at], request: v[at + 1], used: v[at + 2] };
@@ -191,7 +191,7 @@ proptest! {
             ..MemoryQOSCfg::default()
         };
         let (settings, _) = memory_qos::settings(Some(&node), QosClass::Ls, None);
-        let ask = Ask { request: w[0], limit: Some(w[1]) };
+        let ask = MemoryAmounts { request: w[0], limit: Some(w[1]) };
         for values in [
             memory_qos::container(&settings, ask, Some(w[2]), w[3]),
             memory_qos::pod(&settings, ask),
@@ -233,7 +233,7 @@ proptest! {
         let hardware = Hardware {
             cbm_mask: cbm,
             min_cbm_bits: min_bits,
-            bandwidth: Some(Bandwidth::of_vendor("GenuineIntel", step, step)),
+            bandwidth: Some(Bandwidth::from_vendor("GenuineIntel", step, step)),
             domains: [(Resource::L3, l3), (Resource::Mb, mb)].into(),
         };
         let annotation: Resctrl = serde_json::from_value(json!({
@@ -241,7 +241,7 @@ proptest! {
             "mb": {"schemata": {"percent": v[3]}, "schemataPerCache": [{"cacheID": v[2], "percent": v[4]}]},
         }))
         .expect("an annotation");
-        let (lines, _) = resctrl::of_pod(&hardware, &annotation);
+        let (lines, _) = resctrl::pod_lines(&hardware, &annotation);
         for line in lines {
             let masks_fit = |mask: &u64| cbm.is_some_and(|full| mask & !full == 0 && *mask != 0);
             let fits = line.resource == Resource::Mb || line.domains.values().all(masks_fit);

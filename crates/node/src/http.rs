@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use http::{StatusCode, header};
-use koord_kube::guard::{Guard, GuardOptions, OpenPathError, Peer};
+use koord_kube::guard::{ClientIdentity, Guard, GuardOptions, OpenPathError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -30,10 +30,10 @@ pub(crate) fn router(shared: Arc<Shared>) -> Result<Router, OpenPathError> {
     };
     let client = shared.client.clone();
     let guard = Guard::new(&options, Some(client.clone()), Some(client))?;
-    let guard = guard.of_node(shared.options.node_name.clone());
+    let guard = guard.for_node(shared.options.node_name.clone());
     let routes = guard
         .protect(routes(shared))
-        .layer(Extension(Peer::of(None)));
+        .layer(Extension(ClientIdentity::from_certificate(None)));
     Ok(koord_app::local::refuse_foreign(routes))
 }
 

@@ -3,14 +3,14 @@
 
 use crate::table::Table;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use koord_rpc::lister::Lists;
+use koord_rpc::lister::PodResourcesSource;
 use koord_rpc::podresources::{AllocatableResourcesResponse, ContainerResources, PodResources};
 use tonic::Status;
 
 /// The pods of the table that have not ended, as kubelets from 1.34 list them.
 pub(crate) struct Listed(pub(crate) Table);
 
-impl Lists for Listed {
+impl PodResourcesSource for Listed {
     fn pods(&self) -> Result<Vec<PodResources>, Status> {
         let pods = self.0.list();
         Ok(pods

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use koord_api::annotations;
 use koord_app::Context;
-use koord_descheduler::framework::{Placement, Why};
+use koord_descheduler::framework::{Placement, SkipReason};
 use koord_descheduler::state::{PodInfo, Shape, Snapshot};
 use koord_kube::Client;
 use koord_scheduler::config::Configuration;
@@ -88,8 +88,8 @@ impl Placement for Targets {
         }
     }
 
-    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
-        let unknown = |message: &'static str| Err(Why::new(UNKNOWN_TARGET, message));
+    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
+        let unknown = |message: &'static str| Err(SkipReason::new(UNKNOWN_TARGET, message));
         let Some((engine, now)) = &mut self.engine else {
             return unknown("not all is known yet that the scheduler would judge by");
         };
@@ -115,7 +115,7 @@ impl Placement for Targets {
         }
         let next = Arc::new(running.without_node(Arc::new(next)));
         let promised = engine.place_tentatively(&next, *now);
-        promised.map_err(|diagnosis| Why::new(NO_TARGET, diagnosis.message()))
+        promised.map_err(|diagnosis| SkipReason::new(NO_TARGET, diagnosis.message()))
     }
 
     fn end(&mut self) {

@@ -4,7 +4,7 @@ use koord_api::slo::NodeMetric;
 use koord_descheduler::state::{NodeInfo, Shapes};
 use koord_scheduler::engine::{EngineOptions, Output};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles};
-use koord_scheduler::state::SeenPod;
+use koord_scheduler::state::ParsedPod;
 use serde_json::Value;
 
 /// Objects as an API server stores them.
@@ -105,8 +105,8 @@ impl TestCluster {
         }
         for pod in &self.pods {
             let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-            let pod = SeenPod::new(pod, engine.cluster().resources());
-            engine.pod_seen(&pod, now());
+            let pod = ParsedPod::new(pod, engine.cluster().resources());
+            engine.apply_parsed_pod(&pod, now());
         }
         engine
     }

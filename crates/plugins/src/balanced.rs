@@ -100,7 +100,7 @@ impl PreScore for BalancedAllocation {
         if scored.iter().all(|(_, adds)| *adds == 0) {
             return PreScoreResult::Skip;
         }
-        PreScoreResult::Ready(State::of(BalancedResources(scored)))
+        PreScoreResult::Ready(State::new(BalancedResources(scored)))
     }
 }
 

@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Taint, WorkloadReference};
 use koord_model::nodes::tolerates;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Bind, BindPlan, Cycle, Filter, Helps, Holders, Interest, Plugin, Points, PreEnqueue,
-    PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable, Signature, State,
-    Subject, Verdict, View,
+    Action, Bind, BindPlan, Cycle, Filter, Holders, Interest, Plugin, Points, PreEnqueue,
+    PreFilter, PreFilterResult, QueueHints, QueueingHint, Rejection, Roles, Sign, Signable,
+    Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
@@ -234,10 +234,10 @@ impl QueueHints for NodeName {
         pod: &PodInfo,
         event: &koord_scheduler::framework::ClusterEvent<'_>,
         _view: View<'_>,
-    ) -> Helps {
+    ) -> QueueingHint {
         match (event.node, &pod.node) {
-            (Some(node), Some(wanted)) if node.name != *wanted => Helps::Skip,
-            _ => Helps::Queue,
+            (Some(node), Some(wanted)) if node.name != *wanted => QueueingHint::Skip,
+            _ => QueueingHint::Queue,
         }
     }
 }
@@ -318,11 +318,11 @@ impl QueueHints for NodeUnschedulable {
         _pod: &PodInfo,
         event: &koord_scheduler::framework::ClusterEvent<'_>,
         _view: View<'_>,
-    ) -> Helps {
+    ) -> QueueingHint {
         if event.node.is_some_and(|node| node.unschedulable) {
-            Helps::Skip
+            QueueingHint::Skip
         } else {
-            Helps::Queue
+            QueueingHint::Queue
         }
     }
 }

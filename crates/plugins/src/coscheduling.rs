@@ -20,15 +20,18 @@ use args::{Args, GangSettings};
 use jiff::Timestamp;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
-use koord_model::gang::{Blocked, Gangs, Ignored, Moves, Permission, Phase, Seen, Settled, spec};
+use koord_model::gang::{
+    Blocked, Gangs, Ignored, MemberView, Moves, Permission, Phase, PlacedGroup, spec,
+};
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping, Helps,
-    Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize, NotShown, ObjectChange,
-    ObjectEvents, Offer, PerProfile, Permit, PermitResult, Planning, Plugin, PodEvents, PodPatch,
-    Points, PostBind, PostFilterTransformer, PreBind, PreEnqueue, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, Problem, QueueHints, Readings, Reason, Rejection, ReportedProblems,
-    Reserve, Roles, Score, State, Subject, Tick, Verdict, View, Volatile,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping, Holders,
+    IndexKind, Inputs, Insight, Interest, Metered, MetricSamples, Normalize, NotShown,
+    ObjectChange, ObjectEvents, Offer, PerProfile, Permit, PermitResult, Planning, Plugin,
+    PodEvents, PodPatch, Points, PostBind, PostFilterTransformer, PreBind, PreEnqueue, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, QueueingHint, Reason,
+    Rejection, ReportedProblems, Reserve, Roles, Score, State, Subject, Tick, Verdict, View,
+    Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -56,7 +59,7 @@ pub(crate) struct Coscheduling {
     topology: Option<Topology>,
     /// Network plan of the gang group that is being tried.
     plan: Option<Plan>,
-    budgets: budgets::Looks,
+    budgets: budgets::BudgetChecks,
     /// Number of the attempt in which preemption ran, and the message for the other members.
     preempted: Option<(u64, String)>,
     /// PodGroup status controller; `None` if another process runs it.
@@ -80,7 +83,7 @@ pub(crate) fn build(
         gangs: Gangs::default(),
         topology: context.network_topology.then(Topology::default),
         plan: None,
-        budgets: budgets::Looks::of(context),
+        budgets: budgets::BudgetChecks::from_gates(context),
         preempted: None,
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
         reported: ReportedProblems::default(),
@@ -169,9 +172,9 @@ impl Coscheduling {
     }
 
     /// Returns the placed members of `pod`'s gang in the network topology, if the pod's profile uses that.
-    fn placed_members(&self, pod: &PodInfo) -> Option<Settled> {
+    fn placed_members(&self, pod: &PodInfo) -> Option<PlacedGroup> {
         let placed_members = self.topology.as_ref().and(self.gangs.settled(&pod.uid));
-        placed_members.filter(|_| self.settings.of(pod).aware)
+        placed_members.filter(|_| self.settings.for_pod(pod).aware)
     }
 
     /// Restricts a member that is scheduled alone to the topology domain of its placed gang members, if they
@@ -194,7 +197,7 @@ impl Coscheduling {
         if tree.is_none() {
             return reject(Blocked::NoTopology.to_string());
         }
-        if !self.settings.of(cycle.pod).aware {
+        if !self.settings.for_pod(cycle.pod).aware {
             return reject(UNAWARE.to_owned());
         }
         let gathering = self.gangs.gathering(&cycle.pod.uid);
@@ -220,7 +223,7 @@ impl Coscheduling {
 
 /// Returns the id of a pod's gang, which may no longer exist.
 fn gang_of(pod: &PodInfo) -> Option<Arc<str>> {
-    let name = spec::name_of(pod)?;
+    let name = spec::gang_name(pod)?;
     Some(spec::id(&pod.namespace, name))
 }
 
@@ -228,7 +231,7 @@ impl Planning for Coscheduling {
     fn members(&self, pod: &PodInfo) -> Option<Vec<Arc<str>>> {
         self.topology.as_ref()?.tree()?;
         let gathering = self.gangs.gathering(&pod.uid)?;
-        let now = !gathering.trying && self.settings.of(pod).aware;
+        let now = !gathering.trying && self.settings.for_pod(pod).aware;
         now.then(|| self.gangs.pending_of(&gathering.group).cloned().collect())
     }
     fn arrange(&self, members: &mut [Arc<PodInfo>]) {
@@ -308,10 +311,10 @@ impl Plugin for Coscheduling {
 
 impl Inputs for Coscheduling {
     fn watches(&self) -> Vec<Watch> {
-        let groups = Watch::of_trimmed::<PodGroup, crate::common::trim::Trimmer>(POD_GROUPS)
+        let groups = Watch::trimmed::<PodGroup, crate::common::trim::Trimmer>(POD_GROUPS)
             .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
         let topologies = self.topology.is_some().then(|| {
-            Watch::of_trimmed::<ClusterNetworkTopology, crate::common::trim::Trimmer>(TOPOLOGIES)
+            Watch::trimmed::<ClusterNetworkTopology, crate::common::trim::Trimmer>(TOPOLOGIES)
         });
         let budgets = self.budgets.watch().filter(|_| self.preempts());
         [Some(groups), topologies, budgets]
@@ -349,7 +352,7 @@ impl PreScore for Coscheduling {
         let topology = self.topology.as_ref();
         let topology = topology.filter(|_| !self.plan.as_ref().is_some_and(planned));
         match topology.and_then(|topology| topology.related_pods(pod, self.placed_members(pod))) {
-            Some(related_pods) => PreScoreResult::Ready(State::of(related_pods)),
+            Some(related_pods) => PreScoreResult::Ready(State::new(related_pods)),
             None => PreScoreResult::Skip,
         }
     }
@@ -376,20 +379,24 @@ impl QueueHints for Coscheduling {
             .collect()
     }
     /// The placement of a pod matters only to members of its gangs, and only if they request a topology.
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, event: &ClusterEvent<'_>) -> Option<String> {
         let gang = event.pod.and_then(gang_of);
-        let matters = gang.is_some_and(|gang| self.gangs.asks_for_topology(&gang));
+        let matters = gang.is_some_and(|gang| self.gangs.has_topology_requirements(&gang));
         (event.subject == Subject::AssignedPod && !matters).then(String::new)
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         if event.subject == Subject::AssignedPod {
             let gang = event.pod.and_then(gang_of);
             let mate = gang.is_some_and(|gang| self.gangs.starts_with(&pod.uid, &gang));
-            return if mate { Helps::Queue } else { Helps::Skip };
+            return if mate {
+                QueueingHint::Queue
+            } else {
+                QueueingHint::Skip
+            };
         }
         let is_late_member = || self.gangs.settled(&pod.uid).is_some();
         if self.gangs.gathering(&pod.uid).is_none() && !is_late_member() {
-            return Helps::Skip;
+            return QueueingHint::Skip;
         }
         // This plugin writes the status itself; only the spec matters.
         let same = event.object.is_some_and(|change| {
@@ -398,7 +405,11 @@ impl QueueHints for Coscheduling {
             let new = change.new_as::<ClusterNetworkTopology>();
             old.zip(new).is_some_and(|(old, new)| old.spec == new.spec)
         });
-        if same { Helps::Skip } else { Helps::Queue }
+        if same {
+            QueueingHint::Skip
+        } else {
+            QueueingHint::Queue
+        }
     }
 }
 
@@ -431,7 +442,7 @@ impl Grouping for Coscheduling {
         next
     }
     fn is_grouped(&self, pod: &PodInfo) -> bool {
-        self.gangs.knows(&pod.uid)
+        self.gangs.contains(&pod.uid)
     }
     fn planned(&mut self, plan: Option<Vec<(Arc<str>, Arc<str>)>>) {
         self.plan = plan.and_then(|plan| {
@@ -445,7 +456,7 @@ impl Grouping for Coscheduling {
 impl Permit for Coscheduling {
     fn permit(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) -> PermitResult {
         let uid = &cycle.pod.uid;
-        if !self.gangs.knows(uid) {
+        if !self.gangs.contains(uid) {
             return PermitResult::Allow;
         }
         let mut moves = Moves::default();
@@ -513,7 +524,7 @@ impl Insight for Coscheduling {
 }
 
 impl Metered for Coscheduling {
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+    fn read(&mut self, _view: View<'_>, out: &mut MetricSamples) {
         self.report_metrics(out);
     }
 }
@@ -554,7 +565,7 @@ impl ObjectEvents for Coscheduling {
                 groups.apply(&id, group);
             }
             let (described, ignored) =
-                spec::of_pod_group(group, &id, &self.settings.first().defaults);
+                spec::from_pod_group(group, &id, &self.settings.first().defaults);
             self.report(&object, ignored, fx);
             self.gangs.declare(&id, Some(described), &mut moves);
         }
@@ -570,8 +581,8 @@ impl ObjectEvents for Coscheduling {
 impl PodEvents for Coscheduling {
     fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
-        let Some(name) = spec::name_of(&**pod) else {
-            if self.gangs.knows(&pod.uid) {
+        let Some(name) = spec::gang_name(&**pod) else {
+            if self.gangs.contains(&pod.uid) {
                 self.gangs.vanish(&pod.uid, &mut moves);
                 apply_moves(moves, fx);
             }
@@ -580,7 +591,8 @@ impl PodEvents for Coscheduling {
         let gang = spec::id(&pod.namespace, name);
         let mut own = None;
         if !spec::has_pod_group(&**pod) {
-            let (described, ignored) = spec::of_pod(&**pod, &gang, &self.settings.of(pod).defaults);
+            let (described, ignored) =
+                spec::from_pod(&**pod, &gang, &self.settings.for_pod(pod).defaults);
             own = described;
             // It suffices that one member describes the gang correctly.
             let ignored = if self.gangs.is_described(&gang) && own.is_none() {
@@ -597,13 +609,13 @@ impl PodEvents for Coscheduling {
             };
             self.report(&object, ignored, fx);
         }
-        let observation = Seen {
+        let observation = MemberView {
             uid: pod.uid.clone(),
             key: spec::id(&pod.namespace, &pod.name),
             gang,
             own,
             bound: pod.node.is_some(),
-            promised: self.settings.of(pod).preempts && pod.nominated.is_some(),
+            promised: self.settings.for_pod(pod).preempts && pod.nominated.is_some(),
             ready: !pod.terminal && !pod.deleting && pod.gates.is_empty(),
             phase: phase(pod),
             owners: owner_names(pod),
@@ -616,7 +628,7 @@ impl PodEvents for Coscheduling {
         }
     }
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, fx: &mut Effects) {
-        if !self.gangs.knows(uid) {
+        if !self.gangs.contains(uid) {
             return;
         }
         let mut moves = Moves::default();
@@ -632,7 +644,7 @@ impl PodEvents for Coscheduling {
         _fx: &mut Effects,
     ) {
         if let Some(topology) = &mut self.topology {
-            topology.pod_added(pod, node, self.gangs.knows(&pod.uid));
+            topology.pod_added(pod, node, self.gangs.contains(&pod.uid));
         }
     }
     fn on_updated(
@@ -645,7 +657,7 @@ impl PodEvents for Coscheduling {
     ) {
         if let Some(topology) = &mut self.topology {
             topology.pod_removed(old, node);
-            topology.pod_added(new, node, self.gangs.knows(&new.uid));
+            topology.pod_added(new, node, self.gangs.contains(&new.uid));
         }
     }
     fn on_unassigned(
@@ -664,7 +676,7 @@ impl PodEvents for Coscheduling {
 impl Tick for Coscheduling {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
-        self.gangs.settle_promises(&mut moves);
+        self.gangs.review_promises(&mut moves);
         apply_moves(moves, fx);
         self.explain_orphans(view.now, fx);
         match &mut self.pod_groups {
@@ -691,7 +703,7 @@ impl PostFilterTransformer for Coscheduling {
         fx: &mut Effects,
     ) {
         let uid = &cycle.pod.uid;
-        if !self.gangs.knows(uid) {
+        if !self.gangs.contains(uid) {
             return;
         }
         let own_message = std::mem::take(&mut diagnosis.post_filter_message);
@@ -731,7 +743,7 @@ impl PostFilterTransformer for Coscheduling {
 impl Reserve for Coscheduling {
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
         let uid = &cycle.pod.uid;
-        if !self.gangs.knows(uid) {
+        if !self.gangs.contains(uid) {
             return;
         }
         let mut moves = Moves::default();

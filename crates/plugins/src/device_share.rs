@@ -16,23 +16,24 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
-use crate::common::patches::take_back;
-use crate::common::restricted;
+use crate::common::allocate_policy;
+use crate::common::patches::clear_annotation;
 use allocations::{DeviceRecord, NodeDevices};
 use args::Args;
-pub(crate) use device_object::SeenDevice;
+pub(crate) use device_object::DeviceObject;
 use koord_api::{annotations, labels, scheduling};
 use koord_model::device::{
-    DeviceResource, DeviceType, Holding, Quirks, Rules, Scorer, numa_hints, score_node,
+    DeviceHolding, DeviceResource, DeviceType, Quirks, Rules, Scorer, numa_hints, score_node,
 };
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
     Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
-    Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, Metered, Normalize, NotShown,
+    Holders, IndexKind, Inputs, Insight, Interest, Metered, MetricSamples, Normalize, NotShown,
     ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind,
-    PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Readings, Rejection,
-    Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, QueueingHint,
+    Rejection, Reserve, Roles, Score, Shortfall, Sign, Signable, Signature, State, Subject,
+    Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -130,7 +131,7 @@ impl DeviceShare {
     }
 
     fn device_pod(&self, cycle: &Cycle<'_>) -> Result<Option<DevicePod>, Rejection> {
-        let templated = &self.settings.of(cycle.pod).templated;
+        let templated = &self.settings.for_pod(cycle.pod).templated;
         let resource_ids = self.resource_ids(cycle.view.resources);
         let read = pod::device_pod(cycle.pod, templated, &resource_ids);
         read.map_err(Rejection::unresolvable)
@@ -184,8 +185,8 @@ impl DeviceShare {
     fn device_changed(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         self.last_event_matters = false;
         let full = || change.new_as::<scheduling::Device>().cloned();
-        let full = full().map(SeenDevice::from);
-        let Some(object) = change.new_as::<SeenDevice>().or(full.as_ref()) else {
+        let full = full().map(DeviceObject::from);
+        let Some(object) = change.new_as::<DeviceObject>().or(full.as_ref()) else {
             return;
         };
         let name = object.name.clone();
@@ -282,13 +283,13 @@ impl Sign for DeviceShare {
 impl Inputs for DeviceShare {
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of_kept::<scheduling::Device, SeenDevice>(DEVICES)
+            Watch::mapped::<scheduling::Device, DeviceObject>(DEVICES)
                 .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
-            restricted::watch(),
+            allocate_policy::watch(),
         ]
     }
     fn indexes(&self) -> Vec<IndexKind> {
-        vec![restricted::index()]
+        vec![allocate_policy::index()]
     }
 }
 
@@ -322,7 +323,7 @@ impl Filter for DeviceShare {
             );
             if self
                 .settings
-                .of(cycle.pod)
+                .for_pod(cycle.pod)
                 .args
                 .forbids_sharing(vendor, model)
             {
@@ -341,7 +342,7 @@ impl Filter for DeviceShare {
 impl PreScore for DeviceShare {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.device_pod(cycle) {
-            Ok(Some(pod)) => PreScoreResult::Ready(State::of(pod)),
+            Ok(Some(pod)) => PreScoreResult::Ready(State::new(pod)),
             _ => PreScoreResult::Skip,
         }
     }
@@ -392,15 +393,15 @@ impl QueueHints for DeviceShare {
             },
         ]
     }
-    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+    fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> QueueingHint {
         match (event.subject, event.pod) {
             (Subject::AssignedPod, Some(deleted))
                 if !pod::requests_devices(deleted, &self.resource_ids(view.resources)) =>
             {
-                Helps::Skip
+                QueueingHint::Skip
             }
-            (Subject::Object(DEVICES), _) if !self.last_event_matters => Helps::Skip,
-            _ => Helps::Queue,
+            (Subject::Object(DEVICES), _) if !self.last_event_matters => QueueingHint::Skip,
+            _ => QueueingHint::Queue,
         }
     }
 }
@@ -411,7 +412,7 @@ impl PreBind for DeviceShare {
         let row = self.rows.get(node.row());
         let holding = row.and_then(|row| Some((row, row.allocations.get(&cycle.pod.uid)?)));
         let Some((row, holding)) = holding else {
-            take_back(cycle.pod, key, patch);
+            clear_annotation(cycle.pod, key, patch);
             return Ok(());
         };
         let allocation = holding.devices.to_annotation(row.inventory.as_deref());
@@ -423,7 +424,13 @@ impl PreBind for DeviceShare {
 }
 
 impl Insight for DeviceShare {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+    fn explain_shortfall(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Shortfall,
+    ) {
         let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return;
         };
@@ -473,7 +480,7 @@ impl Insight for DeviceShare {
 }
 
 impl Metered for DeviceShare {
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+    fn read(&mut self, _view: View<'_>, out: &mut MetricSamples) {
         self.export_metrics(out);
     }
 }
@@ -557,7 +564,7 @@ impl Reserve for DeviceShare {
         let Some(devices) = placed.map_err(|NodeRejection(rejection)| rejection)? else {
             return Ok(());
         };
-        let holding = Holding {
+        let holding = DeviceHolding {
             devices,
             reserves: cycle.pod.is_holder(),
             from: cycle.nominated.map(|from| from.uid.clone()),
@@ -583,7 +590,7 @@ impl Alignment for DeviceShare {
         let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return Ok(Offers::new());
         };
-        let aligns = !self.settings.of(cycle.pod).args.disable_alignment();
+        let aligns = !self.settings.for_pod(cycle.pod).args.disable_alignment();
         let Some(inventory) = row.managed_devices().filter(|_| aligns) else {
             return Ok(Offers::new());
         };

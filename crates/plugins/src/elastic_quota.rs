@@ -17,20 +17,20 @@ mod status;
 mod tests;
 mod totals;
 
-use crate::common::budgets::{self, is_non_preemptible, is_spared};
+use crate::common::budgets::{self, is_non_preemptible, is_protected};
 use admission::{QuotaDelta, Request, Rules};
 use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
-use koord_model::quota::{Forest, Options, Spec};
+use koord_model::quota::{Options, QuotaForest, QuotaSpec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::{
-    Action, Admission, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Helps,
-    IndexKind, Inputs, Insight, Interest, Metered, NotShown, ObjectChange, ObjectEvents,
-    PerProfile, Plugin, PodEvents, Points, Pool, PostFilter, PostFilterResult,
-    PostFilterTransformer, PreFilterResult, Preemption, Preparation, QueueHints, Readings, Roles,
-    Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
+    Action, Admission, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    IndexKind, Inputs, Insight, Interest, Metered, MetricSamples, NotShown, ObjectChange,
+    ObjectEvents, PerProfile, Plugin, PodEvents, Points, Pool, PostFilter, PostFilterResult,
+    PostFilterTransformer, PreFilterResult, Preemption, Preparation, QueueHints, QueueingHint,
+    Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::framework::{Diagnosis, PreFilter};
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -59,11 +59,11 @@ pub(crate) struct ElasticQuotas {
     profile_rules: PerProfile<ProfileRules>,
     objects: Objects,
     ledger: Ledger,
-    budgets: budgets::Looks,
+    budgets: budgets::BudgetChecks,
     started: bool,
     /// Runtime quotas are divided on demand, for quotas that are about to be checked or displayed; rules read
     /// them as they are.
-    trees: Forest,
+    trees: QuotaForest,
     /// Total resources of nodes and root quotas.
     totals: Totals,
     writer: StatusWriter,
@@ -106,7 +106,7 @@ pub(crate) fn build(
 ) -> Result<BoxedPlugin, BuildError> {
     let gates = Gates::from_context(context);
     let args = Args::read(value)?;
-    let trees = Forest::new(Options {
+    let trees = QuotaForest::new(Options {
         scale_min: args.enable_min_quota_scale,
         guarantee_used: gates.guarantee_used,
     });
@@ -116,7 +116,7 @@ pub(crate) fn build(
         revoker: Revoker::from_args(&args, controls),
         args,
         objects: Objects::new(gates.multi_tree),
-        budgets: budgets::Looks::of(context),
+        budgets: budgets::BudgetChecks::from_gates(context),
         started: false,
         ledger: Ledger::new(gates),
         trees,
@@ -141,7 +141,7 @@ impl ElasticQuotas {
 
     /// Returns the spec of quota `name`: from its object, or from the arguments for built-in quotas. `None`
     /// if there is neither.
-    fn spec(&self, name: &str, table: &ResourceTable) -> Option<Spec> {
+    fn spec(&self, name: &str, table: &ResourceTable) -> Option<QuotaSpec> {
         if let Some(object) = self.objects.get(name) {
             return Some(object.spec.clone());
         }
@@ -151,11 +151,11 @@ impl ElasticQuotas {
             ROOT_QUOTA => Amounts::new(),
             _ => return None,
         };
-        Some(Spec {
+        Some(QuotaSpec {
             lendable: name != ROOT_QUOTA,
             is_parent: name == ROOT_QUOTA,
             max,
-            ..Spec::default()
+            ..QuotaSpec::default()
         })
     }
 
@@ -205,7 +205,7 @@ impl ElasticQuotas {
             amounts: &amounts,
             non_preemptible: is_non_preemptible(pod),
         };
-        let ProfileRules { rules, .. } = self.profile_rules.of(pod);
+        let ProfileRules { rules, .. } = self.profile_rules.for_pod(pod);
         rules.admit(&request, delta, &self.trees, Some(table))
     }
 
@@ -216,7 +216,7 @@ impl ElasticQuotas {
             amounts: &charge.amounts,
             non_preemptible: charge.non_preemptible,
         };
-        let ProfileRules { rules, .. } = self.profile_rules.of(&charge.info);
+        let ProfileRules { rules, .. } = self.profile_rules.for_pod(&charge.info);
         rules.admit(&request, delta, &self.trees, None).is_ok()
     }
 
@@ -287,7 +287,7 @@ impl ElasticQuotas {
         });
         for charge in &pods {
             if let Some(quota) = &charge.quota {
-                let ProfileRules { rules, .. } = self.profile_rules.of(&charge.info);
+                let ProfileRules { rules, .. } = self.profile_rules.for_pod(&charge.info);
                 rules.refresh(quota, &mut self.trees);
             }
         }
@@ -358,7 +358,7 @@ impl Sign for ElasticQuotas {
 impl Inputs for ElasticQuotas {
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![
-            Watch::of_trimmed::<ElasticQuota, crate::common::trim::Trimmer>(ELASTIC_QUOTAS)
+            Watch::trimmed::<ElasticQuota, crate::common::trim::Trimmer>(ELASTIC_QUOTAS)
                 .counted_as(event_names!(
                     "elasticquotas.v1alpha1.scheduling.sigs.k8s.io"
                 )),
@@ -403,12 +403,12 @@ impl QueueHints for ElasticQuotas {
         .map(|(subject, actions)| Interest { subject, actions })
         .into()
     }
-    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         if self.rejected.contains(&pod.uid) {
             // The next tick activates as many pods as fit.
-            return Helps::Skip;
+            return QueueingHint::Skip;
         }
-        Helps::Queue
+        QueueingHint::Queue
     }
 }
 
@@ -420,7 +420,7 @@ impl PostFilter for ElasticQuotas {
     ) -> PostFilterResult<'a> {
         let quota = self.quota_of(cycle.pod);
         let (same, own) = (quota.clone(), quota.clone());
-        let protect_default = self.profile_rules.of(cycle.pod).protect_default;
+        let protect_default = self.profile_rules.for_pod(cycle.pod).protect_default;
         let pool = self.preemptable_pods(quota.clone(), protect_default);
         let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
         PostFilterResult::Preempt(Preemption {
@@ -430,7 +430,10 @@ impl PostFilter for ElasticQuotas {
             may_evict: Box::new(move |victim| {
                 let victim_quota = self.quota_of(victim);
                 let spared = protect_default && victim_quota.as_deref() == Some(DEFAULT_QUOTA);
-                !is_spared(victim) && !is_non_preemptible(victim) && !spared && victim_quota == same
+                !is_protected(victim)
+                    && !is_non_preemptible(victim)
+                    && !spared
+                    && victim_quota == same
             }),
             awaits: Some(Box::new(move |other| {
                 other.deleting && self.quota_of(other) == own
@@ -486,8 +489,8 @@ impl Admission for ElasticQuotas {
             admitted
         })
     }
-    fn in_the_way(&self, pods: &[Arc<PodInfo>], _view: View<'_>, name: &mut dyn FnMut(&str)) {
-        let spares = |pod: &PodInfo| self.profile_rules.of(pod).protect_default;
+    fn blocking_pods(&self, pods: &[Arc<PodInfo>], _view: View<'_>, name: &mut dyn FnMut(&str)) {
+        let spares = |pod: &PodInfo| self.profile_rules.for_pod(pod).protect_default;
         let quotas: BTreeMap<Arc<str>, bool> = pods
             .iter()
             .filter_map(|pod| Some((self.quota_of(pod)?, spares(pod))))
@@ -554,7 +557,7 @@ impl Insight for ElasticQuotas {
 }
 
 impl Metered for ElasticQuotas {
-    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+    fn read(&mut self, view: View<'_>, out: &mut MetricSamples) {
         self.report_metrics(view.resources, out);
     }
 }
@@ -562,11 +565,11 @@ impl Metered for ElasticQuotas {
 impl Preparation for ElasticQuotas {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
         if let Some(quota) = self.quota_of(cycle.pod) {
-            let ProfileRules { rules, .. } = self.profile_rules.of(cycle.pod);
+            let ProfileRules { rules, .. } = self.profile_rules.for_pod(cycle.pod);
             rules.refresh(&quota, &mut self.trees);
         }
     }
-    fn prepare_to_show(&mut self, _view: View<'_>) {
+    fn prepare_explain(&mut self, _view: View<'_>) {
         self.trees.settle();
         if self.uses_runtime() {
             for name in self.trees.names() {

@@ -6,12 +6,12 @@ mod args;
 use crate::common::resources::is_scalar;
 use args::{Args, FitStrategy};
 use koord_api::priority::PriorityClass;
-use koord_api::priority::class_of;
+use koord_api::priority::resource_priority_class;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Helps,
-    Holders, Insight, Interest, Lacks, Plugin, Points, PreFilter, PreFilterResult, PreScore,
-    PreScoreResult, QueueHints, Reason, Reasons, Rejection, Roles, Score, Sign, Signable,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Holders,
+    Insight, Interest, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    QueueHints, QueueingHint, Reason, Reasons, Rejection, Roles, Score, Shortfall, Sign, Signable,
     Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo, ResourceColumn};
@@ -258,7 +258,7 @@ impl PreScore for Fit {
                 };
                 (adds > 0 || !is_scalar(id)).then_some((id, spec.weight, adds))
             });
-        PreScoreResult::Ready(State::of(FitResources(scored.collect())))
+        PreScoreResult::Ready(State::new(FitResources(scored.collect())))
     }
 }
 
@@ -322,7 +322,7 @@ impl QueueHints for Fit {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> QueueingHint {
         // A node that is too small even when empty cannot help.
         let large = |node: &NodeInfo| {
             let enough = |(id, amount): (ResourceId, i64)| {
@@ -341,12 +341,22 @@ impl QueueHints for Fit {
             },
             _ => true,
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
 }
 
 impl Insight for Fit {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+    fn explain_shortfall(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Shortfall,
+    ) {
         let nodes = cycle.view.nodes;
         let mut note = |id: ResourceId, amount: i64| {
             let total = nodes.allocatable(node, id);
@@ -357,7 +367,7 @@ impl Insight for Fit {
                 let missing = (amount - free) as f64 / amount as f64;
                 // A request larger than the whole node cannot be met by evictions, so it is farther away.
                 // Batch and mid resources are the exception: they grow when prod pods use less.
-                let varies = class_of(&name) != PriorityClass::None;
+                let varies = resource_priority_class(&name) != PriorityClass::None;
                 let distance = if amount > total && !varies {
                     10.0
                 } else {

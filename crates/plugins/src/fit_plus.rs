@@ -122,7 +122,7 @@ impl PreScore for FitPlus {
             let requested = pod.requests.get(id) > 0 && id != PODS;
             requested.then_some((id, *preference, adds))
         });
-        PreScoreResult::Ready(State::of(FitPlusResources(scored.collect())))
+        PreScoreResult::Ready(State::new(FitPlusResources(scored.collect())))
     }
 }
 

@@ -14,8 +14,8 @@ use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
-    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, ObjectEvents, Plugin, PodEvents,
-    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preparation, QueueHints,
+    Holders, Inputs, Interest, Normalize, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, Preparation, QueueHints, QueueingHint,
     Rejection, Roles, Score, ShapeId, State, Subject, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -307,7 +307,9 @@ impl Plugin for InterPodAffinity {
 
 impl Inputs for InterPodAffinity {
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of_trimmed::<Namespace, crate::common::trim::Trimmer>(NAMESPACES)]
+        vec![Watch::trimmed::<Namespace, crate::common::trim::Trimmer>(
+            NAMESPACES,
+        )]
     }
 }
 
@@ -425,7 +427,7 @@ impl PreScore for InterPodAffinity {
         if score_counters.owners.is_empty() && score_counters.own_terms.is_empty() {
             return PreScoreResult::Skip;
         }
-        PreScoreResult::Ready(State::of(score_counters))
+        PreScoreResult::Ready(State::new(score_counters))
     }
 }
 
@@ -468,7 +470,7 @@ impl QueueHints for InterPodAffinity {
             interest(Subject::Object(NAMESPACES), Action::ADD.or(Action::UPDATE)),
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
             let mut terms = AffinityTerms::from_pod(owner)
@@ -492,7 +494,11 @@ impl QueueHints for InterPodAffinity {
             }
             _ => true,
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
 }
 
@@ -587,7 +593,7 @@ impl PodEvents for InterPodAffinity {
 }
 
 impl Volatile for InterPodAffinity {
-    fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
+    fn depends_on_other_nodes(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
             let terms = AffinityTerms::from_pod(owner)

@@ -19,10 +19,10 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents,
-    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection,
-    Roles, Score, Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Holders,
+    Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
+    PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, QueueingHint,
+    Rejection, Roles, Score, Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
@@ -428,7 +428,7 @@ impl Sign for LoadAware {
 impl Inputs for LoadAware {
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of_kept::<NodeMetric, TrimmedNodeMetric>(NODE_METRICS)
+            Watch::mapped::<NodeMetric, TrimmedNodeMetric>(NODE_METRICS)
                 .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
         ]
     }
@@ -472,7 +472,7 @@ impl Filter for LoadAware {
 
 impl PreScore for LoadAware {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        PreScoreResult::Ready(State::of(self.pod_load(cycle.pod, cycle.view)))
+        PreScoreResult::Ready(State::new(self.pod_load(cycle.pod, cycle.view)))
     }
 }
 
@@ -523,9 +523,9 @@ impl QueueHints for LoadAware {
     /// changed. If usage was released since the last report, any pod that fits now is queued: that release
     /// caused no event of its own. For example, a gang that did not fit was rejected because of its own
     /// members, although each of them fits.
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> QueueingHint {
         if event.subject != Subject::Object(NODE_METRICS) {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         }
         let last_report = self.last_report.as_ref();
         let helps = last_report.is_some_and(|(node, before, eased)| {
@@ -537,7 +537,11 @@ impl QueueHints for LoadAware {
                 fits(&load.node_usage) && (*eased || !fits(before))
             })
         });
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
 }
 

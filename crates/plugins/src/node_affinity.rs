@@ -8,9 +8,9 @@ use crate::common::node_selector::{
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Interest, Normalize, ObjectEvents, Plugin, Points, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, QueueHints, Rejection, Roles, Score, Sign, Signable, Signature,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Holders,
+    Interest, Normalize, ObjectEvents, Plugin, Points, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, QueueHints, QueueingHint, Rejection, Roles, Score, Sign, Signable, Signature,
     State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -146,7 +146,7 @@ impl PreFilter for NodeAffinity {
             None => None,
         };
         PreFilterResult::Ready {
-            state: State::of(required_affinity),
+            state: State::new(required_affinity),
             nodes,
         }
     }
@@ -179,7 +179,7 @@ impl PreScore for NodeAffinity {
         if preferences.is_empty() {
             return PreScoreResult::Skip;
         }
-        PreScoreResult::Ready(State::of(preferences))
+        PreScoreResult::Ready(State::new(preferences))
     }
 }
 
@@ -214,10 +214,10 @@ impl QueueHints for NodeAffinity {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         match event.node {
-            Some(node) if !RequiredNodeAffinity::from_pod(pod).matches(node) => Helps::Skip,
-            _ => Helps::Queue,
+            Some(node) if !RequiredNodeAffinity::from_pod(pod).matches(node) => QueueingHint::Skip,
+            _ => QueueingHint::Queue,
         }
     }
 }

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Interest, Plugin, PodEvents, Points, PreFilter, PreFilterResult, QueueHints,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Holders,
+    Interest, Plugin, PodEvents, Points, PreFilter, PreFilterResult, QueueHints, QueueingHint,
     Rejection, Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -163,11 +163,11 @@ impl QueueHints for NodePorts {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let host_ports: Vec<HostPort> = ports(pod).collect();
         match event.pod {
-            Some(other) if !collide(&host_ports, other) => Helps::Skip,
-            _ => Helps::Queue,
+            Some(other) if !collide(&host_ports, other) => QueueingHint::Skip,
+            _ => QueueingHint::Queue,
         }
     }
 }

@@ -15,9 +15,9 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
-use crate::common::patches::take_back;
-use crate::common::restricted;
-use crate::common::topologies::{self, SeenTopology, TOPOLOGIES};
+use crate::common::allocate_policy;
+use crate::common::patches::clear_annotation;
+use crate::common::topologies::{self, TOPOLOGIES, TrimmedTopology};
 use args::{Args, NumaSettings};
 use koord_api::annotations;
 use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
@@ -30,10 +30,10 @@ use koord_model::resources::{
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
-    Helps, Holders, IndexKind, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange,
-    ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind, PreFilter,
-    PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, Rejection, ReportedProblems,
-    Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Holders, IndexKind, Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents,
+    PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, Problem, QueueHints, QueueingHint, Rejection, ReportedProblems, Reserve, Roles,
+    Score, Shortfall, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
 use node_allocations::NodeAllocations;
@@ -99,7 +99,7 @@ impl Numa {
     }
 
     fn numa_pod(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<NumaPod>, String> {
-        NumaPod::new(pod, self.settings.of(pod), view.resources)
+        NumaPod::new(pod, self.settings.for_pod(pod), view.resources)
     }
 
     fn node(&self, node: NodeIndex) -> Option<(&NodeAllocations, &NodeTopology)> {
@@ -220,7 +220,7 @@ impl Plugin for Numa {
 
 impl Sign for Numa {
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        match NumaPod::new(pod, self.settings.of(pod), table) {
+        match NumaPod::new(pod, self.settings.for_pod(pod), table) {
             Ok(Some(incoming)) => incoming.sign(signature),
             Ok(None) => signature.number(0),
             Err(message) => signature.text(&message),
@@ -231,10 +231,10 @@ impl Sign for Numa {
 
 impl Inputs for Numa {
     fn watches(&self) -> Vec<Watch> {
-        vec![topologies::watch(), restricted::watch()]
+        vec![topologies::watch(), allocate_policy::watch()]
     }
     fn indexes(&self) -> Vec<IndexKind> {
-        vec![restricted::index()]
+        vec![allocate_policy::index()]
     }
 }
 
@@ -314,7 +314,7 @@ impl Filter for Numa {
 impl PreScore for Numa {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.numa_pod(cycle.pod, cycle.view) {
-            Ok(Some(incoming)) => PreScoreResult::Ready(State::of(incoming)),
+            Ok(Some(incoming)) => PreScoreResult::Ready(State::new(incoming)),
             _ => PreScoreResult::Skip,
         }
     }
@@ -334,7 +334,7 @@ impl Score for Numa {
                 _ => return 0,
             },
         };
-        let settings = self.settings.of(cycle.pod);
+        let settings = self.settings.for_pod(cycle.pod);
         let whole_node = |id| {
             let allocatable = cycle.view.nodes.allocatable(node, id);
             (allocatable, cycle.requested(node, id))
@@ -396,7 +396,7 @@ impl Score for Numa {
         nodes: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let strategy = self.settings.of(cycle.pod).nodes;
+        let strategy = self.settings.for_pod(cycle.pod).nodes;
         let incoming = state.get::<NumaPod>();
         let scored_resources = incoming
             .into_iter()
@@ -438,16 +438,20 @@ impl QueueHints for Numa {
     }
     /// Skips topology updates that change nothing the pod requests: koordlet and the manager update these
     /// objects often, and thousands of pods may wait.
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         if event.subject != Subject::Object(TOPOLOGIES) {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         }
         let helps = match &self.last_change {
             TopologyChange::Nothing => false,
             TopologyChange::Amounts(ids) => ids.iter().any(|id| pod.requests.get(*id) > 0),
             TopologyChange::All => true,
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
 }
 
@@ -458,7 +462,7 @@ impl PreBind for Numa {
             Some((node_allocations.pods.get(&cycle.pod.uid)?, node_topology))
         });
         let Some((allocation, node_topology)) = allocation else {
-            take_back(cycle.pod, annotations::RESOURCE_STATUS, patch);
+            clear_annotation(cycle.pod, annotations::RESOURCE_STATUS, patch);
             return Ok(());
         };
         let failed = |error: serde_json::Error| Rejection::error(error.to_string());
@@ -494,7 +498,13 @@ impl PreBind for Numa {
 }
 
 impl Insight for Numa {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+    fn explain_shortfall(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Shortfall,
+    ) {
         let (Some(incoming), Some((node_allocations, node_topology))) =
             (state.get::<NumaPod>(), self.node(node))
         else {
@@ -537,7 +547,7 @@ impl Insight for Numa {
 impl ObjectEvents for Numa {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let deleted = change.action == Action::DELETE;
-        let Some(object) = SeenTopology::of(change) else {
+        let Some(object) = TrimmedTopology::from_change(change) else {
             return;
         };
         let name = object.name.to_string();
@@ -710,7 +720,7 @@ impl Alignment for Numa {
         let table = cycle.view.resources;
         Ok(allocate::hints(
             &plan,
-            self.settings.of(cycle.pod),
+            self.settings.for_pod(cycle.pod),
             &sources,
             &max_free,
             table,

@@ -3,7 +3,7 @@
 //! The engine searches for victims; this plugin provides the limits and the disruption budgets.
 
 use crate::common::args::invalid;
-use crate::common::budgets::{self, is_spared};
+use crate::common::budgets::{self, is_protected};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BoxedPlugin, BuildContext, BuildError, Cycle, Diagnosis, Holders, IndexKind, Inputs,
@@ -60,7 +60,7 @@ impl Args {
 #[derive(Debug)]
 pub(crate) struct DefaultPreemption {
     args: Args,
-    budgets: budgets::Looks,
+    budgets: budgets::BudgetChecks,
 }
 
 /// Builds the plugin.
@@ -72,7 +72,7 @@ pub(crate) fn build(
     args.validate()?;
     Ok(Box::new(DefaultPreemption {
         args,
-        budgets: budgets::Looks::of(context),
+        budgets: budgets::BudgetChecks::from_gates(context),
     }))
 }
 
@@ -119,7 +119,7 @@ impl PostFilter for DefaultPreemption {
             prefix: "preemption: ",
             min_candidate_percentage: self.args.min_candidate_nodes_percentage,
             min_candidate_absolute: self.args.min_candidate_nodes_absolute,
-            may_evict: Box::new(|pod| !is_spared(pod)),
+            may_evict: Box::new(|pod| !is_protected(pod)),
             awaits: None,
             suffices: Box::new(|_| true),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),

@@ -19,9 +19,9 @@ mod pre_allocatable;
 mod pre_allocation;
 mod table;
 
-use crate::common::budgets::{self, is_spared};
-use crate::common::patches::take_back;
-use crate::common::restricted::{self, RESERVATIONS};
+use crate::common::allocate_policy::{self, RESERVATIONS};
+use crate::common::budgets::{self, is_protected};
+use crate::common::patches::clear_annotation;
 use args::Args;
 use control::CheckQueue;
 use fit::{NO_MATCH, NodeFit, ReservationCounts};
@@ -32,12 +32,12 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Diagnosis,
-    Effects, Filter, Helps, Holders, IndexKind, Inputs, Insight, Interest, Metered, Normalize,
-    NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points,
-    PostFilter, PostFilterResult, PostFilterTransformer, PreBind, PreFilter, PreFilterResult,
-    PreScore, PreScoreResult, Preemption, Protection, QueueHints, Readings, Rejection, Release,
-    Remark, Reserve, Roles, RulesVersion, Score, Sign, Signable, Signature, State, Subject, Tick,
-    Verb, Verdict, View, Words, Write,
+    Effects, Filter, Holders, IndexKind, Inputs, Insight, Interest, LazyMessage, Metered,
+    MetricSamples, Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents,
+    PodPatch, Points, PostFilter, PostFilterResult, PostFilterTransformer, PreBind, PreFilter,
+    PreFilterResult, PreScore, PreScoreResult, Preemption, Protection, QueueHints, QueueingHint,
+    RefusalEvent, Rejection, Release, Reserve, Roles, RulesVersion, Score, Sign, Signable,
+    Signature, State, Subject, Tick, Verb, Verdict, View, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use pod_state::{CycleSubject, PodReservationState};
@@ -65,7 +65,7 @@ pub(crate) struct Reservations {
     clean_owners: bool,
     /// True if reservations may expire before they are placed.
     expire_pending: bool,
-    budgets: budgets::Looks,
+    budgets: budgets::BudgetChecks,
     /// True if this process runs the reservation controller: it updates statuses, expires reservations and
     /// deletes old ones.
     is_controller: bool,
@@ -89,7 +89,7 @@ pub(crate) fn build(
         node_labels: !gate("OmitNodeLabelsForReservation"),
         clean_owners: is_controller && gate("CleanExpiredReservationAllocated"),
         expire_pending: gate("ExpirePendingReservations"),
-        budgets: budgets::Looks::of(context),
+        budgets: budgets::BudgetChecks::from_gates(context),
         is_controller,
         table: ReservationTable::default(),
         pre_allocatable: PreAllocatableIndex::default(),
@@ -120,7 +120,7 @@ impl Reservations {
             .map_err(Rejection::unresolvable)?;
         Ok(CycleSubject::Reservation {
             fixed: fixed_node(cycle.pod),
-            policy: restricted::policy(cycle.view, &record.uid),
+            policy: allocate_policy::policy(cycle.view, &record.uid),
             candidates,
         })
     }
@@ -141,7 +141,7 @@ impl Reservations {
         pod_state: &'a PodReservationState,
         node: NodeIndex,
     ) -> NodeFit<'a> {
-        let args = self.args.of(cycle.pod);
+        let args = self.args.for_pod(cycle.pod);
         NodeFit::new(&self.table, args, cycle, pod_state, node, self.node_labels)
     }
 
@@ -314,7 +314,7 @@ impl Sign for Reservations {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
-    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign_external(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
             // A reservation that may be placed over pods depends on running pods, so it shares no results
             // with others.
@@ -326,7 +326,7 @@ impl Sign for Reservations {
             };
             signature.number(-2);
             signature.text(fixed_node(pod).as_deref().unwrap_or_default());
-            signature.number(restricted::policy(view, &record.uid) as i64);
+            signature.number(allocate_policy::policy(view, &record.uid) as i64);
             return Signable::Yes;
         }
         let lists = self.table.matching_lists(pod);
@@ -351,7 +351,7 @@ impl Sign for Reservations {
 
 impl Inputs for Reservations {
     fn watches(&self) -> Vec<Watch> {
-        let mut watches = vec![restricted::watch()];
+        let mut watches = vec![allocate_policy::watch()];
         if self.has_preemption() {
             watches.extend(self.budgets.watch());
         }
@@ -359,7 +359,7 @@ impl Inputs for Reservations {
     }
 
     fn indexes(&self) -> Vec<IndexKind> {
-        let mut indexes = vec![restricted::index()];
+        let mut indexes = vec![allocate_policy::index()];
         indexes.extend(self.budgets.index().filter(|_| self.has_preemption()));
         indexes
     }
@@ -388,7 +388,7 @@ impl PreFilter for Reservations {
                 .and_then(PreAllocationCandidates::required_nodes);
         }
         PreFilterResult::Ready {
-            state: State::of(subject),
+            state: State::new(subject),
             nodes,
         }
     }
@@ -429,14 +429,14 @@ impl PreScore for Reservations {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         match self.subject(cycle) {
             Ok(CycleSubject::Pod(pod_state)) if !pod_state.is_plain() && !pod_state.ignores => {
-                PreScoreResult::Ready(State::of(CycleSubject::Pod(pod_state)))
+                PreScoreResult::Ready(State::new(CycleSubject::Pod(pod_state)))
             }
             Ok(
                 subject @ CycleSubject::Reservation {
                     candidates: Some(_),
                     ..
                 },
-            ) => PreScoreResult::Ready(State::of(subject)),
+            ) => PreScoreResult::Ready(State::new(subject)),
             _ => PreScoreResult::Skip,
         }
     }
@@ -491,7 +491,7 @@ impl QueueHints for Reservations {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         if event.subject == Subject::AssignedPod
             && !event
                 .action
@@ -499,29 +499,29 @@ impl QueueHints for Reservations {
         {
             // A running pod helps only a reservation that may be placed over it.
             let other = event.pod.filter(|other| self.may_absorb(pod, other));
-            return other.map_or(Helps::Skip, |_| Helps::Queue);
+            return other.map_or(QueueingHint::Skip, |_| QueueingHint::Queue);
         }
         let Some(change) = event.object else {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         };
         let Some(new) = change.new_as::<Reservation>() else {
-            return Helps::Skip;
+            return QueueingHint::Skip;
         };
         let old = change::old_state(change);
         // The ended reservation's owners may now be absorbed by another one.
         let ended = change.action.meets(Action::DELETE) || change::is_ended(old, new);
         if ended && self.record_of(pod).is_some_and(is_pre_allocation) {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         }
         // Resources freed by an ended or deleted reservation cause an event of their own.
         let useful = change::is_opened(old, new) && owners::is_owner(&new.spec.owners, pod);
         if useful || change::is_shrunk(old, new) {
-            Helps::Queue
+            QueueingHint::Queue
         } else {
-            Helps::Skip
+            QueueingHint::Skip
         }
     }
-    fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
+    fn affects_unrefused(&self, event: &ClusterEvent<'_>) -> bool {
         // If no reservation can absorb the pod, other plugins report the node's shortage and handle the
         // event.
         if event.subject == Subject::AssignedPod {
@@ -546,7 +546,7 @@ impl PostFilter for Reservations {
         _diagnosis: &Diagnosis,
     ) -> PostFilterResult<'a> {
         let counts = self.reservation_counts(cycle);
-        let args = self.args.of(cycle.pod);
+        let args = self.args.for_pod(cycle.pod);
         if !args.enable_preemption {
             return PostFilterResult::Unhelpful(counts);
         }
@@ -555,7 +555,7 @@ impl PostFilter for Reservations {
             prefix: "preemption: ",
             min_candidate_percentage: args.min_candidate_nodes_percentage.into(),
             min_candidate_absolute: args.min_candidate_nodes_absolute.into(),
-            may_evict: Box::new(|pod| !is_spared(pod)),
+            may_evict: Box::new(|pod| !is_protected(pod)),
             awaits: None,
             suffices: Box::new(|_| true),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
@@ -580,7 +580,7 @@ impl PreBind for Reservations {
                 allocated_text(record).map_err(|error| Rejection::error(error.to_string()))?;
             patch.annotations.insert(key.to_owned(), text);
         } else if !pod.is_holder() {
-            take_back(pod, key, patch);
+            clear_annotation(pod, key, patch);
         }
         Ok(())
     }
@@ -612,11 +612,11 @@ impl Bind for Reservations {
 }
 
 impl Insight for Reservations {
-    fn remark(&self, pod: &PodInfo, said: &Words) -> Option<Remark> {
+    fn refusal_event(&self, pod: &PodInfo, said: &LazyMessage) -> Option<RefusalEvent> {
         pod.annotation(annotations::RESERVATION_AFFINITY)?;
         let message = koord_model::reservation::failure_of_reservations(said)?;
         let reason = "FailedScheduling-Reservation";
-        Some(Remark { reason, message })
+        Some(RefusalEvent { reason, message })
     }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         self.explain_pod(pod, view)
@@ -639,7 +639,7 @@ impl Insight for Reservations {
 }
 
 impl Metered for Reservations {
-    fn read(&mut self, view: View<'_>, out: &mut Readings) {
+    fn read(&mut self, view: View<'_>, out: &mut MetricSamples) {
         self.export_metrics(view.now, out);
     }
 }
@@ -839,7 +839,7 @@ impl Release for Reservations {
             _ => {}
         }
     }
-    fn takes_in(
+    fn absorbed_pods(
         &self,
         cycle: &Cycle<'_>,
         state: &State,

@@ -70,7 +70,7 @@ impl PreScore for ScarceResourceAvoidance {
         let names = self.args.resources.iter();
         let scarce = names.filter_map(|name| cycle.view.resources.get(name));
         let unrequested = scarce.filter(|id| cycle.pod.requests.get(*id) == 0);
-        PreScoreResult::Ready(State::of(UnrequestedScarce(unrequested.collect())))
+        PreScoreResult::Ready(State::new(UnrequestedScarce(unrequested.collect())))
     }
 }
 

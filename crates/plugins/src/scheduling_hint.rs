@@ -5,8 +5,8 @@ use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
 use koord_api::extension::SchedulingHint as Hint;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Helps, Holders, Interest,
-    Plugin, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Holders, Interest, Plugin,
+    Points, PreFilter, PreFilterResult, QueueHints, QueueingHint, Rejection, Roles, Sign, Signable,
     Signature, State, Subject, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -140,15 +140,15 @@ impl QueueHints for SchedulingHint {
             actions: Action::ADD,
         }]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         match (event.node, hint(pod)) {
             (Some(node), Ok(Some(hint)))
                 if hint.node_names.iter().all(|name| **name != *node.name) =>
             {
-                Helps::Skip
+                QueueingHint::Skip
             }
-            (_, Err(_)) => Helps::Skip,
-            _ => Helps::Queue,
+            (_, Err(_)) => QueueingHint::Skip,
+            _ => QueueingHint::Queue,
         }
     }
 }

@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 use koord_model::nodes::{NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, tolerates_comparing};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Filter, Helps, Holders,
-    Interest, Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, Rejection, Roles,
-    Score, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Filter, Holders, Interest,
+    Normalize, Plugin, Points, PreScore, PreScoreResult, QueueHints, QueueingHint, Rejection,
+    Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
@@ -107,7 +107,7 @@ impl PreScore for TaintToleration {
             .filter(relevant)
             .cloned()
             .collect();
-        PreScoreResult::Ready(State::of(relevant_tolerations))
+        PreScoreResult::Ready(State::new(relevant_tolerations))
     }
 }
 
@@ -146,15 +146,15 @@ impl QueueHints for TaintToleration {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         match event.node {
             Some(node)
                 if find_untolerated(tolerations_of(pod), node.taints(), self.compares)
                     .is_some() =>
             {
-                Helps::Skip
+                QueueingHint::Skip
             }
-            _ => Helps::Queue,
+            _ => QueueingHint::Queue,
         }
     }
 }

@@ -14,18 +14,18 @@ mod report_wait;
 #[cfg(test)]
 mod tests;
 
-use crate::common::topologies::{self, SeenTopology, TOPOLOGIES};
+use crate::common::topologies::{self, TOPOLOGIES, TrimmedTopology};
 use args::{Args, CacheMode, OverReserve, ResyncScope, TopologyMatchSettings};
 use jiff::Timestamp;
 use koord_api::topology::zone_name;
-use koord_model::alignment::{self, Ask, Policy, Unfit};
+use koord_model::alignment::{self, AlignmentError, AlignmentRequest, Policy};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    Holders, Inputs, Insight, Interest, Lacks, NotShown, ObjectChange, ObjectEvents, Plugin,
-    PodEvents, Points, PostBind, PostFilterTransformer, PreFilter, PreFilterResult, PreScore,
-    PreScoreResult, QueueHints, Rejection, ReportedProblems, Roles, Score, Sign, Signable,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Holders,
+    Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
+    PostBind, PostFilterTransformer, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    QueueHints, QueueingHint, Rejection, ReportedProblems, Roles, Score, Shortfall, Sign, Signable,
     Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -127,7 +127,7 @@ impl TopologyMatch {
     fn check_fit(
         &self,
         cycle: &Cycle<'_>,
-        ask: &Ask,
+        ask: &AlignmentRequest,
         node: NodeIndex,
     ) -> Result<(), TopologyRefusal> {
         let Some(node_state) = self.state(node, cycle.view) else {
@@ -148,7 +148,7 @@ impl TopologyMatch {
         }
         let on_node = |id: ResourceId| cycle.view.nodes.allocatable(node, id) > 0;
         alignment::single(ask, node_state.config.scope, free, on_node)
-            .map_err(TopologyRefusal::Unfit)
+            .map_err(TopologyRefusal::AlignmentError)
     }
 
     /// Returns true if the pod fits the node's accepted report without any subtraction. What a reservation
@@ -174,7 +174,7 @@ impl TopologyMatch {
 
 /// Returns the zones that list a resource, with the free amount of each.
 fn zone_amounts(
-    free: &alignment::Free<'_>,
+    free: &alignment::FreeZones<'_>,
     zones: impl Iterator<Item = u32>,
     id: ResourceId,
 ) -> impl Iterator<Item = (u32, i64)> {
@@ -188,7 +188,7 @@ enum TopologyRefusal {
     Doubtful,
     /// Another pod is about to be bound to the node.
     Binding,
-    Unfit(Unfit),
+    AlignmentError(AlignmentError),
 }
 
 impl From<TopologyRefusal> for Rejection {
@@ -198,7 +198,7 @@ impl From<TopologyRefusal> for Rejection {
                 "invalid node topology data: no report has counted the pods of other schedulers"
             }
             TopologyRefusal::Binding => "invalid node topology data: another pod is being bound",
-            TopologyRefusal::Unfit(unfit) => unfit.message,
+            TopologyRefusal::AlignmentError(unfit) => unfit.message,
         })
     }
 }
@@ -264,7 +264,7 @@ impl PreFilter for TopologyMatch {
 
 impl Filter for TopologyMatch {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(ask) = state.get::<Arc<Ask>>() else {
+        let Some(ask) = state.get::<Arc<AlignmentRequest>>() else {
             return Ok(());
         };
         Ok(self.check_fit(cycle, ask, node)?)
@@ -275,7 +275,7 @@ impl PreScore for TopologyMatch {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         // Nodes do not differ for a pod that gets no exclusive resources.
         match pod::alignment_request(cycle.pod, cycle.view.resources) {
-            Some(ask) if ask.guaranteed => PreScoreResult::Ready(State::of(ask.clone())),
+            Some(ask) if ask.guaranteed => PreScoreResult::Ready(State::new(ask.clone())),
             _ => PreScoreResult::Skip,
         }
     }
@@ -283,8 +283,10 @@ impl PreScore for TopologyMatch {
 
 impl Score for TopologyMatch {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(ask), Some(node_state)) = (state.get::<Arc<Ask>>(), self.state(node, cycle.view))
-        else {
+        let (Some(ask), Some(node_state)) = (
+            state.get::<Arc<AlignmentRequest>>(),
+            self.state(node, cycle.view),
+        ) else {
             return 0;
         };
         let uncounted = self.uncounted_sum(node_state, cycle);
@@ -329,15 +331,25 @@ impl QueueHints for TopologyMatch {
     /// Wakes pods that may fit the node of a report that offers more than the one before: exporters report
     /// often, and thousands of pods may wait. A report that is not accepted yet wakes no pod; waiting pods
     /// are activated when it is.
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> QueueingHint {
         let helps = event.subject != Subject::Object(TOPOLOGIES)
             || (self.improved_node).is_some_and(|node| self.may_fit(pod, node, view));
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
 }
 
 impl Insight for TopologyMatch {
-    fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
+    fn explain_shortfall(
+        &self,
+        cycle: &Cycle<'_>,
+        state: &State,
+        node: NodeIndex,
+        out: &mut Shortfall,
+    ) {
         // The rejection reasons cover the other cases.
         let _ = self.add_zone_shortfall(cycle, state, node, out);
     }
@@ -362,7 +374,7 @@ impl Insight for TopologyMatch {
 
 impl ObjectEvents for TopologyMatch {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        let Some(object) = SeenTopology::of(change) else {
+        let Some(object) = TrimmedTopology::from_change(change) else {
             return;
         };
         self.improved_node = None;
@@ -543,10 +555,10 @@ impl TopologyMatch {
         cycle: &Cycle<'_>,
         state: &State,
         node: NodeIndex,
-        out: &mut Lacks,
+        out: &mut Shortfall,
     ) -> Option<()> {
-        let ask = state.get::<Arc<Ask>>()?;
-        let TopologyRefusal::Unfit(unfit) = self.check_fit(cycle, ask, node).err()? else {
+        let ask = state.get::<Arc<AlignmentRequest>>()?;
+        let TopologyRefusal::AlignmentError(unfit) = self.check_fit(cycle, ask, node).err()? else {
             return None;
         };
         let node_state = self.state(node, cycle.view)?;

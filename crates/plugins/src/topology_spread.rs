@@ -15,10 +15,11 @@ use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Groups,
-    Helps, Holders, Inputs, Interest, Normalize, ObjectChange, ObjectEvents, Plugin, PodEvents,
-    Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preparation, QueueHints,
-    Rejection, Roles, Score, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
+    FitSummary, Groups, Holders, Inputs, Interest, Normalize, ObjectChange, ObjectEvents, Plugin,
+    PodEvents, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult, Preparation,
+    QueueHints, QueueingHint, Rejection, Roles, Score, Signature, State, Subject, Verdict, View,
+    Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use owners::OwnerSelectors;
@@ -374,7 +375,7 @@ impl PreScore for TopologySpread {
             return PreScoreResult::Skip;
         };
         let all_labels = !self.system || !spread_constraints(cycle.pod).is_empty();
-        PreScoreResult::Ready(State::of(SoftConstraints {
+        PreScoreResult::Ready(State::new(SoftConstraints {
             constraints,
             all_labels,
         }))
@@ -427,10 +428,10 @@ impl QueueHints for TopologySpread {
             ),
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let own = spread_constraints(pod);
         if own.is_empty() {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         }
         let mut hard = own
             .iter()
@@ -448,7 +449,11 @@ impl QueueHints for TopologySpread {
             }
             _ => true,
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
 }
 
@@ -507,7 +512,7 @@ impl PodEvents for TopologySpread {
 }
 
 impl Volatile for TopologySpread {
-    fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
+    fn depends_on_other_nodes(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
         let own = spread_constraints(pod);
         let group_selector = own.is_empty().then(|| self.owners.selector(pod));
         let all = if own.is_empty() { &self.defaults } else { own };
@@ -617,7 +622,7 @@ impl Volatile for TopologySpread {
         &self,
         _cycle: &Cycle<'_>,
         state: &State,
-        around: &Surroundings,
+        around: &FitSummary,
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
@@ -628,7 +633,7 @@ impl Volatile for TopologySpread {
         let counters = soft.counters(all_counters);
         let unscored = soft.unscored(all_counters, &counters, rows);
         let sizes = counters.iter().map(|(constraint, _)| {
-            let Surroundings {
+            let FitSummary {
                 fitting,
                 ungrouped,
                 groups,

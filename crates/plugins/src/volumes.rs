@@ -157,7 +157,7 @@ fn storage(view: View<'_>) -> &Storage {
 }
 
 fn indexes() -> Vec<IndexKind> {
-    vec![IndexKind::of::<Storage>()]
+    vec![IndexKind::new::<Storage>()]
 }
 
 fn interest(subject: Subject, actions: Action) -> Interest {

@@ -21,7 +21,7 @@ pub fn socket(dir: &Path) -> PathBuf {
 }
 
 /// Source of the resources that a kubelet lists.
-pub trait Lists: Send + Sync + 'static {
+pub trait PodResourcesSource: Send + Sync + 'static {
     /// Returns the pods, and the resources that are assigned to their containers exclusively.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ pub trait Lists: Send + Sync + 'static {
 /// # Errors
 /// Returns an error if the socket cannot be created.
 pub fn serve(
-    source: impl Lists,
+    source: impl PodResourcesSource,
     socket: &Path,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<impl Future<Output = Result<(), tonic::transport::Error>> + Send + 'static> {
@@ -54,7 +54,7 @@ pub fn serve(
 struct Lister<L>(L);
 
 #[tonic::async_trait]
-impl<L: Lists> PodResourcesLister for Lister<L> {
+impl<L: PodResourcesSource> PodResourcesLister for Lister<L> {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,

@@ -29,5 +29,5 @@ pub mod state;
 pub use args::Args;
 pub use debug::{DebugHandle, Explanation, inspection};
 pub use framework::{Trim, Watch};
-pub use koord_kube::Mirrored;
+pub use koord_kube::Cacheable;
 pub use runtime::{Error, Follower, Options, run, trim_pod_spec};

@@ -16,7 +16,7 @@ use koord_kube::events::{Recorder, Severity};
 use koord_kube::kube_core::Resource as _;
 use koord_kube::patch::{is_conflict, is_not_found, is_status, merge_node_status, merge_status};
 use koord_kube::queue::WorkQueue;
-use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey, Scope, Store};
+use koord_kube::{Api, Cacheable, Change, Client, Informer, ObjectKey, Scope, Store};
 use serde_json::json;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         fields: Some("spec.nodeName!=".to_owned()),
         ..Scope::default()
     };
-    let mut pods = Informer::start_kept(client.clone(), bound, Kept::of, shutdown());
+    let mut pods = Informer::start_mapped(client.clone(), bound, Kept::of, shutdown());
     let mut metrics = Informer::<NodeMetric>::start_trimmed(
         client.clone(),
         Scope::default(),
@@ -87,7 +87,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         shutdown(),
     );
     let topologies = client.clone();
-    let mut topologies = Informer::start_kept(topologies, Scope::default(), Seen::of, shutdown());
+    let mut topologies = Informer::start_mapped(topologies, Scope::default(), Seen::of, shutdown());
     let shared = Arc::new(Shared {
         client: client.clone(),
         ctx: ctx.clone(),

@@ -2,7 +2,7 @@
 //! is read only when something happens to its pod.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use koord_kube::{Mirrored, Text};
+use koord_kube::{Cacheable, Text};
 
 /// What is kept of a pod.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ impl Kept {
         trim(&mut pod);
         Self {
             deleting: pod.metadata.deletion_timestamp.is_some(),
-            text: Text::of(pod),
+            text: Text::encode(pod),
         }
     }
 
@@ -27,7 +27,7 @@ impl Kept {
     }
 }
 
-impl Mirrored for Kept {
+impl Cacheable for Kept {
     fn names(&self) -> (&str, &str) {
         self.text.names()
     }

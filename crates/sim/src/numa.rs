@@ -214,7 +214,7 @@ impl Floor {
         let settings = kubelet.settings();
         let prints = self.pods.values();
         let prints = prints.map(|(namespace, name)| fingerprint::pod(namespace, name));
-        let print = fingerprint::of(prints);
+        let print = fingerprint::of_pods(prints);
         json!({
             "apiVersion": NodeResourceTopology::api_version(&()),
             "kind": NodeResourceTopology::kind(&()),

@@ -190,8 +190,8 @@ impl Telemetry {
                 let pod = PodState {
                     uid,
                     started,
-                    priority: priority::of_pod_with_default(pod),
-                    qos: qos::of_pod_with_default(pod),
+                    priority: priority::pod_priority_class_or_default(pod),
+                    qos: qos::pod_qos_class_or_default(pod),
                     batch: usage::is_batch(pod),
                     request: usage::demand(pod).request,
                     generator: Generator::of_pod(pod, self.seed),
@@ -440,7 +440,10 @@ impl NodeState {
             let mut cpu: Vec<f64> = inside.iter().map(|(_, usage)| usage.cpu).collect();
             let mut memory: Vec<f64> = inside.iter().map(|(_, usage)| usage.memory).collect();
             if span * 2 >= duration.as_secs()
-                && let (Some(cpu), Some(memory)) = (Summary::of(&mut cpu), Summary::of(&mut memory))
+                && let (Some(cpu), Some(memory)) = (
+                    Summary::from_samples(&mut cpu),
+                    Summary::from_samples(&mut memory),
+                )
             {
                 for (name, cpu, memory) in [
                     ("avg", cpu.avg, memory.avg),

@@ -186,9 +186,9 @@ impl Generator {
 /// Whether a pod runs on reclaimed resources and yields to others.
 #[must_use]
 pub fn is_batch(pod: &Pod) -> bool {
-    qos::of_pod(pod) == QosClass::Be
+    qos::pod_qos_class(pod) == QosClass::Be
         || matches!(
-            priority::of_pod(pod),
+            priority::pod_priority_class(pod),
             PriorityClass::Batch | PriorityClass::Mid | PriorityClass::Free
         )
 }

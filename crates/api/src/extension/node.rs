@@ -254,7 +254,7 @@ pub type GpuSharedResourceTemplates = BTreeMap<String, ResourceList>;
 /// Validated node reservation. Every component parses annotation `node.koordinator.sh/reservation` by this
 /// type.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Reserved {
+pub struct ReservedResources {
     /// Amounts by resource name; if CPUs are listed, their count is the cpu amount.
     pub amounts: ResourceList,
     /// Listed CPUs.
@@ -263,13 +263,13 @@ pub struct Reserved {
     pub trims_allocatable: bool,
 }
 
-impl Reserved {
+impl ReservedResources {
     /// Parses the annotation. Returns `None` if it is missing or empty.
     ///
     /// # Errors
     /// The value is not JSON of [`NodeReservation`], or `reservedCPUs` is not a CPU list. The error names
     /// annotation, value and field.
-    pub fn of(
+    pub fn from_annotations(
         annotations: Option<&BTreeMap<String, String>>,
     ) -> Result<Option<Self>, AnnotationError> {
         let key = annotations::NODE_RESERVATION;

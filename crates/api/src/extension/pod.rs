@@ -174,7 +174,7 @@ pub struct OomScoreAdj {
 impl OomScoreAdj {
     /// Returns the value of `container`; `None` leaves it unchanged.
     #[must_use]
-    pub fn of(&self, container: &str) -> Option<i32> {
+    pub fn for_container(&self, container: &str) -> Option<i32> {
         self.containers.get(container).copied().or(self.default)
     }
 

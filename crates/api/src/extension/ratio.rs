@@ -61,7 +61,7 @@ impl AmplificationRatios {
     /// Returns the factor of `resource` if it is above 1. A factor above [`MAX_AMPLIFICATION`] is ignored and
     /// gives `None`.
     #[must_use]
-    pub fn of(&self, resource: &str) -> Option<f64> {
+    pub fn factor(&self, resource: &str) -> Option<f64> {
         let ratio = self.0.get(resource).copied();
         ratio.filter(|ratio| *ratio > 1.0 && *ratio <= MAX_AMPLIFICATION)
     }

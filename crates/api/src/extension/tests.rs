@@ -86,7 +86,7 @@ fn formats_are_upstreams() {
 fn node_reservation_counts_its_cpus() {
     let read = |text: &str| {
         let annotations = annotated(annotations::NODE_RESERVATION, text);
-        Reserved::of(Some(&annotations))
+        ReservedResources::from_annotations(Some(&annotations))
     };
     // Upstream's table of amounts reserved from a node: cpu in milli-cores, memory in GiB.
     for (text, cpu, memory) in [
@@ -126,7 +126,7 @@ fn node_reservation_counts_its_cpus() {
         assert_eq!(milli, cpu, "{list:?}");
     }
     assert_eq!(read("").unwrap(), None);
-    assert_eq!(Reserved::of(None).unwrap(), None);
+    assert_eq!(ReservedResources::from_annotations(None).unwrap(), None);
     for (policy, trims) in [("", true), ("Default", true), ("ReservedCPUsOnly", false)] {
         let text = format!(r#"{{"reservedCPUs":"0-2,7","applyPolicy":"{policy}"}}"#);
         let reserved = read(&text).unwrap().unwrap();
@@ -191,7 +191,7 @@ fn eviction_and_oom_annotations() {
                 default,
                 containers,
             }
-            .of("c1"),
+            .for_container("c1"),
         )
     };
     assert_eq!(adj("-500", ""), Ok(Some(-500)));
@@ -299,7 +299,10 @@ fn errors_name_key_value_and_field() {
 fn ratios_have_two_decimals() {
     let ratios = AmplificationRatios::parse(r#"{"cpu": 1.5, "memory": 1}"#).unwrap();
     assert_eq!(ratios.to_annotation(), r#"{"cpu":1.50,"memory":1.00}"#);
-    assert_eq!((ratios.of("cpu"), ratios.of("memory")), (Some(1.5), None));
+    assert_eq!(
+        (ratios.factor("cpu"), ratios.factor("memory")),
+        (Some(1.5), None)
+    );
     assert_eq!(format_normalization_ratio(1.2), "1.20");
     assert_eq!(parse_normalization_ratio("1.20"), Ok(1.2));
     for bad in ["0", "-1", "NaN", "x", ""] {

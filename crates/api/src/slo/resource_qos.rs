@@ -69,7 +69,7 @@ pub struct ResourceQOSStrategy {
 impl ResourceQOSStrategy {
     /// Returns the settings of pods of `class`. LSE pods have those of LSR; [`QosClass::None`] has none.
     #[must_use]
-    pub fn of_class(&self, class: QosClass) -> Option<&ResourceQOS> {
+    pub fn class_settings(&self, class: QosClass) -> Option<&ResourceQOS> {
         match class {
             QosClass::Lse | QosClass::Lsr => self.lsr_class.as_ref(),
             QosClass::Ls => self.ls_class.as_ref(),

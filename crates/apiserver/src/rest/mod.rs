@@ -67,7 +67,7 @@ pub use options::{DeleteOptions, FieldValidation, Propagation, WriteOptions};
 pub(crate) use path::percent_decode;
 pub(crate) use query::check_timeout;
 pub(crate) use rights::has_right;
-pub use rights::{given_rights, needed_right};
+pub use rights::{granted_rights, required_right};
 pub(crate) use write::{Input, Object};
 
 /// Parts and settings of an [`Api`].

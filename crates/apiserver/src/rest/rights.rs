@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Returns the permission that a request needs, such as `list pods`, `patch nodes/status` or `get
 /// leases.coordination.k8s.io`. `None` if it is not for a resource, such as discovery.
 #[must_use]
-pub fn needed_right(method: &Method, uri: &Uri) -> Option<String> {
+pub fn required_right(method: &Method, uri: &Uri) -> Option<String> {
     let (path, query) = read(uri)?;
     let verb = verb(method, &path, &query);
     let subresource = path.subresource.as_deref().unwrap_or_default();
@@ -38,9 +38,9 @@ fn read(uri: &Uri) -> Option<(ResourcePath, Query)> {
     Some((path, query))
 }
 
-/// Returns the permissions that the `rules` of a role grant, in the format of [`needed_right`].
+/// Returns the permissions that the `rules` of a role grant, in the format of [`required_right`].
 #[must_use]
-pub fn given_rights(rules: &Value) -> Vec<String> {
+pub fn granted_rights(rules: &Value) -> Vec<String> {
     let mut out = Vec::new();
     for rule in Rule::all(Some(rules)) {
         for group in &rule.groups {
@@ -69,7 +69,7 @@ mod tests {
             {"apiGroups": ["a", "b"], "resources": ["x"], "verbs": ["list", "watch"]},
             {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
         ]);
-        let provided = given_rights(&rules);
+        let provided = granted_rights(&rules);
         assert_eq!(
             provided,
             [
@@ -106,7 +106,7 @@ mod tests {
             (Method::GET, "/apis/a/v1", None),
         ] {
             assert_eq!(
-                needed_right(&method, &uri.parse().unwrap()).as_deref(),
+                required_right(&method, &uri.parse().unwrap()).as_deref(),
                 right,
                 "{uri}"
             );

@@ -14,7 +14,7 @@ use koord_scheduler::Follower;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{Engine, EngineOptions, Output};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange, ProfileError, Profiles};
-use koord_scheduler::state::Alike;
+use koord_scheduler::state::PodInterner;
 use rustc_hash::FxHashMap;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -102,7 +102,7 @@ pub(super) struct Cluster {
     pub(super) now: Timestamp,
     shapes: Shapes,
     /// What pods share in the engine.
-    alike: Alike,
+    alike: PodInterner,
     nodes: Vec<Arc<NodeInfo>>,
     /// Cores that nodes used in the last minutes.
     used: Vec<VecDeque<f64>>,
@@ -131,7 +131,7 @@ impl Cluster {
             workloads: Vec::new(),
             by_uid: FxHashMap::default(),
             shapes,
-            alike: Alike::default(),
+            alike: PodInterner::default(),
             rng: fastrand::Rng::with_seed(15),
         };
         cluster.with_engine(|cluster, engine| cluster.fill(nodes, pods, engine));
@@ -219,7 +219,7 @@ impl Cluster {
         for (at, line) in self.lines.iter().enumerate() {
             let pod = self.pod(at, line.workload, line.kind, 0, line.node);
             let seen = self.alike.read(pod, engine.cluster().resources());
-            engine.pod_seen(&seen, self.now);
+            engine.apply_parsed_pod(&seen, self.now);
         }
         self.engine_mib = crate::meter::rss_mib() - before;
         for (at, workload) in self.workloads.iter_mut().enumerate() {
@@ -279,7 +279,7 @@ impl Cluster {
     /// The same, which the scheduler sees as well.
     fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
         let seen = self.alike.read(pod.clone(), engine.cluster().resources());
-        engine.pod_seen(&seen, self.now);
+        engine.apply_parsed_pod(&seen, self.now);
         self.info(pod)
     }
 

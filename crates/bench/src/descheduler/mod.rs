@@ -10,7 +10,9 @@ use anyhow::{Context as _, Result};
 use cluster::{Cluster, Moved};
 use jobs::Jobs;
 use koord_descheduler::config::Configuration;
-use koord_descheduler::framework::{Ask, Evictor, Filter, Framework, Intent, PluginHandles, Why};
+use koord_descheduler::framework::{
+    EvictionRequest, Evictor, Filter, Framework, Intent, PluginHandles, SkipReason,
+};
 use koord_descheduler::registry::Registry;
 use koord_descheduler::state::{PodInfo, Snapshot};
 use koord_placement::Targets;
@@ -360,7 +362,7 @@ impl Filter for Anything {
     fn name(&self) -> &'static str {
         EVICTOR
     }
-    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), SkipReason> {
         Ok(())
     }
 }
@@ -369,7 +371,7 @@ impl Evictor for Anything {
     fn name(&self) -> &'static str {
         EVICTOR
     }
-    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, _: &Snapshot, _: &EvictionRequest<'_>) -> Result<Intent, SkipReason> {
         Ok(Intent::Evict(None))
     }
 }

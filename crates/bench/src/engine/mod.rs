@@ -23,7 +23,7 @@ use koord_scheduler::engine::{BindRequest, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{
     BindPlan, BuildContext, ObjectChange, ProfileError, Profiles, Registry, Verb, Write,
 };
-use koord_scheduler::state::{Alike, PodInfo};
+use koord_scheduler::state::{PodInfo, PodInterner};
 use koord_workload::statistics::time_percentile;
 use rustc_hash::FxHashMap;
 use scenario::{Fixture, Step};
@@ -256,7 +256,7 @@ struct Run {
     exporters: Option<Exporters>,
     /// Uids, in order.
     placed: Vec<Arc<str>>,
-    alike: Alike,
+    alike: PodInterner,
     attempts: usize,
     gave_up: bool,
 }
@@ -298,13 +298,13 @@ impl Run {
         if let Some(exporters) = &mut exporters {
             exporters.reading = Duration::ZERO;
         }
-        let alike = Alike::default();
+        let alike = PodInterner::default();
         for mut pod in fixture.bound() {
             if exporters.is_some() {
                 stream::start(&mut pod);
             }
             let pod = alike.read(pod, engine.cluster().resources());
-            engine.pod_seen(&pod, now);
+            engine.apply_parsed_pod(&pod, now);
         }
         let mut run = Self {
             engine,
@@ -469,7 +469,7 @@ impl Run {
         self.placed.push(uid);
         // As in the daemon, where informers read what they are told of.
         let pod = self.alike.read(pod, self.engine.cluster().resources());
-        self.timed(|engine| engine.pod_seen(&pod, now));
+        self.timed(|engine| engine.apply_parsed_pod(&pod, now));
     }
 
     fn evict(&mut self, victims: &[Arc<PodInfo>]) {

@@ -321,16 +321,16 @@ pub(crate) fn device(number: usize, count: usize) -> ObjectChange {
 mod tests {
     use super::*;
     use koord_model::resources::ResourceTable;
-    use koord_scheduler::state::{Alike, SeenPod};
+    use koord_scheduler::state::{ParsedPod, PodInterner};
 
     #[test]
     fn no_two_pods_say_the_same_of_their_own() {
-        let (alike, table) = (Alike::default(), ResourceTable::new());
+        let (alike, table) = (PodInterner::default(), ResourceTable::new());
         let read = |number: usize| {
             let pod = bound(&pod("p", number, &own("p", number)), "n");
             match alike.read(pod, &table) {
-                SeenPod::Pod(info) => info,
-                SeenPod::Broken(broken) => panic!("{broken:?}"),
+                ParsedPod::Pod(info) => info,
+                ParsedPod::Broken(broken) => panic!("{broken:?}"),
             }
         };
         for (a, b) in [(0, 1), (0, 2), (1, 3), (0, 802)] {

@@ -1,7 +1,7 @@
 //! Custom resources that may fail to decode: their definitions admit objects that do not fit the Rust types.
 
 use koord_kube::kube_core::Resource;
-use koord_kube::{Mirrored, Readable, Unread};
+use koord_kube::{Cacheable, Readable, Unread};
 use std::sync::Arc;
 
 /// A decoded object, or the decoding error. When an object cannot be decoded any more, its previous version
@@ -45,7 +45,7 @@ impl<V> Decoded<V> {
     }
 }
 
-impl<V: Mirrored> Mirrored for Decoded<V> {
+impl<V: Cacheable> Cacheable for Decoded<V> {
     fn names(&self) -> (&str, &str) {
         match self {
             Self::Object(object) => object.names(),

@@ -129,7 +129,7 @@ fn full_text(report: &Report, node: &NodeReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Done, KeptPods};
+    use crate::report::{ActionReport, KeptPods};
 
     fn at(report: &Report, seconds: i64) -> Report {
         Report {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn only_hot_nodes_without_moves_get_events() {
-        let action = |success| Done {
+        let action = |success| ActionReport {
             what: "move d/p: hot".to_owned(),
             strategy: "S".to_owned(),
             outcome: "eviction: 429".to_owned(),
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn event_text_is_shortened_at_a_character() {
         let mut node = keeps("DaemonSet", "d/p");
-        let failed = Done {
+        let failed = ActionReport {
             what: "move d/pö".to_owned(),
             strategy: "S".to_owned(),
             outcome: "ö".repeat(90),

@@ -1,6 +1,6 @@
 //! Read-only access to the informer of one kind.
 
-use koord_kube::{Change, Informer, Mirrored, Store};
+use koord_kube::{Cacheable, Change, Informer, Store};
 use tokio::sync::watch;
 
 /// Read-only access to the informer store of one kind.
@@ -10,7 +10,7 @@ pub(super) struct Lister<V> {
     absent: watch::Receiver<bool>,
 }
 
-impl<V: Mirrored> Lister<V> {
+impl<V: Cacheable> Lister<V> {
     pub(super) fn new(informer: Informer<V>) -> Self {
         Self::with_handler(informer, |_| {})
     }

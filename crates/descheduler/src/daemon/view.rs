@@ -13,7 +13,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::{PodMigrationJob, Reservation};
 use koord_api::slo::NodeMetric;
-use koord_kube::{Change, Client, Informer, Mirrored, ObjectKey, Scope};
+use koord_kube::{Cacheable, Change, Client, Informer, ObjectKey, Scope};
 use koord_model::resources::ResourceTable;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Claim {
     }
 }
 
-impl Mirrored for Claim {
+impl Cacheable for Claim {
     fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
@@ -100,7 +100,7 @@ impl DecodedPod {
     }
 }
 
-impl Mirrored for DecodedPod {
+impl Cacheable for DecodedPod {
     fn names(&self) -> (&str, &str) {
         match self {
             Self::Pod(pod) => pod.names(),
@@ -130,7 +130,7 @@ impl ClusterView {
         let workloads = Workloads::new(client.clone(), stop.clone());
         let (client, scope, stop) = all();
         let table_owner = shapes.clone();
-        let nodes = Informer::start_kept(
+        let nodes = Informer::start_mapped(
             client,
             scope,
             move |node: Node| NodeInfo::new(node, table_owner.table()),
@@ -138,7 +138,7 @@ impl ClusterView {
         );
         let (client, scope, stop) = all();
         let table_owner = shapes.clone();
-        let pods = Informer::start_kept(
+        let pods = Informer::start_mapped(
             client,
             scope,
             move |pod| DecodedPod::new(pod, &table_owner),
@@ -202,7 +202,7 @@ impl ClusterView {
         let priority_classes = Informer::start(start.0, start.1, start.2);
         let claims = storage_classes.then(|| {
             let (client, scope, stop) = all();
-            Lister::new(Informer::start_kept(client, scope, Claim::new, stop))
+            Lister::new(Informer::start_mapped(client, scope, Claim::new, stop))
         });
         Self {
             shapes,

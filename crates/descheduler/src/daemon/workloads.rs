@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_kube::kube_core::{DynamicObject, Resource};
 use koord_kube::owners::{Owners, group_of};
 use koord_kube::patch::is_not_found;
-use koord_kube::{Client, Decode, Informer, Mirrored, ObjectKey, Scope, api};
+use koord_kube::{Cacheable, Client, Decode, Informer, ObjectKey, Scope, api};
 use kube_derive::CustomResource;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -130,7 +130,7 @@ impl CachedController {
     }
 }
 
-impl Mirrored for CachedController {
+impl Cacheable for CachedController {
     fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
@@ -215,7 +215,7 @@ impl Workloads {
             CachedController::new(std::mem::take(object.meta_mut()), count)
         };
         let (client, stop) = (self.client.clone(), self.stop.clone());
-        Informer::start_kept(client, Scope::default(), keep, stop)
+        Informer::start_mapped(client, Scope::default(), keep, stop)
     }
 
     /// Looks up the workloads of `owners`, each with its namespace, by UID.

@@ -1,6 +1,6 @@
 //! Backoff of pods whose planned moves failed, so that they do not use up the eviction limits of a cycle.
 
-use super::{Action, Plan, Why};
+use super::{Action, Plan, SkipReason};
 use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -41,14 +41,14 @@ impl EvictionBackoff {
     ///
     /// # Errors
     /// Returns the remaining backoff.
-    pub(super) fn allows(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub(super) fn allows(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         let failure = self.pods.get(&pod.uid);
         let Some(failure) = failure.filter(|failure| self.cycle < failure.until) else {
             return Ok(());
         };
         let (times, left) = (failure.attempt, failure.until - self.cycle);
         let detail = format!("its move failed {times} times in a row: not again for {left} cycles");
-        Err(Why::new("MoveRefused", detail))
+        Err(SkipReason::new("MoveRefused", detail))
     }
 
     /// Records the outcomes of `plan`, which was made at `now`, in the order of its actions.

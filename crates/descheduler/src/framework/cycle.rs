@@ -1,9 +1,9 @@
 //! One descheduling cycle, and the interface that it offers to strategies.
 
 use super::{
-    Action, Ask, Departures, EvictionBackoff, Evictor, Filter, Finding, Intent, Limiter, Limits,
-    Move, Note, Placement, Plan, Profile, ProfileDepartures, SkippedPod, Strategy, StrategyError,
-    Why,
+    Action, Departures, EvictionBackoff, EvictionRequest, Evictor, Filter, Finding, Intent,
+    Limiter, Limits, Move, Note, Placement, Plan, Profile, ProfileDepartures, SkipReason,
+    SkippedPod, Strategy, StrategyError,
 };
 use crate::migration::Migrations;
 use crate::rules::Fit;
@@ -326,7 +326,7 @@ impl<'a> Cycle<'a> {
     ///
     /// # Errors
     /// Returns the reason of the first filter that does not.
-    pub fn admits(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn admits(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         self.filters
             .iter()
             .try_for_each(|filter| filter.filter(self.snapshot, pod))
@@ -342,7 +342,7 @@ impl<'a> Cycle<'a> {
     ///
     /// # Errors
     /// Returns the reason of the first filter that does not.
-    pub fn admits_eviction(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn admits_eviction(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         let mut filters = self.filters.iter();
         filters.try_for_each(|filter| filter.pre_evict(self.snapshot, self.nodes, pod))
     }
@@ -356,7 +356,11 @@ impl<'a> Cycle<'a> {
     ///
     /// # Errors
     /// Returns why the pod stays; it is recorded as skipped.
-    pub fn evict(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) -> Result<(), Why> {
+    pub fn evict(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        reason: impl Into<String>,
+    ) -> Result<(), SkipReason> {
         self.evict_with(pod, reason, None, None)
     }
 
@@ -370,12 +374,15 @@ impl<'a> Cycle<'a> {
         reason: impl Into<String>,
         delete_options: Option<&DeleteOptions>,
         drains: Option<Arc<str>>,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         if self.is_planned(pod) {
-            return Err(Why::new("AlreadyPlanned", "this cycle moves it already"));
+            return Err(SkipReason::new(
+                "AlreadyPlanned",
+                "this cycle moves it already",
+            ));
         }
         let reason = reason.into();
-        let request = Ask {
+        let request = EvictionRequest {
             pod,
             strategy: self.strategy,
             reason: &reason,
@@ -434,7 +441,7 @@ impl<'a> Cycle<'a> {
     }
 
     /// Returns true if `verdict` allows `pod` to be evicted; otherwise records it as skipped.
-    pub fn accept_or_skip(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
+    pub fn accept_or_skip(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), SkipReason>) -> bool {
         match verdict {
             Ok(()) => true,
             Err(why) => {
@@ -445,7 +452,7 @@ impl<'a> Cycle<'a> {
     }
 
     /// Records that `pod` was considered and stays.
-    pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, why: Why) {
+    pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, why: SkipReason) {
         let skipped = SkippedPod {
             pod: pod.clone(),
             profile: self.profile.clone(),
@@ -508,8 +515,8 @@ impl<'a> Cycle<'a> {
 
     fn plan_eviction(
         &mut self,
-        request: &Ask<'_>,
-    ) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
+        request: &EvictionRequest<'_>,
+    ) -> Result<(Option<Intent>, Option<Arc<str>>), SkipReason> {
         self.shared.limiter.allows(request.pod)?;
         self.shared.backoff.allows(request.pod)?;
         self.evictor.admits(self.snapshot, request.pod)?;

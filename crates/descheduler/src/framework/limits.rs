@@ -1,6 +1,6 @@
 //! Limits of the number of evictions in one cycle, over all profiles.
 
-use super::Why;
+use super::SkipReason;
 use crate::state::PodInfo;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -39,12 +39,12 @@ impl Limiter {
     ///
     /// # Errors
     /// Returns the limit that is reached as the rule.
-    pub fn allows(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn allows(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         let exceeds = |count: u64, limit: Option<u64>| limit.filter(|limit| count >= *limit);
         let (limits, node) = (&self.limits, pod.node.as_ref());
         if let Some(limit) = exceeds(self.total, limits.total) {
             let detail = format!("{limit} pods go in this cycle, which are all that may");
-            return Err(Why::new("MaxNoOfPodsToEvictTotal", detail));
+            return Err(SkipReason::new("MaxNoOfPodsToEvictTotal", detail));
         }
         if let Some(node) = node
             && let Some(limit) =
@@ -52,7 +52,7 @@ impl Limiter {
         {
             let detail =
                 format!("{limit} pods of node {node} go in this cycle, which are all that may");
-            return Err(Why::new("MaxNoOfPodsToEvictPerNode", detail));
+            return Err(SkipReason::new("MaxNoOfPodsToEvictPerNode", detail));
         }
         let in_namespace = self.namespaces.get(&pod.namespace).copied().unwrap_or(0);
         if let Some(limit) = exceeds(in_namespace, limits.per_namespace) {
@@ -60,7 +60,7 @@ impl Limiter {
             let detail = format!(
                 "{limit} pods of namespace {namespace} go in this cycle, which are all that may"
             );
-            return Err(Why::new("MaxNoOfPodsToEvictPerNamespace", detail));
+            return Err(SkipReason::new("MaxNoOfPodsToEvictPerNamespace", detail));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ mod handles;
 mod limits;
 mod plan;
 
-pub use crate::rules::Why;
+pub use crate::rules::SkipReason;
 pub use backoff::EvictionBackoff;
 pub use cycle::{Cycle, Framework};
 pub use departures::{Departures, ProfileDepartures};
@@ -56,7 +56,7 @@ pub trait Filter: Debug + Send {
     ///
     /// # Errors
     /// Returns why it may not.
-    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why>;
+    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason>;
     /// Checks `pod` once more just before it is evicted; `nodes` are those of the profile.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ pub trait Filter: Debug + Send {
         _snapshot: &Snapshot,
         _nodes: &[Arc<NodeInfo>],
         _pod: &PodInfo,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         Ok(())
     }
     /// Records that `pod` was put into the plan, by this profile or another. Later checks of the cycle take
@@ -84,7 +84,7 @@ pub trait Filter: Debug + Send {
 
 /// A strategy's request to evict a pod.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct EvictionRequest<'a> {
     /// The pod to evict.
     pub pod: &'a Arc<PodInfo>,
     /// Name of the strategy.
@@ -106,7 +106,7 @@ pub trait Evictor: Debug + Send {
     ///
     /// # Errors
     /// Returns why it cannot.
-    fn admits(&self, _snapshot: &Snapshot, _pod: &PodInfo) -> Result<(), Why> {
+    fn admits(&self, _snapshot: &Snapshot, _pod: &PodInfo) -> Result<(), SkipReason> {
         Ok(())
     }
     /// Returns what must be done to evict the pod, after [`Evictor::admits`] agreed. The eviction counts from
@@ -114,7 +114,11 @@ pub trait Evictor: Debug + Send {
     ///
     /// # Errors
     /// Returns why it is not evicted.
-    fn evict(&mut self, snapshot: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why>;
+    fn evict(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &EvictionRequest<'_>,
+    ) -> Result<Intent, SkipReason>;
     /// Records that another profile put `pod` into the plan.
     fn moved(&mut self, _snapshot: &Snapshot, _pod: &PodInfo) {}
     /// Returns the state shared with the controller of migration jobs, if the evictor creates them.
@@ -132,7 +136,7 @@ pub trait Placement: Debug + Send {
     ///
     /// # Errors
     /// Returns why no node fits.
-    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why>;
+    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason>;
     /// Ends the cycle: it is not called again before the next cycle begins.
     fn end(&mut self) {}
 }

@@ -1,6 +1,6 @@
 //! The plan that a cycle returns.
 
-use crate::rules::Why;
+use crate::rules::SkipReason;
 use crate::state::PodInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use koord_api::scheduling::PodMigrationJob;
@@ -77,7 +77,7 @@ pub struct SkippedPod {
     /// Strategy that considered the pod.
     pub strategy: &'static str,
     /// Reason why the pod stays.
-    pub why: Why,
+    pub why: SkipReason,
 }
 
 /// A strategy's note about a node, or about the whole cluster.

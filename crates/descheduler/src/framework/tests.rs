@@ -34,12 +34,12 @@ impl Filter for Picky {
     fn begin(&mut self, _: &Snapshot) {
         self.0.clear();
     }
-    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         if pod.name.starts_with("no") {
-            return Err(Why::new("Named", "its name begins with no"));
+            return Err(SkipReason::new("Named", "its name begins with no"));
         }
         if pod.node.as_ref().is_some_and(|node| self.0.contains(node)) {
-            return Err(Why::new("OneEach", "another one goes"));
+            return Err(SkipReason::new("OneEach", "another one goes"));
         }
         Ok(())
     }
@@ -144,9 +144,9 @@ struct OnlyB;
 
 impl Placement for OnlyB {
     fn begin(&mut self, _: &Snapshot) {}
-    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
         if &*pod.name == "p2" {
-            return Err(Why::new("NoTarget", "0/2 nodes fit"));
+            return Err(SkipReason::new("NoTarget", "0/2 nodes fit"));
         }
         Ok("b".into())
     }

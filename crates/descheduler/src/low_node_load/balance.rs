@@ -4,7 +4,7 @@ use super::args::{Args, VictimSelection};
 use super::detector::Detectors;
 use super::load::{Load, PoolResources, Row, UsageKind};
 use super::{Classes, headroom};
-use crate::framework::{Cycle, Why};
+use crate::framework::{Cycle, SkipReason};
 use crate::move_history::MoveHistory;
 use crate::rules::{Fit, PodSelection};
 use crate::state::PodInfo;
@@ -170,7 +170,7 @@ impl<'a> BalanceRun<'_, 'a> {
         usage_kind: UsageKind,
         source: usize,
         pod: &Arc<PodInfo>,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         let reason = match self.loads.get(source) {
             Some(load) => load.reason(usage_kind, self.watched),
             None => String::new(),

@@ -4,7 +4,7 @@
 
 use super::balance::{BalanceRun, Candidate};
 use super::load::{Row, UsageKind};
-use crate::framework::Why;
+use crate::framework::SkipReason;
 use crate::rules::sort_by;
 use crate::state::PodInfo;
 use koord_model::resources::{Amounts, PODS, ResourceId};
@@ -126,7 +126,7 @@ impl<'a> BalanceRun<'_, 'a> {
         let Some(metric) = candidate.metric else {
             self.cycle.skip_pod(
                 pod,
-                Why::new("NoPodMetric", "nothing is known of what it uses"),
+                SkipReason::new("NoPodMetric", "nothing is known of what it uses"),
             );
             return false;
         };
@@ -162,7 +162,7 @@ impl<'a> BalanceRun<'_, 'a> {
         let count = targets.len();
         let detail =
             format!("it fits none of {count} cold nodes, or would take them over a threshold");
-        self.cycle.skip_pod(pod, Why::new("NodeFit", detail));
+        self.cycle.skip_pod(pod, SkipReason::new("NodeFit", detail));
         false
     }
 

@@ -4,7 +4,7 @@
 use super::balance::BalanceRun;
 use super::load::{Load, Row, UsageKind};
 use super::solve::{Bin, Bins, Item, Work};
-use crate::framework::Why;
+use crate::framework::SkipReason;
 use crate::rules::{Urgency, same_requirements, sort};
 use crate::state::{PodInfo, Shape};
 use koord_model::resources::Amounts;
@@ -176,7 +176,7 @@ impl<'a> BalanceRun<'_, 'a> {
             let Some(metric) = candidate.metric else {
                 self.cycle.skip_pod(
                     pod,
-                    Why::new("NoPodMetric", "nothing is known of what it uses"),
+                    SkipReason::new("NoPodMetric", "nothing is known of what it uses"),
                 );
                 continue;
             };
@@ -285,7 +285,7 @@ impl<'a> BalanceRun<'_, 'a> {
         bin: usize,
         state: &mut PassState,
         budget: &mut Row,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         movable.tried = true;
         // Earlier moves may have changed the verdict of filters.
         if let Err(why) = self.cycle.admits(&movable.pod) {
@@ -344,13 +344,13 @@ impl<'a> BalanceRun<'_, 'a> {
                 "none of {targets} cold nodes takes it so that the load is more even and no threshold exceeded"
             );
             self.cycle
-                .skip_pod(&movable.pod, Why::new("NodeFit", detail));
+                .skip_pod(&movable.pod, SkipReason::new("NodeFit", detail));
         }
     }
 }
 
 /// Returns true if no other pod of the node can be evicted either.
-fn is_node_limit(why: &Why) -> bool {
+fn is_node_limit(why: &SkipReason) -> bool {
     matches!(
         why.rule,
         "MaxNoOfPodsToEvictTotal" | "MaxNoOfPodsToEvictPerNode"

@@ -4,7 +4,7 @@
 
 use super::filter::{MigrationCounts, PodsByOwner, Rules, WORKLOAD_UNKNOWN};
 use super::{Stage, has_passed, stage};
-use crate::rules::{self, Why};
+use crate::rules::{self, SkipReason};
 use crate::state::{Owner, PodInfo, Snapshot};
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 use rustc_hash::FxHashMap;
@@ -28,9 +28,9 @@ pub enum Verdict {
     /// The snapshot does not have its pod.
     Missing,
     /// The job keeps waiting.
-    Wait(Why),
+    Wait(SkipReason),
     /// The job can never start and fails.
-    Fail(Why),
+    Fail(SkipReason),
 }
 
 /// Arbitrates the waiting jobs of `snapshot` in their order. Each is judged by the rules that `rules` returns

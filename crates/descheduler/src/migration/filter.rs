@@ -4,7 +4,7 @@
 
 use super::args::{Gate, MigrationControllerArgs, RESERVATION_FIRST};
 use super::limits::at_most;
-use crate::rules::{Evictable, Namespaces, Why, overrides};
+use crate::rules::{Evictable, Namespaces, SkipReason, overrides};
 use crate::state::{Owner, PodInfo, Snapshot, Workload};
 use koord_api::annotations;
 use koord_api::extension::parse_eviction_cost;
@@ -214,9 +214,13 @@ impl Rules {
     ///
     /// # Errors
     /// Returns an error if it has one.
-    pub fn has_no_job(&self, migration_counts: &MigrationCounts, pod: &PodInfo) -> Result<(), Why> {
+    pub fn has_no_job(
+        &self,
+        migration_counts: &MigrationCounts,
+        pod: &PodInfo,
+    ) -> Result<(), SkipReason> {
         if migration_counts.has(pod) {
-            return Err(Why::new(
+            return Err(SkipReason::new(
                 "ExistingJob",
                 "a PodMigrationJob moves it already",
             ));
@@ -228,7 +232,7 @@ impl Rules {
     ///
     /// # Errors
     /// Returns an error if it does not.
-    pub fn is_reservable(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn is_reservable(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         let scheduler = &pod.shape.scheduler_name;
         let args = &self.args;
         if args.default_job_mode != RESERVATION_FIRST || args.scheduler_names.contains(scheduler) {
@@ -237,14 +241,14 @@ impl Rules {
         let supported = args.scheduler_names.join(", ");
         let detail =
             format!("nothing can be reserved: its scheduler is {scheduler}, not {supported}");
-        Err(Why::new("SchedulerName", detail))
+        Err(SkipReason::new("SchedulerName", detail))
     }
 
     /// Checks whether `pod` may be moved at all. A refusal is permanent, except for [`WORKLOAD_UNKNOWN`].
     ///
     /// # Errors
     /// Returns the rule that forbids it.
-    pub fn is_movable(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    pub fn is_movable(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         if overrides(pod) {
             return Ok(());
         }
@@ -252,27 +256,27 @@ impl Rules {
             && !namespaces.allow(&pod.namespace)
         {
             let detail = format!("namespaces leave {} out", pod.namespace);
-            return Err(Why::new("Namespaces", detail));
+            return Err(SkipReason::new("Namespaces", detail));
         }
         let cost = pod.annotation(annotations::EVICTION_COST);
         let cost = cost.and_then(|cost| parse_eviction_cost(cost).ok());
         if cost == Some(i32::MAX) {
             let detail = format!("its {} says never", annotations::EVICTION_COST);
-            return Err(Why::new("MaxEvictionCost", detail));
+            return Err(SkipReason::new("MaxEvictionCost", detail));
         }
         if let (Some(name), false) = (
             &self.unknown_class,
             self.evictable.evict_system_critical_pods,
         ) {
             let detail = format!("priorityThreshold: there is no PriorityClass {name}");
-            return Err(Why::new("PriorityThreshold", detail));
+            return Err(SkipReason::new("PriorityThreshold", detail));
         }
         self.evictable.check(pod)?;
         self.has_spare_replicas(snapshot, pod)
     }
 
     /// Checks whether its workload is large enough for one pod to be unavailable.
-    fn has_spare_replicas(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn has_spare_replicas(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         const RULE: &str = "ExpectedReplicas";
         let Some(owner) = pod.controller() else {
             return Ok(());
@@ -301,7 +305,7 @@ impl Rules {
             }
             _ => return Ok(()),
         };
-        Err(Why::new(RULE, detail))
+        Err(SkipReason::new(RULE, detail))
     }
 
     /// Checks whether limits allow to move `pod` now, in addition to the pods in `migration_counts`.
@@ -314,7 +318,7 @@ impl Rules {
         owned: &PodsByOwner,
         migration_counts: &MigrationCounts,
         pod: &PodInfo,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         if overrides(pod) {
             return Ok(());
         }
@@ -327,7 +331,7 @@ impl Rules {
             let limit = limit.filter(|limit| count >= *limit);
             limit.map_or(Ok(()), |limit| {
                 let detail = format!("{count} pods {whose} move already, {limit} may");
-                Err(Why::new(rule, detail))
+                Err(SkipReason::new(rule, detail))
             })
         };
         let global = limit(args.max_migrating_globally, Gate::MaxMigratingGlobally);
@@ -353,7 +357,7 @@ impl Rules {
         owned: &PodsByOwner,
         migration_counts: &MigrationCounts,
         pod: &PodInfo,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         let args = &self.args;
         let skips = [
             Gate::MaxMigratingPerWorkload,
@@ -379,7 +383,7 @@ impl Rules {
             if !away.is_empty() && exceeds(away.len(), most) {
                 let count = away.len();
                 let detail = format!("{count} pods of {kind} {name} move already, {most} may");
-                return Err(Why::new("MaxMigratingPerWorkload", detail));
+                return Err(SkipReason::new("MaxMigratingPerWorkload", detail));
             }
         }
         if skips[1] {
@@ -396,7 +400,7 @@ impl Rules {
             let count = away.len();
             let detail =
                 format!("{count} pods of {kind} {name} move or are not ready, {most} may be so");
-            return Err(Why::new("MaxUnavailablePerWorkload", detail));
+            return Err(SkipReason::new("MaxUnavailablePerWorkload", detail));
         }
         Ok(())
     }
@@ -408,12 +412,12 @@ fn is_at_work(pod: &PodInfo) -> bool {
 }
 
 /// Returns the desired replicas of `owner`; 0 if they cannot be determined.
-fn replicas(snapshot: &Snapshot, owner: &Owner) -> Result<i64, Why> {
+fn replicas(snapshot: &Snapshot, owner: &Owner) -> Result<i64, SkipReason> {
     match snapshot.workloads.get(&owner.uid) {
         Some(Workload::Known { replicas, .. }) => Ok(*replicas),
         Some(Workload::Error(error)) => {
             let detail = format!("{} {}: {error}", owner.kind, owner.name);
-            Err(Why::new(WORKLOAD_UNKNOWN, detail))
+            Err(SkipReason::new(WORKLOAD_UNKNOWN, detail))
         }
         Some(Workload::Unresolved) | None => Ok(0),
     }

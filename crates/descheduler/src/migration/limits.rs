@@ -2,7 +2,7 @@
 
 use super::args::{LimitedObject, MigrationControllerArgs};
 use super::{CONTROLLER, annotation};
-use crate::rules::Why;
+use crate::rules::SkipReason;
 use crate::state::{PodInfo, Workload};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -29,7 +29,7 @@ pub fn scaled(share: &IntOrString, replicas: i64) -> Option<i64> {
 ///
 /// # Errors
 /// Returns an error if `share` is neither a number nor a percentage.
-pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
+pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, SkipReason> {
     let wanted = match share {
         None if replicas > 10 => replicas / 10,
         None if replicas >= 4 => 2,
@@ -39,7 +39,7 @@ pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
             Some(number) => number,
             None => {
                 let detail = format!("{share:?} is neither a number nor a percentage");
-                return Err(Why::new("MalformedLimit", detail));
+                return Err(SkipReason::new("MalformedLimit", detail));
             }
         },
     };
@@ -127,7 +127,7 @@ impl ObjectLimits {
         args: &MigrationControllerArgs,
         pod: &PodInfo,
         now: Timestamp,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         let group = Group::from_pod(pod);
         let on = args.object_limiters.iter();
         for (kind, limiter) in on.filter(|(_, limiter)| limiter.duration.as_nanos() > 0) {
@@ -140,7 +140,7 @@ impl ObjectLimits {
                     LimitedObject::Namespace => ("NamespaceLimiter", "its namespace"),
                 };
                 let detail = format!("pods of {whose} went within {} already", limiter.duration);
-                return Err(Why::new(rule, detail));
+                return Err(SkipReason::new(rule, detail));
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::args::MigrationControllerArgs;
 use super::limits::{Group, ObjectLimits, bucket_time};
-use crate::rules::Why;
+use crate::rules::SkipReason;
 use crate::state::{PodInfo, Workload};
 use jiff::Timestamp;
 use koord_app::TokenBucket;
@@ -43,7 +43,7 @@ impl Migrations {
     ///
     /// # Errors
     /// Returns the limit that is reached.
-    pub fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
+    pub fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), SkipReason> {
         self.limits.lock().allows(&self.args, pod, now)
     }
 
@@ -58,7 +58,7 @@ impl Migrations {
         pod: &PodInfo,
         free: bool,
         now: Timestamp,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         let mut limits = self.limits.lock();
         if !free {
             limits.allows(&self.args, pod, now)?;

@@ -17,7 +17,7 @@ use super::evict::Policy;
 use super::reservation as making;
 use super::status::{self, State};
 use super::{CONTROLLER, Stage, annotation, args, stage};
-use crate::rules::Why;
+use crate::rules::SkipReason;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_api::duration::GoDuration;
@@ -82,7 +82,7 @@ pub struct JobView<'a> {
     /// The pod that uses the reservation, see [`bound`].
     pub bound: Option<&'a Pod>,
     /// Limit that keeps the pod from being evicted now.
-    pub limited: Option<&'a Why>,
+    pub limited: Option<&'a SkipReason>,
     /// Error of the last attempt, or what the job waits for.
     pub trouble: Option<&'a str>,
     /// Settings of the profile.
@@ -235,7 +235,7 @@ pub fn unreserved(
 
 /// Returns the status of `job` that fails because the rule `why` forbids it.
 #[must_use]
-pub fn forbidden(job: &PodMigrationJob, why: &Why) -> PodMigrationJobStatus {
+pub fn forbidden(job: &PodMigrationJob, why: &SkipReason) -> PodMigrationJobStatus {
     let mut status = job.status.clone().unwrap_or_default();
     status.phase = Some(PodMigrationJobPhase::Failed);
     reasons::FORBIDDEN_MIGRATE_POD.clone_into(&mut status.reason);
@@ -461,7 +461,7 @@ impl<'a> JobView<'a> {
     }
 
     /// Waits because of limit `why`. The status records it once, unless it holds another reason.
-    fn wait_limited(&self, why: &Why) -> Step {
+    fn wait_limited(&self, why: &SkipReason) -> Step {
         let mut status = self.status();
         let message = why.to_string();
         let is_free = status.reason.is_empty() || status.reason == why.rule;

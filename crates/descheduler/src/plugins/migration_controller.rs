@@ -1,7 +1,7 @@
 //! The plugin MigrationController: filters the pods that strategies may move, and creates the jobs that move
 //! them.
 
-use crate::framework::{Ask, Evictor, Filter, Intent, PluginHandles, Why};
+use crate::framework::{EvictionRequest, Evictor, Filter, Intent, PluginHandles, SkipReason};
 use crate::migration::args::{Gate, MigrationControllerArgs};
 use crate::migration::evict::Policy;
 use crate::migration::filter::{MigrationCounts, PodsByOwner, Rules};
@@ -94,7 +94,7 @@ impl MigrationController {
         answer
     }
 
-    fn judge(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn judge(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         self.with(snapshot, |cache, rules| {
             rules.has_no_job(&cache.migration_counts, pod)?;
             rules.is_reservable(pod)?;
@@ -147,7 +147,7 @@ impl Filter for MigrationController {
         *self.cache.lock() = CycleCache::default();
     }
 
-    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         self.judge(snapshot, pod)
     }
 
@@ -156,14 +156,14 @@ impl Filter for MigrationController {
         snapshot: &Snapshot,
         nodes: &[Arc<NodeInfo>],
         pod: &PodInfo,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         let args = &self.shared.args;
         if !args.node_fit || args.skips(Gate::NodeFit) {
             return Ok(());
         }
         let selector = LabelSelector::parse(&args.node_selector);
-        let selector =
-            selector.map_err(|error| Why::new("NodeFit", format!("nodeSelector: {error}")))?;
+        let selector = selector
+            .map_err(|error| SkipReason::new("NodeFit", format!("nodeSelector: {error}")))?;
         let chosen = nodes.iter().filter(|node| {
             let labels = serde_json::json!({"metadata": {"labels": node.labels}});
             selector.is_everything() || selector.matches_object(&labels)
@@ -175,7 +175,7 @@ impl Filter for MigrationController {
             if other_nodes.any(|node| fit.can_place(pod, node)) {
                 return Ok(());
             }
-            Err(Why::new("NodeFit", "it fits no other node"))
+            Err(SkipReason::new("NodeFit", "it fits no other node"))
         })
     }
 
@@ -199,7 +199,7 @@ impl Evictor for MigrationController {
         NAME
     }
 
-    fn admits(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn admits(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         if self.shared.args.dry_run {
             return Ok(());
         }
@@ -207,7 +207,11 @@ impl Evictor for MigrationController {
         self.judge(snapshot, pod)
     }
 
-    fn evict(&mut self, snapshot: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &EvictionRequest<'_>,
+    ) -> Result<Intent, SkipReason> {
         if self.shared.args.dry_run {
             return Ok(Intent::Nothing);
         }
@@ -223,7 +227,7 @@ impl Evictor for MigrationController {
 impl Migrations {
     /// Builds the job that moves a pod.
     #[must_use]
-    pub fn job(&self, snapshot: &Snapshot, request: &Ask<'_>) -> PodMigrationJob {
+    pub fn job(&self, snapshot: &Snapshot, request: &EvictionRequest<'_>) -> PodMigrationJob {
         let (pod, args) = (request.pod, &self.args);
         let annotations = [
             (EVICT_REASON, request.reason),

@@ -1,6 +1,6 @@
 //! Remaining disruptions of PodDisruptionBudgets.
 
-use super::Why;
+use super::SkipReason;
 use crate::state::{PodInfo, Snapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
@@ -116,11 +116,11 @@ impl Budgets {
     ///
     /// # Errors
     /// Returns the budget that forbids it: the API server would refuse the eviction on every attempt.
-    pub fn check(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn check(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         if !pod.is_ready() {
             return Ok(());
         }
-        let keeps = |said: String| Err(Why::new("PodDisruptionBudget", said));
+        let keeps = |said: String| Err(SkipReason::new("PodDisruptionBudget", said));
         let mut budgets = self.matching(pod);
         let Some(budget) = budgets.next() else {
             return Ok(());

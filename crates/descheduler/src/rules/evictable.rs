@@ -2,7 +2,7 @@
 //!
 //! Source: Koordinator `pkg/descheduler/evictions`.
 
-use super::Why;
+use super::SkipReason;
 use crate::state::{Phase, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
@@ -43,19 +43,19 @@ pub fn overrides(pod: &PodInfo) -> bool {
 }
 
 /// Returns why moving `pod` would be pointless.
-fn useless(pod: &PodInfo) -> Option<Why> {
+fn useless(pod: &PodInfo) -> Option<SkipReason> {
     if pod.annotation(MIRROR).is_some() {
-        return Some(Why::new("Mirror", "a mirror of a static pod stays"));
+        return Some(SkipReason::new("Mirror", "a mirror of a static pod stays"));
     }
     match pod.annotation(SOURCE) {
         Some(source) if source != "api" => {
             let detail = format!("a static pod stays: its source is {source:?}");
-            return Some(Why::new("Static", detail));
+            return Some(SkipReason::new("Static", detail));
         }
         _ => {}
     }
     let deleting = pod.deleting;
-    deleting.then(|| Why::new("Terminating", "it is being deleted"))
+    deleting.then(|| SkipReason::new("Terminating", "it is being deleted"))
 }
 
 impl Evictable {
@@ -63,7 +63,7 @@ impl Evictable {
     ///
     /// # Errors
     /// Returns the first rule that protects the pod.
-    pub fn check(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn check(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         if let Some(why) = useless(pod) {
             return Err(why);
         }
@@ -75,11 +75,11 @@ impl Evictable {
             && let Some(owner) = owners.find(|owner| &*owner.kind == "DaemonSet")
         {
             let detail = format!("DaemonSet {} would put it back", owner.name);
-            return Err(Why::new("OwnedByDaemonSet", detail));
+            return Err(SkipReason::new("OwnedByDaemonSet", detail));
         }
         let failed = self.evict_failed_bare_pods && pod.phase == Phase::Failed;
         if pod.owners.is_empty() && !self.evict_all_bare_pods && !failed {
-            return Err(Why::new(
+            return Err(SkipReason::new(
                 "BarePods",
                 "it has no owner, so no controller would recreate it",
             ));
@@ -88,23 +88,23 @@ impl Evictable {
         let volumes = &pod.shape.volumes;
         if volumes.local && !self.evict_local_storage_pods {
             let detail = "it has a hostPath or an emptyDir, which does not move along";
-            return Err(Why::new("LocalStorage", detail));
+            return Err(SkipReason::new("LocalStorage", detail));
         }
         if self.ignore_pvc_pods
             && let Some(claim) = volumes.claims.first()
         {
             let detail = format!("it has PersistentVolumeClaim {claim}");
-            return Err(Why::new("PVC", detail));
+            return Err(SkipReason::new("PVC", detail));
         }
         match &self.label_selector {
             Some(labels) if !selector::matches(labels, &pod.shape.labels).unwrap_or(false) => Err(
-                Why::new("LabelSelector", "labelSelector does not select it"),
+                SkipReason::new("LabelSelector", "labelSelector does not select it"),
             ),
             _ => Ok(()),
         }
     }
 
-    fn by_priority(&self, pod: &PodInfo) -> Result<(), Why> {
+    fn by_priority(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         let Some(priority) = pod.shape.priority else {
             return Ok(());
         };
@@ -113,12 +113,12 @@ impl Evictable {
         }
         if priority >= SYSTEM_CRITICAL {
             let detail = format!("the system needs it: its priority is {priority}");
-            return Err(Why::new("SystemCritical", detail));
+            return Err(SkipReason::new("SystemCritical", detail));
         }
         match self.priority_threshold {
             Some(threshold) if priority >= threshold => {
                 let detail = format!("its priority {priority} is not below {threshold}");
-                Err(Why::new("PriorityThreshold", detail))
+                Err(SkipReason::new("PriorityThreshold", detail))
             }
             _ => Ok(()),
         }

@@ -12,7 +12,7 @@ pub use budget::Budgets;
 pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
 pub use fit::{Fit, FitError, allows, same_requirements};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};
-pub use reason::Why;
+pub use reason::SkipReason;
 pub use select::{Namespaces, PodSelection, PodSelector};
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl Urgency {
             cost.unwrap_or(0)
         };
         let qos = match shape.qos {
-            QosClass::None => qos::of_kube(shape.kube_qos),
+            QosClass::None => qos::default_for_kube_qos(shape.kube_qos),
             labelled => labelled,
         };
         Self {

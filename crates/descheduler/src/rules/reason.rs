@@ -5,7 +5,7 @@ use std::borrow::Cow;
 /// The rule that keeps a pod on its node, and the detail that it objects to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {detail}")]
-pub struct Why {
+pub struct SkipReason {
     /// Name of the rule, such as `OwnedByDaemonSet` or `MaxMigratingPerNode`. Used as a metric label, so
     /// there are only a few.
     pub rule: &'static str,
@@ -13,7 +13,7 @@ pub struct Why {
     pub detail: Cow<'static, str>,
 }
 
-impl Why {
+impl SkipReason {
     /// Builds a reason from rule and detail.
     pub fn new(rule: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         let detail = detail.into();

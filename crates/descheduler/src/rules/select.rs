@@ -1,6 +1,6 @@
 //! Selection of pods by the arguments of a plugin.
 
-use super::Why;
+use super::SkipReason;
 use crate::state::PodInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
@@ -97,12 +97,12 @@ impl PodSelection {
     ///
     /// # Errors
     /// Returns the argument that excludes the pod.
-    pub fn admits(&self, pod: &PodInfo) -> Result<(), Why> {
+    pub fn admits(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         if let Some(namespaces) = &self.namespaces
             && !namespaces.allow(&pod.namespace)
         {
             let detail = format!("evictableNamespaces leave {} out", pod.namespace);
-            return Err(Why::new("Namespaces", detail));
+            return Err(SkipReason::new("Namespaces", detail));
         }
         let with = || {
             let entries = self.selectors.iter();
@@ -111,6 +111,9 @@ impl PodSelection {
         if with().next().is_none() || with().any(|entry| entry.selects(pod)) {
             return Ok(());
         }
-        Err(Why::new("PodSelectors", "none of podSelectors selects it"))
+        Err(SkipReason::new(
+            "PodSelectors",
+            "none of podSelectors selects it",
+        ))
     }
 }

@@ -96,7 +96,7 @@ pub(crate) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
     out
 }
 
-impl koord_kube::informer::Mirrored for NodeInfo {
+impl koord_kube::informer::Cacheable for NodeInfo {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

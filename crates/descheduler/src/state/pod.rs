@@ -438,7 +438,7 @@ impl Shapes {
     fn read(&self, pod: &Pod) -> Shape {
         let empty = PodSpec::default();
         let spec = pod.spec.as_ref().unwrap_or(&empty);
-        let (requests, malformed) = match requests::of_pod(spec) {
+        let (requests, malformed) = match requests::pod_requests(spec) {
             Ok(list) => (super::node::amounts(&list, &self.table), None),
             Err(error) => (Amounts::new(), Some(error.to_string())),
         };
@@ -446,7 +446,7 @@ impl Shapes {
             containers: spec.containers.clone(),
             ..PodSpec::default()
         };
-        let main = requests::of_pod(&main).unwrap_or_default();
+        let main = requests::pod_requests(&main).unwrap_or_default();
         let all = || {
             spec.containers
                 .iter()
@@ -475,9 +475,9 @@ impl Shapes {
             malformed,
             priority: spec.priority,
             priority_class_name: spec.priority_class_name.clone(),
-            class: priority::of_pod_with_default(pod),
-            qos: qos::of_pod(pod),
-            kube_qos: qos::kube_of_pod(pod),
+            class: priority::pod_priority_class_or_default(pod),
+            qos: qos::pod_qos_class(pod),
+            kube_qos: qos::pod_kube_qos(pod),
             scheduler_name: spec
                 .scheduler_name
                 .clone()
@@ -506,7 +506,7 @@ fn volumes(spec: &PodSpec) -> Claims {
     out
 }
 
-impl koord_kube::informer::Mirrored for PodInfo {
+impl koord_kube::informer::Cacheable for PodInfo {
     fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }

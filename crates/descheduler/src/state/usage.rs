@@ -165,7 +165,7 @@ impl NodeUsage {
     }
 }
 
-impl koord_kube::informer::Mirrored for NodeUsage {
+impl koord_kube::informer::Cacheable for NodeUsage {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

@@ -6,7 +6,7 @@ mod args;
 pub(super) use args::{Args, check};
 
 use super::free_capacity::FreeCapacity;
-use crate::framework::{Ask, Evictor, Filter, Intent, Why};
+use crate::framework::{EvictionRequest, Evictor, Filter, Intent, SkipReason};
 use crate::rules::{Budgets, Evictable, overrides};
 use crate::state::{NodeInfo, PodInfo, Snapshot};
 use args::{Protection, Threshold};
@@ -76,7 +76,7 @@ impl DefaultEvictorFilter {
         self.protections.contains(&protection)
     }
 
-    fn storage_class(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn storage_class(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         let protected = self.args.protected_storage_classes();
         if !self.protects(Protection::PodsWithPVC) || protected.is_empty() {
             return Ok(());
@@ -87,17 +87,17 @@ impl DefaultEvictorFilter {
             let Some(class) = class.filter(|class| !class.is_empty()) else {
                 let detail =
                     format!("the storage class of PersistentVolumeClaim {claim} is not known");
-                return Err(Why::new("PVC", detail));
+                return Err(SkipReason::new("PVC", detail));
             };
             if protected.contains(&&**class) {
                 let detail = format!("PersistentVolumeClaim {claim} has storage class {class}");
-                return Err(Why::new("PVC", detail));
+                return Err(SkipReason::new("PVC", detail));
             }
         }
         Ok(())
     }
 
-    fn min_replicas(&self, pod: &PodInfo) -> Result<(), Why> {
+    fn min_replicas(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         // Like in upstream, pods with several owners are not checked.
         let (least, [owner]) = (self.args.min_replicas, &pod.owners[..]) else {
             return Ok(());
@@ -106,12 +106,12 @@ impl DefaultEvictorFilter {
         if least > 1 && count < least {
             let (kind, name) = (&owner.kind, &owner.name);
             let detail = format!("{kind} {name} has {count} pods, which are fewer than {least}");
-            return Err(Why::new("MinReplicas", detail));
+            return Err(SkipReason::new("MinReplicas", detail));
         }
         Ok(())
     }
 
-    fn min_pod_age(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn min_pod_age(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         let Some(least) = self.args.min_pod_age else {
             return Ok(());
         };
@@ -123,9 +123,12 @@ impl DefaultEvictorFilter {
             Some(age) => {
                 let age = age / 1_000_000_000;
                 let detail = format!("it runs for {age} s, which is less than {least}");
-                Err(Why::new("MinPodAge", detail))
+                Err(SkipReason::new("MinPodAge", detail))
             }
-            None => Err(Why::new("MinPodAge", format!("it has not run for {least}"))),
+            None => Err(SkipReason::new(
+                "MinPodAge",
+                format!("it has not run for {least}"),
+            )),
         }
     }
 }
@@ -172,30 +175,33 @@ impl Filter for DefaultEvictorFilter {
         }
     }
 
-    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         if overrides(pod) {
             return Ok(());
         }
         if self.args.is_mandatory() && pod.annotation(PREFER_NO_EVICTION).is_some() {
             let detail = format!("it has annotation {PREFER_NO_EVICTION}");
-            return Err(Why::new("NoEviction", detail));
+            return Err(SkipReason::new("NoEviction", detail));
         }
         self.evictable.check(pod)?;
         if let Some(name) = &self.cycle.unknown_class
             && self.protects(Protection::SystemCriticalPods)
         {
             let detail = format!("PriorityClass {name} of priorityThreshold does not exist");
-            return Err(Why::new("PriorityThreshold", detail));
+            return Err(SkipReason::new("PriorityThreshold", detail));
         }
         self.storage_class(snapshot, pod)?;
         if self.protects(Protection::PodsWithoutPDB) && !has_budget(snapshot, pod) {
-            return Err(Why::new(
+            return Err(SkipReason::new(
                 "PodsWithoutPDB",
                 "no PodDisruptionBudget selects it",
             ));
         }
         if self.protects(Protection::PodsWithResourceClaims) && pod.shape.resource_claims {
-            return Err(Why::new("PodsWithResourceClaims", "it has resource claims"));
+            return Err(SkipReason::new(
+                "PodsWithResourceClaims",
+                "it has resource claims",
+            ));
         }
         self.min_replicas(pod)?;
         self.min_pod_age(snapshot, pod)
@@ -206,7 +212,7 @@ impl Filter for DefaultEvictorFilter {
         snapshot: &Snapshot,
         _: &[Arc<NodeInfo>],
         pod: &PodInfo,
-    ) -> Result<(), Why> {
+    ) -> Result<(), SkipReason> {
         if let Some((nodes, capacity)) = &self.cycle.capacity
             && !capacity.any_other(snapshot, pod, nodes)
         {
@@ -214,7 +220,7 @@ impl Filter for DefaultEvictorFilter {
                 "no other node has room: {}",
                 capacity.obstacles(snapshot, pod, nodes)
             );
-            return Err(Why::new("NodeFit", detail));
+            return Err(SkipReason::new("NodeFit", detail));
         }
         let Some(wanted) = self
             .args
@@ -234,7 +240,7 @@ impl Filter for DefaultEvictorFilter {
             "namespaceLabelSelector does not select namespace {}",
             pod.namespace
         );
-        Err(Why::new("NamespaceLabelSelector", detail))
+        Err(SkipReason::new("NamespaceLabelSelector", detail))
     }
 }
 
@@ -270,7 +276,7 @@ impl Evictor for DefaultEvictor {
         self.budgets = Budgets::new(snapshot);
     }
 
-    fn admits(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn admits(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         self.budgets.check(pod)
     }
 
@@ -278,7 +284,7 @@ impl Evictor for DefaultEvictor {
         self.budgets.count(pod);
     }
 
-    fn evict(&mut self, _: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, _: &Snapshot, request: &EvictionRequest<'_>) -> Result<Intent, SkipReason> {
         self.budgets.count(request.pod);
         Ok(Intent::Evict(request.delete_options.cloned()))
     }

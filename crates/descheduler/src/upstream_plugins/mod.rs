@@ -15,7 +15,7 @@ mod violating_node_affinity;
 mod violating_node_taints;
 mod violating_spread;
 
-use crate::framework::{Cycle, PluginHandles, Why};
+use crate::framework::{Cycle, PluginHandles, SkipReason};
 use crate::registry::Registry;
 use crate::rules::Namespaces;
 use crate::state::{ContainerInfo, ContainerKind, ContainerState, PodInfo};
@@ -156,15 +156,15 @@ fn check_selected(
     namespaces: Option<&Namespaces>,
     labels: Option<&LabelSelector>,
     pod: &PodInfo,
-) -> Result<(), Why> {
+) -> Result<(), SkipReason> {
     if namespaces.is_some_and(|namespaces| !namespaces.allow(&pod.namespace)) {
         let detail = format!("namespaces leave {} out", pod.namespace);
-        return Err(Why::new("Namespaces", detail));
+        return Err(SkipReason::new("Namespaces", detail));
     }
     match labels {
         // Selectors were validated when the configuration was parsed.
         Some(labels) if !selector::matches(labels, &pod.shape.labels).unwrap_or(false) => Err(
-            Why::new("LabelSelector", "labelSelector does not select it"),
+            SkipReason::new("LabelSelector", "labelSelector does not select it"),
         ),
         _ => Ok(()),
     }

@@ -4,7 +4,7 @@ use super::{
     check_listed, check_namespaces, check_selected, exit_code, seconds_since, state_reason,
     statuses, try_evict,
 };
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::rules::Namespaces;
 use crate::state::{Condition, PodInfo};
 use jiff::Timestamp;
@@ -138,7 +138,7 @@ impl Strategy for PodLifeTime {
 
 impl Args {
     /// Returns the reason to evict `pod`, or why it stays.
-    fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
+    fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, SkipReason> {
         check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let mut reasons = Vec::new();
         if let Some(limit) = self.max_pod_life_time_seconds {
@@ -151,14 +151,14 @@ impl Args {
                         "it lives for {} s, which is not more than {limit} s",
                         age.unwrap_or(0)
                     );
-                    return Err(Why::new("TooYoung", detail));
+                    return Err(SkipReason::new("TooYoung", detail));
                 }
             }
         }
         if !self.states.is_empty() {
             let Some(state) = self.state_of(pod) else {
                 let detail = format!("it is in none of the states {}", self.states.join(", "));
-                return Err(Why::new("States", detail));
+                return Err(SkipReason::new("States", detail));
             };
             reasons.push(format!("is in state {state}"));
         }
@@ -167,7 +167,7 @@ impl Args {
             let mut conditions = pod.conditions.iter();
             let fits = |of: &&Condition| self.conditions.iter().any(|filter| filter.fits(of, now));
             let Some(found) = conditions.find(fits) else {
-                return Err(Why::new("Conditions", "none of conditions is met"));
+                return Err(SkipReason::new("Conditions", "none of conditions is met"));
             };
             reasons.push(format!("has condition {}={}", found.kind, found.status));
         }
@@ -175,7 +175,7 @@ impl Args {
             let mut codes =
                 statuses(pod, self.including_init_containers, false).filter_map(exit_code);
             let Some(code) = codes.find(|code| self.exit_codes.contains(code)) else {
-                return Err(Why::new(
+                return Err(SkipReason::new(
                     "ExitCodes",
                     "no container ended with one of exitCodes",
                 ));
@@ -197,7 +197,7 @@ impl Args {
         states.find(|state| self.states.iter().any(|wanted| wanted == state))
     }
 
-    fn check_owners(&self, pod: &PodInfo) -> Result<(), Why> {
+    fn check_owners(&self, pod: &PodInfo) -> Result<(), SkipReason> {
         let Some(kinds) = &self.owner_kinds else {
             return Ok(());
         };
@@ -207,10 +207,13 @@ impl Args {
         };
         if !kinds.include.is_empty() && owned(&kinds.include).is_none() {
             let detail = format!("none of {} owns it", kinds.include.join(", "));
-            return Err(Why::new("OwnerKinds", detail));
+            return Err(SkipReason::new("OwnerKinds", detail));
         }
         match owned(&kinds.exclude) {
-            Some(owner) => Err(Why::new("OwnerKinds", format!("a {} owns it", owner.kind))),
+            Some(owner) => Err(SkipReason::new(
+                "OwnerKinds",
+                format!("a {} owns it", owner.kind),
+            )),
             None => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! `RemoveDuplicates`: evicts pods of one owner that share a node although they could be spread.
 
 use super::{check_namespaces, check_selected, try_evict};
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::rules::{Namespaces, allows};
 use crate::state::{NodeInfo, PodInfo};
 use koord_model::nodes::untolerated;
@@ -135,7 +135,7 @@ struct NodeDuplicates<'a> {
     /// Number of pods that leave regardless of this strategy.
     leaving: usize,
     /// Pods that stay, and why.
-    kept: Vec<(&'a Arc<PodInfo>, Why)>,
+    kept: Vec<(&'a Arc<PodInfo>, SkipReason)>,
 }
 
 impl Args {
@@ -172,13 +172,13 @@ fn spread(
                 let detail = format!(
                     "{count} pods of {kind} {owner} are on node {node}, but only {targets} nodes take them"
                 );
-                cycle.skip_pod(pod, Why::new("NoTarget", detail));
+                cycle.skip_pod(pod, SkipReason::new("NoTarget", detail));
             } else if fixed + at < most {
                 let detail = format!(
                     "node {node} may have {most} of {} pods of {kind} {owner}",
                     found.pods
                 );
-                cycle.skip_pod(pod, Why::new("Spread", detail));
+                cycle.skip_pod(pod, SkipReason::new("Spread", detail));
             } else {
                 let reason = format!(
                     "is one of {count} pods of {kind} {owner} on node {node}, {most} of which are enough"

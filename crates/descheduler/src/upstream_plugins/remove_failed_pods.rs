@@ -3,7 +3,7 @@
 use super::{
     check_namespaces, check_selected, exit_code, seconds_since, state_reason, statuses, try_evict,
 };
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::rules::Namespaces;
 use crate::state::{Phase, PodInfo};
 use jiff::Timestamp;
@@ -70,7 +70,7 @@ impl Strategy for RemoveFailedPods {
 
 impl Args {
     /// Returns the reason to evict the failed `pod`, or why it stays.
-    fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
+    fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, SkipReason> {
         check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let (age, least) = (
             seconds_since(pod.created, now).unwrap_or(0),
@@ -78,11 +78,11 @@ impl Args {
         );
         if age < least {
             let detail = format!("it lives for {age} s, which is less than {least} s");
-            return Err(Why::new("TooYoung", detail));
+            return Err(SkipReason::new("TooYoung", detail));
         }
         let excluded = |kind: &str| self.exclude_owner_kinds.iter().any(|other| other == kind);
         if let Some(owner) = pod.owners.iter().find(|owner| excluded(&owner.kind)) {
-            return Err(Why::new(
+            return Err(SkipReason::new(
                 "ExcludeOwnerKinds",
                 format!("a {} owns it", owner.kind),
             ));
@@ -96,14 +96,14 @@ impl Args {
                 actual.find(|actual| self.reasons.iter().any(|wanted| wanted == actual))
             else {
                 let detail = format!("it failed for none of {}", self.reasons.join(", "));
-                return Err(Why::new("Reasons", detail));
+                return Err(SkipReason::new("Reasons", detail));
             };
             reason += &format!(", {found}");
         }
         if !self.exit_codes.is_empty() {
             let mut codes = containers().filter_map(exit_code);
             let Some(code) = codes.find(|code| self.exit_codes.contains(code)) else {
-                return Err(Why::new(
+                return Err(SkipReason::new(
                     "ExitCodes",
                     "no container ended with one of exitCodes",
                 ));

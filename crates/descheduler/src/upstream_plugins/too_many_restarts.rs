@@ -1,7 +1,7 @@
 //! `RemovePodsHavingTooManyRestarts`: evicts pods that restarted too often.
 
 use super::{check_listed, check_namespaces, check_selected, statuses, try_evict};
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::rules::Namespaces;
 use crate::state::{ContainerState, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -69,12 +69,12 @@ impl Args {
         statuses.map(|status| i64::from(status.restarts)).sum()
     }
 
-    fn judge(&self, pod: &PodInfo, restarts: i64) -> Result<(), Why> {
+    fn judge(&self, pod: &PodInfo, restarts: i64) -> Result<(), SkipReason> {
         check_selected(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let threshold = self.pod_restart_threshold;
         if restarts < i64::from(threshold) {
             let detail = format!("it restarted {restarts} times, which is less than {threshold}");
-            return Err(Why::new("FewRestarts", detail));
+            return Err(SkipReason::new("FewRestarts", detail));
         }
         if self.states.is_empty() {
             return Ok(());
@@ -89,6 +89,6 @@ impl Args {
             return Ok(());
         }
         let detail = format!("it is in none of the states {}", self.states.join(", "));
-        Err(Why::new("States", detail))
+        Err(SkipReason::new("States", detail))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::free_capacity::FreeCapacity;
 use super::{check_listed, check_namespaces, check_selected, try_evict};
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::rules::{Namespaces, allows};
 use crate::state::{NodeInfo, PodInfo};
 use k8s_openapi::api::core::v1::{NodeAffinity, PreferredSchedulingTerm};
@@ -98,7 +98,7 @@ impl ViolatingNodeAffinity {
                         "{reason}, but no such node has room: {}",
                         capacity.obstacles(snapshot, pod, nodes)
                     );
-                    cycle.skip_pod(pod, Why::new("NodeFit", detail));
+                    cycle.skip_pod(pod, SkipReason::new("NodeFit", detail));
                 }
             }
         }

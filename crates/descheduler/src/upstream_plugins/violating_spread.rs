@@ -12,7 +12,7 @@ use self::candidates::Candidates;
 use self::members::{ConstraintCounts, Domain, Domains, Member, Members};
 use super::free_capacity::FreeCapacity;
 use super::{check_listed, check_namespaces, check_selected, try_evict};
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::rules::Namespaces;
 use crate::state::{NodeInfo, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -259,7 +259,9 @@ impl ViolatingSpread {
                 if let Some(member) = members.pods.get(place) {
                     let obstacles = capacity.obstacles(snapshot, member.pod, &targets);
                     let detail = format!("no node with too few pods has room: {obstacles}");
-                    balance.kept.push((place, Why::new("NodeFit", detail)));
+                    balance
+                        .kept
+                        .push((place, SkipReason::new("NodeFit", detail)));
                 }
                 largest.remove(&(most, from));
                 continue;
@@ -289,7 +291,7 @@ struct Balance {
     /// Pods to evict, and why.
     surplus: Vec<(usize, String)>,
     /// Pods that would have to be evicted, but fit nowhere else.
-    kept: Vec<(usize, Why)>,
+    kept: Vec<(usize, SkipReason)>,
 }
 
 #[allow(clippy::cast_precision_loss, reason = "far fewer pods than 2^52")]

@@ -9,7 +9,8 @@ use koord_app::{Clock, Context};
 use koord_descheduler::config::Configuration;
 use koord_descheduler::daemon::{self, LastCycle, Options};
 use koord_descheduler::framework::{
-    Action, Ask, Cycle, Evictor, Framework, Intent, Profile, Strategy, StrategyError, Why,
+    Action, Cycle, EvictionRequest, Evictor, Framework, Intent, Profile, SkipReason, Strategy,
+    StrategyError,
 };
 use koord_descheduler::state::Snapshot;
 use koord_kube::api::{ListParams, PostParams};
@@ -42,7 +43,7 @@ impl Strategy for Clearing {
                     cost: 7,
                     strategy: "Clearing",
                 });
-                cycle.skip_pod(pod, Why::new("Cold", "is where it is"));
+                cycle.skip_pod(pod, SkipReason::new("Cold", "is where it is"));
             } else if pod.is_active() {
                 let _ = cycle.evict_with(pod, "hot", None, Some(node.clone()));
             }
@@ -58,7 +59,7 @@ impl Evictor for Evicting {
     fn name(&self) -> &'static str {
         "Evicting"
     }
-    fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(&mut self, _: &Snapshot, _: &EvictionRequest<'_>) -> Result<Intent, SkipReason> {
         Ok(Intent::Evict(None))
     }
 }
@@ -86,7 +87,7 @@ impl Strategy for Stuck {
             } else {
                 "PVC"
             };
-            cycle.skip_pod(pod, Why::new(rule, "stays"));
+            cycle.skip_pod(pod, SkipReason::new(rule, "stays"));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use axum::Router;
 use koord_apiserver::authz::User;
-use koord_apiserver::{ApiServer, given_rights};
+use koord_apiserver::{ApiServer, granted_rights};
 use koord_app::flags;
 use koord_descheduler::Args;
 use koord_descheduler::config::Configuration;
@@ -123,7 +123,7 @@ fn the_descheduler_uses_all_of_its_rights() {
     let roles = documents("rbac.yaml");
     let roles = roles.iter().filter(|object| object["rules"].is_array());
     let granted: BTreeSet<_> = roles
-        .flat_map(|role| given_rights(&role["rules"]))
+        .flat_map(|role| granted_rights(&role["rules"]))
         .collect();
     let wide: Vec<_> = granted.iter().filter(|right| right.contains('*')).collect();
     // The kinds with a scale are not known beforehand.

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use world::World;
+use world::FailoverWorld;
 
 /// How long a run may take on a busy machine before it is called broken.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -77,7 +77,7 @@ impl Record {
 }
 
 struct Lane<'a> {
-    world: World,
+    world: FailoverWorld,
     dir: &'a Path,
     record: &'a Mutex<Record>,
 }
@@ -132,7 +132,7 @@ impl Lane<'_> {
             tokio::select! {
                 death = one.died() => self.replace(&mut one, death).await,
                 death = other.died() => self.replace(&mut other, death).await,
-                () = pods.settled(&what) => break,
+                () = pods.wait_bound(&what) => break,
             }
         }
         // What is decided now is decided on what the next one found.
@@ -141,7 +141,7 @@ impl Lane<'_> {
         let what = "after the deaths";
         self.world.check(what).await;
         self.world.create_late().await;
-        pods.late(what).await;
+        pods.wait_late_bound(what).await;
         self.world.check(what).await;
         for process in [one, other] {
             process.stop().await;
@@ -165,7 +165,7 @@ async fn lane(record: &Mutex<Record>) {
         }
         let dir = tempfile::tempdir().unwrap();
         let lane = Lane {
-            world: World::start().await,
+            world: FailoverWorld::start().await,
             dir: dir.path(),
             record,
         };

@@ -474,7 +474,7 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
     let rights = |file: &str| {
         let roles = manifest(file);
         let rules = roles.iter().filter(|role| role["rules"].is_array());
-        let rights = rules.flat_map(|role| koord_apiserver::given_rights(&role["rules"]));
+        let rights = rules.flat_map(|role| koord_apiserver::granted_rights(&role["rules"]));
         rights.collect::<BTreeSet<_>>()
     };
     let given = rights("targets.yaml");

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 use koord_app::console;
-use koord_descheduler::report::{Done, NodeReport, Report};
+use koord_descheduler::report::{ActionReport, NodeReport, Report};
 use koord_kube::api::ListParams;
 use koord_kube::{Api, ResourceExt as _};
 use serde::Serialize;
@@ -318,7 +318,7 @@ fn render_node(out: &mut String, name: &str, node: &NodeReport) {
             .actions
             .iter()
             .filter(move |done| done.success == success);
-        actions.map(|done: &Done| vec![done.what.clone(), done.outcome.clone()])
+        actions.map(|done: &ActionReport| vec![done.what.clone(), done.outcome.clone()])
     };
     super::render::rows(out, "succeeded", done(true));
     super::render::rows(out, "failed", done(false));

@@ -5,7 +5,7 @@ use koord_api::resources;
 use koord_api::topology::{Zone, zone_name};
 use koord_app::console;
 use koord_model::export::{Machine, Node};
-use koordlet::exporter::{self, ListError, Listed};
+use koordlet::exporter::{self, ListError, PodResourcesSnapshot};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn render(machine: &Machine, listed: Result<&Listed, &ListError>) -> String {
+fn render(machine: &Machine, listed: Result<&PodResourcesSnapshot, &ListError>) -> String {
     let mut out = String::new();
     let zones = listed.iter().flat_map(|listed| &listed.zones.zones);
     let resources = zones.flat_map(|zone| &zone.resources);
@@ -141,7 +141,7 @@ mod tests {
             cpus: list.parse().unwrap(),
             ..Share::default()
         };
-        let listed = Listed {
+        let listed = PodResourcesSnapshot {
             zones: zones(&machine, &share("0-3"), &[share("1"), share("1,9")]),
             pods: 2,
             fingerprint: "pfp0v001a5e1c50c557adb9d".to_owned(),
@@ -168,7 +168,7 @@ mod tests {
             ..Node::default()
         };
         let machine: Machine = [(0, node)].into();
-        let listed = Listed {
+        let listed = PodResourcesSnapshot {
             zones: zones(&machine, &Share::default(), &[]),
             pods: 0,
             fingerprint: "pfp0v001ef46db3751d8e999".to_owned(),

@@ -73,7 +73,7 @@ impl PredictorFeed {
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());
         let p90 = |samples: &mut Vec<f64>| {
             samples.sort_unstable_by(f64::total_cmp);
-            percentile::of_sorted(samples, 0.90)
+            percentile::from_sorted(samples, 0.90)
         };
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
         let collect = |subject, cpu: &mut Vec<f64>, memory: &mut Vec<f64>| {

@@ -114,7 +114,7 @@ fn adapter(adapter: &Adapter) -> Detected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use koord_host::pci::Place;
+    use koord_host::pci::PciLocation;
     use serde_json::json;
 
     /// Upstream: the adapter of `Test_reportGPUDevice`, with functions.
@@ -123,7 +123,7 @@ mod tests {
         let mut sample = Adapter {
             devices: vec!["mlx5_0".to_owned()],
             minor: 0,
-            place: Place {
+            place: PciLocation {
                 address: "0000:00:09.0".to_owned(),
                 numa_node: 1,
                 root_complex: "pci0000:00".to_owned(),

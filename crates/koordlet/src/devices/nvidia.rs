@@ -190,7 +190,7 @@ impl LoadedLibrary {
 }
 
 /// Returns the report of a GPU; without a topology if sysfs does not have its root complex.
-fn detected(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
+fn detected(gpu: &Gpu, place: Option<pci::PciLocation>) -> Detected {
     let memory = i64::try_from(gpu.memory).unwrap_or(i64::MAX);
     let amounts = [
         (resources::GPU_CORE, Quantity::from_value(100)),

@@ -96,7 +96,7 @@ fn machine_of_two() -> Machine {
 }
 
 /// Reads the lists of `kubelet`.
-async fn read_kubelet(kubelet: Kubelet) -> Result<Listed, ListError> {
+async fn read_kubelet(kubelet: Kubelet) -> Result<PodResourcesSnapshot, ListError> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let stop = CancellationToken::new();

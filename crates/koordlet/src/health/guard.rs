@@ -1,6 +1,6 @@
 //! Status of the pressure guard.
 
-use super::Lack;
+use super::MissingFeature;
 use serde::{Deserialize, Serialize};
 
 /// Status of the pressure guard.
@@ -14,7 +14,7 @@ pub struct Guard {
     /// The levers that this node has, the cheapest first.
     pub levers: Vec<String>,
     /// Levers that this node lacks, and why.
-    pub absent: Vec<Lack>,
+    pub absent: Vec<MissingFeature>,
     /// Cap on the CPU usage of the whole node, in percent; `None` without a cap.
     pub cap_percent: Option<i64>,
     /// True if batch cgroups have the idle policy.

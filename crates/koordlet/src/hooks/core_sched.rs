@@ -5,7 +5,7 @@ use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::pod::CoreSchedPolicy;
 use koord_api::qos::QosClass;
-use koord_model::core_sched::{Ask, PodPolicy};
+use koord_model::core_sched::{CoreSchedPod, PodPolicy};
 
 const NAME: &str = "CoreSched";
 
@@ -31,7 +31,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
         return;
     }
     let notes = pod.notes();
-    let ask = Ask {
+    let ask = CoreSchedPod {
         qos: pod.qos,
         kube: pod.kube_qos,
         group: notes.core_sched_group.as_deref().unwrap_or_default(),
@@ -50,17 +50,17 @@ mod tests {
     use super::super::tests::{Node, pod};
     use super::super::{desired, desired_sandbox};
     use super::*;
-    use koord_model::core_sched::Wanted;
+    use koord_model::core_sched::CookieTarget;
     use serde_json::json;
 
     #[test]
     fn labels_choose_the_group() {
         let node = Node::default().open(Gate::CoreSched).cpu_qos("coreSched");
-        let group = |name: &str| Some(Wanted::Group(name.to_owned()));
+        let group = |name: &str| Some(CookieTarget::Group(name.to_owned()));
         for (qos, group_label, policy, want) in [
             ("LS", "g", "", group("g-expeller")),
             ("LS", "g", "exclusive", group("u-expeller")),
-            ("LS", "g", "none", Some(Wanted::Neutral)),
+            ("LS", "g", "none", Some(CookieTarget::Neutral)),
             ("BE", "", "", group("")),
             ("SYSTEM", "g", "", None),
         ] {

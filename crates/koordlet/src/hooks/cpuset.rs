@@ -9,7 +9,7 @@ use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::slo::HostApp;
 use koord_api::qos::QosClass;
-use koord_model::cpuset_rule::{Ask, container_cpus, host_app_cpus};
+use koord_model::cpuset_rule::{CpusetRequest, container_cpus, host_app_cpus};
 
 const NAME: &str = "CPUSetAllocator";
 
@@ -45,7 +45,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     let pod = target.pod;
     let own = pod.cpus.as_ref().map(ToString::to_string);
     if !target.is_pod() {
-        let ask = Ask {
+        let ask = CpusetRequest {
             qos: pod.qos,
             kube: pod.kube_qos,
             own: own.as_deref(),

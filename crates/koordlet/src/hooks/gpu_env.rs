@@ -6,7 +6,7 @@ use super::{
 };
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use koord_model::gpu_env::{Ask, of_container};
+use koord_model::gpu_env::{GpuEnvRequest, container_env};
 
 pub(super) const NAME: &str = "GPUEnvInject";
 
@@ -28,7 +28,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
         return;
     };
     let notes = target.pod.notes();
-    let injection = of_container(Ask {
+    let injection = container_env(GpuEnvRequest {
         devices: &notes.devices,
         isolation: notes.gpu_isolation.as_deref(),
         library: &rules.hami_library,

@@ -27,7 +27,7 @@ use crate::states::slo::HostApp;
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::extension::Resctrl;
 use koord_api::qos::{KubeQos, QosClass};
-use koord_model::core_sched::Wanted;
+use koord_model::core_sched::CookieTarget;
 use koord_model::gpu_env::Mount;
 use koord_model::rdma_devices::RdmaFile;
 
@@ -58,7 +58,7 @@ pub struct Adjustment {
     /// `oom_score_adj` of every process, −1000 to 1000.
     pub oom_score_adj: Option<HookValue<i64>>,
     /// The core-scheduling cookie of every process.
-    pub core_sched: Option<HookValue<Wanted>>,
+    pub core_sched: Option<HookValue<CookieTarget>>,
     /// The resctrl group of every thread.
     pub resctrl: Option<HookValue<ResctrlAssignment>>,
     /// Environment variables.

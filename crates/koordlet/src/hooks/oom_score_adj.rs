@@ -23,7 +23,11 @@ pub(super) const HOOK: Hook = Hook {
 
 fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
     if let Some(container) = target.container() {
-        let configured = target.pod.notes().oom_score_adj.of(&container.name);
+        let configured = target
+            .pod
+            .notes()
+            .oom_score_adj
+            .for_container(&container.name);
         wanted.oom_score_adj = configured.and_then(|adj| hook_value(i64::from(adj), NAME));
     }
 }

@@ -4,7 +4,7 @@
 use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
-use koord_model::rdma_devices::of_pod;
+use koord_model::rdma_devices::device_files;
 
 pub(super) const NAME: &str = "RDMADeviceInject";
 
@@ -26,7 +26,7 @@ fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
         return;
     }
     let by = NAME;
-    match of_pod(&target.pod.notes().devices) {
+    match device_files(&target.pod.notes().devices) {
         Ok(files) => {
             let files = files.into_iter().map(|value| HookValue { value, by });
             wanted.devices.extend(files);

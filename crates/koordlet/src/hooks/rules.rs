@@ -11,7 +11,7 @@ use koord_api::extension::CpuSharedPool;
 use koord_model::core_sched::CoreSched;
 use koord_model::cpuset_rule::Pools;
 use koord_model::group_identity::GroupIdentity;
-use koord_model::normalization::settled;
+use koord_model::normalization::stable_ratio;
 use std::sync::Arc;
 
 /// Sources of [`Rules`].
@@ -79,7 +79,7 @@ impl Rules {
         let on = |hook: &Hook| hook.gates.iter().any(|gate| gates.is_on(*gate));
         let active = HOOKS.iter().enumerate().filter(|(_, hook)| on(hook));
         let ratio = from.node.and_then(|node| node.normalization_ratio);
-        let ratio = settled(last.and_then(|last| last.batch_ratio), ratio);
+        let ratio = stable_ratio(last.and_then(|last| last.batch_ratio), ratio);
         let strategy = from.slo.spec.resource_qos_strategy.as_ref();
         Self {
             active: active.fold(0, |bits, (at, _)| bits | 1 << at),
@@ -93,8 +93,8 @@ impl Rules {
             unset_quota: from.settings.unset_cpu_quota,
             group_identity: strategy
                 .filter(|_| from.group_identity)
-                .map(GroupIdentity::of),
-            core_sched: strategy.map(CoreSched::of).unwrap_or_default(),
+                .map(GroupIdentity::from_strategy),
+            core_sched: strategy.map(CoreSched::from_strategy).unwrap_or_default(),
             hami_library: from.settings.hami_library.clone(),
             hami_monitor: gates.is_on(Gate::HamiCoreVGPUMonitor),
         }

@@ -16,7 +16,7 @@ use koord_api::annotations::POD_BLKIO_QOS;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::{BlkIOQOSCfg, BlockCfg, BlockType};
 use koord_host::{CgroupPath, Resource, Target, TargetKind};
-use koord_model::blkio::{self, BlockError, File, Kind, Storage};
+use koord_model::blkio::{self, BlockError, IoCgroupKind, IoFile, Storage};
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub const NAME: &str = "BlkIOReconcile";
 /// Reason in audit records.
 const REASON: &str = "UpdateBlkIO";
 
-const fn claim(file: File, level: Level, classes: Classes) -> Claim {
+const fn claim(file: IoFile, level: Level, classes: Classes) -> Claim {
     Claim {
         file: TargetKind::Cgroup(resource(file)),
         level,
@@ -33,7 +33,7 @@ const fn claim(file: File, level: Level, classes: Classes) -> Claim {
     }
 }
 
-const fn group_claims(file: File) -> [Claim; 2] {
+const fn group_claims(file: IoFile) -> [Claim; 2] {
     let labelled = Classes::except(&[QosClass::None]);
     [
         claim(file, Level::Qos, Classes::BE),
@@ -43,18 +43,18 @@ const fn group_claims(file: File) -> [Claim; 2] {
 
 /// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
-    group_claims(File::ReadIops)[0],
-    group_claims(File::ReadIops)[1],
-    group_claims(File::WriteIops)[0],
-    group_claims(File::WriteIops)[1],
-    group_claims(File::ReadBps)[0],
-    group_claims(File::ReadBps)[1],
-    group_claims(File::WriteBps)[0],
-    group_claims(File::WriteBps)[1],
-    group_claims(File::Weight)[0],
-    group_claims(File::Weight)[1],
-    claim(File::CostQos, Level::Node, Classes::ALL),
-    claim(File::CostModel, Level::Node, Classes::ALL),
+    group_claims(IoFile::ReadIops)[0],
+    group_claims(IoFile::ReadIops)[1],
+    group_claims(IoFile::WriteIops)[0],
+    group_claims(IoFile::WriteIops)[1],
+    group_claims(IoFile::ReadBps)[0],
+    group_claims(IoFile::ReadBps)[1],
+    group_claims(IoFile::WriteBps)[0],
+    group_claims(IoFile::WriteBps)[1],
+    group_claims(IoFile::Weight)[0],
+    group_claims(IoFile::Weight)[1],
+    claim(IoFile::CostQos, Level::Node, Classes::ALL),
+    claim(IoFile::CostModel, Level::Node, Classes::ALL),
 ];
 
 /// The row of the table of strategies.
@@ -66,15 +66,15 @@ pub const STRATEGY: StrategySpec = StrategySpec {
     make: |_, _| Box::new(BlockIo::default()),
 };
 
-const fn resource(file: File) -> Resource {
+const fn resource(file: IoFile) -> Resource {
     match file {
-        File::ReadIops => Resource::BlkioReadIops,
-        File::WriteIops => Resource::BlkioWriteIops,
-        File::ReadBps => Resource::BlkioReadBps,
-        File::WriteBps => Resource::BlkioWriteBps,
-        File::Weight => Resource::BlkioCostWeight,
-        File::CostQos => Resource::BlkioCostQos,
-        File::CostModel => Resource::BlkioCostModel,
+        IoFile::ReadIops => Resource::BlkioReadIops,
+        IoFile::WriteIops => Resource::BlkioWriteIops,
+        IoFile::ReadBps => Resource::BlkioReadBps,
+        IoFile::WriteBps => Resource::BlkioWriteBps,
+        IoFile::Weight => Resource::BlkioCostWeight,
+        IoFile::CostQos => Resource::BlkioCostQos,
+        IoFile::CostModel => Resource::BlkioCostModel,
     }
 }
 
@@ -102,9 +102,9 @@ impl Planner for BlockIo {
         };
         plan.verify(round == ReconcileReason::Periodic);
         let root = CgroupPath::root();
-        let of_group = File::of(Kind::Group).iter();
-        let of_root = File::of(Kind::Root).iter();
-        let files: Vec<File> = of_group
+        let of_group = IoFile::for_kind(IoCgroupKind::Group).iter();
+        let of_root = IoFile::for_kind(IoCgroupKind::Root).iter();
+        let files: Vec<IoFile> = of_group
             .filter(|file| view.facts.machine.has(resource(**file)))
             .chain(of_root.filter(|file| view.kernel.value(&root, resource(**file)).is_some()))
             .copied()
@@ -152,7 +152,7 @@ impl BlockIo {
                 _ => continue,
             };
             let write = Write::pod(pod);
-            let result = round.group(Kind::Group, &write, blocks, |block| {
+            let result = round.group(IoCgroupKind::Group, &write, blocks, |block| {
                 devices_of_pod(view, pod, storage, block)
             });
             round.report_errors(
@@ -180,7 +180,7 @@ struct BlkioRun<'t, 'v> {
     view: &'t View<'v>,
     plan: &'t mut Plan,
     /// Files that this kernel has.
-    files: Vec<File>,
+    files: Vec<IoFile>,
     /// Objects with invalid settings in this run.
     bad: BTreeSet<String>,
 }
@@ -207,13 +207,13 @@ impl BlkioRun<'_, '_> {
         }
         for (kind, name, settings, at) in [
             (
-                Kind::Group,
+                IoCgroupKind::Group,
                 "beClass",
                 slo.blkio_qos(QosClass::Be),
                 at_class.ok(),
             ),
             (
-                Kind::Root,
+                IoCgroupKind::Root,
                 "cgroupRoot",
                 slo.root_blkio(),
                 Some(at_root).filter(|_| root_too),
@@ -232,7 +232,7 @@ impl BlkioRun<'_, '_> {
     /// Writes the limits that `blocks` specify to the cgroup of `at`.
     fn group(
         &mut self,
-        kind: Kind,
+        kind: IoCgroupKind,
         at: &Write,
         blocks: &[BlockCfg],
         devices: impl Fn(&BlockCfg) -> Result<BTreeSet<String>, String>,
@@ -241,8 +241,9 @@ impl BlkioRun<'_, '_> {
         let mut present = BTreeSet::new();
         if let Some(group) = at.target.group() {
             // A cost model alone changes nothing.
-            let files = File::of(kind).iter();
-            let files = files.filter(|file| **file != File::CostModel && self.files.contains(file));
+            let files = IoFile::for_kind(kind).iter();
+            let files =
+                files.filter(|file| **file != IoFile::CostModel && self.files.contains(file));
             let contents = files.filter_map(|file| kernel.value(group, resource(*file)));
             present.extend(contents.flat_map(|content| blkio::devices(&content)));
         }

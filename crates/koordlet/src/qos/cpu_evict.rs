@@ -9,7 +9,9 @@ use koord_api::resources;
 use koord_model::evict::config::{
     AllocatableThreshold, BatchCpu, Satisfaction, UsageThreshold, enough_samples, usage_priority,
 };
-use koord_model::evict::plan::{Dimension, Measure, Pod, Task, by_batch_cpu, by_priority};
+use koord_model::evict::plan::{
+    Dimension, EvictionPod, EvictionTask, Measure, by_batch_cpu, by_priority,
+};
 use std::collections::BTreeMap;
 
 /// The strategy's name.
@@ -51,7 +53,7 @@ fn satisfaction(
     feature: &'static str,
     pass: &mut EvictionPass,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
 ) -> EvictionNeed {
     let interval_ms = view.facts.settings.interval_ms.max(1);
     let interval = i64::try_from(interval_ms.div_ceil(1000)).unwrap_or(1);
@@ -80,7 +82,7 @@ fn satisfaction(
     let newest = cpu(&|metric| view.store.last(key(metric), now, interval_ms * 2))?;
     let batch = view.facts.node?.extended.get(resources::BATCH_CPU).copied();
     let release = limits.release(mean, newest, batch);
-    let task = Task {
+    let task = EvictionTask {
         feature,
         measure: Measure::BatchCpu,
         wanted: BTreeMap::from([(resources::BATCH_CPU, release)]),
@@ -97,7 +99,7 @@ fn usage(
     feature: &'static str,
     pass: &mut EvictionPass,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
 ) -> EvictionNeed {
     let strategy = view.facts.slo.thresholds();
     let limits = pass.settings(feature, UsageThreshold::cpu(strategy))?;
@@ -120,7 +122,7 @@ fn usage(
     let capacity = view.facts.cpu_capacity();
     let release = limits.release(capacity, used);
     let measure = Measure::Used(Dimension::Cpu);
-    let task = Task {
+    let task = EvictionTask {
         feature,
         measure,
         wanted: BTreeMap::from([(resources::CPU, release)]),
@@ -137,7 +139,7 @@ fn allocatable(
     feature: &'static str,
     pass: &mut EvictionPass,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
 ) -> EvictionNeed {
     let read = AllocatableThreshold::cpu(view.facts.slo.thresholds());
     let limits = pass.settings(feature, read)?;

@@ -27,7 +27,8 @@ use crate::states::slo::{SuppressMode, SuppressPolicy};
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, CpuSet, Resource, TargetKind};
 use koord_model::suppress::{
-    self, Processor, Threshold, UNLIMITED, Usage, WriteGate, next_cpu_count, next_quota, pick_cpus,
+    self, NodeUsage, Processor, Threshold, UNLIMITED, WriteGate, next_cpu_count, next_quota,
+    pick_cpus,
 };
 use std::collections::BTreeSet;
 
@@ -76,7 +77,7 @@ pub struct Input<'a> {
     /// CPU reserved for the system, in milli-cores.
     pub reserved: i64,
     /// Newest usage; `None` without samples.
-    pub usage: Option<Usage>,
+    pub usage: Option<NodeUsage>,
     /// Targets of the pressure guard.
     pub guard: &'a LeverTargets,
     /// State of the BE class; `None` if its cgroup does not exist.
@@ -201,7 +202,7 @@ impl CpuSuppress {
         outcome
     }
 
-    fn budget(input: &Input<'_>, percent: i64) -> Option<(i64, Usage)> {
+    fn budget(input: &Input<'_>, percent: i64) -> Option<(i64, NodeUsage)> {
         let usage = input.usage?;
         if input.capacity <= 0 {
             return None;

@@ -14,12 +14,13 @@ use koord_api::PriorityClass;
 use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, ConfigError};
 use koord_model::evict::plan::{
-    Amounts, Dimension, Measure, Pod, Standing, Task, by_priority, choose, requested,
+    Dimension, DimensionAmounts, EvictionPod, EvictionState, EvictionTask, Measure, by_priority,
+    choose, requested,
 };
 use std::collections::BTreeMap;
 
 /// The task of a feature with its reason; `None` if no pod has to be evicted for it.
-pub type EvictionNeed = Option<(Task, String)>;
+pub type EvictionNeed = Option<(EvictionTask, String)>;
 
 /// A reason to evict, with a feature gate of its own.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +30,7 @@ pub struct Feature {
     /// Feature gate.
     pub gate: Gate,
     /// Checks whether pods have to be evicted.
-    pub find: fn(&'static str, &mut EvictionPass, &View<'_>, &[Pod]) -> EvictionNeed,
+    pub find: fn(&'static str, &mut EvictionPass, &View<'_>, &[EvictionPod]) -> EvictionNeed,
 }
 
 /// An evicting strategy: its features are checked in order and share one eviction pass.
@@ -107,7 +108,7 @@ pub(super) fn by_allocatable(
     feature: &'static str,
     limits: &AllocatableThreshold,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
     dimension: Dimension,
 ) -> EvictionNeed {
     let node = view.facts.node?;
@@ -130,7 +131,7 @@ pub(super) fn by_allocatable(
         }
     }
     let measure = Measure::Request(dimension);
-    let task = Task {
+    let task = EvictionTask {
         feature,
         measure,
         wanted,
@@ -141,14 +142,14 @@ pub(super) fn by_allocatable(
 
 /// Returns the pods of a tick as input of the eviction rules, in the order of the view.
 #[must_use]
-pub fn pods(view: &View<'_>) -> Vec<Pod> {
+pub fn pods(view: &View<'_>) -> Vec<EvictionPod> {
     view.pods().map(|pod| evict_pod(view, pod)).collect()
 }
 
-fn evict_pod(view: &View<'_>, pod: &PodView<'_>) -> Pod {
+fn evict_pod(view: &View<'_>, pod: &PodView<'_>) -> EvictionPod {
     let info = pod.info;
     let request = request(info);
-    Pod {
+    EvictionPod {
         name: info.name.clone(),
         qos: info.qos,
         class: info.priority_class,
@@ -160,15 +161,15 @@ fn evict_pod(view: &View<'_>, pod: &PodView<'_>) -> Pod {
         enabled: info.eviction_enabled,
         evictable_by: info.evictable_by.clone(),
         standing: if info.deleting {
-            Standing::Leaving
+            EvictionState::Leaving
         } else {
             view.eviction_history.standing(&info.uid, view.now.ms())
         },
-        cpu: Amounts {
+        cpu: DimensionAmounts {
             used: pod.cpu,
             request: request.0,
         },
-        memory: Amounts {
+        memory: DimensionAmounts {
             used: pod.memory,
             request: request.1,
         },
@@ -291,8 +292,8 @@ impl EvictionPass {
     pub fn evict(
         &mut self,
         view: &View<'_>,
-        pods: &[Pod],
-        tasks: &[Task],
+        pods: &[EvictionPod],
+        tasks: &[EvictionTask],
         why: &[String],
         plan: &mut Plan,
     ) {

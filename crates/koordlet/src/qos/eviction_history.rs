@@ -1,6 +1,6 @@
 //! Earlier evictions of pods: which are in progress, and which were refused and may be retried when.
 
-use koord_model::evict::plan::Standing;
+use koord_model::evict::plan::EvictionState;
 use rustc_hash::FxHashMap;
 use std::time::Duration;
 
@@ -48,14 +48,14 @@ impl EvictionHistory {
 
     /// Returns the standing of the pod `uid`.
     #[must_use]
-    pub fn standing(&self, uid: &str, now_ms: u64) -> Standing {
+    pub fn standing(&self, uid: &str, now_ms: u64) -> EvictionState {
         let refused = self.refused.get(uid);
         if self.leaving.contains_key(uid) {
-            Standing::Leaving
+            EvictionState::Leaving
         } else if refused.is_some_and(|refused| now_ms < refused.until_ms) {
-            Standing::Refused
+            EvictionState::Refused
         } else {
-            Standing::Present
+            EvictionState::Present
         }
     }
 
@@ -76,19 +76,20 @@ mod tests {
         let mut all = EvictionHistory::default();
         let wait = |all: &mut EvictionHistory, after: Option<u64>, now: u64| {
             all.record_refusal("a", after.map(Duration::from_secs), now);
-            let over = (0..100).find(|s| all.standing("a", now + s * 1000) == Standing::Present);
+            let over =
+                (0..100).find(|s| all.standing("a", now + s * 1000) == EvictionState::Present);
             over.unwrap()
         };
         let waits: Vec<u64> = (0..6).map(|_| wait(&mut all, None, 0)).collect();
         assert_eq!(waits, [2, 4, 8, 16, 30, 30]);
-        assert_eq!(all.standing("b", 0), Standing::Present);
+        assert_eq!(all.standing("b", 0), EvictionState::Present);
         all.expire(30_000 + LEAVING_MS);
         let now = 1_000_000;
         assert_eq!(wait(&mut all, Some(10), now), 10, "as the server says");
         assert_eq!(wait(&mut all, Some(3600), now), 30, "but not for ever");
         all.record_eviction("a", now);
-        assert_eq!(all.standing("a", now), Standing::Leaving);
+        assert_eq!(all.standing("a", now), EvictionState::Leaving);
         all.expire(now + LEAVING_MS);
-        assert_eq!(all.standing("a", now + LEAVING_MS), Standing::Present);
+        assert_eq!(all.standing("a", now + LEAVING_MS), EvictionState::Present);
     }
 }

@@ -24,7 +24,9 @@ use coverage::SignalCoverage;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_host::Resource;
-use koord_model::guard::{Config, Decision, Event, Guard, Input, Kind, Lever, Sample, Settings};
+use koord_model::guard::{
+    Config, Decision, Event, EventKind, Guard, Input, Lever, LeverSettings, ServiceSample,
+};
 use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
 
@@ -58,7 +60,7 @@ pub const STRATEGY: StrategySpec = StrategySpec {
             }),
             metrics: metrics.clone(),
             watches: false,
-            last: Settings::default(),
+            last: LeverSettings::default(),
             why: String::new(),
             names: FxHashMap::default(),
             chance: fastrand::Rng::new(),
@@ -100,7 +102,7 @@ struct GuardPlanner {
     guard: Guard<u64>,
     metrics: Metrics,
     watches: bool,
-    last: Settings<u64>,
+    last: LeverSettings<u64>,
     /// Reason of the current targets: the newest event.
     why: String,
     /// `namespace/name` by pod number. Kept for removed pods, which events may refer to.
@@ -139,7 +141,7 @@ impl Planner for GuardPlanner {
         };
         if let Some(why) = idle {
             self.guard.release();
-            self.last = Settings::default();
+            self.last = LeverSettings::default();
             self.watches = false;
             plan.guard_status = Some(None);
             plan.report_state(State::Idle, why);
@@ -148,11 +150,11 @@ impl Planner for GuardPlanner {
         let upstream_mode = mode == SuppressMode::Upstream;
         self.refresh_bandwidth(view);
         let levers = self.levers(view);
-        let samples: Vec<Sample<u64>> = view
+        let samples: Vec<ServiceSample<u64>> = view
             .pods()
             .filter(|pod| pod.info.is_active() && vote(pod.info) > 0.0)
             .filter_map(|pod| {
-                Some(Sample {
+                Some(ServiceSample {
                     key: pod.id,
                     vote: vote(pod.info),
                     load: pod.cpu?,
@@ -342,12 +344,12 @@ impl GuardPlanner {
             message,
             event: matches!(
                 event.kind,
-                Kind::Confirmed { .. } | Kind::Over | Kind::Muted { .. }
+                EventKind::Confirmed { .. } | EventKind::Over | EventKind::Muted { .. }
             ),
         });
     }
 
-    fn targets(&self, view: &View<'_>, settings: &Settings<u64>) -> LeverTargets {
+    fn targets(&self, view: &View<'_>, settings: &LeverSettings<u64>) -> LeverTargets {
         let cap = match settings.pause {
             true => Some(0),
             false => settings.cap,

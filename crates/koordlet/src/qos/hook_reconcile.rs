@@ -305,7 +305,8 @@ fn group_identity(view: &View<'_>) -> bool {
         return false;
     }
     let strategy = view.facts.slo.spec.resource_qos_strategy.as_ref();
-    let requested = strategy.is_some_and(|strategy| GroupIdentity::of(strategy).is_enabled());
+    let requested =
+        strategy.is_some_and(|strategy| GroupIdentity::from_strategy(strategy).is_enabled());
     let switch = Target::Sysctl(Sysctl::GroupIdentityEnabled);
     requested || view.kernel.target(&switch).as_deref() != Some("0")
 }
@@ -342,7 +343,7 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
     if wanted.is_empty() {
         return;
     }
-    let label = koord_api::qos::of_kube(class);
+    let label = koord_api::qos::default_for_kube_qos(class);
     push(
         &Write::class(&group, label, view.facts.node_name()).reconciles("kubeqos"),
         &wanted,

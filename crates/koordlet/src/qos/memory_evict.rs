@@ -6,7 +6,9 @@ use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatab
 use crate::qos::{StrategySpec, View};
 use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, UsageThreshold, usage_priority};
-use koord_model::evict::plan::{Dimension, Measure, Pod, Task, by_batch_memory, by_priority};
+use koord_model::evict::plan::{
+    Dimension, EvictionPod, EvictionTask, Measure, by_batch_memory, by_priority,
+};
 use std::collections::BTreeMap;
 
 /// The strategy's name.
@@ -47,7 +49,7 @@ fn batch_usage(
     feature: &'static str,
     pass: &mut EvictionPass,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
 ) -> EvictionNeed {
     over_threshold(feature, pass, view, |_| {
         Some(by_batch_memory(pods, feature))
@@ -58,7 +60,7 @@ fn usage(
     feature: &'static str,
     pass: &mut EvictionPass,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
 ) -> EvictionNeed {
     over_threshold(feature, pass, view, |pass| {
         let priority = usage_priority(view.facts.slo.thresholds());
@@ -79,7 +81,7 @@ fn over_threshold(
     let candidates = candidates(pass)?;
     let (capacity, used) = (view.facts.memory_capacity(), view.node_memory?);
     let release = limits.release(capacity, used);
-    let task = Task {
+    let task = EvictionTask {
         feature,
         measure: Measure::Used(Dimension::Memory),
         wanted: BTreeMap::from([(resources::MEMORY, release)]),
@@ -94,7 +96,7 @@ fn allocatable(
     feature: &'static str,
     pass: &mut EvictionPass,
     view: &View<'_>,
-    pods: &[Pod],
+    pods: &[EvictionPod],
 ) -> EvictionNeed {
     let read = AllocatableThreshold::memory(view.facts.slo.thresholds());
     let limits = pass.settings(feature, read)?;

@@ -14,7 +14,7 @@ use crate::states::pod::Batch;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::MemoryQOSCfg;
 use koord_host::{Resource, TargetKind};
-use koord_model::memory_qos::{self, Ask, Values};
+use koord_model::memory_qos::{self, MemoryAmounts, Values};
 
 /// The strategy's name.
 pub const NAME: &str = "CgroupReconcile";
@@ -157,11 +157,11 @@ fn amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
 
 /// Returns the request and limit of one container, or of all containers of the pod together; the limit is
 /// `None` if one of them has none.
-fn requirements(pod: &PodInfo, one: Option<Batch>) -> Ask {
+fn requirements(pod: &PodInfo, one: Option<Batch>) -> MemoryAmounts {
     let limit_of = |amounts: &Batch| amounts.memory_limit.filter(|bytes| *bytes > 0);
     let request_of = |amounts: &Batch| amounts.memory_request.unwrap_or(0).max(0);
     if let Some(amounts) = one {
-        return Ask {
+        return MemoryAmounts {
             request: request_of(&amounts),
             limit: limit_of(&amounts),
         };
@@ -170,7 +170,7 @@ fn requirements(pod: &PodInfo, one: Option<Batch>) -> Ask {
         pod.resident_containers()
             .map(|container| amounts(pod, container.native, container.batch))
     };
-    Ask {
+    MemoryAmounts {
         request: each().fold(0, |sum: i64, a| sum.saturating_add(request_of(&a))),
         limit: each().try_fold(0_i64, |sum, a| Some(sum.saturating_add(limit_of(&a)?))),
     }

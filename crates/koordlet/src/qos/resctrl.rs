@@ -22,7 +22,7 @@ use koord_api::slo::ResctrlQOSCfg;
 use koord_host::resctrl::{ResctrlGroup, Schema};
 use koord_host::target::ResctrlFile;
 use koord_host::{HostError, Target, TargetKind};
-use koord_model::resctrl::{self, Bandwidth, Hardware, Line, Resource};
+use koord_model::resctrl::{self, Bandwidth, Hardware, Resource, SchemataLine};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::fmt::Write as _;
 
@@ -124,7 +124,7 @@ impl Planner for Control {
                     true => &narrow(settings, order),
                     false => settings,
                 };
-                let (lines, errors) = resctrl::of_class(&hardware, narrowed);
+                let (lines, errors) = resctrl::class_lines(&hardware, narrowed);
                 for error in errors {
                     self.log.log_off(name, &error);
                 }
@@ -140,7 +140,7 @@ impl Planner for Control {
             let name = match &pod.notes().resctrl {
                 Some(_) if !gates.is_on(Gate::Resctrl) => continue,
                 Some((settings, _)) => {
-                    let (lines, errors) = resctrl::of_pod(&hardware, settings);
+                    let (lines, errors) = resctrl::pod_lines(&hardware, settings);
                     for error in errors {
                         self.log.log_off("node.koordinator.sh/resctrl", &error);
                     }
@@ -195,7 +195,7 @@ fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
     Ok(Some(Hardware {
         cbm_mask: cache.map(|cache| cache.mask),
         min_cbm_bits: cache.map_or(1, |cache| cache.min_bits),
-        bandwidth: bandwidth.map(|b| Bandwidth::of_vendor(vendor, Some(b.step), Some(b.min))),
+        bandwidth: bandwidth.map(|b| Bandwidth::from_vendor(vendor, Some(b.step), Some(b.min))),
         domains: domains.collect(),
     }))
 }
@@ -215,7 +215,7 @@ fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
 }
 
 /// Writes a group and its shares.
-fn write_group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why: &str) {
+fn write_group(plan: &mut Plan, name: &str, class: QosClass, lines: &[SchemataLine], why: &str) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
         return;
     };

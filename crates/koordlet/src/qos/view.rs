@@ -12,7 +12,7 @@ use koord_host::target::{SchedFeature, Sysctl};
 use koord_host::{CgroupPath, Controller, CpuSet, Resource, Root, Target};
 use koord_model::blkio::Storage;
 use koord_model::guard::Readings;
-use koord_model::suppress::{Processor, Usage};
+use koord_model::suppress::{NodeUsage, Processor};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
@@ -277,11 +277,11 @@ impl<'a> View<'a> {
     /// Returns the current CPU usage of node and pods, in milli-cores; `None` if the pods or the node's usage
     /// are unknown.
     #[must_use]
-    pub fn usage(&self) -> Option<Usage> {
+    pub fn usage(&self) -> Option<NodeUsage> {
         self.pods?;
-        let mut usage = Usage {
+        let mut usage = NodeUsage {
             node: self.node_cpu?,
-            ..Usage::default()
+            ..NodeUsage::default()
         };
         for pod in self.pods() {
             let used = pod.cpu.unwrap_or(0);

@@ -9,7 +9,7 @@ use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerState, ContainerUpdate, Event, Handler, KeyValue,
     LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxDevice, LinuxMemory,
     LinuxResources, Mount, OptionalFileMode, OptionalInt, OptionalInt64, OptionalString,
-    OptionalUInt64, Outcome, PodSandbox, Reply, Seen, Settings, Stub, events_named,
+    OptionalUInt64, Outcome, PodSandbox, Reply, Settings, Stub, StubEvent, events_named,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -454,10 +454,10 @@ impl Handler for Plugin {
         }
     }
 
-    fn seen(&self, seen: &Seen) {
+    fn observe(&self, seen: &StubEvent) {
         let metrics = &self.responder.ctx.metrics;
         match seen {
-            Seen::Connected => {
+            StubEvent::Connected => {
                 metrics.nri_connected(true);
                 let socket = &self.socket;
                 tracing::info!(socket, "connected to the container runtime (NRI)");
@@ -467,7 +467,7 @@ impl Handler for Plugin {
                     warnings.record(Severity::Normal, "RuntimeConnected", &message);
                 }
             }
-            Seen::Lost(why, wait) => {
+            StubEvent::Lost(why, wait) => {
                 metrics.nri_connected(false);
                 metrics.nri_lost();
                 // Repeated while there is no runtime: logged once, and when the reason changes.
@@ -484,7 +484,7 @@ impl Handler for Plugin {
                     self.warn("RuntimeDisconnected", &message);
                 }
             }
-            Seen::Answered(event, took, outcome) => {
+            StubEvent::Answered(event, took, outcome) => {
                 let name = event.map_or("Synchronize", |event| event.as_str_name());
                 let milliseconds = took.as_secs_f64() * 1000.0;
                 metrics.runtime_request(name, *outcome == Outcome::Done, milliseconds);

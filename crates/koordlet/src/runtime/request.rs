@@ -114,7 +114,7 @@ pub(super) fn resolve_pod(
     if let Some((group, class)) = pod_cgroup(&request.cgroup_parent, layout) {
         (pod.cgroup, pod.kube_qos) = (group, class);
         if pod.qos == QosClass::None {
-            pod.qos_default = qos::of_kube(class);
+            pod.qos_default = qos::default_for_kube_qos(class);
         }
     }
     Ok(ResolvedPod::FromRequest(Box::new(pod)))

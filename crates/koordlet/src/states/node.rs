@@ -5,7 +5,7 @@ use super::reader::Reader;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use koord_api::extension::{
-    self, AmplificationRatios, NodeReservation, Reserved, SystemQosResource,
+    self, AmplificationRatios, NodeReservation, ReservedResources, SystemQosResource,
     parse_normalization_ratio,
 };
 use koord_api::{Quantity, ResourceList, annotations, labels, quantity, resources};
@@ -28,7 +28,7 @@ pub struct Amounts {
 /// Resources reserved by the node's reservation annotation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reservation {
-    /// Reserved amounts; the number of [`Self::cpus`] if CPUs are listed.
+    /// ReservedResources amounts; the number of [`Self::cpus`] if CPUs are listed.
     pub amounts: Amounts,
     /// Listed CPUs, on which no pods run.
     pub cpus: CpuSet,
@@ -221,7 +221,7 @@ fn amounts(
 }
 
 fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation {
-    let read = Reserved::of(reader.notes()).map(|reserved| {
+    let read = ReservedResources::from_annotations(reader.notes()).map(|reserved| {
         reserved.map(|reserved| Reservation {
             amounts: Amounts {
                 cpu: reserved.amount(resources::CPU).milli_value().max(0),

@@ -198,7 +198,7 @@ impl PodInfo {
     pub fn read(pod: &Pod, layout: &Layout, last: Option<&Self>) -> Option<(Self, Vec<Malformed>)> {
         let meta = &pod.metadata;
         let uid = meta.uid.clone()?;
-        let kube_qos = qos::kube_of_pod(pod);
+        let kube_qos = qos::pod_kube_qos(pod);
         // The UID also names files.
         let cgroup = layout.pod(kube_qos, &uid).ok()?;
         // Cgroups of static pods are named after the kubelet's hash. Any user can write the annotation,
@@ -217,7 +217,7 @@ impl PodInfo {
         let read = ParsedAnnotations::parse(&mut reader, pod, last);
         let (containers, init_containers) =
             containers::read(&mut reader, pod, layout, &cgroup, last);
-        let sub_priority = priority::sub_priority_of_pod(pod).map(|value| {
+        let sub_priority = priority::pod_sub_priority(pod).map(|value| {
             let label = label(pod, labels::POD_PRIORITY).filter(|text| !text.is_empty());
             label.map(|_| value)
         });
@@ -231,12 +231,12 @@ impl PodInfo {
         let info = Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
-            qos: qos::of_pod(pod),
-            qos_default: qos::of_pod_with_default(pod),
+            qos: qos::pod_qos_class(pod),
+            qos_default: qos::pod_qos_class_or_default(pod),
             kube_qos,
-            priority_class: priority::of_pod_with_default(pod),
+            priority_class: priority::pod_priority_class_or_default(pod),
             priority: spec.and_then(|s| s.priority),
-            priority_value: priority::value_of_pod(pod),
+            priority_value: priority::pod_priority_value(pod),
             sub_priority,
             phase: match status.and_then(|s| s.phase.as_deref()) {
                 Some("Pending") => Phase::Pending,
@@ -271,7 +271,7 @@ impl PodInfo {
     /// pods, whose UID is not from an API server, may have any.
     pub(super) fn remove_unrequested_devices(&mut self, pod: &Pod) -> Option<Malformed> {
         let devices = &self.notes().devices;
-        if is_config_hash(&self.uid) || !rdma_devices::are_unasked(pod, devices) {
+        if is_config_hash(&self.uid) || !rdma_devices::are_unrequested(pod, devices) {
             return None;
         }
         if let Some(notes) = &mut self.notes {

@@ -4,7 +4,9 @@ use super::malformed::Malformed;
 use super::node::{SystemQos, system_qos};
 use super::reader::Reader;
 use koord_api::annotations;
-use koord_api::extension::{CpuSharedPool, KubeletCpuManagerPolicy, PodCpuAlloc, Reserved};
+use koord_api::extension::{
+    CpuSharedPool, KubeletCpuManagerPolicy, PodCpuAlloc, ReservedResources,
+};
 use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_host::CpuSet;
 use std::collections::BTreeMap;
@@ -56,8 +58,8 @@ impl TopologyInfo {
     #[must_use]
     pub fn read(object: &NodeResourceTopology, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let mut reader = Reader::new(object.metadata.annotations.as_ref());
-        let reserved =
-            Reserved::of(reader.notes()).map(|reserved| reserved.map(|reserved| reserved.cpus));
+        let reserved = ReservedResources::from_annotations(reader.notes())
+            .map(|reserved| reserved.map(|reserved| reserved.cpus));
         let info = Self {
             shared_pools: list(
                 &mut reader,

@@ -11,8 +11,8 @@ use koord_kube::{Api, Client, patch};
 use koord_rpc::cri;
 use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerUpdate, Event, Handler, LinuxContainerAdjustment,
-    LinuxContainerUpdate, LinuxCpu, LinuxResources, OptionalUInt64, PodSandbox, Reply, Seen,
-    Settings, Socket, Stub,
+    LinuxContainerUpdate, LinuxCpu, LinuxResources, OptionalUInt64, PodSandbox, Reply, Settings,
+    Socket, Stub, StubEvent,
 };
 use koordlet::Options;
 use koordlet::runtime::Mode;
@@ -79,11 +79,11 @@ impl Handler for Other {
         Ok(())
     }
 
-    fn seen(&self, seen: &Seen) {
+    fn observe(&self, seen: &StubEvent) {
         match seen {
-            Seen::Connected => self.connected.store(true, Ordering::Release),
-            Seen::Lost(..) => self.connected.store(false, Ordering::Release),
-            Seen::Answered(..) => {}
+            StubEvent::Connected => self.connected.store(true, Ordering::Release),
+            StubEvent::Lost(..) => self.connected.store(false, Ordering::Release),
+            StubEvent::Answered(..) => {}
         }
     }
 }

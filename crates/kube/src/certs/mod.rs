@@ -9,7 +9,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-pub use storage::{CertsError, Keeper};
+pub use storage::{CertManager, CertsError};
 
 use jiff::{Span, Timestamp, ToSpan as _, tz::TimeZone};
 use rcgen::{

@@ -52,7 +52,7 @@ pub enum CertsError {
 
 /// Reads the certificates of a webhook server from their shared storage, and renews them there.
 #[derive(Clone)]
-pub struct Keeper {
+pub struct CertManager {
     place: Storage,
     host: String,
 }
@@ -73,20 +73,20 @@ struct SecretStore {
     name: String,
 }
 
-impl std::fmt::Debug for Keeper {
+impl std::fmt::Debug for CertManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let place = match &self.place {
             Storage::Secret(shared) => shared.shown(),
             Storage::Directory(path) => path.display().to_string(),
         };
-        f.debug_struct("Keeper")
+        f.debug_struct("CertManager")
             .field("place", &place)
             .field("host", &self.host)
             .finish()
     }
 }
 
-impl Keeper {
+impl CertManager {
     /// Returns a store in a Secret, for a server that clients reach as `host`: a DNS name or an IP address.
     #[must_use]
     pub fn in_secret(client: kube::Client, namespace: &str, name: &str, host: &str) -> Self {

@@ -166,7 +166,7 @@ fn secret_written_by_go_is_valid_and_its_ca_is_reused() {
 async fn files_are_created_once_with_mode_600() {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = std::env::temp_dir().join(format!("koord-certs-{}", std::process::id()));
-    let keeper = Keeper::in_directory(directory.clone(), HOST);
+    let keeper = CertManager::in_directory(directory.clone(), HOST);
     let first = keeper.ensure(now()).await.unwrap();
     let second = keeper.ensure(now()).await.unwrap();
     assert_eq!(first, second);

@@ -1,15 +1,15 @@
 //! An informer for a kind that the API server may serve in one of two versions only.
 
 use super::failure::WatchFailure;
-use super::{Informer, Mirrored, Scope, Unread, kind_of, run, watch_objects};
+use super::{Cacheable, Informer, Scope, Unread, kind_of, run, watch_objects};
 use crate::decode::Decode;
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use kube::runtime::watcher;
 use tokio_util::sync::CancellationToken;
 
-impl<V: Mirrored> Informer<V> {
-    /// Like [`Informer::start_kept`], for a kind that is watched as `K`, or as `O` if the API server does not
+impl<V: Cacheable> Informer<V> {
+    /// Like [`Informer::start_mapped`], for a kind that is watched as `K`, or as `O` if the API server does not
     /// serve `K`. It is absent if the server serves neither.
     #[must_use]
     pub fn start_either<K, O>(

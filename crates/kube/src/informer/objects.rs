@@ -1,6 +1,6 @@
 //! The content of a store.
 
-use super::Mirrored;
+use super::Cacheable;
 use hashbrown::HashTable;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl<K> Default for Objects<K> {
     }
 }
 
-impl<K: Mirrored> Objects<K> {
+impl<K: Cacheable> Objects<K> {
     pub(super) fn get(&self, names: (&str, &str)) -> Option<&Arc<K>> {
         let hash = self.hasher.hash_one(names);
         self.table.find(hash, |object| object.names() == names)

@@ -2,7 +2,7 @@
 
 use super::configuration::{ConflictDetector, Injector};
 use super::{Page, Webhook, serve};
-use crate::certs::{Artifacts, CertsError, Keeper};
+use crate::certs::{Artifacts, CertManager, CertsError};
 use crate::informer::{Change, Informer, Scope};
 use crate::tls;
 use futures::future::BoxFuture;
@@ -35,7 +35,7 @@ pub struct Server {
     /// Address to listen on.
     pub address: SocketAddr,
     /// Storage of the certificates.
-    pub keeper: Keeper,
+    pub keeper: CertManager,
     /// Writer of the webhook configurations.
     pub injector: Injector,
     /// Further pages of the server.

@@ -46,7 +46,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     let profiles = queue.clone();
     replica.caches.profiles.on_change(move |change| {
         if let Change::Applied { new, .. } = change {
-            profiles.add(ObjectKey::of(&**new));
+            profiles.add(ObjectKey::from_object(&**new));
         }
     });
     let options = &replica.options.colocation_profile;

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::annotations;
 use koord_api::configmap::keys;
-use koord_api::extension::{Reserved, ThirdPartyAllocation};
+use koord_api::extension::{ReservedResources, ThirdPartyAllocation};
 use koord_api::quantity::Quantity;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_api::slo::{NodeMetric, NodeMetricStatus};
@@ -172,7 +172,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     };
     explanation.problems.extend(origins.ignored.iter().cloned());
     let present = objects.node.metadata.annotations.as_ref();
-    let reserved = Reserved::of(present);
+    let reserved = ReservedResources::from_annotations(present);
     let ignored = |error| format!("{error}; it is ignored");
     explanation
         .problems

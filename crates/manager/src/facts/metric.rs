@@ -5,7 +5,7 @@ use koord_api::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::resources;
 use koord_api::slo::{NodeMetric, NodeMetricSpec, ResourceMap};
-use koord_kube::Mirrored;
+use koord_kube::Cacheable;
 use koord_model::reclaim::{Amount, Measured};
 
 /// The fields of a NodeMetric that the manager reads.
@@ -97,7 +97,7 @@ impl Report {
     }
 }
 
-impl Mirrored for MetricFacts {
+impl Cacheable for MetricFacts {
     fn names(&self) -> (&str, &str) {
         ("", &self.node)
     }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::priority::{self, PriorityClass};
 use koord_api::qos::{self, QosClass};
 use koord_api::{annotations, labels};
-use koord_kube::{Change, Mirrored, ObjectKey};
+use koord_kube::{Cacheable, Change, ObjectKey};
 use koord_model::reclaim::pod_request;
 use parking_lot::RwLock;
 use serde::Deserialize;
@@ -83,12 +83,12 @@ impl PodFacts {
             },
         };
         Self {
-            key: ObjectKey::of(pod),
+            key: ObjectKey::from_object(pod),
             resource_version: boxed(&meta.resource_version),
             node: node.unwrap_or_default().into(),
             active: matches!(phase, Some("Running" | "Pending")),
-            priority: priority::of_pod_with_default(pod),
-            qos: qos::of_pod_with_default(pod),
+            priority: priority::pod_priority_class_or_default(pod),
+            qos: qos::pod_qos_class_or_default(pod),
             request: pod_request(pod).into(),
             optional: (optional != *NO_OPTIONAL_FIELDS).then(|| Box::new(optional)),
         }
@@ -120,7 +120,7 @@ impl PodFacts {
     }
 }
 
-impl Mirrored for PodFacts {
+impl Cacheable for PodFacts {
     fn names(&self) -> (&str, &str) {
         (&self.key.namespace, &self.key.name)
     }

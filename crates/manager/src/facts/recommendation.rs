@@ -6,7 +6,7 @@ use koord_api::Uid;
 use koord_api::analysis::{
     ContainerDistribution, DISTRIBUTION, PERCENTILES, Recommendation, RecommendationStatus,
 };
-use koord_kube::{Mirrored, ObjectKey, events};
+use koord_kube::{Cacheable, ObjectKey, events};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl RecommendationFacts {
 
     /// Creates the facts of one of many objects, whose conditions are interned in `conditions`.
     pub(crate) fn with_interner(mut object: Recommendation, conditions: &Interner<str>) -> Self {
-        let key = ObjectKey::of(&object);
+        let key = ObjectKey::from_object(&object);
         let meta = &mut object.metadata;
         let mut annotations = meta.annotations.take().unwrap_or_default();
         let details = distributions(annotations.get(DISTRIBUTION).map(String::as_str));
@@ -103,7 +103,7 @@ pub(crate) fn distributions(text: Option<&str>) -> BTreeMap<String, ContainerDis
     read.unwrap_or_default()
 }
 
-impl Mirrored for RecommendationFacts {
+impl Cacheable for RecommendationFacts {
     fn names(&self) -> (&str, &str) {
         (&self.key.namespace, &self.key.name)
     }

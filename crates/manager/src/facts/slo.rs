@@ -1,7 +1,7 @@
 //! NodeSLOs in compact form: there are thousands, and most have equal specs.
 
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
-use koord_kube::Mirrored;
+use koord_kube::Cacheable;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Specs {
     }
 }
 
-impl Mirrored for SloFacts {
+impl Cacheable for SloFacts {
     fn names(&self) -> (&str, &str) {
         ("", &self.node)
     }

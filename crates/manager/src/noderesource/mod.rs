@@ -23,7 +23,7 @@ use koord_api::topology::v1alpha1;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::api::{Patch, PatchParams};
 use koord_kube::events::{self, Severity};
-use koord_kube::{Change, Client, Mirrored, ObjectKey, patch};
+use koord_kube::{Cacheable, Change, Client, ObjectKey, patch};
 use koord_model::reclaim::NodeView;
 use koord_model::report_time;
 use parking_lot::Mutex;

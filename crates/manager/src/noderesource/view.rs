@@ -2,7 +2,7 @@
 
 use crate::facts::{Packed, PodFacts, PodUsage, Report};
 use k8s_openapi::api::core::v1::Node;
-use koord_api::extension::Reserved;
+use koord_api::extension::ReservedResources;
 use koord_api::quantity::{self, Quantity};
 use koord_api::resources;
 use koord_model::reclaim::{Amount, Measured, NodeView, PodView};
@@ -66,7 +66,7 @@ pub(crate) fn read(list: Option<&K8sList>, name: &str) -> Option<Quantity> {
 
 /// Returns the amounts in the reservation annotation; zero, with a log line, if it is invalid.
 fn reserved(node: &Node) -> Amount {
-    let reserved = Reserved::of(node.metadata.annotations.as_ref()).unwrap_or_else(|error| {
+    let reserved = ReservedResources::from_annotations(node.metadata.annotations.as_ref()).unwrap_or_else(|error| {
         tracing::warn!(node = node.metadata.name, %error, "ignoring invalid node reservation annotation");
         None
     });

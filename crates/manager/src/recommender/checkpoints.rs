@@ -58,7 +58,7 @@ pub(crate) async fn load(
             Err(error) => return Err(error),
         };
         for object in page.items {
-            let key = ObjectKey::of(&object);
+            let key = ObjectKey::from_object(&object);
             match read(&object, settings, now) {
                 Ok(history) => {
                     let owner_key =
@@ -227,7 +227,7 @@ pub(crate) async fn save(
     client: &Client,
     mut object: RecommendationCheckpoint,
 ) -> Result<Option<String>, koord_kube::Error> {
-    let ObjectKey { namespace, name } = ObjectKey::of(&object);
+    let ObjectKey { namespace, name } = ObjectKey::from_object(&object);
     let api: Api<RecommendationCheckpoint> = Api::namespaced(client.clone(), &namespace);
     let params = PostParams::default();
     let written = if object.metadata.resource_version.is_some() {

@@ -4,7 +4,7 @@ use crate::facts::Interner;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use koord_api::{Uid, quantity, requests, resources};
 use koord_kube::owners::Owner;
-use koord_kube::{Mirrored, ObjectKey};
+use koord_kube::{Cacheable, ObjectKey};
 use koord_model::histogram::UnixMillis;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -98,11 +98,11 @@ impl RecommenderPod {
         let labels = pod.metadata.labels.as_ref();
         let labels = labels.and_then(|labels| serde_json::to_string(labels).ok());
         Self {
-            key: ObjectKey::of(pod),
+            key: ObjectKey::from_object(pod),
             uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
             resource_version: pod.metadata.resource_version.as_deref().map(Box::from),
             labels: interners.labels.share(labels.unwrap_or_default()),
-            owner: Owner::of(&pod.metadata).map(|owner| interners.owners.share(owner)),
+            owner: Owner::controller_of(&pod.metadata).map(|owner| interners.owners.share(owner)),
             containers: interners
                 .containers
                 .share(main.chain(sidecars).map(facts).collect::<Vec<_>>()),
@@ -117,7 +117,7 @@ impl RecommenderPod {
     }
 }
 
-impl Mirrored for RecommenderPod {
+impl Cacheable for RecommenderPod {
     fn names(&self) -> (&str, &str) {
         (&self.key.namespace, &self.key.name)
     }

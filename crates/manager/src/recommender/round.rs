@@ -14,7 +14,7 @@ use koord_api::Uid;
 use koord_api::analysis::{DISTRIBUTION, Recommendation, RecommendationStatus};
 use koord_kube::events::Severity;
 use koord_kube::owners::{Owner, Owners};
-use koord_kube::{Api, Informer, Mirrored, ObjectKey, Scope, Store, patch};
+use koord_kube::{Api, Cacheable, Informer, ObjectKey, Scope, Store, patch};
 use koord_model::histogram::UnixMillis;
 use koord_model::recommend::Percentiles;
 use serde_json::json;
@@ -162,7 +162,7 @@ impl Recommender {
             let convert = move |pod: Pod| RecommenderPod::with_interners(&pod, &interners);
             let Informer {
                 store, mut changes, ..
-            } = Informer::start_kept(client, Scope::default(), convert, stop.clone());
+            } = Informer::start_mapped(client, Scope::default(), convert, stop.clone());
             tokio::spawn(async move { while changes.recv().await.is_some() {} });
             (store, stop.drop_guard())
         });

@@ -142,7 +142,7 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
         map.insert(NODE_RAW_ALLOCATABLE.to_owned(), text.into());
     }
     for (name, amount) in &raw {
-        if let Some(ratio) = ratios.of(name)
+        if let Some(ratio) = ratios.factor(name)
             && let Ok(list) = json::object_at(node, &["status", "allocatable"])
         {
             list.insert(name.clone(), json!(amplified_amount(name, *amount, ratio)));
@@ -165,10 +165,12 @@ fn is_new_report(
             _ => false,
         };
         let reported = reported.get(name);
-        let shown = stored_raw.get(name).map(|amount| match ratios.of(name) {
-            Some(ratio) => amplified_amount(name, *amount, ratio),
-            None => *amount,
-        });
+        let shown = stored_raw
+            .get(name)
+            .map(|amount| match ratios.factor(name) {
+                Some(ratio) => amplified_amount(name, *amount, ratio),
+                None => *amount,
+            });
         !same(reported, before.get(name).copied()) && !same(reported, shown)
     })
 }

@@ -1,7 +1,7 @@
 //! Address and names of the webhook server, from the same environment variables as upstream.
 
 use crate::OptionsError;
-use koord_kube::certs::Keeper;
+use koord_kube::certs::CertManager;
 use koord_kube::webhook::configuration::{Injector, Service};
 use koord_kube::webhook::run::Server;
 use koord_kube::webhook::{FailurePolicy, Page};
@@ -99,10 +99,10 @@ impl Settings {
     ) -> Server {
         let host = self.host.clone().unwrap_or_else(|| self.service.host());
         let keeper = match &self.directory {
-            Some(directory) => Keeper::in_directory(directory.clone(), &host),
+            Some(directory) => CertManager::in_directory(directory.clone(), &host),
             None => {
                 let namespace = &self.service.namespace;
-                Keeper::in_secret(client.clone(), namespace, &self.secret, &host)
+                CertManager::in_secret(client.clone(), namespace, &self.secret, &host)
             }
         };
         let port = self.address.port();

@@ -4,7 +4,7 @@
 //! refused request fails the test. Here some tests run again, to verify that together they use every right.
 
 use crate::cluster::USED;
-use koord_apiserver::given_rights;
+use koord_apiserver::granted_rights;
 use koord_app::flags;
 use koord_kube::Client;
 use koord_kube::api::{ApiResource, DynamicObject, PostParams};
@@ -96,7 +96,7 @@ fn the_manager_uses_all_of_its_rights() {
     let roles = documents("rbac.yaml");
     let roles = roles.iter().filter(|object| object["rules"].is_array());
     let granted: BTreeSet<_> = roles
-        .flat_map(|role| given_rights(&role["rules"]))
+        .flat_map(|role| granted_rights(&role["rules"]))
         .collect();
     assert!(
         !granted.iter().any(|right| right.contains('*')),

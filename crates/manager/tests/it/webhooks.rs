@@ -13,7 +13,7 @@ use koord_api::scheduling::ElasticQuota;
 use koord_app::Context;
 use koord_app::features::Gates;
 use koord_kube::api::{DeleteParams, PostParams};
-use koord_kube::certs::Keeper;
+use koord_kube::certs::CertManager;
 use koord_kube::client::{Peer, to_peer};
 use koord_kube::{Api, patch};
 use koord_manager::webhook::{MUTATING, Serve, Settings, VALIDATING, manifests};
@@ -209,7 +209,8 @@ async fn conflicting_replicas_stop_rewriting_each_other() {
 #[tokio::test(start_paused = true)]
 async fn replicas_share_and_renew() {
     let cluster = Cluster::start().await;
-    let keeper = || Keeper::in_secret(cluster.client.clone(), "koordinator-system", SECRET, HOST);
+    let keeper =
+        || CertManager::in_secret(cluster.client.clone(), "koordinator-system", SECRET, HOST);
     let (a, b) = (keeper(), keeper());
     let now = |text: &str| text.parse().unwrap();
     let start = now("2026-01-01T00:00:00Z");

@@ -1,6 +1,8 @@
 //! Score by the number of zones a pod needs and the distances between them.
 
-use super::{Ask, BEST, Free, Kind, Scope, UNKNOWN_COST, Want, suits};
+use super::{
+    AlignmentRequest, BEST, FreeZones, ResourceDemand, ResourceKind, Scope, UNKNOWN_COST, suits,
+};
 
 /// Maximum number of zone sets of one size that are examined for one container. A request that fits none of
 /// them is tried with sets of one zone more.
@@ -13,9 +15,9 @@ const MAX_EXAMINED_SETS: usize = 50_000;
 /// `max_zones` is the maximum number of NUMA nodes that the kubelet supports: each zone costs 100 /
 /// `max_zones`.
 #[must_use]
-pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64 {
+pub fn least(ask: &AlignmentRequest, scope: Scope, mut free: FreeZones<'_>, max_zones: i64) -> i64 {
     let whole = std::slice::from_ref(&ask.whole);
-    let parts: Vec<&Vec<Want>> = match scope {
+    let parts: Vec<&Vec<ResourceDemand>> = match scope {
         Scope::Pod => whole.iter().collect(),
         Scope::Container => ask.containers.iter().map(|(_, wants)| wants).collect(),
     };
@@ -24,8 +26,8 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
     for (index, wants) in parts.into_iter().enumerate() {
         // As in the filter, resources of the host that no zone lists need no zone.
         let wants = wants.iter().copied();
-        let bound = wants.filter(|want| want.kind != Kind::Host || free.lists(want.id));
-        let wants: Vec<Want> = bound.collect();
+        let bound = wants.filter(|want| want.kind != ResourceKind::Host || free.lists(want.id));
+        let wants: Vec<ResourceDemand> = bound.collect();
         if !wants.iter().any(|want| free.lists(want.id)) {
             continue;
         }
@@ -56,7 +58,11 @@ pub(super) struct NearestSet {
 
 /// Returns the smallest set of zones that holds all of `wants`; of equal sizes that with the smallest
 /// distance, then the first in lexicographic order.
-pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<NearestSet> {
+pub(super) fn nearest(
+    guaranteed: bool,
+    wants: &[ResourceDemand],
+    free: &FreeZones<'_>,
+) -> Option<NearestSet> {
     for size in 1..=free.len() {
         if !could_hold(guaranteed, wants, free, size) {
             continue;
@@ -81,7 +87,7 @@ pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Opti
 
 /// Returns the sum of the distances within a set of zones, including that of each zone to itself. Comparable
 /// between sets of one size.
-pub(super) fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
+pub(super) fn apart(free: &FreeZones<'_>, zones: &[usize]) -> u64 {
     let pairs = zones
         .iter()
         .flat_map(|a| zones.iter().map(move |b| (*a, *b)));
@@ -92,7 +98,7 @@ pub(super) fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
     pairs.map(cost).sum()
 }
 
-fn hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, zones: &[usize]) -> bool {
+fn hold(guaranteed: bool, wants: &[ResourceDemand], free: &FreeZones<'_>, zones: &[usize]) -> bool {
     wants.iter().all(|want| {
         let mut sum = 0_i64;
         for zone in zones {
@@ -108,7 +114,12 @@ fn hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, zones: &[usize]) -> b
 
 /// Returns true if the `size` zones with the largest free amounts of each resource have enough of it. If not,
 /// no set of this size does.
-fn could_hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, size: usize) -> bool {
+fn could_hold(
+    guaranteed: bool,
+    wants: &[ResourceDemand],
+    free: &FreeZones<'_>,
+    size: usize,
+) -> bool {
     wants.iter().all(|want| {
         let all = (0..free.len()).filter_map(|at| free.get(at, want.id));
         let mut all: Vec<i64> = all.collect();
@@ -120,7 +131,7 @@ fn could_hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, size: usize) ->
 }
 
 /// Allocates `wants` from the zones in order, from each as much as it has.
-pub(super) fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
+pub(super) fn drain(wants: &[ResourceDemand], free: &mut FreeZones<'_>, zones: &[usize]) {
     for want in wants {
         let mut remaining = want.amount;
         for zone in zones {

@@ -17,8 +17,8 @@ mod tests;
 
 pub use config::{Config, Policy, Scope, UnknownName};
 pub use least::least;
-pub use single::{Unfit, single};
-pub use strategy::{Strategy, strategy};
+pub use single::{AlignmentError, single};
+pub use strategy::{ZoneStrategy, strategy};
 
 use crate::resources::{Amounts, CPU, MEMORY, ResourceId};
 
@@ -52,7 +52,7 @@ impl Zone {
 
 /// Relation of a resource to NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ResourceKind {
     /// CPU, memory and huge pages: always belong to NUMA nodes, and are allocated exclusively only to
     /// Guaranteed pods.
     Affine,
@@ -62,11 +62,11 @@ pub enum Kind {
     Native,
 }
 
-impl Kind {
+impl ResourceKind {
     /// Returns the kind of the resource `name`. A name with a domain is native if the domain ends in
     /// `kubernetes.io`.
     #[must_use]
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         let native = !name.contains('/') || name.contains("kubernetes.io/");
         if matches!(name, "cpu" | "memory") || name.starts_with("hugepages-") {
             Self::Affine
@@ -80,13 +80,13 @@ impl Kind {
 
 /// Request for one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Want {
+pub struct ResourceDemand {
     /// The resource.
     pub id: ResourceId,
     /// Requested amount, in the resource's unit.
     pub amount: i64,
     /// Relation of the resource to NUMA nodes.
-    pub kind: Kind,
+    pub kind: ResourceKind,
 }
 
 /// Role of a container in its pod.
@@ -102,18 +102,18 @@ pub enum Role {
 
 /// Resource requests of a pod and its containers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Ask {
+pub struct AlignmentRequest {
     /// True if the pod's Kubernetes QoS class is Guaranteed.
     pub guaranteed: bool,
     /// Requests of the pod as a whole, overhead included.
-    pub whole: Vec<Want>,
+    pub whole: Vec<ResourceDemand>,
     /// Requests of each container in the kubelet's order of admission: init containers first.
-    pub containers: Vec<(Role, Vec<Want>)>,
+    pub containers: Vec<(Role, Vec<ResourceDemand>)>,
 }
 
 /// Unallocated resources of a node's zones during the admission of a pod.
 #[derive(Debug, Clone)]
-pub struct Free<'a> {
+pub struct FreeZones<'a> {
     /// Zones in ascending order of their numbers, without duplicates.
     zones: &'a [Zone],
     /// Amounts allocated from an unknown zone; subtracted from every zone.
@@ -122,7 +122,7 @@ pub struct Free<'a> {
     taken: Vec<Amounts>,
 }
 
-impl<'a> Free<'a> {
+impl<'a> FreeZones<'a> {
     /// Creates the view of `zones`, which must be in ascending order of their numbers, without duplicates.
     /// `held` is subtracted from every zone.
     #[must_use]
@@ -175,8 +175,8 @@ impl<'a> Free<'a> {
 
 /// Returns true if the free amount `have` suffices for `want`. CPU and memory are only checked for Guaranteed
 /// pods, which alone get exclusive ones.
-fn suits(guaranteed: bool, want: &Want, have: i64) -> bool {
-    (!guaranteed && want.kind == Kind::Affine) || have >= want.amount
+fn suits(guaranteed: bool, want: &ResourceDemand, have: i64) -> bool {
+    (!guaranteed && want.kind == ResourceKind::Affine) || have >= want.amount
 }
 
 /// Converts an amount to whole units: cores (rounded up), bytes, devices.
@@ -191,10 +191,10 @@ fn units(id: ResourceId, amount: i64) -> i64 {
 /// Returns true if a container of a Guaranteed pod with these `wants` gets exclusive whole cores, memory or
 /// huge pages. Devices, which are exclusive as well, are not considered.
 #[must_use]
-pub fn has_own(wants: &[Want]) -> bool {
+pub fn has_own(wants: &[ResourceDemand]) -> bool {
     wants.iter().any(|want| match want.id {
         CPU => want.amount > 0 && want.amount % 1000 == 0,
-        _ => want.kind == Kind::Affine && want.amount > 0,
+        _ => want.kind == ResourceKind::Affine && want.amount > 0,
     })
 }
 

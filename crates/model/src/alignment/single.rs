@@ -1,14 +1,16 @@
 //! Admission of a pod by a kubelet with policy `single-numa-node`.
 
-use super::{Ask, Free, Kind, Role, Scope, Want, is_everywhere, suits};
+use super::{
+    AlignmentRequest, FreeZones, ResourceDemand, ResourceKind, Role, Scope, is_everywhere, suits,
+};
 use crate::resources::{CPU, EPHEMERAL_STORAGE, PODS, ResourceId};
 
 /// Reason why a kubelet would reject a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unfit {
+pub struct AlignmentError {
     /// Message of the pod's condition, identical to upstream's.
     pub message: &'static str,
-    /// The container, as an index into [`Ask::containers`]; `None` for the pod as a whole.
+    /// The container, as an index into [`AlignmentRequest::containers`]; `None` for the pod as a whole.
     pub container: Option<usize>,
     /// First resource, in order of ids, for which no zone is left that also satisfies the resources before
     /// it.
@@ -26,15 +28,15 @@ pub struct Unfit {
 /// # Errors
 /// The container and resource that do not fit.
 pub fn single(
-    ask: &Ask,
+    ask: &AlignmentRequest,
     scope: Scope,
-    free: Free<'_>,
+    free: FreeZones<'_>,
     on_node: impl Fn(ResourceId) -> bool,
-) -> Result<(), Unfit> {
+) -> Result<(), AlignmentError> {
     if scope == Scope::Pod {
         return match lowest(ask.guaranteed, &ask.whole, &free, &on_node, |_| None) {
             Ok(_) => Ok(()),
-            Err(resource) => Err(Unfit {
+            Err(resource) => Err(AlignmentError {
                 message: "cannot align pod",
                 container: None,
                 resource,
@@ -65,7 +67,7 @@ struct Leftover {
 /// State of the admission of a pod's containers, one after the other.
 #[derive(Debug, Clone)]
 struct Admission<'a> {
-    free: Free<'a>,
+    free: FreeZones<'a>,
     leftovers: Vec<Leftover>,
 }
 
@@ -74,19 +76,19 @@ impl Admission<'_> {
     /// rejected.
     fn run(
         mut self,
-        ask: &Ask,
+        ask: &AlignmentRequest,
         from: usize,
         on_node: &impl Fn(ResourceId) -> bool,
         ways: &mut u32,
-    ) -> Result<(), Unfit> {
+    ) -> Result<(), AlignmentError> {
         for (at, (role, wants)) in ask.containers.iter().enumerate().skip(from) {
-            let leftover_zone = |want: &Want| {
+            let leftover_zone = |want: &ResourceDemand| {
                 let mut leftovers = self.leftovers.iter();
                 let found = leftovers.find(|leftover| leftover.id == want.id && is_own(ask, want));
                 found.map(|leftover| leftover.zone)
             };
             let found = lowest(ask.guaranteed, wants, &self.free, on_node, leftover_zone);
-            let unfit = |resource| Unfit {
+            let unfit = |resource| AlignmentError {
                 message: match role {
                     Role::Init => "cannot align init container",
                     Role::Sidecar => "cannot align sidecar container",
@@ -105,7 +107,7 @@ impl Admission<'_> {
                 continue;
             }
             for want in wants {
-                if ask.guaranteed || want.kind != Kind::Affine {
+                if ask.guaranteed || want.kind != ResourceKind::Affine {
                     self.free.take(zone, want.id, want.amount);
                 }
             }
@@ -123,7 +125,7 @@ impl Admission<'_> {
     }
 
     /// Records the allocation that an ended init container leaves.
-    fn leave(&mut self, ask: &Ask, zone: usize, wants: &[Want]) {
+    fn leave(&mut self, ask: &AlignmentRequest, zone: usize, wants: &[ResourceDemand]) {
         for want in wants.iter().filter(|want| is_own(ask, want)) {
             if self.free.get(zone, want.id).is_none() {
                 continue;
@@ -145,7 +147,7 @@ impl Admission<'_> {
 
     /// Subtracts the allocation of a container that keeps running from the leftovers. Returns true if it is
     /// uncertain whether CPUs are left.
-    fn consume(&mut self, ask: &Ask, zone: usize, wants: &[Want]) -> bool {
+    fn consume(&mut self, ask: &AlignmentRequest, zone: usize, wants: &[ResourceDemand]) -> bool {
         let mut unsure = false;
         let free = &self.free;
         for want in wants.iter().filter(|want| is_own(ask, want)) {
@@ -166,19 +168,19 @@ impl Admission<'_> {
 }
 
 /// Returns true if the container gets exclusive CPUs or devices for `want`.
-fn is_own(ask: &Ask, want: &Want) -> bool {
+fn is_own(ask: &AlignmentRequest, want: &ResourceDemand) -> bool {
     let cores = want.id == CPU && ask.guaranteed && want.amount % 1000 == 0;
-    want.amount > 0 && (cores || want.kind == Kind::Host)
+    want.amount > 0 && (cores || want.kind == ResourceKind::Host)
 }
 
 /// Returns the lowest zone that holds all of `wants`; `None` if none of them belongs to zones. `only` returns
 /// the zone that a resource must come from, if it is restricted to one.
 fn lowest(
     guaranteed: bool,
-    wants: &[Want],
-    free: &Free<'_>,
+    wants: &[ResourceDemand],
+    free: &FreeZones<'_>,
     on_node: impl Fn(ResourceId) -> bool,
-    only: impl Fn(&Want) -> Option<usize>,
+    only: impl Fn(&ResourceDemand) -> Option<usize>,
 ) -> Result<Option<usize>, ResourceId> {
     let mut fits: Vec<usize> = (0..free.len()).collect();
     let mut bound = false;
@@ -188,7 +190,7 @@ fn lowest(
         if !everywhere && !on_node(want.id) {
             return Err(want.id);
         }
-        if want.kind == Kind::Host && !free.lists(want.id) {
+        if want.kind == ResourceKind::Host && !free.lists(want.id) {
             continue;
         }
         bound = true;

@@ -1,11 +1,11 @@
 //! Scores by the allocation of a node's zones.
 
-use super::{Ask, BEST, Free, Scope, Want, units};
+use super::{AlignmentRequest, BEST, FreeZones, ResourceDemand, Scope, units};
 use crate::resources::ResourceId;
 
 /// Preference that scores a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Strategy {
+pub enum ZoneStrategy {
     /// Prefers zones with much free.
     LeastAllocated,
     /// Prefers zones with little free.
@@ -21,13 +21,13 @@ pub enum Strategy {
 /// An empty request scores 100.
 #[must_use]
 pub fn strategy(
-    kind: Strategy,
-    ask: &Ask,
+    kind: ZoneStrategy,
+    ask: &AlignmentRequest,
     scope: Scope,
-    free: &Free<'_>,
+    free: &FreeZones<'_>,
     weight: impl Fn(ResourceId) -> i64,
 ) -> i64 {
-    let worst = |wants: &[Want]| {
+    let worst = |wants: &[ResourceDemand]| {
         if wants.is_empty() {
             return BEST;
         }
@@ -43,9 +43,9 @@ pub fn strategy(
 }
 
 fn zone_score(
-    kind: Strategy,
-    wants: &[Want],
-    free: &Free<'_>,
+    kind: ZoneStrategy,
+    wants: &[ResourceDemand],
+    free: &FreeZones<'_>,
     at: usize,
     weight: impl Fn(ResourceId) -> i64,
 ) -> i64 {
@@ -53,14 +53,14 @@ fn zone_score(
         let have = units(want.id, free.get(at, want.id).unwrap_or(0));
         (want.id, have, units(want.id, want.amount))
     });
-    if kind == Strategy::BalancedAllocation {
+    if kind == ZoneStrategy::BalancedAllocation {
         return balanced(pairs.map(|(_, have, asked)| (have, asked)));
     }
     let (mut sum, mut weights) = (0_i128, 0_i128);
     for (id, have, asked) in pairs {
         let part = match kind {
             _ if have == 0 || asked > have => 0,
-            Strategy::MostAllocated => asked,
+            ZoneStrategy::MostAllocated => asked,
             _ => have.saturating_sub(asked),
         };
         let points = i128::from(part) * i128::from(BEST) / i128::from(have.max(1));

@@ -13,19 +13,19 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn wants(&self, text: &str) -> Vec<Want> {
+    fn wants(&self, text: &str) -> Vec<ResourceDemand> {
         let parts = text.split(", ").filter(|part| !part.is_empty());
         let wants = parts.map(|part| {
             let (name, value) = part.split_once(' ').unwrap();
             let quantity: Quantity = value.parse().unwrap();
             let id = self.table.intern(name);
-            Want {
+            ResourceDemand {
                 id,
                 amount: amount(id, &quantity),
-                kind: Kind::of(name),
+                kind: ResourceKind::from_name(name),
             }
         });
-        let mut wants: Vec<Want> = wants.collect();
+        let mut wants: Vec<ResourceDemand> = wants.collect();
         wants.sort_by_key(|want| want.id);
         wants
     }
@@ -49,7 +49,7 @@ impl Fixture {
     }
 
     /// Parses the containers of a pod: each is a request, with the prefix `init ` or `sidecar `, or none.
-    fn ask(&self, guaranteed: bool, containers: &[&str]) -> Ask {
+    fn ask(&self, guaranteed: bool, containers: &[&str]) -> AlignmentRequest {
         let mut whole = Amounts::new();
         let mut starting = Amounts::new();
         let parsed = containers.iter().map(|text| {
@@ -69,22 +69,27 @@ impl Fixture {
             }
         }
         whole.max_all(&starting);
-        let whole = whole.iter().map(|(id, amount)| Want {
+        let whole = whole.iter().map(|(id, amount)| ResourceDemand {
             id,
             amount,
-            kind: Kind::of(&self.table.name(id)),
+            kind: ResourceKind::from_name(&self.table.name(id)),
         });
-        Ask {
+        AlignmentRequest {
             guaranteed,
             whole: whole.collect(),
             containers,
         }
     }
 
-    fn fits(&self, zones: &[&str], scope: Scope, ask: &Ask) -> Result<(), &'static str> {
+    fn fits(
+        &self,
+        zones: &[&str],
+        scope: Scope,
+        ask: &AlignmentRequest,
+    ) -> Result<(), &'static str> {
         let (zones, none) = (self.zones(zones, &[]), Amounts::new());
         let absent = self.table.intern("example.com/absent");
-        let found = single(ask, scope, Free::new(&zones, &none), |id| id != absent);
+        let found = single(ask, scope, FreeZones::new(&zones, &none), |id| id != absent);
         found.map_err(|unfit| unfit.message)
     }
 }
@@ -104,16 +109,16 @@ fn ac1_pod_fits_if_one_numa_node_holds_it() {
         let none = Amounts::new();
         let score = |zones: &[&str], kind| {
             let zones = fixture.zones(zones, &[]);
-            strategy(kind, &pod, scope, &Free::new(&zones, &none), |_| 1)
+            strategy(kind, &pod, scope, &FreeZones::new(&zones, &none), |_| 1)
         };
-        assert_eq!(score(&B, Strategy::LeastAllocated), 48);
-        assert_eq!(score(&B, Strategy::MostAllocated), 51);
-        assert_eq!(score(&B, Strategy::BalancedAllocation), 53);
-        assert_eq!(score(&A, Strategy::LeastAllocated), 48);
-        assert_eq!(score(&A, Strategy::MostAllocated), 1);
+        assert_eq!(score(&B, ZoneStrategy::LeastAllocated), 48);
+        assert_eq!(score(&B, ZoneStrategy::MostAllocated), 51);
+        assert_eq!(score(&B, ZoneStrategy::BalancedAllocation), 53);
+        assert_eq!(score(&A, ZoneStrategy::LeastAllocated), 48);
+        assert_eq!(score(&A, ZoneStrategy::MostAllocated), 1);
         for costs in [&[&[10, 20][..], &[20, 10]][..], &[]] {
             let zones = fixture.zones(&B, costs);
-            assert_eq!(least(&pod, scope, Free::new(&zones, &none), 8), 94);
+            assert_eq!(least(&pod, scope, FreeZones::new(&zones, &none), 8), 94);
         }
     }
 }
@@ -213,7 +218,7 @@ fn held_amounts_are_subtracted_from_every_zone() {
     let fixture = Fixture::default();
     let zones = fixture.zones(&["cpu 10, x.com/a 1", "cpu 4"], &[]);
     let allocated = fixture.amounts("cpu 6, x.com/a 3");
-    let free = Free::new(&zones, &allocated);
+    let free = FreeZones::new(&zones, &allocated);
     let (cpu, a) = (CPU, fixture.table.intern("x.com/a"));
     let free_amounts = |id| (0..2).map(|at| free.get(at, id)).collect::<Vec<_>>();
     assert_eq!(free_amounts(cpu), [Some(4000), Some(0)]);
@@ -233,14 +238,14 @@ fn ac6_strategies_score_as_upstream() {
     let pod = fixture.ask(true, &["cpu 2, memory 20Mi"]);
     let none = Amounts::new();
     for (kind, scores) in [
-        (Strategy::LeastAllocated, [73, 30, 66]),
-        (Strategy::MostAllocated, [27, 70, 33]),
-        (Strategy::BalancedAllocation, [89, 82, 100]),
+        (ZoneStrategy::LeastAllocated, [73, 30, 66]),
+        (ZoneStrategy::MostAllocated, [27, 70, 33]),
+        (ZoneStrategy::BalancedAllocation, [89, 82, 100]),
     ] {
         for scope in BOTH {
             let found = SCORED.map(|zones| {
                 let zones = fixture.zones(&zones, &[]);
-                strategy(kind, &pod, scope, &Free::new(&zones, &none), |_| 1)
+                strategy(kind, &pod, scope, &FreeZones::new(&zones, &none), |_| 1)
             });
             // 27 of MostAllocated is 50 and 4, 33 is 33 and 33, whole numbers.
             assert_eq!(found, scores, "{kind:?} {scope:?}");
@@ -249,17 +254,23 @@ fn ac6_strategies_score_as_upstream() {
     let weighed = |weights: [i64; 2]| {
         let zones = fixture.zones(&SCORED[0], &[]);
         let weight = |id: ResourceId| weights[id.index()];
-        let free = Free::new(&zones, &none);
-        strategy(Strategy::LeastAllocated, &pod, Scope::Pod, &free, weight)
+        let free = FreeZones::new(&zones, &none);
+        strategy(
+            ZoneStrategy::LeastAllocated,
+            &pod,
+            Scope::Pod,
+            &free,
+            weight,
+        )
     };
     // CPU 50, memory 96.
     assert_eq!([weighed([3, 1]), weighed([1, 3])], [61, 84]);
     // A single resource is balanced; a request of nothing gets the full score.
     for ask in [fixture.ask(true, &["cpu 2"]), fixture.ask(true, &[""])] {
         let zones = fixture.zones(&SCORED[0], &[]);
-        let free = Free::new(&zones, &none);
+        let free = FreeZones::new(&zones, &none);
         let score = strategy(
-            Strategy::BalancedAllocation,
+            ZoneStrategy::BalancedAllocation,
             &ask,
             Scope::Container,
             &free,
@@ -302,7 +313,7 @@ fn fewer_and_nearer_zones_score_higher() {
         let pod = fixture.ask(true, &containers);
         let found = SCORED.map(|zones| {
             let zones = fixture.zones(&zones, costs);
-            least(&pod, scope, Free::new(&zones, &none), 8)
+            least(&pod, scope, FreeZones::new(&zones, &none), 8)
         });
         assert_eq!(found, scores, "{scope:?} {containers:?}");
     }
@@ -323,7 +334,7 @@ fn zones_that_are_nearer_are_preferred() {
     let with = |gpus: [&str; 4]| {
         let zones = gpus.map(|gpu| format!("cpu 8, x.com/gpu {gpu}"));
         let zones = fixture.zones(&zones.each_ref().map(String::as_str), costs);
-        least(&pod, Scope::Pod, Free::new(&zones, &none), 8)
+        least(&pod, Scope::Pod, FreeZones::new(&zones, &none), 8)
     };
     assert_eq!(with(["1", "1", "0", "0"]), 82);
     assert_eq!(with(["1", "0", "0", "1"]), 76);
@@ -333,13 +344,16 @@ fn zones_that_are_nearer_are_preferred() {
     let zones = fixture.zones(&["cpu 1"; 3], &[]);
     let three = fixture.ask(true, &["cpu 3"]);
     for (most, score) in [(8, 70), (2, 0), (64, 97)] {
-        let free = Free::new(&zones, &none);
+        let free = FreeZones::new(&zones, &none);
         assert_eq!(least(&three, Scope::Pod, free, most), score);
     }
     // Not all sets of many zones are tried: the search ends.
     let zones = fixture.zones(&["cpu 1"; 64], &[]);
     let pod = fixture.ask(true, &["cpu 20"]);
-    assert_eq!(least(&pod, Scope::Pod, Free::new(&zones, &none), 64), 80);
+    assert_eq!(
+        least(&pod, Scope::Pod, FreeZones::new(&zones, &none), 64),
+        80
+    );
 }
 
 #[test]

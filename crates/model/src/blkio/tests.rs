@@ -9,8 +9,8 @@ fn set(devices: &[&str]) -> BTreeSet<String> {
     devices.iter().map(ToString::to_string).collect()
 }
 
-fn text(lines: &[Line]) -> Vec<String> {
-    let show = |line: &Line| format!("{:?} {} {}", line.file, line.device, line.value);
+fn text(lines: &[IoLine]) -> Vec<String> {
+    let show = |line: &IoLine| format!("{:?} {} {}", line.file, line.device, line.value);
     lines.iter().map(show).collect()
 }
 
@@ -54,7 +54,7 @@ fn groups_and_the_root() {
         "ioWeightPercent": 40, "readIOPS": 1024, "writeIOPS": 1024,
         "readBPS": 1_048_576, "writeBPS": 1_048_576}}]),
     );
-    let (lines, errors) = plan(Kind::Group, &be, &set(&["253:0", "253:16"]), device);
+    let (lines, errors) = plan(IoCgroupKind::Group, &be, &set(&["253:0", "253:16"]), device);
     assert_eq!(errors, []);
     assert_eq!(
         text(&lines),
@@ -79,7 +79,7 @@ fn groups_and_the_root() {
             "modelReadSeqIOPS": 168_274, "modelWriteSeqIOPS": 367_565,
             "modelReadRandIOPS": 352_545, "modelWriteRandIOPS": 339_390}}]))
     };
-    let (lines, _) = plan(Kind::Root, &root(true), &set(&["253:0"]), device);
+    let (lines, _) = plan(IoCgroupKind::Root, &root(true), &set(&["253:0"]), device);
     assert_eq!(
         text(&lines),
         [
@@ -89,7 +89,7 @@ fn groups_and_the_root() {
             "CostQos 253:0 enable=0",
         ]
     );
-    let (lines, _) = plan(Kind::Root, &root(false), &set(&[]), device);
+    let (lines, _) = plan(IoCgroupKind::Root, &root(false), &set(&[]), device);
     assert_eq!(text(&lines)[1], "CostModel 253:16 ctrl=auto");
 }
 
@@ -99,13 +99,13 @@ fn missing_settings_have_defaults() {
     let device = |_: &BlockCfg| Ok(set(&["8:0"]));
     let lines = |kind| text(&plan(kind, &bare, &set(&[]), device).0);
     assert_eq!(
-        lines(Kind::Root),
+        lines(IoCgroupKind::Root),
         [
             "CostQos 8:0 enable=1 ctrl=user rpct=95 rlat=3000 wpct=95 wlat=3000",
             "CostModel 8:0 ctrl=auto",
         ]
     );
-    assert_eq!(lines(Kind::Group)[0], "ReadIops 8:0 0");
+    assert_eq!(lines(IoCgroupKind::Group)[0], "ReadIops 8:0 0");
 }
 
 /// Upstream skips the whole group after one failed look-up.
@@ -118,7 +118,7 @@ fn unknown_block_applies_the_others_without_resets() {
         {"name": "x", "ioCfg": {}},
         {"name": "y", "type": "tape"},
     ]));
-    let (lines, errors) = plan(Kind::Group, &blocks, &set(&["253:16"]), |block| {
+    let (lines, errors) = plan(IoCgroupKind::Group, &blocks, &set(&["253:16"]), |block| {
         storage.devices(block, None)
     });
     let lines = text(&lines);
@@ -154,7 +154,7 @@ fn volumes_of_pods_and_groups_of_disks() {
         json!([{"name": "wide", "type": "volumegroup", "ioCfg": {"readIOPS": 7}},
         {"name": "/dev/vda", "type": "device", "ioCfg": {"readIOPS": 8}}]),
     );
-    let (lines, _) = plan(Kind::Group, &wide, &set(&[]), |block| {
+    let (lines, _) = plan(IoCgroupKind::Group, &wide, &set(&[]), |block| {
         storage.devices(block, None)
     });
     let reads = text(&lines)

@@ -4,7 +4,7 @@
 //! each round reads the cookies of the tasks, uses the first one of a group as the group's, and plans copies.
 //! Unlike upstream there is no cache of task ids that could become stale.
 
-use super::Wanted;
+use super::CookieTarget;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Process and its current cookie; 0 means none.
@@ -18,9 +18,9 @@ pub struct Task {
 
 /// The processes of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Members {
+pub struct CookieMembers {
     /// Desired cookie.
-    pub wanted: Wanted,
+    pub wanted: CookieTarget,
     /// Processes whose cookie could be read.
     pub tasks: Vec<Task>,
 }
@@ -62,11 +62,13 @@ impl Cookies {
     ///
     /// In the first round every cookie of a managed container counts as created by this process, because it
     /// dates from before a restart.
-    pub fn plan(&mut self, containers: &[Members]) -> Vec<Action> {
+    pub fn plan(&mut self, containers: &[CookieMembers]) -> Vec<Action> {
         let groups = groups(containers);
         if !self.begun && containers.iter().any(|c| !c.tasks.is_empty()) {
             self.begun = true;
-            let touched = containers.iter().filter(|c| c.wanted != Wanted::Untouched);
+            let touched = containers
+                .iter()
+                .filter(|c| c.wanted != CookieTarget::Untouched);
             self.ours
                 .extend(touched.flat_map(|c| &c.tasks).map(|task| task.cookie));
         }
@@ -78,7 +80,9 @@ impl Cookies {
         for (name, tasks) in &groups {
             self.bring(name, tasks, &mut actions);
         }
-        let neutral = containers.iter().filter(|c| c.wanted == Wanted::Neutral);
+        let neutral = containers
+            .iter()
+            .filter(|c| c.wanted == CookieTarget::Neutral);
         let clear = neutral
             .flat_map(|c| &c.tasks)
             .filter(|task| task.cookie != 0 && self.ours.contains(&task.cookie));
@@ -134,11 +138,11 @@ impl Cookies {
 }
 
 /// Returns the tasks of each group; groups and tasks are in the order of the containers.
-fn groups(containers: &[Members]) -> Vec<(&str, Vec<Task>)> {
+fn groups(containers: &[CookieMembers]) -> Vec<(&str, Vec<Task>)> {
     let mut groups: Vec<(&str, Vec<Task>)> = Vec::new();
     let mut index: BTreeMap<&str, usize> = BTreeMap::new();
     for container in containers {
-        let Wanted::Group(name) = &container.wanted else {
+        let CookieTarget::Group(name) = &container.wanted else {
             continue;
         };
         let position = *index.entry(name).or_insert_with(|| {

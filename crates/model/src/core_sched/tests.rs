@@ -8,7 +8,7 @@ fn rule(policy: &str, classes: [(bool, i64, bool); 3]) -> CoreSched {
     let [lsr, ls, be] = classes.map(class);
     let strategy = json!({"policies": {"cpuPolicy": policy},
         "lsrClass": lsr, "lsClass": ls, "beClass": be});
-    CoreSched::of(&serde_json::from_value(strategy).unwrap())
+    CoreSched::from_strategy(&serde_json::from_value(strategy).unwrap())
 }
 
 fn enabled() -> CoreSched {
@@ -18,8 +18,14 @@ fn enabled() -> CoreSched {
     )
 }
 
-fn wanted(rule: &CoreSched, qos: &str, kube: KubeQos, group: &str, policy: PodPolicy) -> Wanted {
-    rule.wanted(Ask {
+fn wanted(
+    rule: &CoreSched,
+    qos: &str,
+    kube: KubeQos,
+    group: &str,
+    policy: PodPolicy,
+) -> CookieTarget {
+    rule.wanted(CoreSchedPod {
         qos: QosClass::from_name(qos),
         kube,
         group,
@@ -59,7 +65,9 @@ fn groups_of_pods() {
         // Without a label, Guaranteed pods use the class LS if LSR is disabled.
         (&shared, "", Guaranteed, "g", Group, Some("g")),
     ] {
-        let want = want.map_or(Wanted::Neutral, |name| Wanted::Group(name.to_owned()));
+        let want = want.map_or(CookieTarget::Neutral, |name| {
+            CookieTarget::Group(name.to_owned())
+        });
         assert_eq!(
             wanted(rule, qos, kube, group, policy),
             want,
@@ -68,7 +76,7 @@ fn groups_of_pods() {
     }
     assert_eq!(
         wanted(&on, "SYSTEM", Guaranteed, "g", Group),
-        Wanted::Untouched
+        CookieTarget::Untouched
     );
 }
 
@@ -128,12 +136,12 @@ impl Kernel {
         }
     }
 
-    fn members(&self, wanted: &Wanted, pids: &[u32]) -> Members {
+    fn members(&self, wanted: &CookieTarget, pids: &[u32]) -> CookieMembers {
         let task = |pid: &u32| {
             let cookie = *self.cookies.get(pid)?;
             Some(Task { pid: *pid, cookie })
         };
-        Members {
+        CookieMembers {
             wanted: wanted.clone(),
             tasks: pids.iter().filter_map(task).collect(),
         }
@@ -155,7 +163,7 @@ impl Kernel {
 
     /// Runs a round for containers, given as their wanted cookie and their processes; returns the number
     /// of actions.
-    fn round(&mut self, cookies: &mut Cookies, containers: &[(&Wanted, &[u32])]) -> usize {
+    fn round(&mut self, cookies: &mut Cookies, containers: &[(&CookieTarget, &[u32])]) -> usize {
         let members: Vec<_> = containers
             .iter()
             .map(|(wanted, pids)| self.members(wanted, pids))
@@ -170,15 +178,15 @@ impl Kernel {
     }
 }
 
-fn group(name: &str) -> Wanted {
-    Wanted::Group(name.to_owned())
+fn group(name: &str) -> CookieTarget {
+    CookieTarget::Group(name.to_owned())
 }
 
 #[test]
 fn a_new_group_gets_one_cookie_and_keeps_it() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 0), (2, 0), (3, 0)]), Cookies::default());
     let (a, b) = (group("a"), group("b"));
-    let containers: [(&Wanted, &[u32]); 2] = [(&a, &[1, 2]), (&b, &[3])];
+    let containers: [(&CookieTarget, &[u32]); 2] = [(&a, &[1, 2]), (&b, &[3])];
     assert_eq!(kernel.round(&mut cookies, &containers), 3);
     assert_eq!(kernel.of(&[1, 2, 3]), [101, 101, 102]);
     assert_eq!(kernel.round(&mut cookies, &containers), 0);
@@ -186,7 +194,7 @@ fn a_new_group_gets_one_cookie_and_keeps_it() {
 
     // A process that started later, and a second pod of the group.
     kernel.cookies.extend([(4, 0), (5, 0)]);
-    let more: [(&Wanted, &[u32]); 3] = [(&a, &[1, 2, 4]), (&b, &[3]), (&a, &[5])];
+    let more: [(&CookieTarget, &[u32]); 3] = [(&a, &[1, 2, 4]), (&b, &[3]), (&a, &[5])];
     assert_eq!(kernel.round(&mut cookies, &more), 2);
     assert_eq!(kernel.of(&[4, 5]), [101, 101]);
 }
@@ -226,7 +234,7 @@ fn cookies_from_before_a_restart_are_kept() {
     let mut cookies = Cookies::default();
     let (a, b) = (group("a"), group("b"));
     // Several cookies in one group: the first stays. That of group b is its own.
-    let containers: [(&Wanted, &[u32]); 3] = [(&a, &[1, 2, 3]), (&b, &[4]), (&a, &[5])];
+    let containers: [(&CookieTarget, &[u32]); 3] = [(&a, &[1, 2, 3]), (&b, &[4]), (&a, &[5])];
     assert_eq!(kernel.round(&mut cookies, &containers), 2);
     assert_eq!(kernel.of(&[1, 2, 3, 4, 5]), [7, 7, 7, 8, 7]);
 }
@@ -246,13 +254,13 @@ fn one_cookie_in_two_groups_is_split() {
 fn disabled_pods_lose_our_cookies_only() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 0), (2, 0), (3, 6)]), Cookies::default());
     let a = group("a");
-    let system: (&Wanted, &[u32]) = (&Wanted::Untouched, &[3]);
+    let system: (&CookieTarget, &[u32]) = (&CookieTarget::Untouched, &[3]);
     for _ in 0..2 {
         kernel.round(&mut cookies, &[(&a, &[1]), (&a, &[2]), system]);
     }
     // The workload of another pod created its own cookie in the meantime.
     kernel.cookies.insert(4, 55);
-    let neutral = Wanted::Neutral;
+    let neutral = CookieTarget::Neutral;
     kernel.round(
         &mut cookies,
         &[(&neutral, &[1]), (&a, &[2]), (&neutral, &[4]), system],
@@ -270,7 +278,7 @@ fn a_failed_copy_does_not_mix_groups() {
     // All processes of b have a's cookie: this round creates the new one, and copies follow in the next.
     let members = [
         kernel.members(&a, &[1]),
-        Members {
+        CookieMembers {
             wanted: b,
             tasks: vec![Task { pid: 2, cookie: 7 }, Task { pid: 3, cookie: 7 }],
         },

@@ -42,7 +42,7 @@ pub enum ExclusivePolicy {
 
 /// Preference among NUMA nodes or sockets with enough free CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Strategy {
+pub enum CpuStrategy {
     /// Prefer the one with the most free CPUs.
     #[default]
     LeastAllocated,
@@ -63,7 +63,7 @@ pub struct Owned {
 
 /// Request for CPUs.
 #[derive(Debug, Clone, Copy)]
-pub struct Want<'a> {
+pub struct CpuRequest<'a> {
     /// CPU topology of the node.
     pub topology: &'a Topology,
     /// CPUs to choose from.
@@ -79,7 +79,7 @@ pub struct Want<'a> {
     /// Exclusive policy.
     pub exclusive: ExclusivePolicy,
     /// Preference among NUMA nodes or sockets.
-    pub strategy: Strategy,
+    pub strategy: CpuStrategy,
 }
 
 /// Error: there are not enough CPUs.
@@ -91,7 +91,7 @@ pub struct NotEnough;
 ///
 /// # Errors
 /// Fewer CPUs are available than needed.
-pub fn take(want: &Want<'_>) -> Result<CpuSet, NotEnough> {
+pub fn take(want: &CpuRequest<'_>) -> Result<CpuSet, NotEnough> {
     let first = want.available.intersection(want.preferred);
     let mut taken = CpuSet::new();
     if !first.is_empty() {
@@ -135,7 +135,7 @@ enum PlaceScope {
 }
 
 struct CpuSearch<'a> {
-    want: &'a Want<'a>,
+    want: &'a CpuRequest<'a>,
     /// Free CPUs, by number.
     free: Vec<Cpu>,
     missing: usize,
@@ -145,7 +145,7 @@ struct CpuSearch<'a> {
 }
 
 impl<'a> CpuSearch<'a> {
-    fn new(want: &'a Want<'a>, from: &CpuSet, missing: usize) -> Self {
+    fn new(want: &'a CpuRequest<'a>, from: &CpuSet, missing: usize) -> Self {
         Self {
             want,
             free: want.topology.members(from).copied().collect(),
@@ -360,8 +360,8 @@ impl<'a> CpuSearch<'a> {
     fn by_room(&self, room: usize) -> i64 {
         let room = i64::try_from(room).unwrap_or(i64::MAX);
         match self.want.strategy {
-            Strategy::MostAllocated => room,
-            Strategy::LeastAllocated => -room,
+            CpuStrategy::MostAllocated => room,
+            CpuStrategy::LeastAllocated => -room,
         }
     }
 

@@ -1,6 +1,6 @@
 mod promises;
 
-use super::Strategy;
+use super::CpuStrategy;
 use super::*;
 use proptest::prelude::*;
 
@@ -22,8 +22,8 @@ fn set(text: &str) -> CpuSet {
 
 const FULL: BindPolicy = BindPolicy::FullPCpus;
 const SPREAD: BindPolicy = BindPolicy::SpreadByPCpus;
-const MOST: Strategy = Strategy::MostAllocated;
-const LEAST: Strategy = Strategy::LeastAllocated;
+const MOST: CpuStrategy = CpuStrategy::MostAllocated;
+const LEAST: CpuStrategy = CpuStrategy::LeastAllocated;
 
 struct TakeCase {
     shape: [u32; 4],
@@ -32,7 +32,7 @@ struct TakeCase {
     needed: usize,
     bind: BindPolicy,
     exclusive: ExclusivePolicy,
-    strategy: Strategy,
+    strategy: CpuStrategy,
 }
 
 impl TakeCase {
@@ -47,7 +47,7 @@ impl TakeCase {
                 ExclusivePolicy::NumaNodeLevel => drop(owned.nodes.insert(cpu.node)),
             }
         }
-        let chosen = take(&Want {
+        let chosen = take(&CpuRequest {
             topology: &topology,
             available: &topology.all().difference(&taken),
             preferred: &CpuSet::new(),
@@ -185,7 +185,7 @@ fn shared_cpus_go_to_the_least_shared_first() {
         for (needed, bind, expected) in pods {
             let full = |cpu: &u32| owned.shares.get(cpu).copied().unwrap_or(0) < 2;
             let available: CpuSet = topology.all().iter().filter(full).collect();
-            let cpus = take(&Want {
+            let cpus = take(&CpuRequest {
                 topology: &topology,
                 available: &available,
                 preferred: &CpuSet::new(),
@@ -208,7 +208,7 @@ fn shared_cpus_go_to_the_least_shared_first() {
 fn preferred_cpus_go_first() {
     let topology = machine([2, 1, 16, 2]);
     let run = |available: &CpuSet, preferred: &str| {
-        let want = Want {
+        let want = CpuRequest {
             topology: &topology,
             available,
             preferred: &set(preferred),
@@ -253,7 +253,7 @@ proptest! {
             owned.cores.insert(cpu.core);
             owned.nodes.insert(cpu.node);
         }
-        let want = Want {
+        let want = CpuRequest {
             topology: &topology,
             available: &available,
             preferred: &preferred,

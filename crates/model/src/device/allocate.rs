@@ -147,7 +147,7 @@ impl Allocation {
                 let minor = u8::try_from(entry.minor).ok().filter(|minor| *minor < 64);
                 let minor = minor
                     .ok_or_else(|| format!("{name}: minor {} is not within 0..=63", entry.minor))?;
-                let units = Units::of(&entry.resources);
+                let units = Units::from_list(&entry.resources);
                 if !units.is_sane() {
                     return Err(format!("{name}: minor {minor}: an amount is negative"));
                 }
@@ -284,7 +284,7 @@ pub(super) fn wanted(
 ) -> Result<RequestedDevices, Refusal> {
     let mut out = RequestedDevices::default();
     for kind in DeviceType::ALL {
-        if !need.asks_for(kind) {
+        if !need.requests_type(kind) {
             continue;
         }
         let leads = need.joint.first().is_none_or(|leading| *leading == kind);
@@ -299,7 +299,7 @@ pub(super) fn wanted(
         out[kind.index()] = Some(per_device);
     }
     for kind in DeviceType::ALL {
-        let needs_functions = out[kind.index()].is_some() && need.wants_functions(kind);
+        let needs_functions = out[kind.index()].is_some() && need.needs_functions(kind);
         if needs_functions && !on.has_functions(kind) {
             return Err(Refusal::lasting(match kind {
                 DeviceType::Gpu => "Insufficient gpu VirtualFunctions",
@@ -484,7 +484,7 @@ impl<'a> Pool<'a> {
                 continue;
             }
             let mut functions = Vec::new();
-            if self.need.wants_functions(self.kind) {
+            if self.need.needs_functions(self.kind) {
                 match self.function(minor) {
                     Some(function) => functions.push(function),
                     None => continue,

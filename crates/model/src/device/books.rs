@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Devices allocated to one pod or reserved by one reservation.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Holding {
+pub struct DeviceHolding {
     /// The devices.
     pub devices: Allocation,
     /// True for a reservation: amounts that pods allocated from it are not counted twice.
@@ -27,20 +27,20 @@ pub struct Used {
 
 /// Device allocations on one node by UID of the holder.
 #[derive(Debug, Clone, Default)]
-pub struct Books {
-    holdings: BTreeMap<Arc<str>, Holding>,
+pub struct DeviceLedger {
+    holdings: BTreeMap<Arc<str>, DeviceHolding>,
     used: Used,
 }
 
-impl Books {
+impl DeviceLedger {
     /// Records `holding` for `uid`, replacing an earlier one.
-    pub fn put(&mut self, uid: Arc<str>, holding: Holding) {
+    pub fn put(&mut self, uid: Arc<str>, holding: DeviceHolding) {
         self.holdings.insert(uid, holding);
         self.used = self.without(|_| false);
     }
 
     /// Removes and returns the allocation of `uid`.
-    pub fn remove(&mut self, uid: &str) -> Option<Holding> {
+    pub fn remove(&mut self, uid: &str) -> Option<DeviceHolding> {
         let holding = self.holdings.remove(uid)?;
         self.used = self.without(|_| false);
         Some(holding)
@@ -48,12 +48,12 @@ impl Books {
 
     /// Returns the allocation of `uid`.
     #[must_use]
-    pub fn get(&self, uid: &str) -> Option<&Holding> {
+    pub fn get(&self, uid: &str) -> Option<&DeviceHolding> {
         self.holdings.get(uid)
     }
 
     /// Returns all holders with their allocations, in order of UID.
-    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Holding)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &DeviceHolding)> {
         self.holdings.iter()
     }
 
@@ -102,14 +102,19 @@ impl Books {
 
     /// Returns the unallocated part of the reservation `uid` without the pods for which `gone` returns true.
     #[must_use]
-    pub fn left_of(&self, uid: &str, gone: impl Fn(&str) -> bool) -> Allocation {
+    pub fn unallocated_of(&self, uid: &str, gone: impl Fn(&str) -> bool) -> Allocation {
         let Some(holding) = self.get(uid) else {
             return Allocation::default();
         };
         self.remaining(uid, holding, &gone)
     }
 
-    fn remaining(&self, uid: &str, holding: &Holding, gone: &impl Fn(&str) -> bool) -> Allocation {
+    fn remaining(
+        &self,
+        uid: &str,
+        holding: &DeviceHolding,
+        gone: &impl Fn(&str) -> bool,
+    ) -> Allocation {
         let mut remaining = holding.devices.clone();
         let owners = self.holdings.iter().filter(|(owner, own)| {
             !own.reserves && own.from.as_deref() == Some(uid) && !gone(owner)

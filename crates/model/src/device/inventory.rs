@@ -201,7 +201,7 @@ fn device(info: &scheduling::DeviceInfo) -> Result<Device, String> {
         .ok()
         .filter(|minor| *minor < 64)
         .ok_or_else(|| format!("minor: {minor} is not within 0..=63"))?;
-    let total = Units::of(&info.resources);
+    let total = Units::from_list(&info.resources);
     if !total.is_sane() {
         return Err(format!(
             "resources: an amount is negative: {:?}",

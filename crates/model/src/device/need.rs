@@ -28,7 +28,7 @@ pub enum NeedError {
 
 /// Conversion of a request for non-GPU devices to a number of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Strategy {
+pub enum CountStrategy {
     /// One device; or, for a multiple of 100, one device per hundred.
     #[default]
     Default,
@@ -47,7 +47,7 @@ pub struct TypeHint {
     /// matching group.
     pub vf_selector: Option<LabelSelector>,
     /// Conversion of the request to a number of devices.
-    pub strategy: Strategy,
+    pub strategy: CountStrategy,
     /// True if devices must not be shared with other pods.
     pub exclusive: bool,
 }
@@ -123,9 +123,9 @@ impl Need {
                 selector: hint.selector.clone(),
                 vf_selector: hint.vf_selector.clone(),
                 strategy: match hint.allocate_strategy.as_str() {
-                    "ApplyForAll" => Strategy::ApplyForAll,
-                    "RequestsAsCount" => Strategy::RequestsAsCount,
-                    _ => Strategy::Default,
+                    "ApplyForAll" => CountStrategy::ApplyForAll,
+                    "RequestsAsCount" => CountStrategy::RequestsAsCount,
+                    _ => CountStrategy::Default,
                 },
                 exclusive: hint.exclusive_policy == "DeviceLevel",
             });
@@ -138,7 +138,7 @@ impl Need {
                 };
                 let hint = need.hint(device).map(|hint| hint.strategy);
                 let is_requested = need.requests[device.index()].is_some();
-                let apart = hint == Some(Strategy::ApplyForAll);
+                let apart = hint == Some(CountStrategy::ApplyForAll);
                 if is_requested && !apart && !need.joint.contains(&device) {
                     need.joint.push(device);
                 }
@@ -178,13 +178,13 @@ impl Need {
 
     /// Returns true if `device` is requested.
     #[must_use]
-    pub fn asks_for(&self, device: DeviceType) -> bool {
+    pub fn requests_type(&self, device: DeviceType) -> bool {
         self.requests[device.index()].is_some()
     }
 
     /// Returns true if each device is allocated with a virtual function.
     #[must_use]
-    pub fn wants_functions(&self, device: DeviceType) -> bool {
+    pub fn needs_functions(&self, device: DeviceType) -> bool {
         self.hint(device)
             .is_some_and(|hint| hint.vf_selector.is_some())
     }
@@ -215,14 +215,14 @@ impl Need {
         }
         let hint = self.hint(device);
         match hint.map(|hint| hint.strategy).unwrap_or_default() {
-            Strategy::Default => Some((1, total)),
-            Strategy::ApplyForAll => {
+            CountStrategy::Default => Some((1, total)),
+            CountStrategy::ApplyForAll => {
                 let selector = hint.and_then(|hint| hint.selector.as_ref());
                 let all = on.devices(device).iter();
                 let count = all.filter(|candidate| candidate.selected(selector)).count();
                 (count > 0).then_some((count, total))
             }
-            Strategy::RequestsAsCount => {
+            CountStrategy::RequestsAsCount => {
                 let exclusive = hint.is_some_and(|hint| hint.exclusive);
                 Some((count(amount), units(if exclusive { 100 } else { 1 })))
             }

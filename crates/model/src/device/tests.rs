@@ -83,7 +83,7 @@ pub(super) fn units(list: &[(&str, &str)]) -> Units {
         };
         (name.to_owned(), amount.parse().unwrap())
     };
-    Units::of(&list.iter().map(parse).collect())
+    Units::from_list(&list.iter().map(parse).collect())
 }
 
 /// Reads the needed devices of a pod with these requests and annotations.
@@ -96,7 +96,7 @@ pub(super) fn need(requests: &[(&str, &str)], hints: Value, joint: Value) -> Nee
 }
 
 /// Creates a ledger in which one pod holds these whole GPUs and the first functions of these adapters.
-pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> Books {
+pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> DeviceLedger {
     let gpu = |minor: &u8| {
         json!({"minor": minor, "resources": {"koordinator.sh/gpu-core": "100",
             "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-memory": MEMORY.to_string()}})
@@ -107,16 +107,16 @@ pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> Books {
     };
     let allocations = json!({"gpu": gpus.iter().map(gpu).collect::<Vec<_>>(),
         "rdma": adapters.iter().map(adapter).collect::<Vec<_>>()});
-    let mut books = Books::default();
+    let mut books = DeviceLedger::default();
     books.put("assigned".into(), holding(allocations));
     books
 }
 
-pub(super) fn holding(allocations: Value) -> Holding {
+pub(super) fn holding(allocations: Value) -> DeviceHolding {
     let allocations: extension::DeviceAllocations = serde_json::from_value(allocations).unwrap();
-    Holding {
+    DeviceHolding {
         devices: Allocation::from_annotation(&allocations).unwrap(),
-        ..Holding::default()
+        ..DeviceHolding::default()
     }
 }
 
@@ -139,7 +139,12 @@ pub(super) fn format_result(result: Result<Allocation, Refusal>) -> String {
     format!("{} / {}", of(DeviceType::Gpu), of(DeviceType::Rdma))
 }
 
-pub(super) fn place(need: &Need, on: &Inventory, books: &Books, rules: &Rules<'_>) -> String {
+pub(super) fn place(
+    need: &Need,
+    on: &Inventory,
+    books: &DeviceLedger,
+    rules: &Rules<'_>,
+) -> String {
     let site = Site {
         inventory: on,
         used: books.used(),

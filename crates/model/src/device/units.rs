@@ -160,7 +160,7 @@ impl Units {
 
     /// Extracts the device resources of `list`; others are ignored.
     #[must_use]
-    pub fn of(list: &ResourceList) -> Self {
+    pub fn from_list(list: &ResourceList) -> Self {
         let mut out = Self::NONE;
         for (name, quantity) in list {
             if let Some(resource) = DeviceResource::parse(name) {

@@ -1,6 +1,6 @@
 //! Selection of eviction victims and accounting of the released amounts.
 //!
-//! Several features may request evictions at once. Each is a [`Task`] with its candidates in order; the
+//! Several features may request evictions at once. Each is a [`EvictionTask`] with its candidates in order; the
 //! amount that a victim releases counts for all of them, once per resource and basis (usage or request), so
 //! that no pod is evicted for an amount that another task has freed already.
 
@@ -44,7 +44,7 @@ pub fn resource_of(class: PriorityClass, dimension: Dimension) -> &'static str {
 
 /// State of a pod with respect to earlier evictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Standing {
+pub enum EvictionState {
     /// No eviction was requested.
     #[default]
     Present,
@@ -56,7 +56,7 @@ pub enum Standing {
 
 /// Usage and request of one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Amounts {
+pub struct DimensionAmounts {
     /// Usage of the newest sample; `None` without a sample.
     pub used: Option<i64>,
     /// Request for the resource that [`resource_of`] names.
@@ -65,7 +65,7 @@ pub struct Amounts {
 
 /// Properties of a pod that eviction considers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Pod {
+pub struct EvictionPod {
     /// `metadata.name`, which breaks ties in the order of pods.
     pub name: String,
     /// QoS class of the pod's label, without a default.
@@ -74,7 +74,7 @@ pub struct Pod {
     pub class: PriorityClass,
     /// `spec.priority`.
     pub priority: Option<i32>,
-    /// Priority with default (see [`koord_api::priority::value_of_pod`]).
+    /// Priority with default (see [`koord_api::priority::pod_priority_value`]).
     pub priority_value: i32,
     /// The label `koordinator.sh/priority`, or `priority_value`.
     pub sub_priority: i64,
@@ -87,17 +87,17 @@ pub struct Pod {
     /// Features that may evict the pod: `None` means all, an invalid annotation none.
     pub evictable_by: Option<Vec<String>>,
     /// State with respect to earlier evictions.
-    pub standing: Standing,
+    pub standing: EvictionState,
     /// CPU.
-    pub cpu: Amounts,
+    pub cpu: DimensionAmounts,
     /// Memory.
-    pub memory: Amounts,
+    pub memory: DimensionAmounts,
     /// Requested batch CPU, regardless of the priority class.
     pub batch_cpu_request: i64,
 }
 
-impl Pod {
-    fn amounts(&self, dimension: Dimension) -> Amounts {
+impl EvictionPod {
+    fn amounts(&self, dimension: Dimension) -> DimensionAmounts {
         match dimension {
             Dimension::Cpu => self.cpu,
             Dimension::Memory => self.memory,
@@ -131,7 +131,7 @@ impl Measure {
     }
 
     /// Returns the resource and amount that `pod` would release; an amount of `None` is unknown.
-    fn of(self, pod: &Pod) -> (&'static str, Option<i64>) {
+    fn of(self, pod: &EvictionPod) -> (&'static str, Option<i64>) {
         match self {
             Self::Used(dimension) => (
                 resource_of(PriorityClass::Prod, dimension),
@@ -148,7 +148,7 @@ impl Measure {
 
 /// Eviction request of one feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task {
+pub struct EvictionTask {
     /// Name of the feature, as listed by `koordinator.sh/eviction-policy`.
     pub feature: &'static str,
     /// Amount that the task counts.
@@ -196,11 +196,11 @@ impl Plan {
 /// The amounts of terminating candidates are counted first. A candidate that is known to release nothing of
 /// the missing amounts is not evicted.
 #[must_use]
-pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
+pub fn choose(pods: &[EvictionPod], tasks: &[EvictionTask]) -> Plan {
     let mut plan = Plan::default();
     let mut counted = BTreeSet::new();
     for &place in tasks.iter().flat_map(|task| &task.candidates) {
-        let leaving = |pod: &&Pod| pod.standing == Standing::Leaving;
+        let leaving = |pod: &&EvictionPod| pod.standing == EvictionState::Leaving;
         if let Some(pod) = pods.get(place).filter(leaving)
             && counted.insert(place)
         {
@@ -212,7 +212,7 @@ pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
             if missing(task, &plan.released).is_empty() {
                 break;
             }
-            let present = |pod: &&Pod| pod.standing == Standing::Present;
+            let present = |pod: &&EvictionPod| pod.standing == EvictionState::Present;
             if let Some(pod) = pods.get(place).filter(present)
                 && helps(task, pod, &plan.released)
                 && counted.insert(place)
@@ -233,7 +233,7 @@ pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
 }
 
 /// Returns the requested amounts that are not released yet.
-fn missing(task: &Task, released: &Released) -> BTreeMap<&'static str, i64> {
+fn missing(task: &EvictionTask, released: &Released) -> BTreeMap<&'static str, i64> {
     let basis = task.measure.basis();
     let missing = task.wanted.iter().map(|(resource, wanted)| {
         let got = released.get(&(basis, *resource)).copied().unwrap_or(0);
@@ -242,13 +242,13 @@ fn missing(task: &Task, released: &Released) -> BTreeMap<&'static str, i64> {
     missing.filter(|(_, missing)| *missing > 0).collect()
 }
 
-fn helps(task: &Task, pod: &Pod, released: &Released) -> bool {
+fn helps(task: &EvictionTask, pod: &EvictionPod, released: &Released) -> bool {
     let (resource, amount) = task.measure.of(pod);
     amount != Some(0) && missing(task, released).contains_key(resource)
 }
 
 /// Returns the amounts that `pod` releases for all tasks together: the largest amount by basis and resource.
-fn releases(pod: &Pod, tasks: &[Task]) -> Released {
+fn releases(pod: &EvictionPod, tasks: &[EvictionTask]) -> Released {
     let mut sum = BTreeMap::new();
     for task in tasks.iter().filter(|task| !task.wanted.is_empty()) {
         let (resource, amount) = task.measure.of(pod);
@@ -264,7 +264,12 @@ fn releases(pod: &Pod, tasks: &[Task]) -> Released {
 /// Order: eviction priority, priority, sub-priority, all ascending; then usage or request descending; then
 /// the name.
 #[must_use]
-pub fn by_priority(pods: &[Pod], feature: &str, priority: i32, measure: Measure) -> Vec<usize> {
+pub fn by_priority(
+    pods: &[EvictionPod],
+    feature: &str,
+    priority: i32,
+    measure: Measure,
+) -> Vec<usize> {
     let dimension = match measure {
         Measure::Used(dimension) | Measure::Request(dimension) => dimension,
         Measure::BatchCpu => Dimension::Cpu,
@@ -277,8 +282,9 @@ pub fn by_priority(pods: &[Pod], feature: &str, priority: i32, measure: Measure)
             && pod.amounts(dimension).used.is_some()
     });
     places.sort_by(|(_, a), (_, b)| {
-        let rank = |pod: &Pod| (pod.eviction_priority, pod.priority_value, pod.sub_priority);
-        let weight = |pod: &Pod| measure.of(pod).1.unwrap_or(0);
+        let rank =
+            |pod: &EvictionPod| (pod.eviction_priority, pod.priority_value, pod.sub_priority);
+        let weight = |pod: &EvictionPod| measure.of(pod).1.unwrap_or(0);
         rank(a)
             .cmp(&rank(b))
             .then_with(|| weight(b).cmp(&weight(a)))
@@ -290,7 +296,7 @@ pub fn by_priority(pods: &[Pod], feature: &str, priority: i32, measure: Measure)
 /// Returns the candidates of BECPUEvict: active BE pods that the feature may evict, by `spec.priority`
 /// ascending, then by usage over batch request descending, then by name. A missing sample counts as no usage.
 #[must_use]
-pub fn by_batch_cpu(pods: &[Pod], feature: &str) -> Vec<usize> {
+pub fn by_batch_cpu(pods: &[EvictionPod], feature: &str) -> Vec<usize> {
     let mut places = places(pods, |pod| is_batch_candidate(pod, feature));
     places.sort_by(|(_, a), (_, b)| {
         by_spec_priority(a, b)
@@ -303,7 +309,7 @@ pub fn by_batch_cpu(pods: &[Pod], feature: &str) -> Vec<usize> {
 /// Returns the candidates of BEMemoryEvict: active BE pods that the feature may evict, by `spec.priority`
 /// ascending, then by memory usage descending; pods without a sample last, by name descending.
 #[must_use]
-pub fn by_batch_memory(pods: &[Pod], feature: &str) -> Vec<usize> {
+pub fn by_batch_memory(pods: &[EvictionPod], feature: &str) -> Vec<usize> {
     let mut places = places(pods, |pod| is_batch_candidate(pod, feature));
     places.sort_by(|(_, a), (_, b)| match (a.memory.used, b.memory.used) {
         (Some(x), Some(y)) => by_spec_priority(a, b)
@@ -315,11 +321,14 @@ pub fn by_batch_memory(pods: &[Pod], feature: &str) -> Vec<usize> {
     places.into_iter().map(|(place, _)| place).collect()
 }
 
-fn is_batch_candidate(pod: &Pod, feature: &str) -> bool {
+fn is_batch_candidate(pod: &EvictionPod, feature: &str) -> bool {
     pod.qos == QosClass::Be && pod.active && pod.allows(feature)
 }
 
-fn places(pods: &[Pod], wanted: impl Fn(&Pod) -> bool) -> Vec<(usize, &Pod)> {
+fn places(
+    pods: &[EvictionPod],
+    wanted: impl Fn(&EvictionPod) -> bool,
+) -> Vec<(usize, &EvictionPod)> {
     pods.iter()
         .enumerate()
         .filter(|(_, pod)| wanted(pod))
@@ -327,13 +336,13 @@ fn places(pods: &[Pod], wanted: impl Fn(&Pod) -> bool) -> Vec<(usize, &Pod)> {
 }
 
 /// Compares by `spec.priority`. A pod without one has the cluster's default, 0.
-fn by_spec_priority(a: &Pod, b: &Pod) -> Ordering {
+fn by_spec_priority(a: &EvictionPod, b: &EvictionPod) -> Ordering {
     a.priority.unwrap_or(0).cmp(&b.priority.unwrap_or(0))
 }
 
 /// Compares usage over batch request without division; a pod that requests nothing has ratio 0.
-fn ratio_order(a: &Pod, b: &Pod) -> Ordering {
-    let parts = |pod: &Pod| match pod.batch_cpu_request {
+fn ratio_order(a: &EvictionPod, b: &EvictionPod) -> Ordering {
+    let parts = |pod: &EvictionPod| match pod.batch_cpu_request {
         request if request > 0 => (i128::from(pod.cpu.used.unwrap_or(0)), i128::from(request)),
         _ => (0, 1),
     };
@@ -344,7 +353,11 @@ fn ratio_order(a: &Pod, b: &Pod) -> Ordering {
 /// Returns the requests that count for the allocatable features: those of active pods with a priority of at
 /// most `priority`, by resource of their class.
 #[must_use]
-pub fn requested(pods: &[Pod], priority: i32, dimension: Dimension) -> BTreeMap<&'static str, i64> {
+pub fn requested(
+    pods: &[EvictionPod],
+    priority: i32,
+    dimension: Dimension,
+) -> BTreeMap<&'static str, i64> {
     let mut sum = BTreeMap::new();
     for pod in pods
         .iter()

@@ -117,7 +117,7 @@ impl Gangs {
 
     /// Withdraws the preemption for members of groups that cannot start. To be called after all existing pods
     /// have been observed.
-    pub fn settle_promises(&mut self, moves: &mut Moves) {
+    pub fn review_promises(&mut self, moves: &mut Moves) {
         for group in std::mem::take(&mut self.doubtful) {
             self.promise(&group);
             if self.check_members(&group).is_err() {

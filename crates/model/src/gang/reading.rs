@@ -20,7 +20,7 @@ pub struct Gathering {
 
 /// Network topology requirements of a gang group for late members.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settled {
+pub struct PlacedGroup {
     /// Requirements of the first of its gangs that has any.
     pub spec: Arc<NetworkTopologySpec>,
     /// UIDs of the members that have a node.
@@ -131,7 +131,7 @@ fn list(ids: &[Arc<str>]) -> String {
 impl Gangs {
     /// Returns the number of the current attempt and the number of members it has tried.
     #[must_use]
-    pub fn under_way(&self) -> Option<(u64, usize)> {
+    pub fn current_attempt(&self) -> Option<(u64, usize)> {
         let attempt = self.attempt.as_ref()?;
         Some((attempt.number, attempt.tried.len()))
     }
@@ -148,7 +148,7 @@ impl Gangs {
 
     /// Returns true if the pod is a member of a gang.
     #[must_use]
-    pub fn knows(&self, uid: &str) -> bool {
+    pub fn contains(&self, uid: &str) -> bool {
         self.gang_by_pod.contains_key(uid)
     }
 
@@ -297,7 +297,7 @@ impl Gangs {
     /// Returns true if the pod is scheduled without regard to others: it has no gang, or its gang has
     /// started.
     #[must_use]
-    pub fn goes_alone(&self, uid: &str) -> bool {
+    pub fn schedules_alone(&self, uid: &str) -> bool {
         self.gang_by_pod
             .get(uid)
             .is_none_or(|id| self.is_independent(id))
@@ -328,7 +328,7 @@ impl Gangs {
     /// Returns the network topology requirements of the pod's group and the other members that have a node;
     /// `None` if there are no requirements or no such members.
     #[must_use]
-    pub fn settled(&self, uid: &str) -> Option<Settled> {
+    pub fn settled(&self, uid: &str) -> Option<PlacedGroup> {
         let (_, gang, _) = self.find(uid)?;
         let group = &gang.group;
         let spec = self.topology_of(group)?;
@@ -343,12 +343,12 @@ impl Gangs {
             })
             .map(|(mate, _)| mate.clone())
             .collect();
-        (!mates.is_empty()).then_some(Settled { spec, mates })
+        (!mates.is_empty()).then_some(PlacedGroup { spec, mates })
     }
 
     /// Returns true if the group of the gang `id` has network topology requirements.
     #[must_use]
-    pub fn asks_for_topology(&self, id: &str) -> bool {
+    pub fn has_topology_requirements(&self, id: &str) -> bool {
         let gang = self.gangs.get(id);
         gang.is_some_and(|gang| self.topology_of(&gang.group).is_some())
     }

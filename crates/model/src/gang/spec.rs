@@ -32,7 +32,7 @@ impl Default for Defaults {
 
 /// Specification of a gang.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Spec {
+pub struct GangDescription {
     /// Minimum number of members that start together.
     pub min: usize,
     /// Total number of members.
@@ -63,7 +63,7 @@ pub struct Ignored {
 }
 
 /// Object with labels and annotations.
-pub trait Noted {
+pub trait HasMetadata {
     /// Returns the value of label `key`.
     fn label(&self, key: &str) -> Option<&str>;
     /// Returns the value of annotation `key`.
@@ -72,7 +72,7 @@ pub trait Noted {
     fn created(&self) -> Option<Time>;
 }
 
-impl Noted for ObjectMeta {
+impl HasMetadata for ObjectMeta {
     fn label(&self, key: &str) -> Option<&str> {
         self.labels.as_ref()?.text(key)
     }
@@ -86,7 +86,7 @@ impl Noted for ObjectMeta {
 
 /// Returns the name of a pod's gang: from the PodGroup label, its deprecated form, or the annotation.
 #[must_use]
-pub fn name_of(pod: &impl Noted) -> Option<&str> {
+pub fn gang_name(pod: &impl HasMetadata) -> Option<&str> {
     label(pod, labels::POD_GROUP)
         .or_else(|| label(pod, labels::POD_GROUP_DEPRECATED))
         .or_else(|| annotation(pod, annotations::GANG_NAME))
@@ -94,7 +94,7 @@ pub fn name_of(pod: &impl Noted) -> Option<&str> {
 
 /// Returns true if the pod belongs to a PodGroup object, which alone describes the gang.
 #[must_use]
-pub fn has_pod_group(pod: &impl Noted) -> bool {
+pub fn has_pod_group(pod: &impl HasMetadata) -> bool {
     label(pod, labels::POD_GROUP).is_some()
 }
 
@@ -107,11 +107,11 @@ pub fn id(namespace: &str, name: &str) -> Arc<str> {
 /// Parses the description of gang `id` by its pod. Without a valid minimum the pod describes nothing; other
 /// invalid values are replaced by their defaults. Also returns the ignored values.
 #[must_use]
-pub fn of_pod(
-    pod: &impl Noted,
+pub fn from_pod(
+    pod: &impl HasMetadata,
     id: &Arc<str>,
     defaults: &Defaults,
-) -> (Option<Spec>, Vec<Ignored>) {
+) -> (Option<GangDescription>, Vec<Ignored>) {
     let mut ignored = Vec::new();
     let light = labels::POD_GROUP_MIN_AVAILABLE_DEPRECATED;
     let minimum = match label(pod, light) {
@@ -164,7 +164,11 @@ pub fn of_pod(
 
 /// Parses the description of gang `id` by its PodGroup. Also returns the ignored values.
 #[must_use]
-pub fn of_pod_group(group: &PodGroup, id: &Arc<str>, defaults: &Defaults) -> (Spec, Vec<Ignored>) {
+pub fn from_pod_group(
+    group: &PodGroup,
+    id: &Arc<str>,
+    defaults: &Defaults,
+) -> (GangDescription, Vec<Ignored>) {
     let mut ignored = Vec::new();
     let listed = group.spec.min_member.unwrap_or(0);
     let min = usize::try_from(listed).unwrap_or(0);
@@ -192,13 +196,13 @@ pub fn of_pod_group(group: &PodGroup, id: &Arc<str>, defaults: &Defaults) -> (Sp
 
 /// Parses the annotations that PodGroups and pods share.
 fn common(
-    object: &impl Noted,
+    object: &impl HasMetadata,
     id: &Arc<str>,
     min: usize,
     wait: Duration,
     defaults: &Defaults,
     ignored: &mut Vec<Ignored>,
-) -> Spec {
+) -> GangDescription {
     let mut ignore = |key, value: &str, why| {
         ignored.push(Ignored {
             key,
@@ -275,7 +279,7 @@ fn common(
             ),
         }
     }
-    Spec {
+    GangDescription {
         min,
         total,
         mode,
@@ -293,10 +297,10 @@ fn number(text: &str) -> Option<usize> {
     Some(usize::try_from(number).unwrap_or(0))
 }
 
-fn label<'a>(of: &'a impl Noted, key: &str) -> Option<&'a str> {
+fn label<'a>(of: &'a impl HasMetadata, key: &str) -> Option<&'a str> {
     of.label(key).filter(|value| !value.is_empty())
 }
 
-fn annotation<'a>(of: &'a impl Noted, key: &str) -> Option<&'a str> {
+fn annotation<'a>(of: &'a impl HasMetadata, key: &str) -> Option<&'a str> {
     of.annotation(key).filter(|value| !value.is_empty())
 }

@@ -7,8 +7,8 @@ fn ids(names: &[&str]) -> Vec<Arc<str>> {
     names.iter().map(|name| Arc::from(*name)).collect()
 }
 
-fn described(min: usize, policy: &str, group: &[&str]) -> Spec {
-    Spec {
+fn described(min: usize, policy: &str, group: &[&str]) -> GangDescription {
+    GangDescription {
         min,
         total: min,
         mode: GangMode::Strict,
@@ -20,8 +20,8 @@ fn described(min: usize, policy: &str, group: &[&str]) -> Spec {
     }
 }
 
-fn seen(name: &str, gang: &str, own: Option<Spec>, bound: bool) -> Seen {
-    Seen {
+fn seen(name: &str, gang: &str, own: Option<GangDescription>, bound: bool) -> MemberView {
+    MemberView {
         uid: name.into(),
         key: format!("ns/{name}").into(),
         gang: gang.into(),
@@ -328,7 +328,7 @@ fn deleted_member_neither_counts_nor_represents_others() {
         for name in &names[..placed] {
             gangs.permit(name, &mut moves);
         }
-        let gone = Seen {
+        let gone = MemberView {
             ready: false,
             ..seen("a1", "ns/a", None, false)
         };

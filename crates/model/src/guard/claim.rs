@@ -15,7 +15,7 @@ const STEP: i64 = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimState {
     /// The lever is held.
-    Held,
+    HeldLever,
     /// A graded lever is tried at a level that harmed before.
     Trying,
     /// The lever is released, to see whether harm returns.
@@ -94,7 +94,7 @@ impl LeverClaim {
             bad: None,
             confirmed: known,
             hold_ms: first_hold(lever, known, config),
-            state: ClaimState::Held,
+            state: ClaimState::HeldLever,
             since_ms: clock_ms,
             began_ms: clock_ms,
             first,
@@ -130,14 +130,16 @@ impl LeverClaim {
                 false => Change::Chance,
             },
             ClaimState::Released => Change::None,
-            ClaimState::Held | ClaimState::Trying if !self.lever.is_graded() => {
+            ClaimState::HeldLever | ClaimState::Trying if !self.lever.is_graded() => {
                 if passed < self.hold_ms {
                     return Change::None;
                 }
                 self.go(ClaimState::Released, 100, clock_ms);
                 Change::Moved
             }
-            ClaimState::Held | ClaimState::Trying => self.graded(clock_ms, passed, hurt, config),
+            ClaimState::HeldLever | ClaimState::Trying => {
+                self.graded(clock_ms, passed, hurt, config)
+            }
         }
     }
 
@@ -169,7 +171,7 @@ impl LeverClaim {
         let limit = match (self.state, self.bad) {
             (ClaimState::Trying, _) | (_, None) => {
                 // The level that harmed does not any more.
-                (self.bad, self.state) = (None, ClaimState::Held);
+                (self.bad, self.state) = (None, ClaimState::HeldLever);
                 100
             }
             (_, Some(bad)) => (bad - STEP).max(self.floor),
@@ -179,7 +181,7 @@ impl LeverClaim {
             let state = if next >= 100 {
                 ClaimState::Released
             } else {
-                ClaimState::Held
+                ClaimState::HeldLever
             };
             self.go(state, next, clock_ms);
             return Change::Moved;
@@ -203,7 +205,7 @@ impl LeverClaim {
         let first = !self.confirmed;
         self.confirmed = true;
         let longest = longest_hold(self.lever, config);
-        let tried = self.state != ClaimState::Held;
+        let tried = self.state != ClaimState::HeldLever;
         if first {
             self.hold_ms = first_hold(self.lever, true, config);
         } else if tried {
@@ -221,7 +223,7 @@ impl LeverClaim {
             (level * 3 / 4).max(self.floor)
         };
         self.bad = self.lever.is_graded().then_some(level);
-        self.go(ClaimState::Held, next, clock_ms);
+        self.go(ClaimState::HeldLever, next, clock_ms);
     }
 
     fn go(&mut self, state: ClaimState, level: i64, clock_ms: u64) {

@@ -4,7 +4,7 @@ use super::signal::{Lever, Signal};
 
 /// State of the levers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings<K> {
+pub struct LeverSettings<K> {
     /// Applies the idle scheduling policy (`cpu.idle`) to batch cgroups.
     pub idle: bool,
     /// Reclaims pages of batch cgroups.
@@ -19,7 +19,7 @@ pub struct Settings<K> {
     pub pause: bool,
 }
 
-impl<K> Default for Settings<K> {
+impl<K> Default for LeverSettings<K> {
     fn default() -> Self {
         Self {
             idle: false,
@@ -32,7 +32,7 @@ impl<K> Default for Settings<K> {
     }
 }
 
-impl<K> Settings<K> {
+impl<K> LeverSettings<K> {
     /// Returns true if a setting takes CPU time from batch work.
     #[must_use]
     pub fn is_costly(&self) -> bool {
@@ -50,12 +50,12 @@ pub struct Event<K> {
     /// The lever.
     pub lever: Lever,
     /// The kind of event.
-    pub kind: Kind,
+    pub kind: EventKind,
 }
 
 /// The kind of event.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum EventKind {
     /// An alarm was raised: the lever is tried.
     Tried {
         /// Mean of the last readings.
@@ -104,14 +104,14 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision<K> {
     /// State of the levers.
-    pub settings: Settings<K>,
+    pub settings: LeverSettings<K>,
     /// Events of this step.
     pub events: Vec<Event<K>>,
     /// True if batch work runs, so that finer samples are useful.
     pub watches: bool,
 }
 
-impl Kind {
+impl EventKind {
     /// Returns true if the event changes a lever.
     pub(super) fn moves(self) -> bool {
         !matches!(self, Self::Muted { .. } | Self::Chance | Self::Over)

@@ -4,7 +4,7 @@ use super::baseline::Baseline;
 use super::claim::First;
 use super::service::{Service, Stats, Window};
 use super::signal::{Lever, Signal};
-use super::{Config, Event, Kind, Settings};
+use super::{Config, Event, EventKind, LeverSettings};
 
 /// Result of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -83,7 +83,7 @@ impl<K: Copy> RunningExperiment<K> {
         }
     }
 
-    pub(super) fn event(&self, kind: Kind) -> Event<K> {
+    pub(super) fn event(&self, kind: EventKind) -> Event<K> {
         Event {
             key: self.key,
             signal: self.signal,
@@ -170,7 +170,7 @@ pub(super) fn would_change<K: PartialEq>(
     lever: Lever,
     key: K,
     vote: f64,
-    now: &Settings<K>,
+    now: &LeverSettings<K>,
 ) -> bool {
     let lowest = lever.floor(vote);
     let below = |level: Option<i64>| level.is_none_or(|level| level > lowest);

@@ -3,7 +3,7 @@
 use super::baseline::{Baseline, Expected};
 use super::claim::LeverClaim;
 use super::signal::{Lever, Signal};
-use super::{Config, Experiment, Sample};
+use super::{Config, Experiment, ServiceSample};
 use std::collections::BTreeMap;
 
 /// Number of high samples among the last [`OF`] that raise an alarm, for a vote of 1.
@@ -141,7 +141,12 @@ impl Service {
         }
     }
 
-    pub(super) fn observe<K>(&mut self, sample: &Sample<K>, at: SampleContext, config: &Config) {
+    pub(super) fn observe<K>(
+        &mut self,
+        sample: &ServiceSample<K>,
+        at: SampleContext,
+        config: &Config,
+    ) {
         self.seen_ms = at.now_ms;
         self.vote = if sample.vote.is_finite() {
             sample.vote.clamp(0.0, 1.0)

@@ -27,7 +27,7 @@ pub enum Verdict {
 
 /// Lever that is held for a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldLever {
     /// The lever.
     pub lever: Lever,
     /// Level in percent; 0 is fully applied, 100 released.
@@ -54,7 +54,7 @@ pub struct ServiceState<K> {
     /// True if that expectation was learned without batch work, rather than a default.
     pub learned: bool,
     /// Levers held for the service.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldLever>,
     /// End of the muting, in milliseconds of the monotonic clock; `None` if not muted.
     pub muted_until_ms: Option<u64>,
     /// Last experiment.
@@ -81,7 +81,7 @@ impl<K: Ord + Copy> Guard<K> {
                 })
                 .max_by(|a, b| a.0.total_cmp(&b.0));
             let tested = self.test.as_ref().is_some_and(|test| test.key == *key);
-            let claims = service.claims.iter().map(|claim| Held {
+            let claims = service.claims.iter().map(|claim| HeldLever {
                 lever: claim.lever,
                 level: claim.level,
                 hurt_at: claim.bad,

@@ -14,7 +14,7 @@ fn annotation(value: serde_json::Value) -> PodMemoryQOSConfig {
 }
 
 /// Upstream: `Test_getPodResourceQoSByQoSClass`; the class of a pod without a label is
-/// determined by `of_pod_with_default`.
+/// determined by `pod_qos_class_or_default`.
 #[test]
 fn classes_have_settings() {
     let strategy = defaults::resource_qos_strategy();
@@ -26,7 +26,7 @@ fn classes_have_settings() {
         (QosClass::System, &strategy.system_class),
         (QosClass::None, &None),
     ] {
-        assert_eq!(strategy.of_class(class), want.as_ref(), "{class:?}");
+        assert_eq!(strategy.class_settings(class), want.as_ref(), "{class:?}");
     }
 }
 
@@ -160,8 +160,8 @@ fn plain(min: i64, wmark: (i64, i64, i64)) -> Values {
 /// Upstream: `TestCgroupResourceReconcile_calculateResources`, pods and containers.
 #[test]
 fn groups_of_pods() {
-    let none = Ask::default();
-    let full = Ask {
+    let none = MemoryAmounts::default();
+    let full = MemoryAmounts {
         request: GIB,
         limit: Some(GIB),
     };
@@ -225,7 +225,7 @@ fn groups_of_pods() {
 
 #[test]
 fn protection_and_throttling() {
-    let ask = |request, limit| Ask { request, limit };
+    let ask = |request, limit| MemoryAmounts { request, limit };
     for (name, settings, ask, (min, low, high)) in [
         (
             "half-way between request and limit",
@@ -385,7 +385,7 @@ fn page_cache() {
             (Some(1), Some(256 * MIB), Some(0)),
         ),
     ] {
-        let ask = Ask {
+        let ask = MemoryAmounts {
             request: GIB,
             limit: Some(GIB),
         };
@@ -398,7 +398,10 @@ fn page_cache() {
         assert_eq!(got, want, "{name}");
     }
     // A percentage of an unlimited value writes nothing.
-    let unlimited = pod(&cfg(json!({"pageCacheLimitPercent": 50})), Ask::default());
+    let unlimited = pod(
+        &cfg(json!({"pageCacheLimitPercent": 50})),
+        MemoryAmounts::default(),
+    );
     assert_eq!(unlimited.page_cache_size, None);
 }
 
@@ -419,7 +422,7 @@ proptest! {
         );
         let mut sums = [0_i64; 3];
         for ((at, _, _, request), settings) in pods.iter().zip(&settings) {
-            let values = pod(settings, Ask { request: *request, limit: None });
+            let values = pod(settings, MemoryAmounts { request: *request, limit: None });
             sums[*at] += values.min.unwrap_or(0);
         }
         prop_assert_eq!(dirs.kubepods.min.unwrap_or(0), sums.iter().sum::<i64>());

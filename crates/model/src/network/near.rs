@@ -1,6 +1,6 @@
 //! Order of nodes for one pod that belongs near others.
 
-use super::Tree;
+use super::TopologyTree;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
@@ -13,7 +13,7 @@ struct DomainCounts {
     fitting: usize,
 }
 
-impl Tree {
+impl TopologyTree {
     /// Returns the rank of each of `nodes` for a pod that belongs near others; `existing` lists the number of
     /// these others on a node, which need not be one of `nodes`.
     ///
@@ -63,7 +63,7 @@ impl Tree {
     }
 
     /// Groups nodes that differ only in name, by their parent domain and number of pods. Returns the number
-    /// of each group in the order of [`Tree::ranks`]; equal groups have equal numbers.
+    /// of each group in the order of [`TopologyTree::ranks`]; equal groups have equal numbers.
     fn equal_groups(
         &self,
         leaves: &[Option<usize>],

@@ -7,7 +7,7 @@
 //! make up.
 
 use super::sums::CountSet;
-use super::{Layers, Tree};
+use super::{Layers, TopologyTree};
 use koord_api::extension::NetworkTopologySpec;
 use rustc_hash::FxHashSet;
 use std::cmp::{Ordering, Reverse};
@@ -18,7 +18,7 @@ const MUST: &str = "MustGather";
 
 /// Slots that one node offers for the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Offer {
+pub struct NodeOffer {
     /// Number of pods that fit.
     pub slots: usize,
     /// Number of existing pods that the group belongs near.
@@ -29,7 +29,7 @@ pub struct Offer {
 
 /// Placement requirements of a group, in terms of one topology's layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct PlacementRequest {
     /// Number of pods.
     pub pods: usize,
     /// Depth of the layer in which all pods must share a domain; 0 requires nothing.
@@ -40,7 +40,7 @@ pub struct Wish {
     unknown: Option<String>,
 }
 
-impl Wish {
+impl PlacementRequest {
     /// Parses the requirements of `spec` for `pods` pods. If several layers are required, the lowest applies;
     /// multiples in unknown layers are ignored.
     #[must_use]
@@ -71,19 +71,19 @@ impl Wish {
 
 /// Domains of one layer in which all pods of a group must be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Home(FxHashSet<usize>);
+pub struct LayerDomains(FxHashSet<usize>);
 
-impl Home {
+impl LayerDomains {
     /// Returns the domains for late pods of a group with members on `nodes`, if `spec` requires one domain
     /// for all: that of the members, or each of theirs if they are apart. `None` if `spec` requires nothing
     /// that `tree` has, or none of the nodes is in it.
     #[must_use]
-    pub fn of<'a>(
+    pub fn for_nodes<'a>(
         spec: &NetworkTopologySpec,
         nodes: impl IntoIterator<Item = &'a str>,
-        tree: &Tree,
+        tree: &TopologyTree,
     ) -> Option<Self> {
-        let depth = Wish::new(spec, 0, &tree.layers).gather;
+        let depth = PlacementRequest::new(spec, 0, &tree.layers).gather;
         let nodes = nodes.into_iter();
         let places = nodes.filter_map(|node| tree.place_at(node, depth));
         let places: FxHashSet<usize> = places.collect();
@@ -92,7 +92,7 @@ impl Home {
 
     /// Returns true if `node` is in one of the domains.
     #[must_use]
-    pub fn has(&self, node: &str, tree: &Tree) -> bool {
+    pub fn has(&self, node: &str, tree: &TopologyTree) -> bool {
         let depth = self
             .0
             .iter()
@@ -104,7 +104,7 @@ impl Home {
 }
 
 /// Number of pods per node, in the order of placement.
-pub type Dealt = Vec<(Arc<str>, usize)>;
+pub type Placement = Vec<(Arc<str>, usize)>;
 
 /// Reason why a group cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -157,13 +157,13 @@ impl fmt::Display for NoPlace {
 
 /// CountSet of offers by domain.
 pub(super) struct OfferSums<'a> {
-    tree: &'a Tree,
-    wish: &'a Wish,
-    pub(super) sums: Vec<Offer>,
+    tree: &'a TopologyTree,
+    wish: &'a PlacementRequest,
+    pub(super) sums: Vec<NodeOffer>,
     can: Vec<CountSet>,
 }
 
-impl Tree {
+impl TopologyTree {
     /// Returns the domain at `depth` that contains the node.
     fn place_at(&self, node: &str, depth: usize) -> Option<usize> {
         let leaf = *self.leaves.get(node)?;
@@ -178,9 +178,9 @@ impl Tree {
     /// No domain can hold all of them.
     pub fn place<'a>(
         &self,
-        wish: &Wish,
-        offers: impl IntoIterator<Item = (&'a str, Offer)>,
-    ) -> Result<Dealt, NoPlace> {
+        wish: &PlacementRequest,
+        offers: impl IntoIterator<Item = (&'a str, NodeOffer)>,
+    ) -> Result<Placement, NoPlace> {
         let mut leaves = vec![None; self.domains.len()];
         for (node, offer) in offers {
             if let Some(leaf) = self.leaves.get(node) {
@@ -202,9 +202,13 @@ impl Tree {
 }
 
 impl<'a> OfferSums<'a> {
-    pub(super) fn of(tree: &'a Tree, wish: &'a Wish, leaves: &[Option<Offer>]) -> Self {
+    pub(super) fn of(
+        tree: &'a TopologyTree,
+        wish: &'a PlacementRequest,
+        leaves: &[Option<NodeOffer>],
+    ) -> Self {
         let nothing = CountSet::UpTo(0);
-        let mut sums = vec![Offer::default(); tree.domains.len()];
+        let mut sums = vec![NodeOffer::default(); tree.domains.len()];
         let mut can = vec![nothing; tree.domains.len()];
         for (at, domain) in tree.domains.iter().enumerate().rev() {
             let multiple = wish.multiples[domain.depth];
@@ -282,7 +286,7 @@ impl<'a> OfferSums<'a> {
     }
 
     /// Fills a domain with exactly `pods` pods, which it can hold.
-    fn deal(&self, at: usize, pods: usize, out: &mut Dealt) {
+    fn deal(&self, at: usize, pods: usize, out: &mut Placement) {
         let domain = &self.tree.domains[at];
         if pods == 0 {
             return;
@@ -309,7 +313,7 @@ impl<'a> OfferSums<'a> {
     }
 
     fn refusal(&self) -> NoPlace {
-        let Wish {
+        let PlacementRequest {
             gather,
             multiples,
             unknown,

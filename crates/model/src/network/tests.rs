@@ -25,8 +25,8 @@ fn spines() -> Vec<NetworkTopologyLayerSpec> {
 }
 
 /// Builds a tree of `spine block node` triples.
-fn tree(nodes: &[[&str; 3]]) -> Tree {
-    let layers = Layers::of(&spines()).unwrap();
+fn tree(nodes: &[[&str; 3]]) -> TopologyTree {
+    let layers = Layers::from_spec(&spines()).unwrap();
     let paths: Vec<Vec<Arc<str>>> = nodes
         .iter()
         .map(|[spine, block, node]| {
@@ -38,7 +38,7 @@ fn tree(nodes: &[[&str; 3]]) -> Tree {
             layers.path(node, label).unwrap()
         })
         .collect();
-    Tree::new(layers.clone(), paths.iter().map(Vec::as_slice))
+    TopologyTree::new(layers.clone(), paths.iter().map(Vec::as_slice))
 }
 
 fn spec(rules: &[(&str, &str, i64)]) -> NetworkTopologySpec {
@@ -55,16 +55,16 @@ fn spec(rules: &[(&str, &str, i64)]) -> NetworkTopologySpec {
 }
 
 fn place(
-    tree: &Tree,
+    tree: &TopologyTree,
     rules: &[(&str, &str, i64)],
     pods: usize,
     slots: &[(&str, usize)],
 ) -> Result<Vec<(String, usize)>, String> {
-    let wish = Wish::new(&spec(rules), pods, tree.layers());
+    let wish = PlacementRequest::new(&spec(rules), pods, tree.layers());
     let offers = slots.iter().map(|(node, slots)| {
-        let offer = Offer {
+        let offer = NodeOffer {
             slots: *slots,
-            ..Offer::default()
+            ..NodeOffer::default()
         };
         (*node, offer)
     });
@@ -132,15 +132,15 @@ fn invalid_layers_give_the_reason() {
         (line(MAX_LAYERS + 1), BadLayers::TooMany(MAX_LAYERS + 1)),
     ];
     for (spec, error) in rows {
-        assert_eq!(Layers::of(&spec), Err(error), "{spec:?}");
+        assert_eq!(Layers::from_spec(&spec), Err(error), "{spec:?}");
     }
     assert_eq!(
         BadLayers::TooMany(17).to_string(),
         "17 topology layers are listed, at most 16 are possible"
     );
-    let most = Layers::of(&line(16)).unwrap();
+    let most = Layers::from_spec(&line(16)).unwrap();
     assert_eq!(most.depth(NODE_TOPOLOGY_LAYER), Some(16));
-    let layers = Layers::of(&spines()).unwrap();
+    let layers = Layers::from_spec(&spines()).unwrap();
     let depths = [
         "SpineLayer",
         "BlockLayer",
@@ -156,7 +156,7 @@ fn invalid_layers_give_the_reason() {
 
 #[test]
 fn a_node_may_lack_the_label_just_above_it_and_no_other() {
-    let layers = Layers::of(&spines()).unwrap();
+    let layers = Layers::from_spec(&spines()).unwrap();
     let path = |labels: &[(&str, &'static str)]| {
         let found = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
         let path = layers.path("n", found);
@@ -212,7 +212,7 @@ fn the_status_lists_places_above_nodes() {
             r#"BlockLayer/b4 < SpineLayer/s2 > NodeTopologyLayer[] 2"#,
         ]
     );
-    let empty = Tree::new(Layers::of(&spines()).unwrap(), []);
+    let empty = TopologyTree::new(Layers::from_spec(&spines()).unwrap(), []);
     let rows: Vec<String> = empty.status().iter().map(row).collect();
     assert_eq!(rows, ["ClusterTopologyLayer/ <  > [] 0"]);
 }
@@ -326,7 +326,7 @@ fn places_are_compared_as_upstream_does() {
         ["s2", "b3", "3"],
         ["s2", "b4", "4"],
     ]);
-    let wish = Wish::new(&NetworkTopologySpec::default(), 1, tree.layers());
+    let wish = PlacementRequest::new(&NetworkTopologySpec::default(), 1, tree.layers());
     let at = |name: &str| {
         tree.domains
             .iter()

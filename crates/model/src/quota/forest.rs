@@ -1,6 +1,6 @@
 //! Several quota trees, each with its own total.
 
-use super::{Options, Quota, Side, Spec, Sums, Tree, is_built_in};
+use super::{ChargeKind, Options, Quota, QuotaSpec, QuotaTree, Sums, is_built_in};
 use crate::resources::Amounts;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use std::sync::Arc;
 /// Quota trees by id. The main tree, with the empty id, always exists and alone has the built-in quotas.
 /// Names of quotas are unique over all trees.
 #[derive(Debug, Clone)]
-pub struct Forest {
+pub struct QuotaForest {
     options: Options,
-    main: Tree,
-    others: BTreeMap<Arc<str>, Tree>,
+    main: QuotaTree,
+    others: BTreeMap<Arc<str>, QuotaTree>,
     /// Quota to the id of its tree, for quotas that are not in the main tree.
     homes: HashMap<Arc<str>, Arc<str>>,
 }
 
-impl Forest {
+impl QuotaForest {
     /// Creates the main tree with the built-in quotas.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
             options,
-            main: Tree::new(options),
+            main: QuotaTree::new(options),
             others: BTreeMap::new(),
             homes: HashMap::new(),
         }
@@ -30,7 +30,7 @@ impl Forest {
 
     /// Adds a quota to the tree `id`, moves it there, or changes its limits. Charged pods stay. Built-in
     /// quotas are not moved.
-    pub fn set(&mut self, name: &str, id: &str, spec: Spec) {
+    pub fn set(&mut self, name: &str, id: &str, spec: QuotaSpec) {
         let id = if is_built_in(name) { "" } else { id };
         if self.tree_of(name) == id {
             self.home_mut(name).set(name, spec);
@@ -43,7 +43,9 @@ impl Forest {
             let id: Arc<str> = id.into();
             self.homes.insert(name.into(), id.clone());
             let options = self.options;
-            self.others.entry(id).or_insert_with(|| Tree::new(options))
+            self.others
+                .entry(id)
+                .or_insert_with(|| QuotaTree::new(options))
         };
         tree.set(name, spec);
         if let Some(own) = own {
@@ -51,7 +53,7 @@ impl Forest {
         }
     }
 
-    /// Removes a quota and its charged pods; see [`Tree::remove`].
+    /// Removes a quota and its charged pods; see [`QuotaTree::remove`].
     pub fn remove(&mut self, name: &str) {
         self.take(name);
     }
@@ -68,12 +70,12 @@ impl Forest {
         own
     }
 
-    fn home(&self, name: &str) -> &Tree {
+    fn home(&self, name: &str) -> &QuotaTree {
         let other = self.homes.get(name).and_then(|id| self.others.get(id));
         other.unwrap_or(&self.main)
     }
 
-    fn home_mut(&mut self, name: &str) -> &mut Tree {
+    fn home_mut(&mut self, name: &str) -> &mut QuotaTree {
         let id = self.homes.get(name);
         match id.and_then(|id| self.others.get_mut(id)) {
             Some(tree) => tree,
@@ -112,11 +114,11 @@ impl Forest {
         names
     }
 
-    /// Charges a pod; see [`Tree::charge`].
+    /// Charges a pod; see [`QuotaTree::charge`].
     pub fn charge(
         &mut self,
         name: &str,
-        side: Side,
+        side: ChargeKind,
         amounts: &Amounts,
         non_preemptible: bool,
         back: bool,
@@ -125,13 +127,13 @@ impl Forest {
         tree.charge(name, side, amounts, non_preemptible, back);
     }
 
-    /// Returns a quota; see [`Tree::quota`].
+    /// Returns a quota; see [`QuotaTree::quota`].
     #[must_use]
     pub fn quota(&self, name: &str) -> Option<&Quota> {
         self.home(name).quota(name)
     }
 
-    /// Rebuilds all trees if needed; see [`Tree::settle`].
+    /// Rebuilds all trees if needed; see [`QuotaTree::settle`].
     pub fn settle(&mut self) {
         self.main.settle();
         for tree in self.others.values_mut() {
@@ -139,29 +141,29 @@ impl Forest {
         }
     }
 
-    /// Updates the runtime quota; see [`Tree::refresh`].
+    /// Updates the runtime quota; see [`QuotaTree::refresh`].
     pub fn refresh(&mut self, name: &str) {
         self.home_mut(name).refresh(name);
     }
 
-    /// Returns an updated quota; see [`Tree::fresh`].
+    /// Returns an updated quota; see [`QuotaTree::fresh`].
     pub fn fresh(&mut self, name: &str) -> Option<&Quota> {
         self.home_mut(name).fresh(name)
     }
 
-    /// Returns true if the runtime quota is up to date; see [`Tree::is_fresh`].
+    /// Returns true if the runtime quota is up to date; see [`QuotaTree::is_fresh`].
     #[must_use]
     pub fn is_fresh(&self, name: &str) -> bool {
         self.home(name).is_fresh(name)
     }
 
-    /// Returns true if the quota is connected to the root; see [`Tree::hangs`].
+    /// Returns true if the quota is connected to the root; see [`QuotaTree::is_connected`].
     #[must_use]
-    pub fn hangs(&self, name: &str) -> bool {
-        self.home(name).hangs(name)
+    pub fn is_connected(&self, name: &str) -> bool {
+        self.home(name).is_connected(name)
     }
 
-    /// Returns the parent, which is in the same tree; see [`Tree::parent`].
+    /// Returns the parent, which is in the same tree; see [`QuotaTree::parent`].
     #[must_use]
     pub fn parent(&self, name: &str) -> Option<&Quota> {
         self.home(name).parent(name)

@@ -5,7 +5,7 @@ use crate::resources::Amounts;
 
 /// Pod with a node, as charged to its quota.
 #[derive(Debug, Clone, Copy)]
-pub struct Holding<'a> {
+pub struct ChargedPod<'a> {
     /// Charged amounts.
     pub amounts: &'a Amounts,
     /// True if the pod must not be preempted: it is never selected.
@@ -24,13 +24,13 @@ pub struct Holding<'a> {
 ///
 /// Source: Koordinator `pkg/scheduler/plugins/elasticquota/quota_overuse_revoke.go`.
 #[must_use]
-pub fn revoke(used: &Amounts, limit: &Amounts, pods: &[Holding<'_>]) -> Vec<usize> {
+pub fn revoke(used: &Amounts, limit: &Amounts, pods: &[ChargedPod<'_>]) -> Vec<usize> {
     let mut used = used.clone();
     for pod in pods.iter().filter(|pod| pod.leaving) {
         used.sub_all(pod.amounts);
     }
     let mut out = Vec::new();
-    let may_go = |pod: &Holding<'_>| !pod.firm && !pod.leaving;
+    let may_go = |pod: &ChargedPod<'_>| !pod.firm && !pod.leaving;
     for (at, pod) in pods.iter().enumerate().filter(|(_, pod)| may_go(pod)) {
         if exceeded(&used, limit).is_empty() {
             break;

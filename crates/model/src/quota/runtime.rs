@@ -1,14 +1,14 @@
 //! Runtime quota: divided from the root down, on demand.
 
-use super::{Id, Quota, ROOT, ShareClaim, Tree, divide, scale_min};
+use super::{Id, Quota, QuotaTree, ROOT, ShareClaim, divide, scale_min};
 use crate::resources::{Amounts, ResourceId};
 use std::collections::BTreeMap;
 
-impl Tree {
+impl QuotaTree {
     /// Returns true if the quota gets resources by the division: it is connected to the root, or is one of
     /// those outside of the tree. A quota whose parent is missing, or that is its own ancestor, gets none.
     #[must_use]
-    pub fn hangs(&self, name: &str) -> bool {
+    pub fn is_connected(&self, name: &str) -> bool {
         let Some(mut id) = self.ids.get(name).copied() else {
             return false;
         };
@@ -61,8 +61,8 @@ impl Tree {
         }
     }
 
-    /// Returns true if nothing changed in the tree since [`Tree::refresh`] of the quota: the runtime in
-    /// [`Tree::quota`] of it and of its ancestors is current.
+    /// Returns true if nothing changed in the tree since [`QuotaTree::refresh`] of the quota: the runtime in
+    /// [`QuotaTree::quota`] of it and of its ancestors is current.
     #[must_use]
     pub fn is_fresh(&self, name: &str) -> bool {
         let quota = self.quota(name);

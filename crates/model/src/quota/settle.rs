@@ -1,10 +1,10 @@
 //! Rebuilds the quota tree and its sums after quota objects changed.
 
-use super::{Id, Quota, ROOT, Sums, Tree};
+use super::{Id, Quota, QuotaTree, ROOT, Sums};
 use crate::resources::Amounts;
 use koord_api::quota::ROOT_QUOTA;
 
-impl Tree {
+impl QuotaTree {
     /// Rebuilds parents, children and sums if quotas were added, removed or changed.
     pub fn settle(&mut self) {
         if !std::mem::take(&mut self.stale) {

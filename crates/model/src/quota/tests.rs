@@ -115,8 +115,8 @@ fn list(cpu: i64, memory: i64) -> Amounts {
         .collect()
 }
 
-fn spec(parent: &str, max: (i64, i64), min: (i64, i64)) -> Spec {
-    Spec {
+fn spec(parent: &str, max: (i64, i64), min: (i64, i64)) -> QuotaSpec {
+    QuotaSpec {
         parent: parent.to_owned(),
         is_parent: false,
         lendable: true,
@@ -126,8 +126,8 @@ fn spec(parent: &str, max: (i64, i64), min: (i64, i64)) -> Spec {
     }
 }
 
-fn tree(total: (i64, i64), scale_min: bool) -> Tree {
-    let mut tree = Tree::new(Options {
+fn tree(total: (i64, i64), scale_min: bool) -> QuotaTree {
+    let mut tree = QuotaTree::new(Options {
         scale_min,
         guarantee_used: false,
     });
@@ -135,23 +135,23 @@ fn tree(total: (i64, i64), scale_min: bool) -> Tree {
     tree
 }
 
-fn ask(tree: &mut Tree, name: &str, cpu: i64, memory: i64) {
-    tree.charge(name, Side::Request, &list(cpu, memory), false, false);
+fn ask(tree: &mut QuotaTree, name: &str, cpu: i64, memory: i64) {
+    tree.charge(name, ChargeKind::Request, &list(cpu, memory), false, false);
 }
 
-fn use_(tree: &mut Tree, name: &str, cpu: i64, memory: i64) {
-    tree.charge(name, Side::Used, &list(cpu, memory), false, false);
+fn use_(tree: &mut QuotaTree, name: &str, cpu: i64, memory: i64) {
+    tree.charge(name, ChargeKind::Used, &list(cpu, memory), false, false);
 }
 
 /// Returns the runtime quota: cores (with three digits) and MiB.
-fn runtime(tree: &mut Tree, name: &str) -> (f64, i64) {
+fn runtime(tree: &mut QuotaTree, name: &str) -> (f64, i64) {
     let runtime = &tree.fresh(name).unwrap().runtime;
     #[allow(clippy::cast_precision_loss, reason = "small numbers of a test")]
     let cores = runtime.get(CPU) as f64 / 1000.0;
     (cores, runtime.get(MEMORY) / MIB)
 }
 
-fn requested(tree: &mut Tree, name: &str) -> Amounts {
+fn requested(tree: &mut QuotaTree, name: &str) -> Amounts {
     tree.fresh(name).unwrap().sums.request.clone()
 }
 
@@ -185,8 +185,8 @@ fn siblings_borrow_and_reclaim() {
 fn non_lending_quota_requests_its_minimum() {
     let nested = |parent: bool, first: bool, second: bool| {
         let mut tree = tree((100, 0), true);
-        let add = |tree: &mut Tree, name: &str, of: &str, min, lendable| {
-            let spec = Spec {
+        let add = |tree: &mut QuotaTree, name: &str, of: &str, min, lendable| {
+            let spec = QuotaSpec {
                 lendable,
                 ..spec(of, (96, 0), (min, 0))
             };
@@ -224,10 +224,10 @@ fn requests_go_up_limited_use_goes_up_whole() {
     tree.set("a-b", spec("a", (96, 160), (50, 80)));
     tree.set("a-b-c", spec("a-b", (96, 160), (50, 80)));
     let [all, firm] = [list(120, 290), list(50, 100)];
-    tree.charge("a-b-c", Side::Request, &all, false, false);
-    tree.charge("a-b-c", Side::Used, &all, false, false);
-    tree.charge("a-b-c", Side::Request, &firm, true, false);
-    tree.charge("a-b-c", Side::Used, &firm, true, false);
+    tree.charge("a-b-c", ChargeKind::Request, &all, false, false);
+    tree.charge("a-b-c", ChargeKind::Used, &all, false, false);
+    tree.charge("a-b-c", ChargeKind::Request, &firm, true, false);
+    tree.charge("a-b-c", ChargeKind::Used, &firm, true, false);
     for (name, request) in [
         ("a-b-c", list(170, 390)),
         ("a-b", list(96, 160)),
@@ -350,7 +350,7 @@ fn use_of_the_default_quota_is_not_divided() {
 
 #[test]
 fn used_resources_can_be_guaranteed() {
-    let mut tree = Tree::new(Options {
+    let mut tree = QuotaTree::new(Options {
         scale_min: true,
         guarantee_used: true,
     });
@@ -423,9 +423,9 @@ fn only_the_resources_of_the_maximum_count_however_it_changes() {
     let pod: Amounts = [(CPU, 1000), (MEMORY, MIB), (PODS, 1)]
         .into_iter()
         .collect();
-    tree.charge("a", Side::Request, &pod, false, false);
+    tree.charge("a", ChargeKind::Request, &pod, false, false);
     assert_eq!(requested(&mut tree, "a"), list(1, 1));
-    let cpu_only = Spec {
+    let cpu_only = QuotaSpec {
         max: [(CPU, 5000)].into_iter().collect(),
         ..spec("", (0, 0), (0, 0))
     };
@@ -434,7 +434,7 @@ fn only_the_resources_of_the_maximum_count_however_it_changes() {
         requested(&mut tree, "a"),
         [(CPU, 1000)].into_iter().collect()
     );
-    tree.charge("a", Side::Request, &pod, false, true);
+    tree.charge("a", ChargeKind::Request, &pod, false, true);
     assert!(is_zero(&requested(&mut tree, "a")));
     assert!(is_zero(&requested(&mut tree, ROOT_QUOTA)));
 }
@@ -456,7 +456,7 @@ fn siblings_are_divided_again_only_after_a_change() {
         ask(&mut tree, name, 20, 20);
     }
     assert_eq!(runtime(&mut tree, "q0000"), (10.0, 10));
-    let divided = |tree: &mut Tree| tree.fresh(ROOT_QUOTA).unwrap().version;
+    let divided = |tree: &mut QuotaTree| tree.fresh(ROOT_QUOTA).unwrap().version;
     let once = divided(&mut tree);
     for name in &names {
         runtime(&mut tree, name);

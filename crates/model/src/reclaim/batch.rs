@@ -211,7 +211,7 @@ pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
 
 /// NUMA node and its allocatable amount.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Zone {
+pub struct NumaZone {
     /// Number in the zone name `node-<n>`.
     pub index: usize,
     /// Allocatable amount of the zone.
@@ -221,10 +221,10 @@ pub struct Zone {
 /// Computes batch resources by NUMA node, in the order of `zones`. Amounts that belong to no NUMA node are
 /// split equally.
 #[must_use]
-pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> Vec<Batch> {
+pub fn batch_by_zone(node: &NodeView, zones: &[NumaZone], policy: &BatchPolicy) -> Vec<Batch> {
     let mut services = vec![Services::default(); zones.len()];
     for pod in node.pods.iter().filter(|pod| !is_low(pod.priority)) {
-        let bound = |zone: &Zone| pod.numa_nodes.contains(&zone.index);
+        let bound = |zone: &NumaZone| pod.numa_nodes.contains(&zone.index);
         let count = zones.iter().filter(|zone| bound(zone)).count();
         let parts = if count == 0 { zones.len() } else { count };
         let part = PodView {

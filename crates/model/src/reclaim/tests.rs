@@ -99,11 +99,11 @@ fn golden_batch_by_zone() {
     };
     check(&node, &policy, 20_000, "18G");
     let zones = [
-        Zone {
+        NumaZone {
             index: 0,
             allocatable: amount("50/62G"),
         },
-        Zone {
+        NumaZone {
             index: 1,
             allocatable: amount("50/58G"),
         },
@@ -128,7 +128,7 @@ fn zone_index_is_its_number_not_its_position() {
         allocatable: node.capacity,
         ..node
     };
-    let zone = |index| Zone {
+    let zone = |index| NumaZone {
         index,
         allocatable: amount("10/10G"),
     };
@@ -413,7 +413,7 @@ fn batch_never_exceeds_the_node() {
         capacity: Amount::new("2".parse().unwrap(), "8Gi".parse().unwrap()),
         ..NodeView::default()
     };
-    let zones = [Zone {
+    let zones = [NumaZone {
         index: 0,
         allocatable: node.capacity,
     }];
@@ -606,7 +606,7 @@ fn mid_terms_add_up_and_name_their_settings() {
 /// The use of the system and of host services is divided and rounded together.
 #[test]
 fn zone_share_of_system_use_is_rounded_once() {
-    let zones = [0, 1].map(|index| Zone {
+    let zones = [0, 1].map(|index| NumaZone {
         index,
         allocatable: amount("10/10G"),
     });
@@ -632,7 +632,7 @@ fn zone_share_of_system_use_is_rounded_once() {
 /// Upstream excludes such a pod from the node's sum, but not from its zones' sums.
 #[test]
 fn zones_are_charged_for_unmeasured_pods_in_any_case() {
-    let zones = [0, 1].map(|index| Zone {
+    let zones = [0, 1].map(|index| NumaZone {
         index,
         allocatable: amount("10/10G"),
     });

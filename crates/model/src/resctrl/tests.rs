@@ -93,7 +93,7 @@ fn hardware(cbm: u64, vendor: &str, root: &str) -> Hardware {
     Hardware {
         cbm_mask: Some(cbm),
         min_cbm_bits: 1,
-        bandwidth: Some(Bandwidth::of_vendor(vendor, None, None)),
+        bandwidth: Some(Bandwidth::from_vendor(vendor, None, None)),
         domains: domains(root),
     }
 }
@@ -107,7 +107,7 @@ fn class(start: Option<i64>, end: Option<i64>, bandwidth: Option<i64>) -> Resctr
     }
 }
 
-fn texts((lines, errors): (Vec<Line>, Vec<FieldError>)) -> (Vec<String>, Vec<String>) {
+fn texts((lines, errors): (Vec<SchemataLine>, Vec<FieldError>)) -> (Vec<String>, Vec<String>) {
     (
         lines.iter().map(ToString::to_string).collect(),
         errors.iter().map(ToString::to_string).collect(),
@@ -159,19 +159,22 @@ fn bandwidth() {
         ("never nothing on AMD", AMD, Some(0), vec![]),
     ] {
         let hardware = hardware(0xf, vendor, "MB:0=100");
-        let (lines, errors) = texts(of_class(&hardware, &class(None, None, percent)));
+        let (lines, errors) = texts(class_lines(&hardware, &class(None, None, percent)));
         assert_eq!(lines, want, "{name}");
         let refused = percent.is_some_and(|percent| !(1..=100).contains(&percent));
         assert_eq!(errors.len(), usize::from(refused), "{name}: {errors:?}");
     }
     // The step that the kernel reports is used: MPAM is often finer.
-    let fine = Bandwidth::of_vendor("0x48", Some(5), Some(3));
+    let fine = Bandwidth::from_vendor("0x48", Some(5), Some(3));
     assert_eq!(
         [1, 6, 33, 100].map(|percent| fine.value(percent)),
         [5, 10, 35, 100]
     );
-    assert_eq!(Bandwidth::of_vendor(INTEL, Some(1), Some(10)).value(2), 10);
-    assert_eq!(Bandwidth::of_vendor(INTEL, Some(0), None).value(2), 10);
+    assert_eq!(
+        Bandwidth::from_vendor(INTEL, Some(1), Some(10)).value(2),
+        10
+    );
+    assert_eq!(Bandwidth::from_vendor(INTEL, Some(0), None).value(2), 10);
 }
 
 /// Upstream: `calculateAndApplyRDTL3PolicyForGroup` and `…MbPolicyForGroup`. Writing, and skipping
@@ -274,7 +277,7 @@ fn groups_of_classes() {
             None,
         ),
     ] {
-        let (lines, errors) = texts(of_class(&hardware, &class));
+        let (lines, errors) = texts(class_lines(&hardware, &class));
         assert_eq!(lines, want, "{name}");
         assert_eq!(errors, Vec::from_iter(error), "{name}");
     }
@@ -326,7 +329,7 @@ fn groups_of_pods() {
         ("nothing", json!({}), vec![], None),
     ] {
         let annotation: Resctrl = serde_json::from_value(annotation).unwrap();
-        let (lines, errors) = texts(of_pod(&machine, &annotation));
+        let (lines, errors) = texts(pod_lines(&machine, &annotation));
         assert_eq!(lines, want, "{name}");
         assert_eq!(errors, Vec::from_iter(error), "{name}");
     }

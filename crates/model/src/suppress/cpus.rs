@@ -96,7 +96,7 @@ fn buckets(pool: Vec<Processor>) -> Vec<Vec<Processor>> {
 
 /// CPUs that batch work must not use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kept {
+pub struct ExcludedCpus {
     /// Reserved for the node's daemons, by the kubelet or the annotation
     /// `node.koordinator.sh/reservation`.
     pub reserved: BTreeSet<u32>,
@@ -106,7 +106,7 @@ pub struct Kept {
     pub lse: BTreeSet<u32>,
 }
 
-impl Kept {
+impl ExcludedCpus {
     /// Returns true if batch work must not use `cpu`.
     #[must_use]
     pub fn holds(&self, cpu: u32) -> bool {
@@ -143,7 +143,7 @@ pub enum CpuManager {
 impl CpuManager {
     /// Parses the name of the policy.
     #[must_use]
-    pub fn of_name(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         match name {
             "static" => Self::Static,
             _ => Self::None,

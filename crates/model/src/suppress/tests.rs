@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 const C16: i64 = 16_000;
 
-fn usage(node: i64, pods: i64, pods_not_be: i64) -> Usage {
-    Usage {
+fn usage(node: i64, pods: i64, pods_not_be: i64) -> NodeUsage {
+    NodeUsage {
         node,
         pods,
         pods_not_be,
-        ..Usage::default()
+        ..NodeUsage::default()
     }
 }
 
@@ -79,7 +79,7 @@ fn budget_table() {
     for (name, usage, reserved, threshold, want) in cases {
         assert_eq!(budget(C16, reserved, &usage, threshold), want, "{name}");
     }
-    let hosts = Usage {
+    let hosts = NodeUsage {
         hosts: 1_000,
         hosts_not_be: 500,
         ..usage(12_000, 10_000, 8_000)
@@ -173,7 +173,7 @@ fn pools_contribute_in_proportion() {
 /// Upstream: `Test_cpuSuppress_calculateBESuppressCPU`; a node of 20 cores, threshold 70 %.
 #[test]
 fn upstream_budgets() {
-    let hosts = |hosts, hosts_not_be| Usage {
+    let hosts = |hosts, hosts_not_be| NodeUsage {
         hosts,
         hosts_not_be,
         ..usage(12_000, 10_000, 8_000)
@@ -182,7 +182,7 @@ fn upstream_budgets() {
         (
             "does not panic on empty (non-nil) input",
             0,
-            Usage::default(),
+            NodeUsage::default(),
             None,
             0,
         ),
@@ -238,11 +238,11 @@ fn upstream_system_use() {
         ("calculate for non-BE", 80_000, 52_000, 12_000, 16_000),
         ("calculate for non-Batch", 80_000, 52_000, 0, 28_000),
     ] {
-        let usage = Usage {
+        let usage = NodeUsage {
             node,
             pods,
             hosts,
-            ..Usage::default()
+            ..NodeUsage::default()
         };
         assert_eq!(usage.system(), want, "{name}");
     }
@@ -395,17 +395,17 @@ fn upstream_cpu_sets() {
         ),
     ] {
         let lse = BTreeSet::from([7]);
-        let reserved = Kept {
+        let reserved = ExcludedCpus {
             reserved: cpus(&taken),
             lse: lse.clone(),
-            ..Kept::default()
+            ..ExcludedCpus::default()
         };
         // The system's CPUs are kept where they are exclusive; else the caller leaves them out, which
         // is the row "system qos cpu is not exclusive".
-        let system = Kept {
+        let system = ExcludedCpus {
             system: cpus(&taken),
             lse,
-            ..Kept::default()
+            ..ExcludedCpus::default()
         };
         for kept in [reserved, system] {
             let count = next_cpu_count(processors.len(), 3_000, current);
@@ -426,27 +426,27 @@ fn upstream_recovered_sets() {
     for (name, kept, want) in [
         (
             "test need recover.",
-            Kept {
+            ExcludedCpus {
                 lse: lse.clone(),
-                ..Kept::default()
+                ..ExcludedCpus::default()
             },
             &all,
         ),
         (
             "test need recover, exclude node reserved",
-            Kept {
+            ExcludedCpus {
                 lse: lse.clone(),
                 reserved: first.clone(),
-                ..Kept::default()
+                ..ExcludedCpus::default()
             },
             &rest,
         ),
         (
             "test need recover, exclude system qos exclusive",
-            Kept {
+            ExcludedCpus {
                 lse,
                 system: first,
-                ..Kept::default()
+                ..ExcludedCpus::default()
             },
             &rest,
         ),
@@ -459,7 +459,7 @@ fn upstream_recovered_sets() {
 #[test]
 fn cgroup_levels_follow_the_cpu_manager_policy() {
     let (picked, full) = (BTreeSet::from([2, 3]), BTreeSet::from([0, 1, 2, 3]));
-    let by = |manager| levels(&picked, &full, CpuManager::of_name(manager)).unwrap();
+    let by = |manager| levels(&picked, &full, CpuManager::from_name(manager)).unwrap();
     for manager in ["none", ""] {
         assert_eq!(by(manager).parents, picked);
         assert_eq!(by(manager).containers.as_ref(), Some(&picked));

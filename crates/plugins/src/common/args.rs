@@ -59,7 +59,7 @@ pub(crate) fn invalid(plugin: &str, message: String) -> BuildError {
 
 /// Logs that `setting` of `profile` has no effect: the setting applies to the pods of all profiles, so the
 /// first profile with this plugin sets it.
-pub(crate) fn decided_by_first(plugin: &'static str, profile: &str, setting: &str) {
+pub(crate) fn warn_set_by_first_profile(plugin: &'static str, profile: &str, setting: &str) {
     tracing::warn!(
         plugin,
         profile,

@@ -20,7 +20,7 @@ pub(crate) const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 const ENDLESS: u64 = u64::MAX;
 
 /// Returns true if a label protects `pod` from every preemption.
-pub(crate) fn is_spared(pod: &PodInfo) -> bool {
+pub(crate) fn is_protected(pod: &PodInfo) -> bool {
     pod.label(DISABLE_PREEMPTIBLE) == Some("true")
 }
 
@@ -32,11 +32,11 @@ pub(crate) fn is_non_preemptible(pod: &PodInfo) -> bool {
 
 /// Setting that makes preemption respect PodDisruptionBudgets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Looks(bool);
+pub(crate) struct BudgetChecks(bool);
 
-impl Looks {
+impl BudgetChecks {
     /// Reads the setting from the feature gates.
-    pub(crate) fn of(context: &BuildContext) -> Self {
+    pub(crate) fn from_gates(context: &BuildContext) -> Self {
         let gate = |name: &str, default| context.gates.get(name).copied().unwrap_or(default);
         let off = gate("DisablePodDisruptionBudgetInformer", false);
         Self(gate("PodDisruptionBudget", true) && !off)
@@ -45,12 +45,12 @@ impl Looks {
     /// Returns the watch of PodDisruptionBudgets, if preemption respects them.
     pub(crate) fn watch(self) -> Option<Watch> {
         self.0
-            .then(|| Watch::of_trimmed::<PodDisruptionBudget, Trimmer>(BUDGETS))
+            .then(|| Watch::trimmed::<PodDisruptionBudget, Trimmer>(BUDGETS))
     }
 
     /// Returns the index of PodDisruptionBudgets, if preemption respects them.
     pub(crate) fn index(self) -> Option<IndexKind> {
-        self.0.then(IndexKind::of::<Budgets>)
+        self.0.then(IndexKind::new::<Budgets>)
     }
 }
 

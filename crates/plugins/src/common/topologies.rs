@@ -3,12 +3,12 @@
 
 mod annotations;
 
-pub(crate) use annotations::{Reader, Said, ratios};
+pub(crate) use annotations::{AnnotationReader, TopologyAnnotations, ratios};
 
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_api::topology::{AttributeInfo, Zone, v1alpha1};
 use koord_scheduler::framework::{ObjectChange, Problem};
-use koord_scheduler::{Mirrored, Watch, event_names};
+use koord_scheduler::{Cacheable, Watch, event_names};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -22,14 +22,14 @@ const LEGACY: &str = "topology.node.k8s.io/fingerprint";
 /// where only that is served.
 pub(crate) fn watch() -> Watch {
     type Older = v1alpha1::NodeResourceTopology;
-    Watch::of_either::<NodeResourceTopology, Older, SeenTopology>(TOPOLOGIES).counted_as(
+    Watch::with_fallback::<NodeResourceTopology, Older, TrimmedTopology>(TOPOLOGIES).counted_as(
         event_names!("noderesourcetopologies.v1alpha2.topology.node.k8s.io"),
     )
 }
 
 /// NodeResourceTopology without the fields that no plugin reads.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct SeenTopology {
+pub(crate) struct TrimmedTopology {
     /// Name of the object, which is the node's.
     pub(crate) name: Box<str>,
     pub(crate) uid: Option<Box<str>>,
@@ -41,14 +41,14 @@ pub(crate) struct SeenTopology {
     /// Pod fingerprint in the annotation of old exporters.
     pub(crate) legacy: Option<Box<str>>,
     /// Parsed annotations.
-    pub(crate) said: Arc<Said>,
+    pub(crate) annotations: Arc<TopologyAnnotations>,
     /// Problems of annotations that were ignored.
     pub(crate) problems: Box<[Problem]>,
 }
 
-impl SeenTopology {
+impl TrimmedTopology {
     /// Returns the object of `change` if it is a NodeResourceTopology, trimmed or whole.
-    pub(crate) fn of(change: &ObjectChange) -> Option<Cow<'_, Self>> {
+    pub(crate) fn from_change(change: &ObjectChange) -> Option<Cow<'_, Self>> {
         let whole = || change.new_as::<NodeResourceTopology>().cloned();
         let trimmed = change.new_as::<Self>().map(Cow::Borrowed);
         trimmed.or_else(|| whole().map(|whole| Cow::Owned(whole.into())))
@@ -66,9 +66,9 @@ impl SeenTopology {
     }
 }
 
-impl From<NodeResourceTopology> for SeenTopology {
+impl From<NodeResourceTopology> for TrimmedTopology {
     fn from(object: NodeResourceTopology) -> Self {
-        let (said, problems) = Said::new(&object.metadata);
+        let (annotations, problems) = TopologyAnnotations::new(&object.metadata);
         let (meta, fields) = (object.metadata, object.spec);
         let legacy = meta.annotations.and_then(|mut all| all.remove(LEGACY));
         let zones = fields.zones.into_iter().map(|mut zone| {
@@ -86,13 +86,13 @@ impl From<NodeResourceTopology> for SeenTopology {
             attributes: fields.attributes.into(),
             zones: zones.collect(),
             legacy: legacy.map(Box::from),
-            said: Arc::new(said),
+            annotations: Arc::new(annotations),
             problems: problems.into(),
         }
     }
 }
 
-impl Mirrored for SeenTopology {
+impl Cacheable for TrimmedTopology {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

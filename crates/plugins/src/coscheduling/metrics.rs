@@ -2,19 +2,19 @@
 
 use super::Coscheduling;
 use jiff::Timestamp;
-use koord_scheduler::framework::{Family, Kind, Readings};
+use koord_scheduler::framework::{Family, MetricKind, MetricSamples};
 
 static WAITING: Family = Family {
     name: "scheduler_waiting_gang_group_number",
     help: "Gang groups with members that are placed and not bound yet.",
     labels: &[],
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
 };
 static CYCLE: Family = Family {
     name: "scheduler_gang_schedule_cycle_duration_seconds",
     help: "Time from the first member that is tried to the end of the attempt.",
     labels: &["reason", "job_size"],
-    kind: Kind::Histogram(|| {
+    kind: MetricKind::Histogram(|| {
         vec![
             0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 12.5, 15.0, 20.0,
             25.0, 30.0, 45.0, 60.0, 120.0,
@@ -89,11 +89,12 @@ fn size(tried: usize) -> String {
 impl Coscheduling {
     /// Records whether an attempt began or ended, with reason `reason` if it ended.
     pub(super) fn track_attempt(&mut self, reason: Option<&'static str>, now: Timestamp) {
-        self.attempts.track(self.gangs.under_way(), reason, now);
+        self.attempts
+            .track(self.gangs.current_attempt(), reason, now);
     }
 
     /// Reports the metrics, and clears the stored attempts.
-    pub(super) fn report_metrics(&mut self, out: &mut Readings) {
+    pub(super) fn report_metrics(&mut self, out: &mut MetricSamples) {
         #[allow(clippy::cast_precision_loss, reason = "a count of gangs")]
         out.add(&WAITING, &[], self.gangs.waiting_groups() as f64);
         for (reason, size, seconds) in self.attempts.ended.drain(..) {

@@ -1,7 +1,7 @@
 //! Preemption for gangs that do not fit: allowed victims, and one attempt per gang attempt.
 
 use super::Coscheduling;
-use crate::common::budgets::{self, is_non_preemptible, is_spared};
+use crate::common::budgets::{self, is_non_preemptible, is_protected};
 use koord_model::gang::Job;
 use koord_scheduler::framework::{
     Cycle, Diagnosis, GroupPreemption, PostFilter, PostFilterResult, Preemption, RulesVersion, View,
@@ -26,7 +26,7 @@ impl Coscheduling {
                     let victim_group = self.gangs.group_of(&pod.uid);
                     group.is_some() && victim_group == group.as_ref()
                 };
-                !is_spared(pod) && !is_non_preemptible(pod) && !mate()
+                !is_protected(pod) && !is_non_preemptible(pod) && !mate()
             }),
             awaits: None,
             suffices: Box::new(|_| true),
@@ -48,7 +48,7 @@ impl Coscheduling {
         if let Some(group) = self.gangs.group_of(uid).cloned() {
             self.gangs.promise(&group);
         }
-        let attempt = self.gangs.under_way();
+        let attempt = self.gangs.current_attempt();
         self.preempted = attempt.map(|(number, _)| (number, message.to_owned()));
     }
 }
@@ -60,10 +60,10 @@ impl PostFilter for Coscheduling {
         _diagnosis: &Diagnosis,
     ) -> PostFilterResult<'a> {
         let uid = &cycle.pod.uid;
-        if !self.settings.of(cycle.pod).preempts {
+        if !self.settings.for_pod(cycle.pod).preempts {
             return PostFilterResult::Unhelpful(String::new());
         }
-        if self.gangs.goes_alone(uid) {
+        if self.gangs.schedules_alone(uid) {
             return PostFilterResult::Preempt(self.rules(cycle.view, None));
         }
         let Some(job) = self.gangs.job(uid) else {
@@ -84,8 +84,8 @@ impl PostFilter for Coscheduling {
             }),
         }))
     }
-    fn company(&self, pod: &PodInfo) -> Vec<Arc<str>> {
-        let preempts = self.settings.of(pod).preempts;
+    fn group_members(&self, pod: &PodInfo) -> Vec<Arc<str>> {
+        let preempts = self.settings.for_pod(pod).preempts;
         let job = preempts.then(|| self.gangs.job(&pod.uid)).flatten();
         let open = job.filter(|job| self.earlier_result(job).is_none());
         open.map(|job| job.pending).unwrap_or_default()

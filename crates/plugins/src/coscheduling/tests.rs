@@ -340,7 +340,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         gangs: Gangs::default(),
         topology: None,
         plan: None,
-        budgets: budgets::Looks::of(&BuildContext::default()),
+        budgets: budgets::BudgetChecks::from_gates(&BuildContext::default()),
         preempted: None,
         pod_groups: Some(PodGroups::default()),
         reported: ReportedProblems::default(),

@@ -4,8 +4,8 @@
 use jiff::{SignedDuration, Timestamp};
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, NetworkTopologyDetail};
-use koord_model::gang::{Gathering, Settled};
-use koord_model::network::{self, BadLayers, Home, Layers, Tree, Wish};
+use koord_model::gang::{Gathering, PlacedGroup};
+use koord_model::network::{self, BadLayers, LayerDomains, Layers, PlacementRequest, TopologyTree};
 use koord_scheduler::framework::{Offer, Verb, View, Write};
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use rustc_hash::FxHashMap;
@@ -34,7 +34,7 @@ pub(super) struct Topology {
     paths: BTreeMap<Arc<str>, Vec<Arc<str>>>,
     /// Name of each node in `paths` by row: a removed node has no name in the view any more.
     rows: FxHashMap<usize, Arc<str>>,
-    tree: Option<Tree>,
+    tree: Option<TopologyTree>,
     /// True if `tree` does not match `paths` yet.
     stale: bool,
     /// Earliest time to compare the status with the tree; `None` if not needed.
@@ -117,7 +117,7 @@ impl Topology {
         object: &ClusterNetworkTopology,
         view: View<'_>,
     ) -> Result<(), BadLayers> {
-        let layers = Layers::of(&object.spec.network_topology_spec);
+        let layers = Layers::from_spec(&object.spec.network_topology_spec);
         let status = object.status.clone().unwrap_or_default();
         let before = self.object.take().and_then(|object| object.layers);
         let now_layers = layers.as_ref().ok();
@@ -209,13 +209,16 @@ impl Topology {
         let Some(object) = &self.object else { return };
         if std::mem::take(&mut self.stale) {
             let paths = self.paths.values().map(Vec::as_slice);
-            self.tree = object.layers.clone().map(|layers| Tree::new(layers, paths));
+            self.tree = object
+                .layers
+                .clone()
+                .map(|layers| TopologyTree::new(layers, paths));
         }
         if self.due.is_none_or(|due| due > now) {
             return;
         }
         self.due = None;
-        let Some(status) = self.tree.as_ref().map(Tree::status) else {
+        let Some(status) = self.tree.as_ref().map(TopologyTree::status) else {
             return;
         };
         if status == object.reported {
@@ -240,14 +243,14 @@ impl Topology {
     }
 
     /// Returns the tree, if there is a topology.
-    pub(super) fn tree(&self) -> Option<&Tree> {
+    pub(super) fn tree(&self) -> Option<&TopologyTree> {
         self.tree.as_ref()
     }
 
     /// Returns the nodes of the placed gang members of a late member.
     fn member_nodes<'a>(
         &'a self,
-        placed_members: &'a Settled,
+        placed_members: &'a PlacedGroup,
     ) -> impl Iterator<Item = &'a Arc<str>> {
         let rows = placed_members
             .mates
@@ -257,14 +260,17 @@ impl Topology {
     }
 
     /// Returns the part of the tree to which a late member is restricted.
-    fn home(&self, placed_members: &Settled) -> Option<(Home, &Tree)> {
+    fn home(&self, placed_members: &PlacedGroup) -> Option<(LayerDomains, &TopologyTree)> {
         let tree = self.tree.as_ref()?;
         let nodes = self.member_nodes(placed_members).map(|node| &**node);
-        Some((Home::of(&placed_members.spec, nodes, tree)?, tree))
+        Some((
+            LayerDomains::for_nodes(&placed_members.spec, nodes, tree)?,
+            tree,
+        ))
     }
 
     /// Returns the nodes to which a late member is restricted; `None` if any node will do.
-    pub(super) fn home_nodes(&self, placed_members: &Settled) -> Option<Vec<NodeIndex>> {
+    pub(super) fn home_nodes(&self, placed_members: &PlacedGroup) -> Option<Vec<NodeIndex>> {
         let (home, tree) = self.home(placed_members)?;
         let matching = self.rows.iter().filter(|(_, name)| home.has(name, tree));
         let rows = matching.filter_map(|(row, _)| u32::try_from(*row).ok());
@@ -276,7 +282,7 @@ impl Topology {
     pub(super) fn related_pods(
         &self,
         pod: &PodInfo,
-        placed_members: Option<Settled>,
+        placed_members: Option<PlacedGroup>,
     ) -> Option<RelatedPods> {
         self.tree.as_ref()?;
         let Some(selector) = selector(pod) else {
@@ -309,7 +315,7 @@ impl Topology {
     pub(super) fn plan(
         &self,
         gathering: &Gathering,
-        placed_members: Option<Settled>,
+        placed_members: Option<PlacedGroup>,
         members: &[Arc<PodInfo>],
         offers: &[Offer],
         fit: &str,
@@ -320,7 +326,7 @@ impl Topology {
         };
         #[cfg(test)]
         assert!(self.related_counts.is_consistent(view));
-        let request = Wish::new(&gathering.spec, members.len(), tree.layers());
+        let request = PlacementRequest::new(&gathering.spec, members.len(), tree.layers());
         let home = placed_members
             .as_ref()
             .and_then(|placed_members| self.home(placed_members));
@@ -334,7 +340,7 @@ impl Topology {
         let offers = offers.iter().map(|offer| {
             let node = view.nodes.name(offer.node);
             let open = home.as_ref().is_none_or(|(home, _)| home.has(node, tree));
-            let offered = network::Offer {
+            let offered = network::NodeOffer {
                 slots: if open { offer.slots } else { 0 },
                 existing: existing.get(node).copied().unwrap_or(0),
                 score: offer.score,

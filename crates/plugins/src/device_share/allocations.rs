@@ -1,6 +1,8 @@
 //! Device inventory and allocations of one node.
 
-use koord_model::device::{Books, DeviceResource, DeviceType, Holding, Inventory, PerMinor};
+use koord_model::device::{
+    DeviceHolding, DeviceLedger, DeviceResource, DeviceType, Inventory, PerMinor,
+};
 use koord_scheduler::state::PodInfo;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value, json};
@@ -25,7 +27,7 @@ pub(super) struct DeviceRecord {
 pub(super) struct NodeDevices {
     pub(super) name: Arc<str>,
     pub(super) inventory: Option<Arc<Inventory>>,
-    pub(super) allocations: Books,
+    pub(super) allocations: DeviceLedger,
     /// Pods (by uid) that hold devices which cannot be identified.
     pub(super) unknown: FxHashSet<Arc<str>>,
     /// Pods that hold devices as `namespace/name`, by uid.
@@ -53,7 +55,7 @@ impl NodeDevices {
     }
 
     /// Records a pod's allocation, replacing an earlier one.
-    pub(super) fn put(&mut self, pod: &PodInfo, holding: Holding) {
+    pub(super) fn put(&mut self, pod: &PodInfo, holding: DeviceHolding) {
         self.names.insert(pod.uid.clone(), pod.to_string());
         self.allocations.put(pod.uid.clone(), holding);
     }

@@ -2,12 +2,12 @@
 
 use koord_api::{labels, scheduling};
 use koord_model::device::Inventory;
-use koord_scheduler::Mirrored;
+use koord_scheduler::Cacheable;
 use std::sync::Arc;
 
 /// A Device object, reduced to the node's devices.
 #[derive(Debug, PartialEq)]
-pub(crate) struct SeenDevice {
+pub(crate) struct DeviceObject {
     /// The node's name, which is also the object's.
     pub(super) name: Arc<str>,
     pub(super) uid: Option<Box<str>>,
@@ -19,7 +19,7 @@ pub(crate) struct SeenDevice {
     pub(super) not_well_planned: bool,
 }
 
-impl From<scheduling::Device> for SeenDevice {
+impl From<scheduling::Device> for DeviceObject {
     fn from(object: scheduling::Device) -> Self {
         let (inventory, problems) = Inventory::new(&object);
         let meta = object.metadata;
@@ -36,7 +36,7 @@ impl From<scheduling::Device> for SeenDevice {
     }
 }
 
-impl Mirrored for SeenDevice {
+impl Cacheable for DeviceObject {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

@@ -3,14 +3,14 @@
 use super::allocations::NodeDevices;
 use super::pod::DevicePod;
 use super::{DeviceShare, DeviceShareSettings, UNKNOWN};
-use crate::common::restricted::is_restricted;
+use crate::common::allocate_policy::is_restricted;
 use koord_api::labels;
 use koord_model::device::{
     Allocation, DeviceType, Inventory, Need, PartitionTable, PerMinor, Refusal, Rules, Site, Used,
     allocate, supply,
 };
 use koord_model::numa::NumaMask;
-use koord_scheduler::framework::{Code, Cycle, Lacks, Reason, Reasons, Rejection, View};
+use koord_scheduler::framework::{Code, Cycle, Reason, Reasons, Rejection, Shortfall, View};
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl DeviceShare {
         };
         // The pods that a reservation absorbs count as removed before Reserve; in Reserve they are still
         // present.
-        let is_absorbed = |uid: &str| cycle.taken_in().iter().any(|pod| *pod.uid == *uid);
+        let is_absorbed = |uid: &str| cycle.absorbed().iter().any(|pod| *pod.uid == *uid);
         // Pods that leave. What a removed reservation holds becomes free only for other reservations; owners
         // get it through `place_in`.
         let leaves = |uid: &str| {
@@ -101,7 +101,7 @@ impl DeviceShare {
             }));
         }
         let without;
-        let used = if overlay.removed.is_empty() && cycle.taken_in().is_empty() {
+        let used = if overlay.removed.is_empty() && cycle.absorbed().is_empty() {
             row.allocations.used()
         } else {
             without = row.allocations.without(leaves);
@@ -137,7 +137,7 @@ impl DeviceShare {
         let used = row
             .allocations
             .without(|uid| leaves(uid) || *uid == *from.uid);
-        let remaining = row.allocations.left_of(&from.uid, leaves);
+        let remaining = row.allocations.unallocated_of(&from.uid, leaves);
         let restricted = is_restricted(cycle.view, &from.uid);
         let place = |within: Option<&[PerMinor; 3]>, preferred| {
             self.allocate(cycle, pod, inventory, &used, node, mode, within, preferred)
@@ -172,7 +172,7 @@ impl DeviceShare {
             DeviceType::ALL.map(|kind| full_capacity(inventory, kind, &absorbed[kind.index()]));
         let preferred = DeviceType::ALL.map(|kind| absorbed[kind.index()].set_of());
         // Types that the reservation does not request stay with the pods.
-        let is_requested = |kind: &DeviceType| pod.need.asks_for(*kind);
+        let is_requested = |kind: &DeviceType| pod.need.requests_type(*kind);
         let covers = |allocation: &Allocation| {
             let mut requested = DeviceType::ALL.into_iter().filter(is_requested);
             requested.all(|kind| allocation.covers(kind, &absorbed[kind.index()]))
@@ -217,7 +217,7 @@ impl DeviceShare {
 
     /// Returns the allocation rules of the pod's profile.
     pub(super) fn rules(&self, pod: &PodInfo, mode: PlacementMode) -> Rules<'_> {
-        let DeviceShareSettings { args, scorer, .. } = self.settings.of(pod);
+        let DeviceShareSettings { args, scorer, .. } = self.settings.for_pod(pod);
         Rules {
             numa: mode.numa.filter(|_| !args.disable_alignment()),
             scorer: Some(scorer),
@@ -231,7 +231,7 @@ impl DeviceShare {
 /// Returns the device units held by the pods that the reservation absorbs.
 fn absorbed_units(cycle: &Cycle<'_>, row: &NodeDevices) -> [PerMinor; 3] {
     let mut out = <[PerMinor; 3]>::default();
-    let absorbed = cycle.taken_in().iter();
+    let absorbed = cycle.absorbed().iter();
     for absorbed in absorbed.filter_map(|pod| row.allocations.get(&pod.uid)) {
         for kind in DeviceType::ALL {
             for grant in absorbed.devices.of(kind) {
@@ -276,7 +276,7 @@ pub(super) fn site<'a>(
 }
 
 /// Adds the node's shortfall for each type of device to `out`.
-pub(super) fn add_shortfall(need: &Need, site: &Site<'_>, rules: &Rules<'_>, out: &mut Lacks) {
+pub(super) fn add_shortfall(need: &Need, site: &Site<'_>, rules: &Rules<'_>, out: &mut Shortfall) {
     for (kind, wanted, each, serving) in supply(need, site, rules) {
         if serving < wanted {
             out.add((wanted - serving) as f64 / wanted as f64, || {

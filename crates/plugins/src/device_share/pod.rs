@@ -1,11 +1,13 @@
 //! A pod's device requests, and the allocation in its annotation.
 
-use crate::common::restricted;
+use crate::common::allocate_policy;
 use koord_api::extension::{
     DeviceAllocateHints, DeviceAllocations, DeviceJointAllocate, GpuPartitionSpec,
 };
 use koord_api::{annotations, labels};
-use koord_model::device::{Allocation, DeviceResource, DeviceType, Holding, Need, PerMinor, Units};
+use koord_model::device::{
+    Allocation, DeviceHolding, DeviceResource, DeviceType, Need, PerMinor, Units,
+};
 use koord_model::resources::{ResourceId, ResourceTable};
 use koord_scheduler::framework::{Problem, Signature};
 use koord_scheduler::state::{Booked, PodInfo};
@@ -139,7 +141,7 @@ pub(super) fn sign(pod: &PodInfo, resource_ids: &DeviceResourceIds, signature: &
 /// every part.
 #[derive(Debug)]
 struct DeviceAnnotations {
-    holding: Result<Option<Holding>, String>,
+    holding: Result<Option<DeviceHolding>, String>,
     hints: Result<AllocationHints, String>,
     /// True if the pod has a reservation affinity, so that it must be placed in a reservation.
     has_affinity: Result<bool, String>,
@@ -180,7 +182,7 @@ fn allocation_hints(pod: &PodInfo) -> Result<AllocationHints, String> {
 ///
 /// # Errors
 /// Returns what is wrong with the annotation, with its key and value.
-pub(super) fn parse_holding(pod: &PodInfo) -> Result<Option<Holding>, String> {
+pub(super) fn parse_holding(pod: &PodInfo) -> Result<Option<DeviceHolding>, String> {
     let key = annotations::DEVICE_ALLOCATED;
     let Some(text) = pod.annotation(key) else {
         return Ok(None);
@@ -194,8 +196,8 @@ pub(super) fn parse_holding(pod: &PodInfo) -> Result<Option<Holding>, String> {
     }
     // An invalid reservation annotation is reported by the Reservation plugin; here the pod then counts as
     // outside of reservations.
-    let from = restricted::allocated(pod).ok().flatten();
-    Ok(Some(Holding {
+    let from = allocate_policy::allocated(pod).ok().flatten();
+    Ok(Some(DeviceHolding {
         devices,
         reserves: pod.is_holder(),
         from: from.map(|from| from.uid.as_str().into()),
@@ -225,7 +227,7 @@ fn keeps_devices(pod: &PodInfo) -> bool {
     })
 }
 
-fn previous_devices(holding: &Holding) -> PreviousDevices {
+fn previous_devices(holding: &DeviceHolding) -> PreviousDevices {
     let units = DeviceType::ALL.map(|kind| holding.devices.units(kind));
     let functions = DeviceType::ALL.map(|kind| {
         let grants = holding.devices.of(kind).iter();

@@ -4,7 +4,7 @@ use super::ledger::Ledger;
 use crate::common::UNPREPARED;
 use koord_api::quantity::Quantity;
 use koord_api::quota::ROOT_QUOTA;
-use koord_model::quota::{Forest, exceeded, masked};
+use koord_model::quota::{QuotaForest, exceeded, masked};
 use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable};
 use koord_scheduler::framework::{Rejection, Verdict};
 use koord_scheduler::state::PodInfo;
@@ -85,7 +85,7 @@ impl QuotaDelta {
         quota: &str,
         amounts: &Amounts,
         removed: bool,
-        trees: &Forest,
+        trees: &QuotaForest,
     ) {
         let Some(own) = trees.quota(quota) else {
             return;
@@ -107,7 +107,7 @@ impl QuotaDelta {
 }
 
 /// Returns the name of `name`'s parent, whether or not that exists; `None` if it is the root.
-fn parent_name(name: &str, trees: &Forest) -> Option<String> {
+fn parent_name(name: &str, trees: &QuotaForest) -> Option<String> {
     let parent = &trees.quota(name)?.spec.parent;
     let top = parent.is_empty() || parent == ROOT_QUOTA || name == ROOT_QUOTA;
     (!top).then(|| parent.clone())
@@ -133,7 +133,7 @@ fn reject(
 
 impl Rules {
     /// Divides the quotas that [`Self::admit`] reads for pods of `quota`.
-    pub(super) fn refresh(self, quota: &str, trees: &mut Forest) {
+    pub(super) fn refresh(self, quota: &str, trees: &mut QuotaForest) {
         if self.runtime {
             trees.refresh(quota);
         } else {
@@ -146,7 +146,7 @@ impl Rules {
         self,
         request: &Request<'_>,
         delta: &QuotaDelta,
-        trees: &Forest,
+        trees: &QuotaForest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let name = request.quota;
@@ -202,7 +202,7 @@ impl Rules {
         name: &str,
         requested: &Amounts,
         delta: &QuotaDelta,
-        trees: &Forest,
+        trees: &QuotaForest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let mut path = vec![name.to_owned()];

@@ -110,7 +110,7 @@ impl Args {
             ),
         ];
         for (_, setting) in tree.into_iter().filter(|(differs, _)| *differs) {
-            crate::common::args::decided_by_first(NAME, profile, setting);
+            crate::common::args::warn_set_by_first_profile(NAME, profile, setting);
         }
     }
 

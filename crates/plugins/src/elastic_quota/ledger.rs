@@ -6,7 +6,7 @@ use crate::common::budgets::is_non_preemptible;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
 use koord_api::quota::DEFAULT_QUOTA;
-use koord_model::quota::{Forest, Side};
+use koord_model::quota::{ChargeKind, QuotaForest};
 use koord_model::resources::{Amounts, MOST, ResourceTable, amount};
 use koord_scheduler::state::PodInfo;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -101,7 +101,7 @@ impl Ledger {
         &self,
         pod: &PodInfo,
         objects: &Objects,
-        trees: &Forest,
+        trees: &QuotaForest,
     ) -> Option<Arc<str>> {
         let name = match named(pod) {
             Some(name) => name,
@@ -120,7 +120,7 @@ impl Ledger {
         pod: &Arc<PodInfo>,
         table: &ResourceTable,
         objects: &Objects,
-        trees: &mut Forest,
+        trees: &mut QuotaForest,
         now: Timestamp,
     ) -> bool {
         if pod.terminal || self.has_stopped_counting(pod, now) {
@@ -165,7 +165,7 @@ impl Ledger {
     }
 
     /// Removes a pod that was deleted or stopped counting. Returns true if it was charged.
-    pub(super) fn remove(&mut self, uid: &str, trees: &mut Forest) -> bool {
+    pub(super) fn remove(&mut self, uid: &str, trees: &mut QuotaForest) -> bool {
         let Some(charge) = self.pods.remove(uid) else {
             return false;
         };
@@ -188,7 +188,7 @@ impl Ledger {
     }
 
     /// Records that a pod was placed on a node or removed from it. Returns true if that changed its charge.
-    pub(super) fn set_placed(&mut self, uid: &str, placed: bool, trees: &mut Forest) -> bool {
+    pub(super) fn set_placed(&mut self, uid: &str, placed: bool, trees: &mut QuotaForest) -> bool {
         let Some(charge) = self.pods.get_mut(uid) else {
             return false;
         };
@@ -201,7 +201,7 @@ impl Ledger {
         if let Some(quota) = &charge.quota {
             trees.charge(
                 quota,
-                Side::Used,
+                ChargeKind::Used,
                 &charge.amounts,
                 charge.non_preemptible,
                 !placed,
@@ -216,7 +216,7 @@ impl Ledger {
         quota: &str,
         namespaces: impl Iterator<Item = &'a str>,
         objects: &Objects,
-        trees: &mut Forest,
+        trees: &mut QuotaForest,
     ) {
         let mut uids: Vec<Arc<str>> = Vec::new();
         uids.extend(self.by_label.get(quota).into_iter().flatten().cloned());
@@ -280,7 +280,7 @@ impl Ledger {
     }
 
     /// Removes pods that have stopped counting. Returns true if any was removed.
-    pub(super) fn remove_ended(&mut self, trees: &mut Forest, now: Timestamp) -> bool {
+    pub(super) fn remove_ended(&mut self, trees: &mut QuotaForest, now: Timestamp) -> bool {
         let mut changed = false;
         while self.ends.peek().is_some_and(|Reverse((end, _))| *end < now) {
             if let Some(Reverse((_, uid))) = self.ends.pop() {
@@ -296,12 +296,12 @@ impl Ledger {
 }
 
 /// Adds a charge to its quota tree, or subtracts it if `back`.
-fn charge_quota(charge: &Charge, back: bool, trees: &mut Forest) {
+fn charge_quota(charge: &Charge, back: bool, trees: &mut QuotaForest) {
     let Some(quota) = &charge.quota else { return };
     let (amounts, non_preemptible) = (&charge.amounts, charge.non_preemptible);
-    trees.charge(quota, Side::Request, amounts, non_preemptible, back);
+    trees.charge(quota, ChargeKind::Request, amounts, non_preemptible, back);
     if charge.placed {
-        trees.charge(quota, Side::Used, amounts, non_preemptible, back);
+        trees.charge(quota, ChargeKind::Used, amounts, non_preemptible, back);
     }
 }
 

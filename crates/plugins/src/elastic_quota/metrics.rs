@@ -4,35 +4,35 @@ use super::ElasticQuotas;
 use super::objects::STATUS_ANNOTATIONS;
 use koord_api::quota::ROOT_QUOTA;
 use koord_model::resources::{Amounts, ResourceTable};
-use koord_scheduler::framework::{Family, Kind, Readings};
+use koord_scheduler::framework::{Family, MetricKind, MetricSamples};
 use std::time::Instant;
 
 static STATUS: Family = Family {
     name: "scheduler_elastic_quota_status",
     help: "What quotas may have, ask for and use; CPU in thousandths.",
     labels: &["name", "resource", "tree", "is_parent", "parent", "field"],
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
 };
-/// Spec values of quotas. Upstream registers this metric and never sets it, but its dashboard selects quotas
+/// QuotaSpec values of quotas. Upstream registers this metric and never sets it, but its dashboard selects quotas
 /// by it.
 static SPEC: Family = Family {
     name: "scheduler_elastic_quota_spec",
     help: "What quotas are guaranteed and may use at most; CPU in thousandths.",
     labels: &["name", "resource", "tree", "is_parent", "parent", "field"],
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
 };
 static LATENCY: Family = Family {
     name: "scheduler_elastic_quota_process_latency",
     help: "Time of one change of the books, in seconds; of pods, of one change in sixteen.",
     labels: &["operation"],
-    kind: Kind::Histogram(|| (-7..24).map(|n| 0.000_01 * 2_f64.powi(n)).collect()),
+    kind: MetricKind::Histogram(|| (-7..24).map(|n| 0.000_01 * 2_f64.powi(n)).collect()),
 };
 /// Duration of status writes.
 pub(super) static WRITTEN: Family = Family {
     name: "scheduler_update_elastic_quota_status_duration_seconds",
     help: "Time to write what an ElasticQuota shows.",
     labels: &[],
-    kind: Kind::Histogram(|| (0..15).map(|n| 0.001 * 2_f64.powi(n)).collect()),
+    kind: MetricKind::Histogram(|| (0..15).map(|n| 0.001 * 2_f64.powi(n)).collect()),
 };
 
 /// Common prefix of quota annotations; the rest is the name of the field.
@@ -69,7 +69,7 @@ impl OperationTimes {
 
 impl ElasticQuotas {
     /// Reports the metrics of all quotas, and clears the stored samples.
-    pub(super) fn report_metrics(&mut self, table: &ResourceTable, out: &mut Readings) {
+    pub(super) fn report_metrics(&mut self, table: &ResourceTable, out: &mut MetricSamples) {
         out.renew(&STATUS);
         out.renew(&SPEC);
         let runtime = self.uses_runtime();

@@ -5,7 +5,7 @@ use koord_api::quantity::ResourceList;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
-use koord_model::quota::{Spec, is_zero};
+use koord_model::quota::{QuotaSpec, is_zero};
 use koord_model::resources::{Amounts, ResourceTable, amount_of_many};
 use koord_scheduler::framework::Problem;
 use rustc_hash::FxHashMap;
@@ -38,7 +38,7 @@ pub(super) const STATUS_ANNOTATIONS: [&str; 7] = [
 #[derive(Debug, Clone)]
 pub(super) struct Object {
     pub object: Arc<ElasticQuota>,
-    pub spec: Spec,
+    pub spec: QuotaSpec,
     /// Id of its tree; empty if there is only one tree.
     pub tree: String,
     /// Total resources of its tree, if it is a root that sets them.
@@ -225,7 +225,7 @@ fn parse(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTabl
     }
     let used = object.status.as_ref().map(|status| &status.used);
     Object {
-        spec: Spec {
+        spec: QuotaSpec {
             parent: object.label(labels::QUOTA_PARENT).to_owned(),
             is_parent: object.is_parent(),
             lendable: object.is_lendable(),

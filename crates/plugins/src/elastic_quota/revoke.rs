@@ -10,7 +10,7 @@ use super::ledger::Charge;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::duration::GoDuration;
 use koord_api::quota::{ROOT_QUOTA, SYSTEM_QUOTA};
-use koord_model::quota::{Holding, exceeded, revoke};
+use koord_model::quota::{ChargedPod, exceeded, revoke};
 use koord_scheduler::framework::{Effects, Verb, View, Write};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -92,7 +92,7 @@ impl ElasticQuotas {
             trees.refresh(&name);
             // A quota without a parent is not part of a tree: its runtime is its guarantee. That is no reason
             // to evict pods that were admitted while it had a parent.
-            if !trees.hangs(&name) {
+            if !trees.is_connected(&name) {
                 continue;
             }
             let Some(quota) = trees.quota(&name) else {
@@ -109,9 +109,9 @@ impl ElasticQuotas {
             }
             let mut pods: Vec<&Charge> = self.ledger.placed_charges(&name).collect();
             pods.sort_by(|a, b| importance(b).cmp(&importance(a)));
-            let holdings: Vec<Holding<'_>> = pods
+            let holdings: Vec<ChargedPod<'_>> = pods
                 .iter()
-                .map(|charge| Holding {
+                .map(|charge| ChargedPod {
                     amounts: &charge.amounts,
                     firm: charge.non_preemptible,
                     leaving: charge.info.deleting,

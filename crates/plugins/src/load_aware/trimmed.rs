@@ -9,7 +9,7 @@ use koord_api::priority::PriorityClass;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::slo::{NodeMetric, ResourceMap};
 use koord_model::resources::MOST;
-use koord_scheduler::Mirrored;
+use koord_scheduler::Cacheable;
 use std::sync::Arc;
 
 /// Report interval in milliseconds, if the NodeMetric sets none.
@@ -152,7 +152,7 @@ impl From<&NodeMetric> for TrimmedNodeMetric {
     }
 }
 
-impl Mirrored for TrimmedNodeMetric {
+impl Cacheable for TrimmedNodeMetric {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

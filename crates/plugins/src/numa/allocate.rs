@@ -4,7 +4,9 @@ use super::args::NumaSettings;
 use super::node_allocations::{AllocatedResources, NodeAllocations};
 use super::node_topology::{NodeTopology, to_milli};
 use super::pod::{Allocation, NumaPod};
-use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy, NotEnough, Want, take, usable};
+use koord_model::cpuset::{
+    BindPolicy, CpuRequest, CpuSet, ExclusivePolicy, NotEnough, take, usable,
+};
 use koord_model::numa::{Hint, NumaMask, NumaPolicyKind, Offers, Unit, Usage, amplify, split};
 use koord_model::numa::{least_allocated, most_allocated};
 use koord_model::resources::{Amounts, CPU, ResourceId, ResourceTable};
@@ -126,7 +128,7 @@ pub(super) struct Assumptions<'a> {
 impl FreeResources {
     fn new(node_topology: &NodeTopology, allocated: AllocatedResources, preferred: CpuSet) -> Self {
         let mut cpus = node_topology.topology().all().difference(&allocated.cpus);
-        cpus.subtract(&node_topology.report.said.reserved);
+        cpus.subtract(&node_topology.report.annotations.reserved);
         let zones = node_topology.zones.iter().map(|(id, allocatable)| {
             let mut free = allocatable.clone();
             let taken = allocated.on_zone(node_topology, *id);
@@ -416,7 +418,7 @@ impl FreeResources {
             return Err(reject(NotEnough));
         }
         let cpu_request = plan.incoming.cpu_request;
-        let want = |available, needed| Want {
+        let want = |available, needed| CpuRequest {
             topology,
             available,
             preferred: match &plan.incoming.preassigned {
@@ -582,7 +584,7 @@ fn zone_score(
 pub(super) fn score(
     incoming: &NumaPod,
     ratio: Option<f64>,
-    strategy: koord_model::cpuset::Strategy,
+    strategy: koord_model::cpuset::CpuStrategy,
     place: impl Fn(ResourceId) -> (i64, i64),
 ) -> i64 {
     let usages = incoming.scored_resources.iter().map(|(id, weight)| {
@@ -603,11 +605,11 @@ pub(super) fn score(
 /// Returns the weighted score of these usages.
 #[inline]
 pub(super) fn average(
-    strategy: koord_model::cpuset::Strategy,
+    strategy: koord_model::cpuset::CpuStrategy,
     usages: impl Iterator<Item = Usage>,
 ) -> i64 {
     match strategy {
-        koord_model::cpuset::Strategy::LeastAllocated => least_allocated(usages),
-        koord_model::cpuset::Strategy::MostAllocated => most_allocated(usages),
+        koord_model::cpuset::CpuStrategy::LeastAllocated => least_allocated(usages),
+        koord_model::cpuset::CpuStrategy::MostAllocated => most_allocated(usages),
     }
 }

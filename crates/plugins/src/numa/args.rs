@@ -1,7 +1,7 @@
 //! `NodeNUMAResourceArgs`: arguments of the plugin and their validation.
 
 use crate::common::args::invalid;
-use koord_model::cpuset::{BindPolicy, Strategy};
+use koord_model::cpuset::{BindPolicy, CpuStrategy};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable};
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
@@ -75,9 +75,9 @@ pub(super) struct NumaSettings {
     /// Bind policy of CPU-bound pods that do not name one; `None` means that they are not bound.
     pub(super) bind: Option<BindPolicy>,
     /// Scoring strategy between nodes.
-    pub(super) nodes: Strategy,
+    pub(super) nodes: CpuStrategy,
     /// Scoring strategy between NUMA nodes.
-    pub(super) numa: Strategy,
+    pub(super) numa: CpuStrategy,
     /// Resource names and weights, for both scores.
     pub(super) weights: Vec<(String, i64)>,
 }
@@ -138,8 +138,8 @@ impl Args {
             );
         }
         let strategy = |scoring: &NumaScoring| match scoring.kind {
-            NumaStrategy::LeastAllocated => Strategy::LeastAllocated,
-            NumaStrategy::MostAllocated => Strategy::MostAllocated,
+            NumaStrategy::LeastAllocated => CpuStrategy::LeastAllocated,
+            NumaStrategy::MostAllocated => CpuStrategy::MostAllocated,
         };
         let weights = self.scoring_strategy.resources.iter();
         Ok(NumaSettings {

@@ -5,12 +5,12 @@ use super::allocate::{self, AllocationSource, Assumptions, FreeResources, NumaAl
 use super::node_allocations::NodeAllocations;
 use super::node_topology::{NodeTopology, to_milli};
 use super::pod::{Allocation, NumaPod};
-use crate::common::restricted::is_restricted;
+use crate::common::allocate_policy::is_restricted;
 use koord_api::topology::zone_name;
 use koord_model::cpuset::BindPolicy;
 use koord_model::numa::{Hint, NumaPolicyKind, amplify};
 use koord_model::resources::{CPU, shown};
-use koord_scheduler::framework::{Cycle, Lacks, Rejection, Verdict};
+use koord_scheduler::framework::{Cycle, Rejection, Shortfall, Verdict};
 use koord_scheduler::state::NodeIndex;
 
 impl Numa {
@@ -152,7 +152,7 @@ impl Numa {
             }
         }
         // In Reserve, absorbed pods are not in the overlay.
-        for pod in cycle.taken_in() {
+        for pod in cycle.absorbed() {
             let Some(allocation) = node_allocations.pods.get(&pod.uid) else {
                 continue;
             };
@@ -233,7 +233,7 @@ impl Numa {
         let mask = cycle.numa.filter(|_| plan.policy.is_some());
         allocate::serve(
             plan,
-            self.settings.of(cycle.pod),
+            self.settings.for_pod(cycle.pod),
             sources,
             mask,
             cycle.view.resources,
@@ -263,7 +263,7 @@ impl Numa {
         cycle: &Cycle<'_>,
         node_allocations: &NodeAllocations,
         plan: &Plan<'_>,
-        out: &mut Lacks,
+        out: &mut Shortfall,
     ) {
         let Some(policy) = plan.policy else {
             return;
@@ -334,7 +334,7 @@ impl Numa {
         };
         let offers = allocate::hints(
             plan,
-            self.settings.of(cycle.pod),
+            self.settings.for_pod(cycle.pod),
             &sources,
             &max_free,
             table,

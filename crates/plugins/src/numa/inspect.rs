@@ -51,7 +51,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
             "numSockets": sockets,
             "cpuDetails": details(node_topology, node_allocations, all, false),
         },
-        "reservedCPUs": node_topology.report.said.reserved.to_string(),
+        "reservedCPUs": node_topology.report.annotations.reserved.to_string(),
         "maxRefCount": 1,
         "numaTopologyPolicy": node_topology.policy.map_or("", policy_name),
         "numaNodeResources": zones(&node_topology.zones, table),
@@ -61,7 +61,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
         "allocatedCPUs": details(node_topology, node_allocations, &node_allocations.allocated.cpus, true),
         "allocatedPods": pods,
     });
-    if let Some(kubelet) = &node_topology.report.said.kubelet {
+    if let Some(kubelet) = &node_topology.report.annotations.kubelet {
         value["policy"] = json!(kubelet);
     }
     if node_topology.ratio > 1.0 {
@@ -73,7 +73,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
 /// Returns a pod's parsed requests and its allocation; `None` if it has neither.
 pub(super) fn explain(plugin: &Numa, pod: &PodInfo, view: View<'_>) -> Option<Value> {
     let mut value = Map::new();
-    match NumaPod::new(pod, plugin.settings.of(pod), view.resources) {
+    match NumaPod::new(pod, plugin.settings.for_pod(pod), view.resources) {
         Ok(Some(incoming)) => {
             if let Some(cpu_request) = incoming.cpu_request {
                 value.insert(

@@ -1,11 +1,11 @@
 //! CPUs, NUMA nodes and policies of one node, from its NodeResourceTopology and its Node object.
 
 use super::TopologyChange;
-use crate::common::topologies::{Reader, Said, SeenTopology, ratios};
+use crate::common::topologies::{AnnotationReader, TopologyAnnotations, TrimmedTopology, ratios};
 use koord_api::extension::AmplificationRatios;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_api::{labels, resources};
-use koord_model::cpuset::{BindPolicy, Strategy, Topology};
+use koord_model::cpuset::{BindPolicy, CpuStrategy, Topology};
 use koord_model::numa::{NumaMask, NumaPolicyKind, amplify};
 use koord_model::resources::{Amounts, CPU, ResourceTable, amount};
 use koord_scheduler::framework::Problem;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The parsed NodeResourceTopology of one node.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Report {
-    pub(super) said: Arc<Said>,
+    pub(super) annotations: Arc<TopologyAnnotations>,
     policy: Option<NumaPolicyKind>,
     /// Allocatable by NUMA node, ascending, without the reserved CPUs.
     zones: Vec<(u8, Amounts)>,
@@ -35,18 +35,18 @@ pub(super) struct NodeTopology {
     pub(super) bind: Option<BindPolicy>,
     pub(super) policy: Option<NumaPolicyKind>,
     /// The node's strategy for choosing between NUMA nodes; `None` if the plugin's arguments decide.
-    pub(super) strategy: Option<Strategy>,
+    pub(super) strategy: Option<CpuStrategy>,
 }
 
 impl Report {
     /// Parses a NodeResourceTopology. Also returns messages about ignored parts. With `all_policies`, the
     /// kubelet's policy counts in every scope.
     pub(super) fn new(
-        object: &SeenTopology,
+        object: &TrimmedTopology,
         table: &ResourceTable,
         all_policies: bool,
     ) -> (Self, Vec<Problem>) {
-        let said = &object.said;
+        let annotations = &object.annotations;
         let mut problems = object.problems.to_vec();
         let mut problem = |message| problems.push(object.problem(message));
         let mut zones: Vec<(u8, Amounts)> = Vec::new();
@@ -81,11 +81,13 @@ impl Report {
                 }
                 amounts.set(id, here.max(0));
             }
-            let here = said.topology.on_node(id);
-            let taken = here.map_or(0, |cpus| to_milli(cpus.intersection(&said.reserved).len()));
+            let here = annotations.topology.on_node(id);
+            let taken = here.map_or(0, |cpus| {
+                to_milli(cpus.intersection(&annotations.reserved).len())
+            });
             // If the amounts are amplified already, the reserved CPUs must be subtracted amplified too.
-            let ratios = said.ratios.as_ref();
-            let ratio = ratios.and_then(|all| all.of(resources::CPU));
+            let ratios = annotations.ratios.as_ref();
+            let ratio = ratios.and_then(|all| all.factor(resources::CPU));
             let taken = amplify(taken, ratio.unwrap_or(1.0));
             if amounts.get(CPU) > 0 {
                 amounts.set(CPU, (amounts.get(CPU) - taken).max(0));
@@ -108,7 +110,7 @@ impl Report {
             _ => None,
         });
         let report = Self {
-            said: said.clone(),
+            annotations: annotations.clone(),
             policy,
             zones,
         };
@@ -123,7 +125,9 @@ impl Report {
             return TopologyChange::Nothing;
         }
         let ids = |report: &Self| report.zones.iter().map(|(id, _)| *id).collect::<Vec<_>>();
-        if (&self.said, self.policy, ids(self)) != (&before.said, before.policy, ids(before)) {
+        if (&self.annotations, self.policy, ids(self))
+            != (&before.annotations, before.policy, ids(before))
+        {
             return TopologyChange::All;
         }
         let pairs = self.zones.iter().zip(&before.zones);
@@ -157,12 +161,12 @@ impl NodeTopology {
         report: Arc<Report>,
         table: &ResourceTable,
     ) -> (Self, Vec<Problem>) {
-        let mut reader = Reader::new("Node", &node.object.metadata);
+        let mut reader = AnnotationReader::new("Node", &node.object.metadata);
         let own = ratios(&mut reader);
         let node_ratio = own.as_ref().map(|own| cpu_ratio(own.as_ref()));
         let own = own.flatten();
         let mut zones = report.zones.clone();
-        let ratio = match (&report.said.ratios, &own) {
+        let ratio = match (&report.annotations.ratios, &own) {
             (Some(ratios), _) => cpu_ratio(Some(ratios)),
             (None, own) => {
                 for (_, amounts) in &mut zones {
@@ -189,7 +193,7 @@ impl NodeTopology {
                 }
             },
         };
-        let kubelet = report.said.kubelet.as_ref();
+        let kubelet = report.annotations.kubelet.as_ref();
         let full_only = kubelet.is_some_and(|kubelet| {
             let option = kubelet.options.get("full-pcpus-only");
             kubelet.policy == "static" && option.is_some_and(|value| value == "true")
@@ -202,9 +206,9 @@ impl NodeTopology {
         };
         let strategy = match node.label(labels::NODE_NUMA_ALLOCATE_STRATEGY) {
             None | Some("") => None,
-            Some("MostAllocated") => Some(Strategy::MostAllocated),
+            Some("MostAllocated") => Some(CpuStrategy::MostAllocated),
             // `DistributeEvenly` has no meaning of its own within a node.
-            Some(_) => Some(Strategy::LeastAllocated),
+            Some(_) => Some(CpuStrategy::LeastAllocated),
         };
         let node_topology = Self {
             report,
@@ -221,7 +225,7 @@ impl NodeTopology {
     /// Returns true if the kubelet's CPU manager policy is `static`, so that it assigns exclusive CPUs
     /// itself.
     pub(super) fn is_static(&self) -> bool {
-        let kubelet = self.report.said.kubelet.as_ref();
+        let kubelet = self.report.annotations.kubelet.as_ref();
         kubelet.is_some_and(|kubelet| kubelet.policy == "static")
     }
 
@@ -232,12 +236,14 @@ impl NodeTopology {
 
     /// Returns the machine's CPU topology.
     pub(super) fn topology(&self) -> &Topology {
-        &self.report.said.topology
+        &self.report.annotations.topology
     }
 }
 
 fn cpu_ratio(ratios: Option<&AmplificationRatios>) -> f64 {
-    ratios.and_then(|all| all.of(resources::CPU)).unwrap_or(1.0)
+    ratios
+        .and_then(|all| all.factor(resources::CPU))
+        .unwrap_or(1.0)
 }
 
 /// Returns the NUMA policy with this name in labels and annotations; `None` if the name is unknown.

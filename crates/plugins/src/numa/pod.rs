@@ -2,7 +2,7 @@
 
 use super::args::NumaSettings;
 use super::node_topology::parse_policy;
-use crate::common::restricted;
+use crate::common::allocate_policy;
 use koord_api::extension::{
     self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity, ResourceSpec,
     ResourceStatus, SchedulingHint,
@@ -233,7 +233,7 @@ fn preassigned_cpus(
 }
 
 fn cpu_request(pod: &PodInfo, spec: &ResourceSpec, settings: &NumaSettings) -> Option<CpuRequest> {
-    let class = qos::of_labels(pod.labels());
+    let class = qos::qos_class_from_labels(pod.labels());
     let bound = matches!(class, QosClass::Lse | QosClass::Lsr);
     if !bound || pod.priority_class != PriorityClass::Prod {
         return None;
@@ -350,6 +350,6 @@ impl Allocation {
 /// # Errors
 /// Returns a message if the annotation is invalid.
 pub(super) fn reservation_of(pod: &PodInfo) -> Result<Option<Arc<str>>, String> {
-    let taken = restricted::allocated(pod).map_err(ToString::to_string)?;
+    let taken = allocate_policy::allocated(pod).map_err(ToString::to_string)?;
     Ok(taken.map(|taken| taken.uid.as_str().into()))
 }

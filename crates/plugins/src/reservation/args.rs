@@ -119,7 +119,7 @@ impl Args {
             ),
         ];
         for (_, setting) in controls.into_iter().filter(|(differs, _)| *differs) {
-            crate::common::args::decided_by_first(NAME, profile, setting);
+            crate::common::args::warn_set_by_first_profile(NAME, profile, setting);
         }
     }
 

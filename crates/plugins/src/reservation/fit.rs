@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::pod_state::{MismatchReason, PodReservationState};
 use super::table::{ReservationRecord, ReservationTable};
-use crate::common::restricted::is_restricted;
+use crate::common::allocate_policy::is_restricted;
 use koord_model::reservation::Restricted;
 use koord_model::resources::{
     Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, ResourceTable,

@@ -4,19 +4,19 @@ use super::Reservations;
 use jiff::{SignedDuration, Timestamp};
 use koord_api::quantity::Quantity;
 use koord_api::scheduling::Reservation;
-use koord_scheduler::framework::{Family, Kind, Readings};
+use koord_scheduler::framework::{Family, MetricKind, MetricSamples};
 
 static PHASE: Family = Family {
     name: "scheduler_reservation_status_phase",
     help: "1 for the phase a reservation is in, 0 for the others.",
     labels: &["name", "phase"],
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
 };
 static RESOURCE: Family = Family {
     name: "scheduler_reservation_resource",
     help: "What reservations hold, what of it is taken, and the ratio of both.",
     labels: &["type", "name", "resource", "unit"],
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
 };
 
 const PHASES: [&str; 4] = ["Pending", "Available", "Succeeded", "Failed"];
@@ -26,7 +26,7 @@ const REFRESH_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 impl Reservations {
     /// Exports phase and resources of all reservations, at most once a minute if there are many.
-    pub(super) fn export_metrics(&mut self, now: Timestamp, out: &mut Readings) {
+    pub(super) fn export_metrics(&mut self, now: Timestamp, out: &mut MetricSamples) {
         let many = self.table.iter().nth(FULL_REFRESH_LIMIT).is_some();
         let lately = |shown| now.duration_since(shown) < REFRESH_INTERVAL;
         if many && self.metrics_exported.is_some_and(lately) {
@@ -42,7 +42,7 @@ impl Reservations {
 }
 
 /// Exports the metrics of one Reservation object.
-fn export_reservation(object: &Reservation, name: &str, out: &mut Readings) {
+fn export_reservation(object: &Reservation, name: &str, out: &mut MetricSamples) {
     let status = object.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_ref());
     let phase = phase.map_or("Pending", |phase| phase.as_str());
@@ -84,7 +84,7 @@ mod tests {
             "metadata": {"name": "r"}, "spec": {"owners": [], "template": {}}, "status": status
         });
         let object = serde_json::from_value(object).unwrap();
-        let mut out = Readings::default();
+        let mut out = MetricSamples::default();
         export_reservation(&object, "r", &mut out);
         let values = out.into_parts().1.into_iter();
         values

@@ -1,11 +1,11 @@
 //! The parsed Reservation: its terms, and the holder pod that stands for it in the queue and on its node.
 
-use crate::common::restricted::AllocatePolicy;
+use crate::common::allocate_policy::AllocatePolicy;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::GoDuration;
 use koord_api::annotations;
-use koord_api::extension::{ReservationRestrictedOptions, Reserved};
+use koord_api::extension::{ReservationRestrictedOptions, ReservedResources};
 use koord_api::labels;
 use koord_api::quantity::{Quantity, ResourceList};
 use koord_api::scheduling::{Reservation, ReservationPhase};
@@ -130,7 +130,7 @@ impl ReservationTerms {
         }
 
         let mut reserved = Amounts::new();
-        match Reserved::of(meta.annotations.as_ref()) {
+        match ReservedResources::from_annotations(meta.annotations.as_ref()) {
             Ok(aside) => {
                 for (name, quantity) in aside.iter().flat_map(|aside| &aside.amounts) {
                     let id = table.intern(name);
@@ -140,7 +140,7 @@ impl ReservationTerms {
             Err(error) => ignored.push(format!("{error}; it is ignored")),
         }
         let mut names: Vec<ResourceId> = allocatable.iter().map(|(id, _)| id).collect();
-        if AllocatePolicy::of(object) == AllocatePolicy::Restricted
+        if AllocatePolicy::from_reservation(object) == AllocatePolicy::Restricted
             && let Some(text) = annotation(annotations::RESERVATION_RESTRICTED_OPTIONS)
         {
             match serde_json::from_str::<ReservationRestrictedOptions>(text) {

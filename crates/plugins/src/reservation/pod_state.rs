@@ -3,7 +3,7 @@
 use super::owners::OwnerListId;
 use super::pod::ReservationTerms;
 use super::pre_allocation::PreAllocationCandidates;
-use crate::common::restricted::AllocatePolicy;
+use crate::common::allocate_policy::AllocatePolicy;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
 use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};
 use koord_api::{annotations, labels};
@@ -475,7 +475,7 @@ mod tests {
             let mut pod = pod(&Value::Null, &Value::Null);
             let broken = [(key.to_owned(), "{x".to_owned())].into();
             let object = Arc::make_mut(&mut pod.object);
-            object.annotations = Arc::new(Texts::of(Some(&broken), String::as_str));
+            object.annotations = Arc::new(Texts::from_map(Some(&broken), String::as_str));
             PodReservationState::new(&pod, Vec::new(), &TABLE).unwrap_err()
         };
         for key in [

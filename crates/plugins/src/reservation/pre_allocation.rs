@@ -10,7 +10,7 @@ use super::pod_state::{self, MismatchReason, PodReservationState};
 use super::pre_allocatable::{PodCriterion, has_true_label};
 use super::table::{OwnerPod, ReservationRecord, ReservationTable};
 use super::{Reservations, annotation_write};
-use crate::common::restricted::{self, is_restricted};
+use crate::common::allocate_policy::{self, is_restricted};
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
 use koord_model::reservation::{Restricted, score};
@@ -91,7 +91,7 @@ fn is_pre_allocatable(
     let free = || match pod_state::annotation(pod, annotations::RESERVATION_ALLOCATED) {
         None => used.is_none_or(|uid| *uid == record.uid),
         Some(_) => {
-            let allocated = restricted::allocated(pod).ok().flatten();
+            let allocated = allocate_policy::allocated(pod).ok().flatten();
             allocated.is_some_and(|allocated| void(&allocated.uid))
                 && used.is_none_or(|uid| void(uid))
         }
@@ -124,7 +124,7 @@ impl Reservations {
                 false => Ok(None),
             };
         }
-        let args = self.args.of(cycle.pod);
+        let args = self.args.for_pod(cycle.pod);
         if !is_restricted(cycle.view, &record.uid) {
             return Err(Rejection::unresolvable(UNSUPPORTED));
         }
@@ -210,7 +210,7 @@ impl Reservations {
             }
             let criterion = match mode(record) {
                 PreAllocationMode::Cluster => {
-                    let args = self.args.of(&record.terms.pod);
+                    let args = self.args.for_pod(&record.terms.pod);
                     PodCriterion::Label(args.pre_allocation_config.label().into())
                 }
                 _ => PodCriterion::Owners(list),
@@ -230,7 +230,7 @@ impl Reservations {
         let Some(record) = self.record_of(cycle.pod) else {
             return counts;
         };
-        let args = self.args.of(cycle.pod);
+        let args = self.args.for_pod(cycle.pod);
         // Other plugins report their own rejections.
         let serves = |_: &[Arc<PodInfo>]| true;
         for node in self.pre_allocatable.nodes(&record.uid, cycle.view) {
@@ -264,13 +264,13 @@ impl Reservations {
         let all = candidates_by_node.candidates(node);
         let is_inside = |pod: &Arc<PodInfo>| {
             cycle
-                .taken_in()
+                .absorbed()
                 .iter()
                 .any(|absorbed| absorbed.uid == pod.uid)
         };
         let stays = |pod: &&Arc<PodInfo>| is_inside(pod) || !cycle.overlay.removes(&pod.uid);
         let remaining: Vec<Arc<PodInfo>>;
-        let candidates = match cycle.taken_in {
+        let candidates = match cycle.absorbed {
             // All candidates count as removed here.
             None => all,
             Some(_) => {
@@ -281,7 +281,7 @@ impl Reservations {
         let selection =
             self.selection(cycle, record, candidates_by_node.required, node, candidates);
         // The pods were chosen without the nominated pods that may take precedence.
-        if let Some(pods) = cycle.taken_in
+        if let Some(pods) = cycle.absorbed
             && !(pods.is_empty() && candidates_by_node.required)
             && selection.node_shortage(pods).is_empty()
         {
@@ -296,9 +296,9 @@ impl Reservations {
     }
 
     /// Returns the pods that the reservation absorbs on `node`, or the reasons why it does not fit. `serves`
-    /// checks what other plugins require of the node ([`Release::takes_in`]).
+    /// checks what other plugins require of the node ([`Release::absorbed_pods`]).
     ///
-    /// [`Release::takes_in`]: koord_scheduler::framework::Release::takes_in
+    /// [`Release::absorbed_pods`]: koord_scheduler::framework::Release::absorbed_pods
     pub(super) fn select_absorbed(
         &self,
         cycle: &Cycle<'_>,
@@ -332,7 +332,7 @@ impl Reservations {
         candidates: &'a [Arc<PodInfo>],
     ) -> AbsorbedPodSelection<'a> {
         AbsorbedPodSelection {
-            args: self.args.of(cycle.pod),
+            args: self.args.for_pod(cycle.pod),
             cycle,
             record,
             required,
@@ -348,10 +348,10 @@ impl Reservations {
             return 0;
         };
         if allows_multiple(record) {
-            let pods = i64::try_from(cycle.taken_in().len()).unwrap_or(i64::MAX);
+            let pods = i64::try_from(cycle.absorbed().len()).unwrap_or(i64::MAX);
             return koord_model::reservation::MAX_SCORE / pods.saturating_add(1);
         }
-        let pod = cycle.taken_in().first();
+        let pod = cycle.absorbed().first();
         pod.map_or(0, |pod| fullness(record, pod))
     }
 
@@ -366,7 +366,7 @@ impl Reservations {
         if !self.record_of(pod).is_some_and(is_pre_allocation) {
             return;
         }
-        let chosen = cycle.taken_in();
+        let chosen = cycle.absorbed();
         let annotated = self
             .table
             .confirmed_on(&pod.uid, cycle.view.nodes.name(node));
@@ -443,7 +443,7 @@ impl Reservations {
         holder.is_holder()
             && self.record_of(holder).is_some_and(|record| {
                 is_pre_allocation(record)
-                    && is_pre_allocatable(&self.table, self.args.of(holder), record, pod)
+                    && is_pre_allocatable(&self.table, self.args.for_pod(holder), record, pod)
             })
     }
 }

@@ -4,7 +4,7 @@ use super::NAME;
 use super::owners::{OwnerListId, OwnerLists};
 use super::pod::{Phase, ReservationTerms};
 use super::pod_state::{Affinity, MismatchReason, PodReservationState};
-use crate::common::restricted::{self, AllocatePolicy};
+use crate::common::allocate_policy::{self, AllocatePolicy};
 use jiff::Timestamp;
 use koord_api::GoDuration;
 use koord_api::extension::AnnotationError;
@@ -568,7 +568,7 @@ impl ReservationTable {
             confirmed: !pre_allocated,
             pre_allocated,
         };
-        match restricted::allocated(pod) {
+        match allocate_policy::allocated(pod) {
             Ok(allocated) => {
                 let named_uid = allocated.map(|allocated| allocated.uid.clone());
                 // Until the pod's annotation is updated, it is missing or names a failed placement.
@@ -610,7 +610,7 @@ impl ReservationTable {
     ) -> bool {
         self.on_node(node)
             .filter(|(_, record)| record.is_matchable())
-            .map(|(_, record)| restricted::policy(view, &record.uid))
+            .map(|(_, record)| allocate_policy::policy(view, &record.uid))
             .all(|other| {
                 other == policy
                     || (other != AllocatePolicy::Default && policy != AllocatePolicy::Default)

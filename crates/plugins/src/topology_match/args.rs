@@ -2,7 +2,7 @@
 
 use super::NAME;
 use crate::common::args::invalid;
-use koord_model::alignment::Strategy;
+use koord_model::alignment::ZoneStrategy;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -109,7 +109,7 @@ enum PreemptionMode {
 #[derive(Debug)]
 pub(super) struct TopologyMatchSettings {
     /// Scoring strategy; `None` prefers the fewest NUMA nodes.
-    pub(super) strategy: Option<Strategy>,
+    pub(super) strategy: Option<ZoneStrategy>,
     /// Weights other than 1, by resource name.
     pub(super) weights: BTreeMap<String, i64>,
     pub(super) cache_mode: CacheMode,
@@ -173,9 +173,9 @@ impl Args {
         };
         Ok(TopologyMatchSettings {
             strategy: match self.scoring_strategy.kind {
-                TopologyStrategy::LeastAllocated => Some(Strategy::LeastAllocated),
-                TopologyStrategy::MostAllocated => Some(Strategy::MostAllocated),
-                TopologyStrategy::BalancedAllocation => Some(Strategy::BalancedAllocation),
+                TopologyStrategy::LeastAllocated => Some(ZoneStrategy::LeastAllocated),
+                TopologyStrategy::MostAllocated => Some(ZoneStrategy::MostAllocated),
+                TopologyStrategy::BalancedAllocation => Some(ZoneStrategy::BalancedAllocation),
                 TopologyStrategy::LeastNumaNodes => None,
             },
             weights: weights.collect(),

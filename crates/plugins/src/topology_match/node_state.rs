@@ -4,7 +4,7 @@ use super::args::{InformerMode, OverReserve, ResyncMethod, ResyncScope};
 use super::pod::PodFingerprint;
 use super::report::Report;
 use jiff::Timestamp;
-use koord_model::alignment::{Config, Free, fingerprint};
+use koord_model::alignment::{Config, FreeZones, fingerprint};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::View;
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -80,9 +80,9 @@ impl NodeTopologyState {
 
     /// Returns the zones' free resources less `uncounted`, which is [`NodeTopologyState::uncounted_sum`] or
     /// smaller; `None` without a report.
-    pub(super) fn free<'a>(&'a self, uncounted: &'a Amounts) -> Option<Free<'a>> {
+    pub(super) fn free<'a>(&'a self, uncounted: &'a Amounts) -> Option<FreeZones<'a>> {
         let report = self.report.as_deref()?;
-        Some(Free::new(&report.zones, uncounted))
+        Some(FreeZones::new(&report.zones, uncounted))
     }
 
     /// Returns true if the node's reports have a fingerprint of the pods that they counted.
@@ -261,10 +261,10 @@ impl NodeTopologyState {
                 hashes.extend(hash(&PodFingerprint::from_pod(pod, view.resources)));
             }
         }
-        let active = fingerprint::of(hashes.iter().copied());
+        let active = fingerprint::of_pods(hashes.iter().copied());
         let with_ended = (mode.informer == InformerMode::Dedicated).then(|| {
             hashes.extend(self.ended.values().filter_map(hash));
-            fingerprint::of(hashes)
+            fingerprint::of_pods(hashes)
         });
         ExporterPods {
             uids,

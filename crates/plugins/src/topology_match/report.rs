@@ -1,6 +1,6 @@
 //! The parsed NodeResourceTopology of one node.
 
-use crate::common::topologies::SeenTopology;
+use crate::common::topologies::TrimmedTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
 use koord_model::alignment::{Config, MAX_ZONES, UNKNOWN_COST, Zone, fingerprint};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, amount};
@@ -22,7 +22,7 @@ pub(super) struct Report {
 
 impl Report {
     /// Parses `object`. Also returns messages about ignored parts.
-    pub(super) fn new(object: &SeenTopology, table: &ResourceTable) -> (Self, Vec<Problem>) {
+    pub(super) fn new(object: &TrimmedTopology, table: &ResourceTable) -> (Self, Vec<Problem>) {
         let mut wrong = Vec::new();
         let attributes = object.attributes.iter();
         let attributes = || {
@@ -85,7 +85,7 @@ impl Report {
     }
 }
 
-fn zones(object: &SeenTopology, table: &ResourceTable, wrong: &mut Vec<String>) -> Vec<Zone> {
+fn zones(object: &TrimmedTopology, table: &ResourceTable, wrong: &mut Vec<String>) -> Vec<Zone> {
     let mut zones: Vec<Zone> = Vec::new();
     let listed = object.zones.iter();
     for zone in listed.filter(|zone| zone.type_ == ZONE_TYPE_NODE) {

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::texts::Texts;
 use koord_scheduler::framework::{Action, ObjectChange};
 use koord_scheduler::state::PodInfo;
-use koord_scheduler::{Mirrored, Watch};
+use koord_scheduler::{Cacheable, Watch};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +102,7 @@ impl From<ReplicationController> for TrimmedOwner {
     }
 }
 
-impl Mirrored for TrimmedOwner {
+impl Cacheable for TrimmedOwner {
     fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
@@ -165,10 +165,10 @@ impl ServiceSelectors {
 impl OwnerSelectors {
     pub(super) fn watches() -> Vec<Watch> {
         vec![
-            Watch::of_kept::<Service, TrimmedOwner>(SERVICES),
-            Watch::of_kept::<ReplicaSet, TrimmedOwner>(REPLICA_SETS),
-            Watch::of_kept::<StatefulSet, TrimmedOwner>(STATEFUL_SETS),
-            Watch::of_kept::<ReplicationController, TrimmedOwner>(REPLICATION_CONTROLLERS),
+            Watch::mapped::<Service, TrimmedOwner>(SERVICES),
+            Watch::mapped::<ReplicaSet, TrimmedOwner>(REPLICA_SETS),
+            Watch::mapped::<StatefulSet, TrimmedOwner>(STATEFUL_SETS),
+            Watch::mapped::<ReplicationController, TrimmedOwner>(REPLICATION_CONTROLLERS),
         ]
     }
 

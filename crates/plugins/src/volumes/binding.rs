@@ -22,10 +22,10 @@ use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Helps,
-    IndexKind, Inputs, Interest, Metered, ObjectChange, ObjectEvents, PerProfile, Permit,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, IndexKind,
+    Inputs, Interest, Metered, MetricSamples, ObjectChange, ObjectEvents, PerProfile, Permit,
     PermitResult, Plugin, PodEvents, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
-    QueueHints, Readings, Reason, Rejection, Reserve, Roles, Score, Sign, Signable, Signature,
+    QueueHints, QueueingHint, Reason, Rejection, Reserve, Roles, Score, Sign, Signable, Signature,
     State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
@@ -328,7 +328,7 @@ impl Sign for VolumeBinding {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
-    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign_external(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if !uses_claims(pod) {
             return Signable::Yes;
         }
@@ -336,7 +336,7 @@ impl Sign for VolumeBinding {
         let Ok(pod_claims) = self.pod_claims(storage, pod) else {
             return Signable::No;
         };
-        let scored = self.settings.of(pod).shape.is_some();
+        let scored = self.settings.for_pod(pod).shape.is_some();
         self.sign_claims(storage, &pod_claims, scored, signature);
         Signable::Yes
     }
@@ -399,11 +399,11 @@ impl Filter for VolumeBinding {
 
 impl PreScore for VolumeBinding {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        let shape = self.settings.of(cycle.pod).shape.as_ref();
+        let shape = self.settings.for_pod(cycle.pod).shape.as_ref();
         let pod_claims = shape.map(|_| self.pod_claims(storage(cycle.view), cycle.pod));
         match pod_claims {
             Some(Ok(pod_claims)) if !pod_claims.delayed.is_empty() => {
-                PreScoreResult::Ready(State::of(pod_claims))
+                PreScoreResult::Ready(State::new(pod_claims))
             }
             _ => PreScoreResult::Skip,
         }
@@ -412,7 +412,7 @@ impl PreScore for VolumeBinding {
 
 impl Score for VolumeBinding {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let shape = &self.settings.of(cycle.pod).shape;
+        let shape = &self.settings.for_pod(cycle.pod).shape;
         let (Some(shape), Some(pod_claims)) = (shape, state.get::<PodClaims>()) else {
             return 0;
         };
@@ -440,17 +440,17 @@ impl QueueHints for VolumeBinding {
             interest(Subject::Object(CAPACITIES), change),
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let claim = event.object.and_then(ObjectChange::new_as);
         match claim {
-            Some(claim) if !uses(pod, claim) => Helps::Skip,
-            _ => Helps::Queue,
+            Some(claim) if !uses(pod, claim) => QueueingHint::Skip,
+            _ => QueueingHint::Queue,
         }
     }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, event: &ClusterEvent<'_>) -> Option<String> {
         super::event_claim_key(event)
     }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+    fn referenced_objects<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::used_claim_keys(pod)
     }
 }
@@ -483,7 +483,7 @@ impl Permit for VolumeBinding {
             }
             Progress::Pending => {
                 let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
-                let timeout = self.settings.of(cycle.pod).timeout;
+                let timeout = self.settings.for_pod(cycle.pod).timeout;
                 PermitResult::Wait(timeout.saturating_sub(waited))
             }
             Progress::Failed(problem) => {
@@ -495,7 +495,7 @@ impl Permit for VolumeBinding {
 }
 
 impl Metered for VolumeBinding {
-    fn read(&mut self, _view: View<'_>, out: &mut Readings) {
+    fn read(&mut self, _view: View<'_>, out: &mut MetricSamples) {
         self.failures.read(out);
     }
 }

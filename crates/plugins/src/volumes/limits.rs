@@ -12,9 +12,9 @@ use k8s_openapi::api::storage::v1::CSINode;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest, ObjectChange,
-    ObjectEvents, Plugin, PodEvents, Points, PreFilter, PreFilterResult, QueueHints, Rejection,
-    Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
+    Action, ClusterEvent, Cycle, Effects, Filter, IndexKind, Inputs, Interest, ObjectChange,
+    ObjectEvents, Plugin, PodEvents, Points, PreFilter, PreFilterResult, QueueHints, QueueingHint,
+    Rejection, Roles, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::borrow::Cow;
@@ -233,7 +233,7 @@ impl NodeVolumeLimits {
         if self.attached.has(uid) {
             Self::touch(self.attached.update_pod(storage(view), uid), view, fx);
         } else {
-            fx.imagined.push(uid.clone());
+            fx.demand_changed.push(uid.clone());
         }
     }
 }
@@ -260,7 +260,7 @@ impl Sign for NodeVolumeLimits {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
-    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign_external(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         let Ok(counted) = counted_volumes(storage(view), pod) else {
             return Signable::No;
         };
@@ -362,18 +362,22 @@ impl QueueHints for NodeVolumeLimits {
             interest(Subject::Object(ATTACHMENTS), Action::DELETE),
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let helps = match (event.pod, event.object) {
             (Some(gone), _) => uses_claims(gone),
             (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
             _ => true,
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, event: &ClusterEvent<'_>) -> Option<String> {
         super::event_claim_key(event)
     }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+    fn referenced_objects<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::used_claim_keys(pod)
     }
 }

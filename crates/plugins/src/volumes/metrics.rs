@@ -1,13 +1,13 @@
 //! Metrics of volume scheduling errors.
 
-use koord_scheduler::framework::{Family, Kind, Readings};
+use koord_scheduler::framework::{Family, MetricKind, MetricSamples};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 static ERRORS: Family = Family {
     name: "scheduler_volume_scheduling_stage_error_total",
     help: "Failures of volumes while a node was judged, was chosen, or was about to be bound to.",
     labels: &["operation"],
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
 };
 
 /// Failures since the last reading. Filter calls count them through a shared reference; no decision depends
@@ -24,7 +24,7 @@ impl Failures {
         failure.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn read(&self, out: &mut Readings) {
+    pub(super) fn read(&self, out: &mut MetricSamples) {
         for (operation, failures) in [
             ("predicate", &self.predicate),
             ("assume", &self.assume),

@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Volume;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Effects, Filter, Helps, IndexKind, Inputs, Interest, Plugin,
-    PodEvents, Points, PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable,
+    Action, ClusterEvent, Cycle, Effects, Filter, IndexKind, Inputs, Interest, Plugin, PodEvents,
+    Points, PreFilter, PreFilterResult, QueueHints, QueueingHint, Rejection, Roles, Sign, Signable,
     Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -135,7 +135,7 @@ impl Sign for VolumeRestrictions {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
-    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign_external(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         for volume in volumes(pod).iter().filter(|volume| is_disk(volume)) {
             sign_disk(volume, signature);
         }
@@ -222,7 +222,7 @@ impl QueueHints for VolumeRestrictions {
             interest(Subject::Object(CLAIMS), change),
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let helps = match (event.pod, event.object) {
             (Some(deleted), _) => {
                 let shares = claim_keys(deleted).any(|key| claim_keys(pod).any(|own| own == key));
@@ -232,12 +232,16 @@ impl QueueHints for VolumeRestrictions {
             (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
             _ => true,
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, event: &ClusterEvent<'_>) -> Option<String> {
         super::event_claim_key(event)
     }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+    fn referenced_objects<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::used_claim_keys(pod)
     }
 }

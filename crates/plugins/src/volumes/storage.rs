@@ -158,19 +158,19 @@ impl Storage {
     /// Returns the watches of these kinds.
     pub(super) fn watches(kinds: &[&str]) -> Vec<Watch> {
         let all = [
-            Watch::of_kept::<PersistentVolumeClaim, TrimmedClaim>(CLAIMS)
+            Watch::mapped::<PersistentVolumeClaim, TrimmedClaim>(CLAIMS)
                 .counted_as(event_names!("PersistentVolumeClaim")),
-            Watch::of_kept::<PersistentVolume, TrimmedVolume>(VOLUMES)
+            Watch::mapped::<PersistentVolume, TrimmedVolume>(VOLUMES)
                 .counted_as(event_names!("PersistentVolume")),
-            Watch::of_trimmed::<StorageClass, Trimmer>(CLASSES)
+            Watch::trimmed::<StorageClass, Trimmer>(CLASSES)
                 .counted_as(event_names!("storage.k8s.io/StorageClass")),
-            Watch::of_trimmed::<CSINode, Trimmer>(CSI_NODES)
+            Watch::trimmed::<CSINode, Trimmer>(CSI_NODES)
                 .counted_as(event_names!("storage.k8s.io/CSINode")),
-            Watch::of_trimmed::<CSIDriver, Trimmer>(CSI_DRIVERS)
+            Watch::trimmed::<CSIDriver, Trimmer>(CSI_DRIVERS)
                 .counted_as(event_names!("storage.k8s.io/CSIDriver")),
-            Watch::of_trimmed::<CSIStorageCapacity, Trimmer>(CAPACITIES)
+            Watch::trimmed::<CSIStorageCapacity, Trimmer>(CAPACITIES)
                 .counted_as(event_names!("storage.k8s.io/CSIStorageCapacity")),
-            Watch::of_kept::<VolumeAttachment, TrimmedAttachment>(ATTACHMENTS)
+            Watch::mapped::<VolumeAttachment, TrimmedAttachment>(ATTACHMENTS)
                 .counted_as(event_names!("storage.k8s.io/VolumeAttachment")),
         ];
         all.into_iter()

@@ -8,7 +8,7 @@ use super::{Key, annotation};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use koord_scheduler::Mirrored;
+use koord_scheduler::Cacheable;
 use std::collections::BTreeMap;
 
 /// Annotation with the node for which a claim's volume is to be provisioned.
@@ -61,7 +61,7 @@ impl ObjectNames {
 
 macro_rules! mirrored {
     ($($trimmed:ty),*) => {$(
-        impl Mirrored for $trimmed {
+        impl Cacheable for $trimmed {
             fn names(&self) -> (&str, &str) {
                 (&self.names.namespace, &self.names.name)
             }

@@ -6,8 +6,8 @@ use super::{CLAIMS, CLASSES, VOLUMES, independent_claims, indexes, interest, sto
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, ClusterEvent, Cycle, Filter, Helps, IndexKind, Inputs, Interest, Plugin, Points,
-    PreFilter, PreFilterResult, QueueHints, Rejection, Roles, Sign, Signable, Signature, State,
+    Action, ClusterEvent, Cycle, Filter, IndexKind, Inputs, Interest, Plugin, Points, PreFilter,
+    PreFilterResult, QueueHints, QueueingHint, Rejection, Roles, Sign, Signable, Signature, State,
     Subject, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
@@ -111,7 +111,7 @@ impl Sign for VolumeZone {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
         Signable::Yes
     }
-    fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
+    fn sign_external(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if independent_claims(pod).next().is_none() {
             return Signable::Yes;
         }
@@ -190,9 +190,9 @@ impl QueueHints for VolumeZone {
             interest(Subject::Object(VOLUMES), change),
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let Some(change) = event.object else {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         };
         let old = change.old.as_ref().and_then(|old| old.downcast_ref());
         let new = change.new_as::<TrimmedVolume>();
@@ -200,12 +200,16 @@ impl QueueHints for VolumeZone {
             (Some(old), Some(new)) => zone_requirements(old).ne(zone_requirements(new)),
             _ => change.new_as().is_none_or(|claim| uses(pod, claim)),
         };
-        if helps { Helps::Queue } else { Helps::Skip }
+        if helps {
+            QueueingHint::Queue
+        } else {
+            QueueingHint::Skip
+        }
     }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, event: &ClusterEvent<'_>) -> Option<String> {
         super::event_claim_key(event)
     }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+    fn referenced_objects<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         super::used_claim_keys(pod)
     }
 }

@@ -13,7 +13,8 @@ use draw::{Draw, render};
 use jiff::Timestamp;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{
-    Advice, Advised, BindError, Consultation, Engine, EngineOptions, Output, Question,
+    BindError, Engine, EngineOptions, ExtenderCall, ExtenderNodeResult, ExtenderRequest,
+    ExtenderResult, Output,
 };
 use koord_scheduler::framework::{BuildContext, Profiles};
 use rules::{Cluster, Fit, Pod};
@@ -276,8 +277,8 @@ impl Run {
     }
 
     /// Checks the nodes among which the engine decides.
-    fn shown(&mut self, consultation: &Consultation) {
-        let Question::Nodes(nodes) = &consultation.question else {
+    fn shown(&mut self, consultation: &ExtenderCall) {
+        let ExtenderRequest::Nodes(nodes) = &consultation.question else {
             panic!("{}: {consultation:?}", self.context);
         };
         let name = consultation.pod.name.to_string();
@@ -295,8 +296,9 @@ impl Run {
             let some = is.len() < self.cluster.nodes.len();
             self.reached.offers += u32::from(some);
         }
-        let advice = Advice::Nodes(Ok(Advised::default()));
-        self.engine.consulted(&name, consultation.ticket, advice);
+        let advice = ExtenderResult::Nodes(Ok(ExtenderNodeResult::default()));
+        self.engine
+            .apply_extender_result(&name, consultation.ticket, advice);
     }
 
     /// Processes other outputs, and pods that waited for their gang. Returns true if an extender was called

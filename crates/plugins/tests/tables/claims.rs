@@ -2,7 +2,7 @@
 
 use super::*;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use koord_scheduler::framework::{ClusterEvent, Helps, Subject};
+use koord_scheduler::framework::{ClusterEvent, QueueingHint, Subject};
 
 const CLAIMS: &str = "persistentvolumeclaims.v1.";
 const VOLUMES: &str = "persistentvolumes.v1.";
@@ -75,14 +75,14 @@ fn claim_event_hints_only_pods_that_use_it() {
         let alone = Alone::new(plugin, json!({}));
         let hints = alone.plugin.queue_hints().unwrap();
         let (change, volume) = (alone.kept(change.clone()), alone.kept(volume.clone()));
-        let about = hints.about(&event(&change));
+        let about = hints.event_subject(&event(&change));
         assert_eq!(about.as_deref(), Some("ns/data"), "{plugin}");
-        assert_eq!(hints.about(&event(&volume)), None, "{plugin}");
+        assert_eq!(hints.event_subject(&event(&volume)), None, "{plugin}");
         for (name, pod, expected) in &rows {
             let pod = Arc::new(serde_json::from_value(pod.clone()).unwrap());
             let pod = PodInfo::new(pod, alone.engine.cluster().resources()).unwrap();
-            let is_named = hints.names(&pod).contains(&"ns/data");
-            let helps = hints.hint(&pod, &event(&change), alone.view()) == Helps::Queue;
+            let is_named = hints.referenced_objects(&pod).contains(&"ns/data");
+            let helps = hints.hint(&pod, &event(&change), alone.view()) == QueueingHint::Queue;
             assert_eq!(
                 (is_named, helps),
                 (*expected, *expected),
@@ -98,5 +98,5 @@ fn claim_event_hints_only_pods_that_use_it() {
         Arc::new(serde_json::from_value(pod).unwrap()),
         alone.engine.cluster().resources(),
     );
-    assert_eq!(hints.names(&pod.unwrap()), ["ns/p-data"]);
+    assert_eq!(hints.referenced_objects(&pod.unwrap()), ["ns/p-data"]);
 }

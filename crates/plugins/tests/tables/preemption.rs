@@ -3,7 +3,9 @@
 
 use super::*;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use koord_scheduler::engine::{Advice, Agreed, Consultation, Output, Question};
+use koord_scheduler::engine::{
+    ExtenderCall, ExtenderPreemptResult, ExtenderRequest, ExtenderResult, Output,
+};
 use std::collections::BTreeSet;
 
 const NAME: &str = "DefaultPreemption";
@@ -233,7 +235,7 @@ fn tried(engine: &mut Engine, text: &str, agrees: impl Fn(&str) -> bool) -> Atte
                 Output::Consult(call) => {
                     let (advice, proposals) = answer(&call, &agrees);
                     result.proposals = proposals;
-                    engine.consulted(&call.pod.uid, call.ticket, advice);
+                    engine.apply_extender_result(&call.pod.uid, call.ticket, advice);
                 }
                 Output::Evict { node, .. } => result.node = Some(node.to_string()),
                 Output::Failed(failure) => {
@@ -248,8 +250,8 @@ fn tried(engine: &mut Engine, text: &str, agrees: impl Fn(&str) -> bool) -> Atte
     result
 }
 
-fn answer(call: &Consultation, agrees: impl Fn(&str) -> bool) -> (Advice, Vec<String>) {
-    let Question::Victims(proposals) = &call.question else {
+fn answer(call: &ExtenderCall, agrees: impl Fn(&str) -> bool) -> (ExtenderResult, Vec<String>) {
+    let ExtenderRequest::Victims(proposals) = &call.question else {
         panic!("{call:?}");
     };
     let (mut agreed, mut shown) = (Vec::new(), Vec::new());
@@ -257,7 +259,7 @@ fn answer(call: &Consultation, agrees: impl Fn(&str) -> bool) -> (Advice, Vec<St
         let uids = proposal.victims.iter().map(|pod| pod.uid.to_string());
         let mut uids: Vec<String> = uids.collect();
         if agrees(&proposal.node) {
-            agreed.push(Agreed {
+            agreed.push(ExtenderPreemptResult {
                 extender: "e".to_owned(),
                 node: proposal.node.clone(),
                 victims: uids.clone(),
@@ -272,7 +274,7 @@ fn answer(call: &Consultation, agrees: impl Fn(&str) -> bool) -> (Advice, Vec<St
         shown.push(text);
     }
     shown.sort();
-    (Advice::Victims(Ok(agreed)), shown)
+    (ExtenderResult::Victims(Ok(agreed)), shown)
 }
 
 #[test]

@@ -32,13 +32,13 @@ pub struct TooLong {
 
 /// Decodes the bytes of channels from a stream, which may be split anywhere.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct ChannelDecoder {
     /// Channel of the current frame.
     channel: u32,
     left: usize,
 }
 
-impl Decoder {
+impl ChannelDecoder {
     /// Removes and returns the next bytes of a channel in `buffer`: a frame, or the available part of one.
     /// Returns `None` if more bytes are needed. Empty frames are skipped.
     ///

@@ -141,7 +141,7 @@ async fn run(
 ) {
     let (mut read, mut write) = tokio::io::split(trunk);
     let reading = async {
-        let mut decoder = frame::Decoder::default();
+        let mut decoder = frame::ChannelDecoder::default();
         let mut buffer = BytesMut::new();
         loop {
             while let Some((id, piece)) = decoder.next(&mut buffer).map_err(|e| e.to_string())? {

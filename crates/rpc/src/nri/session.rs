@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::stub::{Handler, Outcome, Reply, Seen};
+use super::stub::{Handler, Outcome, Reply, StubEvent};
 use super::{
     ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest,
     CreateContainerResponse, Empty, Event, Plugin, PodSandbox, PostCreateContainerRequest,
@@ -91,8 +91,8 @@ impl<H: Handler> Session<H> {
             Ok(Err(_)) => Outcome::Refused,
             Err(outcome) => *outcome,
         };
-        let stub_event = Seen::Answered(event, begun.elapsed(), outcome);
-        self.handler.seen(&stub_event);
+        let stub_event = StubEvent::Answered(event, begun.elapsed(), outcome);
+        self.handler.observe(&stub_event);
         match answer {
             Ok(answer) => answer
                 .map(Some)

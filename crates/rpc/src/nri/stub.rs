@@ -81,7 +81,7 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Receives changes of the connection and the result of each request, for metrics and events. Must not
     /// block.
-    fn seen(&self, event: &Seen) {
+    fn observe(&self, event: &StubEvent) {
         let _ = event;
     }
 }
@@ -112,7 +112,7 @@ pub enum Outcome {
 
 /// An event of a stub, which its [`Handler`] receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub enum StubEvent {
     /// Registered, configured and synchronized.
     Connected,
     /// The connection was lost or failed: the error, and the delay until the next attempt.
@@ -272,7 +272,7 @@ impl<H: Handler> Stub<H> {
             };
             // Random jitter, so that the plugins of a restarted runtime do not all reconnect at once.
             let wait = delay.mul_f64(1.0 + fastrand::f64() / 10.0);
-            self.handler.seen(&Seen::Lost(why, wait));
+            self.handler.observe(&StubEvent::Lost(why, wait));
             if matches!(self.settings.socket, Socket::Inherited(_)) {
                 return;
             }
@@ -361,7 +361,7 @@ impl<H: Handler> Stub<H> {
             return format!("not synchronized within {synchronization:?}");
         }
         *up.lock() = true;
-        self.handler.seen(&Seen::Connected);
+        self.handler.observe(&StubEvent::Connected);
         self.runtime.send_replace(Some(runtime.clone()));
         std::future::pending().await
     }

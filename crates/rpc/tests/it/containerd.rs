@@ -12,7 +12,7 @@ use koord_rpc::grpc::{MESSAGE_LIMIT, connect};
 use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerUpdate, Event, Handler, KeyValue,
     LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxMemory, LinuxResources,
-    OptionalInt64, OptionalUInt64, PodSandbox, Reply, Seen, Settings, Socket, Stub,
+    OptionalInt64, OptionalUInt64, PodSandbox, Reply, Settings, Socket, Stub, StubEvent,
     UpdateContainersRequest, events_named,
 };
 use koord_rpc::ttrpc::Options;
@@ -108,11 +108,11 @@ impl Handler for Quota {
         Ok(())
     }
 
-    fn seen(&self, event: &Seen) {
+    fn observe(&self, event: &StubEvent) {
         match event {
-            Seen::Connected => self.record("connected".to_owned()),
-            Seen::Lost(..) => self.record("lost".to_owned()),
-            Seen::Answered(..) => {}
+            StubEvent::Connected => self.record("connected".to_owned()),
+            StubEvent::Lost(..) => self.record("lost".to_owned()),
+            StubEvent::Answered(..) => {}
         }
     }
 }

@@ -99,7 +99,7 @@ proptest! {
             stream.extend(wire::piece(*channel, &bytes));
             expected[*channel as usize].extend(bytes);
         }
-        let mut decoder = mux::Decoder::default();
+        let mut decoder = mux::ChannelDecoder::default();
         let mut buffer = BytesMut::new();
         let mut channels = vec![Vec::new(); 4];
         for piece in cut(&stream, &lengths) {
@@ -123,7 +123,7 @@ proptest! {
     ) {
         let mut buffer = BytesMut::from(wire::piece(1, &content(before, 0)).as_slice());
         buffer.extend_from_slice(&mux::header(channel, length));
-        let mut decoder = mux::Decoder::default();
+        let mut decoder = mux::ChannelDecoder::default();
         if before > 0 {
             let (of, bytes) = decoder.next(&mut buffer).unwrap().unwrap();
             prop_assert_eq!((of, bytes.len()), (1, before));
@@ -146,7 +146,7 @@ proptest! {
         }
         prop_assert!(taken * 10 <= bytes.len());
         let mut buffer = BytesMut::from(&bytes[..]);
-        let mut decoder = mux::Decoder::default();
+        let mut decoder = mux::ChannelDecoder::default();
         while let Ok(Some((_, piece))) = decoder.next(&mut buffer) {
             prop_assert!(!piece.is_empty());
         }

@@ -7,8 +7,8 @@ use super::select::{Choice, NodeSelection};
 use super::waiting::WaitEnd;
 use super::{BindRequest, Engine, Failure, Outcome, Output, Started, WaitingPod};
 use crate::framework::{
-    Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, PermitResult, PodPatch,
-    QueueHints, Rejection, Remark, View, Words,
+    BindPlan, Code, Cycle, Diagnosis, Effects, ExtenderResult, Instance, LazyMessage, PermitResult,
+    PodPatch, QueueHints, RefusalEvent, Rejection, View,
 };
 use crate::guard::{attempted, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
@@ -36,7 +36,7 @@ impl CycleError {
 /// The part of a pod's cycle to run next. Without extenders, the first part is the whole cycle.
 enum CyclePhase {
     First,
-    Second(Purpose, Advice),
+    Second(Purpose, ExtenderResult),
 }
 
 impl Engine {
@@ -367,7 +367,7 @@ impl Engine {
                 let (by, pending) = (diagnosis.by, diagnosis.pending);
                 // Formatted lazily: most diagnoses are never displayed.
                 let diagnosis: Arc<Diagnosis> = Arc::from(diagnosis);
-                let message = Words::new(diagnosis.clone());
+                let message = LazyMessage::new(diagnosis.clone());
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "Unschedulable",
@@ -383,7 +383,7 @@ impl Engine {
                 (failure, Refusal::Unschedulable { by, pending }, false)
             }
             CycleError::Failed(message) => {
-                let message = Words::from(message);
+                let message = LazyMessage::from(message);
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "SchedulerError",
@@ -399,8 +399,11 @@ impl Engine {
         if let Refusal::Unschedulable { by, .. } = refusal {
             let refusing = self.table.plugins.iter().enumerate();
             let refusing = refusing.filter(|(instance, _)| by & (1 << instance) != 0);
-            let names =
-                |hints: &dyn QueueHints| guarded("listing referenced objects", || hints.names(pod));
+            let names = |hints: &dyn QueueHints| {
+                guarded("listing referenced objects", || {
+                    hints.referenced_objects(pod)
+                })
+            };
             let names = refusing.filter_map(|(_, plugin)| names(plugin.queue_hints()?));
             let mut names: Vec<&str> = names.flatten().collect();
             names.sort_unstable();
@@ -463,7 +466,7 @@ impl PluginTable {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
-                taken_in: Some(&choice.taken_in),
+                absorbed: Some(&choice.absorbed),
                 ..Cycle::new(pod, view)
             };
             let verdict = match self.plugins[*instance].reserve() {
@@ -614,12 +617,14 @@ impl PluginTable {
         stop
     }
 
-    pub(super) fn remarks(&self, pod: &PodInfo, message: &Words) -> Vec<Remark> {
+    pub(super) fn remarks(&self, pod: &PodInfo, message: &LazyMessage) -> Vec<RefusalEvent> {
         let plugins = self.plugins.iter();
         plugins
             .filter_map(|plugin| {
                 let insight = plugin.insight()?;
-                guarded("describing a refusal", || insight.remark(pod, message))?
+                guarded("describing a refusal", || {
+                    insight.refusal_event(pod, message)
+                })?
             })
             .collect()
     }

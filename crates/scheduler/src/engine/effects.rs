@@ -22,7 +22,7 @@ impl Engine {
             }
         }
         self.cluster.touched = touched;
-        for uid in fx.imagined {
+        for uid in fx.demand_changed {
             self.preemptor
                 .nominator
                 .touch_nominated(&mut self.cluster.nodes, &uid);

@@ -5,17 +5,17 @@ use super::pod_waker::PodWaker;
 use super::{BindError, Engine, Output, Point};
 use crate::framework::{Action, ClusterEvent, Effects, ObjectChange, Problem, Subject};
 use crate::queue::PluginSet;
-use crate::state::{NodeInfo, NodeProblem, PodError, PodInfo, SeenPod};
+use crate::state::{NodeInfo, NodeProblem, ParsedPod, PodError, PodInfo};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::sync::Arc;
 
 impl Engine {
     /// Handles a pod that an informer reports as created or changed.
-    pub fn pod_seen(&mut self, pod: &SeenPod, now: Timestamp) {
+    pub fn apply_parsed_pod(&mut self, pod: &ParsedPod, now: Timestamp) {
         match pod {
-            SeenPod::Pod(info) => self.info_applied(info.clone(), now),
-            SeenPod::Broken(broken) => {
+            ParsedPod::Pod(info) => self.info_applied(info.clone(), now),
+            ParsedPod::Broken(broken) => {
                 let (pod, error) = &**broken;
                 let uid = pod.metadata.uid.as_deref().unwrap_or_default();
                 self.pod_left(uid, now);
@@ -29,14 +29,14 @@ impl Engine {
         let spec = pod.spec.as_ref();
         let resources = &self.cluster.resources;
         let parsed = if spec.is_some_and(|spec| spec.node_name.is_some()) {
-            SeenPod::new(Arc::unwrap_or_clone(pod), resources)
+            ParsedPod::new(Arc::unwrap_or_clone(pod), resources)
         } else {
             match PodInfo::new(pod.clone(), resources) {
-                Ok(info) => SeenPod::Pod(Arc::new(info)),
-                Err(error) => SeenPod::Broken(Box::new((Arc::unwrap_or_clone(pod), error))),
+                Ok(info) => ParsedPod::Pod(Arc::new(info)),
+                Err(error) => ParsedPod::Broken(Box::new((Arc::unwrap_or_clone(pod), error))),
             }
         };
-        self.pod_seen(&parsed, now);
+        self.apply_parsed_pod(&parsed, now);
     }
 
     /// Handles a pod, or an object scheduled like one, that was created or changed.

@@ -5,7 +5,7 @@ use super::cluster::ClusterState;
 use super::inspector::Inspector;
 use super::plugin_table::PluginTable;
 use super::scope::{Scope, filter_of, score_of};
-use crate::framework::{Code, Cycle, Lacks, Normalize, Rejection, RowVerdict};
+use crate::framework::{Code, Cycle, Normalize, Rejection, RowVerdict, Shortfall};
 use crate::queue::{PluginSet, Queue};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
@@ -162,7 +162,7 @@ impl Inspector<'_> {
         let nominator = &self.preemptor.nominator;
         let scope = Scope::new(cycle, self.table, &chain, nominator, self.options);
         let distance_of = |node: NodeIndex| {
-            let mut lacks = Lacks::default();
+            let mut lacks = Shortfall::default();
             scope.lacks(node, &mut lacks);
             (lacks.found() > 0).then(|| (lacks.distance(), node))
         };
@@ -180,7 +180,7 @@ impl Inspector<'_> {
         }
         nearest.sort_unstable_by(nearer);
         let describe = |(distance, node): (f64, NodeIndex)| {
-            let mut lacks = Lacks::in_words();
+            let mut lacks = Shortfall::in_words();
             scope.lacks(node, &mut lacks);
             NearestNode {
                 node: self.cluster.nodes.name(node).clone(),
@@ -205,7 +205,7 @@ impl Inspector<'_> {
             self.table
                 .prepare_state(&pod, profile, self.cluster.view(now));
         }
-        self.table.prepare_to_show(self.cluster.view(now));
+        self.table.prepare_explain(self.cluster.view(now));
         let mut plugins = serde_json::Map::new();
         let judging = self.table.judging(&pod);
         let numbered = self.table.plugins.iter().enumerate();
@@ -300,7 +300,7 @@ fn queue_state(table: &PluginTable, queue: &Queue, pod: &PodInfo, now: Timestamp
 
 impl Scope<'_> {
     /// Adds what `node` lacks according to each plugin that refuses it; nothing if the pod fits.
-    fn lacks(&self, node: NodeIndex, out: &mut Lacks) {
+    fn lacks(&self, node: NodeIndex, out: &mut Shortfall) {
         let verdict = self.judge(node);
         let RowVerdict::Refused(_, refused) = verdict else {
             return;
@@ -312,7 +312,7 @@ impl Scope<'_> {
             if let Err(rejection) = filter.filter(&cycle, state, node) {
                 let before = out.found();
                 if let Some(insight) = self.plugins[*plugin].insight() {
-                    insight.lack(&cycle, state, node, out);
+                    insight.explain_shortfall(&cycle, state, node, out);
                 }
                 if out.found() == before {
                     add_rejection(&rejection, out);
@@ -324,7 +324,7 @@ impl Scope<'_> {
             for (plugin, state) in &self.prepared.filters {
                 let plugin = &self.plugins[*plugin];
                 if let Some(insight) = plugin.insight().filter(|_| plugin.alignment().is_some()) {
-                    insight.lack(&cycle, state, node, out);
+                    insight.explain_shortfall(&cycle, state, node, out);
                 }
             }
         }
@@ -373,7 +373,7 @@ impl Scope<'_> {
 
 /// Adds a refusal without figures. It counts as much as lacking everything of one resource, or of ten if
 /// evictions cannot help.
-fn add_rejection(rejection: &Rejection, out: &mut Lacks) {
+fn add_rejection(rejection: &Rejection, out: &mut Shortfall) {
     let distance = match rejection.code {
         Code::Unresolvable => 10.0,
         _ => 1.0,

@@ -3,7 +3,7 @@
 //! An extender is a server, and a call may take seconds. The cycle of a pod that an extender applies to
 //! therefore has two parts. The first ends with a request ([`Output::Consult`]): the nodes that fit the
 //! plugins, or the victims of a preemption. The pod stays in flight, nothing is reserved, and other pods are
-//! scheduled meanwhile. The second part begins with [`Engine::consulted`]: all plugins run again, with the
+//! scheduled meanwhile. The second part begins with [`Engine::apply_extender_result`]: all plugins run again, with the
 //! extenders' results as one more filter and score, so that the selected node fits the current state and is
 //! accepted by the extenders.
 //!
@@ -18,7 +18,7 @@ use super::preempt::Plan;
 use super::select::NodeSelection;
 use super::{Engine, Output};
 use crate::config::Extender;
-use crate::framework::{Advice, Agreed, Diagnosis, Effects, Instance};
+use crate::framework::{Diagnosis, Effects, ExtenderPreemptResult, ExtenderResult, Instance};
 use crate::queue::{Queue, QueuedPod};
 use crate::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use jiff::Timestamp;
@@ -40,7 +40,7 @@ const GROUPED: Set = 1 << 63;
 
 /// A call of extenders.
 #[derive(Debug, Clone)]
-pub struct Consultation {
+pub struct ExtenderCall {
     /// Identifies the call; returned with the result.
     pub ticket: u64,
     /// The pod to schedule.
@@ -48,12 +48,12 @@ pub struct Consultation {
     /// The extenders to call, as positions in the call order; ignorable ones come last.
     pub extenders: Vec<usize>,
     /// The request.
-    pub question: Question,
+    pub question: ExtenderRequest,
 }
 
 /// The content of an extender call.
 #[derive(Debug, Clone)]
-pub enum Question {
+pub enum ExtenderRequest {
     /// Filter and prioritize these nodes.
     Nodes(Vec<Arc<NodeInfo>>),
     /// Review these preemption candidates, one per node.
@@ -117,7 +117,7 @@ pub(super) struct ExtenderCalls {
     /// Waiting pods by the extenders they need.
     parked: BTreeMap<Set, BTreeSet<Parked>>,
     pending: FxHashMap<Arc<str>, PendingCall>,
-    answered: VecDeque<(Arc<str>, Advice)>,
+    answered: VecDeque<(Arc<str>, ExtenderResult)>,
     /// The extenders with a pending call.
     busy: Set,
     /// The member of a group whose call is pending or next. Other groups wait meanwhile: the members of a
@@ -221,10 +221,10 @@ fn agreed(
     nodes: &NodeStore,
     pod: &Arc<PodInfo>,
     plans: &[Arc<Plan>],
-    agreed: &[Agreed],
+    agreed: &[ExtenderPreemptResult],
 ) -> Result<Option<Plan>, String> {
     let mut best: Option<Plan> = None;
-    for Agreed {
+    for ExtenderPreemptResult {
         extender,
         node,
         victims,
@@ -282,7 +282,7 @@ pub(super) enum CycleStep {
 
 impl Engine {
     /// Handles the result of the extender call with this ticket.
-    pub fn consulted(&mut self, uid: &str, ticket: u64, advice: Advice) {
+    pub fn apply_extender_result(&mut self, uid: &str, ticket: u64, advice: ExtenderResult) {
         self.calls.answer(uid, ticket, advice);
     }
 
@@ -292,12 +292,12 @@ impl Engine {
         pod: &Arc<PodInfo>,
         profile: usize,
         purpose: Purpose,
-        advice: Advice,
+        advice: ExtenderResult,
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, CycleError> {
         match (purpose, advice) {
-            (_, Advice::Nodes(Err(message))) => Err(CycleError::Failed(message)),
-            (Purpose::Nodes { nodes, rounds }, Advice::Nodes(Ok(advised))) => {
+            (_, ExtenderResult::Nodes(Err(message))) => Err(CycleError::Failed(message)),
+            (Purpose::Nodes { nodes, rounds }, ExtenderResult::Nodes(Ok(advised))) => {
                 let mut extender_verdicts =
                     ExtenderVerdicts::new(&nodes, &advised, &self.cluster.nodes);
                 let selected = NodeSelection::new(self).select(
@@ -335,7 +335,7 @@ impl Engine {
                     mut diagnosis,
                     mut resume,
                 },
-                Advice::Victims(agreed),
+                ExtenderResult::Victims(agreed),
             ) => {
                 let agreed = agreed
                     .and_then(|agreed| self::agreed(&self.cluster.nodes, pod, &plans, &agreed));
@@ -441,7 +441,7 @@ impl ExtenderCalls {
         &mut self,
         cluster: &ClusterState,
         queue: &Queue,
-    ) -> Option<(QueuedPod, Purpose, Advice)> {
+    ) -> Option<(QueuedPod, Purpose, ExtenderResult)> {
         while let Some((uid, advice)) = self.answered.pop_front() {
             let Some(pending) = self.pending.remove(&uid) else {
                 continue;
@@ -490,7 +490,7 @@ impl ExtenderCalls {
     }
 
     /// Stores the result of the call with this ticket; results of other calls are dropped.
-    pub(super) fn answer(&mut self, uid: &str, ticket: u64, advice: Advice) {
+    pub(super) fn answer(&mut self, uid: &str, ticket: u64, advice: ExtenderResult) {
         let entry = self.pending.get_key_value(uid);
         let Some((uid, _)) = entry.filter(|(_, it)| it.ticket == ticket) else {
             return;
@@ -531,7 +531,7 @@ impl ExtenderCalls {
             nodes: names,
             rounds,
         };
-        self.start_call(pod, extenders, purpose, Question::Nodes(infos))
+        self.start_call(pod, extenders, purpose, ExtenderRequest::Nodes(infos))
     }
 
     /// Creates the call about the victims of `plans`.
@@ -548,7 +548,7 @@ impl ExtenderCalls {
             victims: plan.victims.clone(),
             violations: i64::try_from(plan.cost.0).unwrap_or(i64::MAX),
         };
-        let question = Question::Victims(plans.iter().map(proposal).collect());
+        let question = ExtenderRequest::Victims(plans.iter().map(proposal).collect());
         let purpose = Purpose::Victims {
             plans,
             diagnosis,
@@ -567,7 +567,7 @@ impl ExtenderCalls {
         pod: &Arc<PodInfo>,
         extenders: Vec<usize>,
         purpose: Purpose,
-        question: Question,
+        question: ExtenderRequest,
     ) -> Output {
         let all = &mut *self;
         let missed = all.pending.get(&pod.uid).and_then(|it| it.missed);
@@ -576,7 +576,7 @@ impl ExtenderCalls {
         if let Some(pending) = all.pending.get_mut(&pod.uid) {
             pending.missed = missed;
         }
-        Output::Consult(Consultation {
+        Output::Consult(ExtenderCall {
             ticket,
             pod: pod.clone(),
             extenders,

@@ -1,6 +1,6 @@
 //! Extender verdicts: results from outside the plugins that act as one more filter and score.
 
-use crate::framework::{Advised, Code, Reason, Reasons, Rejection};
+use crate::framework::{Code, ExtenderNodeResult, Reason, Reasons, Rejection};
 use crate::state::{NodeIndex, NodeStore};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
@@ -27,7 +27,7 @@ enum NodeVerdict {
 }
 
 impl ExtenderVerdicts {
-    pub(super) fn new(asked: &[Arc<str>], advised: &Advised, nodes: &NodeStore) -> Self {
+    pub(super) fn new(asked: &[Arc<str>], advised: &ExtenderNodeResult, nodes: &NodeStore) -> Self {
         let mut reasons: FxHashSet<&str> = FxHashSet::default();
         let mut verdicts = FxHashMap::default();
         for name in asked {

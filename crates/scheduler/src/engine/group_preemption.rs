@@ -105,7 +105,7 @@ impl PluginTable {
         let plugins = self.profiles[profile].post_filter.iter();
         let plugins = plugins.filter_map(|index| self.plugins[*index].post_filter());
         let company: Vec<Arc<PodInfo>> = plugins
-            .flat_map(|plugin| plugin.company(pod))
+            .flat_map(|plugin| plugin.group_members(pod))
             .filter_map(|uid| Some(queue.get(&uid)?.info.clone()))
             .collect();
         let tolerated = self.admissions(profile);

@@ -6,7 +6,7 @@ use super::plugin_table::PluginTable;
 use super::preemptor::Preemptor;
 use super::telemetry::Telemetry;
 use super::waiting::WaitingPods;
-use crate::framework::{NotShown, Readings};
+use crate::framework::{MetricSamples, NotShown};
 use crate::guard::guarded;
 use crate::queue::Queue;
 use jiff::Timestamp;
@@ -28,8 +28,8 @@ pub struct Inspector<'a> {
 
 impl Inspector<'_> {
     /// Reads the metrics of all plugins.
-    pub fn read(&mut self, now: Timestamp) -> Readings {
-        let mut out = Readings::default();
+    pub fn read(&mut self, now: Timestamp) -> MetricSamples {
+        let mut out = MetricSamples::default();
         for plugin in &mut self.table.plugins {
             if let Some(metered) = plugin.metered() {
                 let view = self.cluster.view(now);
@@ -70,7 +70,7 @@ impl Inspector<'_> {
         let position = self.table.names.iter().position(|name| *name == plugin);
         let index = position.ok_or(NotShown::NoSuchPath)?;
         if let Some(role) = self.table.plugins[index].preparation() {
-            role.prepare_to_show(self.cluster.view(now));
+            role.prepare_explain(self.cluster.view(now));
         }
         let insight = self.table.plugins[index]
             .insight()

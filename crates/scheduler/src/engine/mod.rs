@@ -43,7 +43,7 @@ mod waiting;
 pub use class_cache::ClassCache;
 pub use cluster::ClusterState;
 pub use explain::{Decision, NearestNode, PluginScore, ScoredNode, Table};
-pub use extender_calls::{Consultation, Proposal, Question};
+pub use extender_calls::{ExtenderCall, ExtenderRequest, Proposal};
 pub use inspector::Inspector;
 pub use measure::{Measured, Measures, Point};
 pub use output::{BindRequest, Failure, Observer, Outcome, Output, Started};
@@ -51,7 +51,7 @@ pub use plugin_table::PluginTable;
 pub use preemptor::Preemptor;
 pub use telemetry::Telemetry;
 
-pub use crate::framework::{Advice, Advised, Agreed, BindError};
+pub use crate::framework::{BindError, ExtenderNodeResult, ExtenderPreemptResult, ExtenderResult};
 
 use crate::config::Configuration;
 use crate::framework::{Action, ClusterEvent, Cycle, Effects, Indexes, Profiles};

@@ -1,7 +1,7 @@
 //! Outputs of the engine: operations to carry out, and results of scheduling cycles.
 
-use super::extender_calls::Consultation;
-use crate::framework::{BindPlan, Diagnosis, PodPatch, Problem, Remark, Words, Write};
+use super::extender_calls::ExtenderCall;
+use crate::framework::{BindPlan, Diagnosis, LazyMessage, PodPatch, Problem, RefusalEvent, Write};
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ pub struct Failure {
     /// The condition's reason: `Unschedulable` or `SchedulerError`.
     pub reason: &'static str,
     /// The condition's and the event's message.
-    pub message: Words,
+    pub message: LazyMessage,
     /// `status.nominatedNodeName` to set; empty to clear it.
     pub nominated: Option<String>,
     /// The refusals per plugin and reason.
     pub diagnosis: Option<Arc<Diagnosis>>,
     /// Additional events from plugins.
-    pub remarks: Vec<Remark>,
+    pub remarks: Vec<RefusalEvent>,
 }
 
 /// An operation that the engine requests.
@@ -47,8 +47,8 @@ pub struct Failure {
 pub enum Output {
     /// Bind a pod, then call [`super::Engine::bind_finished`].
     Bind(BindRequest),
-    /// Call extenders, then call [`super::Engine::consulted`].
-    Consult(Consultation),
+    /// Call extenders, then call [`super::Engine::apply_extender_result`].
+    Consult(ExtenderCall),
     /// Write a condition and an event.
     Failed(Failure),
     /// Report an invalid object.

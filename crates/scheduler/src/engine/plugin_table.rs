@@ -3,8 +3,8 @@
 use super::extender_calls;
 use super::measure::{self, Measured, Meter};
 use crate::framework::{
-    AnyPlugin, BoxedPlugin, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance, Interest,
-    ObjectChange, Points, Profile, Profiles, View,
+    AnyPlugin, BoxedPlugin, ClusterEvent, Cycle, EventNames, Holders, Instance, Interest,
+    ObjectChange, Points, Profile, Profiles, QueueingHint, View,
 };
 use crate::queue::PluginSet;
 use crate::state::PodInfo;
@@ -142,10 +142,10 @@ impl PluginTable {
     }
 
     /// Brings the state of plugins up to date for inspection.
-    pub(super) fn prepare_to_show(&mut self, view: View<'_>) {
+    pub(super) fn prepare_explain(&mut self, view: View<'_>) {
         let plugins = self.plugins.iter_mut();
         for role in plugins.filter_map(|plugin| plugin.preparation()) {
-            role.prepare_to_show(view);
+            role.prepare_explain(view);
         }
     }
 
@@ -180,7 +180,7 @@ impl PluginTable {
         let timed = !asked.replace(true) && meter.times_event();
         let began = timed.then(Instant::now);
         let hints = self.plugins[instance].queue_hints();
-        let helps = hints.is_none_or(|hints| hints.hint(pod, event, view) == Helps::Queue);
+        let helps = hints.is_none_or(|hints| hints.hint(pod, event, view) == QueueingHint::Queue);
         if let Some(began) = began {
             meter.note(Measured::Hint {
                 plugin: self.names[instance],

@@ -61,7 +61,7 @@ impl<'a> PodWaker<'a> {
             if interested & (1 << instance) != 0
                 && plugin
                     .queue_hints()
-                    .is_some_and(|hints| hints.reaches_further(event))
+                    .is_some_and(|hints| hints.affects_unrefused(event))
             {
                 beyond |= 1 << instance;
             }
@@ -71,7 +71,9 @@ impl<'a> PodWaker<'a> {
         for (instance, plugin) in self.table.plugins.iter().enumerate() {
             let bit = 1 << instance;
             if interested & bit != 0
-                && let Some(name) = plugin.queue_hints().and_then(|hints| hints.about(event))
+                && let Some(name) = plugin
+                    .queue_hints()
+                    .and_then(|hints| hints.event_subject(event))
             {
                 narrow |= bit;
                 match names.iter_mut().find(|(_, known)| *known == name) {

@@ -9,7 +9,7 @@ use super::class::Evaluation;
 use super::scope::Scope;
 use super::second_stage::{self, Rows};
 use super::tree::{Key, Tree};
-use crate::framework::{Groups, Surroundings};
+use crate::framework::{FitSummary, Groups};
 use crate::state::NodeIndex;
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ impl RowGroups {
     }
 
     /// Summarizes all nodes that fit, given the `candidates` that are `left`.
-    fn around(&self, candidates: &Candidates, left: &[NodeIndex]) -> Surroundings {
+    fn around(&self, candidates: &Candidates, left: &[NodeIndex]) -> FitSummary {
         let is_left =
             |node: &Option<NodeIndex>| node.is_some_and(|node| left.binary_search(&node).is_ok());
         let best = candidates.best.iter().zip(&candidates.alike);
@@ -139,7 +139,7 @@ impl RowGroups {
                 fitting[range] += 1;
             }
         }
-        let mut out = Surroundings::default();
+        let mut out = FitSummary::default();
         for (range, fitting) in self.ranges.iter().zip(fitting) {
             out.fitting += fitting;
             if range.is_group {
@@ -205,11 +205,11 @@ impl Evaluation {
         let around = grouped.around(&candidates, &passed);
         let fitting = self.verdicts.fitting();
         self.filter_stats.stage(fitting, around.fitting);
-        let around: Vec<Surroundings> = each
+        let around: Vec<FitSummary> = each
             .into_iter()
             .map(|by_label| match by_label {
                 true => around,
-                false => Surroundings {
+                false => FitSummary {
                     ungrouped: 0,
                     groups: usize::from(around.fitting > 0),
                     ..around

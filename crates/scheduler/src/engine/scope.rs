@@ -136,7 +136,7 @@ impl<'a> Scope<'a> {
 #[derive(Debug, Default)]
 pub(super) struct RemovedPods {
     pods: Vec<Arc<PodInfo>>,
-    taken_in: Option<usize>,
+    absorbed: Option<usize>,
 }
 
 impl RemovedPods {
@@ -144,8 +144,8 @@ impl RemovedPods {
         self.pods.is_empty()
     }
 
-    fn taken_in(&self) -> Option<&[Arc<PodInfo>]> {
-        self.pods.get(..self.taken_in?)
+    fn absorbed(&self) -> Option<&[Arc<PodInfo>]> {
+        self.pods.get(..self.absorbed?)
     }
 }
 
@@ -310,10 +310,10 @@ impl Scope<'_> {
         };
         let serves = |pods: &[Arc<PodInfo>]| self.serves(node, victims, pods);
         for (plugin, state) in self.releasing() {
-            match plugin.takes_in(&cycle, state, node, &serves) {
+            match plugin.absorbed_pods(&cycle, state, node, &serves) {
                 Some(pods) => {
-                    let absorbed = out.taken_in.unwrap_or(0);
-                    out.taken_in = Some(absorbed + pods.len());
+                    let absorbed = out.absorbed.unwrap_or(0);
+                    out.absorbed = Some(absorbed + pods.len());
                     out.pods.splice(absorbed..absorbed, pods);
                 }
                 None => plugin.released(&cycle, state, node, &mut out.pods),
@@ -323,7 +323,7 @@ impl Scope<'_> {
         let leaves = |pod: &Arc<PodInfo>| victims.iter().any(|victim| victim.uid == pod.uid);
         if out.pods.iter().any(leaves) {
             let stay = |pods: &[Arc<PodInfo>]| pods.iter().filter(|pod| !leaves(pod)).count();
-            out.taken_in = out.taken_in().map(stay);
+            out.absorbed = out.absorbed().map(stay);
             out.pods.retain(|pod| !leaves(pod));
         }
         out
@@ -337,7 +337,7 @@ impl Scope<'_> {
         }
         let mut removed = RemovedPods {
             pods: pods.to_vec(),
-            taken_in: Some(pods.len()),
+            absorbed: Some(pods.len()),
         };
         removed.pods.extend_from_slice(victims);
         let cycle = self.imagine(&removed, &[]);
@@ -354,12 +354,12 @@ impl Scope<'_> {
     }
 
     /// Returns the pods on `node` that this one absorbs.
-    pub(super) fn taken_in(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
+    pub(super) fn absorbed(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
         if self.prepared.releasing.is_empty() || !self.cycle.pod.is_holder() {
             return Vec::new();
         }
         let mut removed = self.released(node, &[]);
-        removed.pods.truncate(removed.taken_in.unwrap_or(0));
+        removed.pods.truncate(removed.absorbed.unwrap_or(0));
         removed.pods
     }
 
@@ -407,7 +407,7 @@ impl Scope<'_> {
                 removed: &removed.pods,
                 added,
             },
-            taken_in: removed.taken_in(),
+            absorbed: removed.absorbed(),
             ..self.cycle
         }
     }

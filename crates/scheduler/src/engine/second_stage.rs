@@ -6,7 +6,7 @@
 use super::class::{Column, Evaluation, key, normal};
 use super::scope::{Scope, score_of};
 use super::tree::Key;
-use crate::framework::{Instance, Normalize, Rejection, RejectionCounts, Score, Surroundings};
+use crate::framework::{FitSummary, Instance, Normalize, Rejection, RejectionCounts, Score};
 use crate::state::NodeIndex;
 
 /// Rows that fit, in order, with their scores.
@@ -17,7 +17,7 @@ pub(super) struct Rows<'a> {
     pub(super) raw: &'a dyn Fn(usize, usize) -> i64,
     /// Summaries of all nodes that fit, one for each volatile plugin that scores, if `nodes` holds only
     /// candidates; `None` if it holds all nodes that fit.
-    pub(super) around: Option<&'a [Surroundings]>,
+    pub(super) around: Option<&'a [FitSummary]>,
 }
 
 /// Returns true if the second stage is needed to rank rows.

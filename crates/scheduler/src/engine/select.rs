@@ -34,7 +34,7 @@ pub(super) struct Choice {
     /// The pod whose place this one takes.
     pub(super) nominated: Option<Arc<PodInfo>>,
     /// The pods that this one, a reservation, absorbs.
-    pub(super) taken_in: Vec<Arc<PodInfo>>,
+    pub(super) absorbed: Vec<Arc<PodInfo>>,
     /// How many nodes were evaluated, and how many of them fit.
     pub(super) compared: (usize, usize),
     /// The scores behind the selection, if this decision is recorded.
@@ -55,7 +55,7 @@ impl Choice {
             node,
             numa,
             nominated: scope.nominate(node, numa),
-            taken_in: scope.taken_in(node),
+            absorbed: scope.absorbed(node),
             compared,
             table: None,
             listed: None,
@@ -564,7 +564,7 @@ impl PluginTable {
                 return Signable::No;
             };
             if releases && sign.sign(pod, view.resources, signature) == Signable::No
-                || sign.sign_found(pod, view, signature) == Signable::No
+                || sign.sign_external(pod, view, signature) == Signable::No
             {
                 return Signable::No;
             }

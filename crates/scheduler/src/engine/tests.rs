@@ -11,9 +11,10 @@ mod waits;
 use super::*;
 use crate::framework::{
     Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory, Filter, Grouping,
-    Helps, Insight, Interest, Metered, ObjectChange, ObjectEvents, Permit, PermitResult, Plugin,
-    PodEvents, Points, PreEnqueue, QueueHints, Readings, Registry, Rejection, Remark, Reserve,
-    Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict, View, Words,
+    Insight, Interest, LazyMessage, Metered, MetricSamples, ObjectChange, ObjectEvents, Permit,
+    PermitResult, Plugin, PodEvents, Points, PreEnqueue, QueueHints, QueueingHint, RefusalEvent,
+    Registry, Rejection, Reserve, Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict,
+    View,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -113,20 +114,20 @@ impl QueueHints for Knobs {
             },
         ]
     }
-    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
+    fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let Some(about) = event.object.and_then(ObjectChange::new_as::<String>) else {
-            return Helps::Queue;
+            return QueueingHint::Queue;
         };
         QUESTIONS.set(QUESTIONS.get() + 1);
-        match self.names(pod).contains(&&**about) {
-            true => Helps::Queue,
-            false => Helps::Skip,
+        match self.referenced_objects(pod).contains(&&**about) {
+            true => QueueingHint::Queue,
+            false => QueueingHint::Skip,
         }
     }
-    fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, event: &ClusterEvent<'_>) -> Option<String> {
         event.object?.new_as::<String>().cloned()
     }
-    fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
+    fn referenced_objects<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
         stumble("names");
         pod.annotation("thing").into_iter().collect()
     }
@@ -159,14 +160,14 @@ impl Grouping for Knobs {
 }
 
 impl Insight for Knobs {
-    fn remark(&self, _pod: &PodInfo, _message: &Words) -> Option<Remark> {
+    fn refusal_event(&self, _pod: &PodInfo, _message: &LazyMessage) -> Option<RefusalEvent> {
         stumble("remark");
         None
     }
 }
 
 impl Metered for Knobs {
-    fn read(&mut self, _view: View<'_>, _out: &mut Readings) {
+    fn read(&mut self, _view: View<'_>, _out: &mut MetricSamples) {
         stumble("read");
     }
 }

@@ -104,12 +104,12 @@ impl Diagnosis {
 /// The event text of a refused pod, formatted when it is first read. Most are never read where the decision
 /// is made.
 #[derive(Debug, Clone)]
-pub struct Words {
+pub struct LazyMessage {
     of: Option<Arc<Diagnosis>>,
     text: OnceLock<String>,
 }
 
-impl Words {
+impl LazyMessage {
     /// Creates the text of `diagnosis`: its [`Diagnosis::message`].
     #[must_use]
     pub fn new(diagnosis: Arc<Diagnosis>) -> Self {
@@ -126,7 +126,7 @@ impl Words {
     }
 }
 
-impl From<String> for Words {
+impl From<String> for LazyMessage {
     fn from(text: String) -> Self {
         Self {
             of: None,
@@ -135,7 +135,7 @@ impl From<String> for Words {
     }
 }
 
-impl Deref for Words {
+impl Deref for LazyMessage {
     type Target = str;
     fn deref(&self) -> &str {
         let diagnosis = self.of.as_ref();
@@ -144,7 +144,7 @@ impl Deref for Words {
     }
 }
 
-impl Display for Words {
+impl Display for LazyMessage {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.write_str(self)
     }

@@ -39,7 +39,7 @@ impl PartialEq for Timed {
 
 /// An additional event for a refused pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remark {
+pub struct RefusalEvent {
     /// The event's reason.
     pub reason: &'static str,
     /// Its message.
@@ -121,7 +121,7 @@ pub struct Effects {
     pub touch_all: bool,
     /// Pods (by uid) on no node whose demand changed: the nodes that they are nominated to are touched. Pods
     /// without a nomination are ignored.
-    pub imagined: Vec<Arc<str>>,
+    pub demand_changed: Vec<Arc<str>>,
     /// Waiting pods (by uid) that this plugin permits to bind, with the plugin's name.
     pub allow: Vec<(Arc<str>, &'static str)>,
     /// Waiting pods (by uid) whose reservation must be undone, with the plugin's name and the reason.
@@ -155,7 +155,7 @@ impl Effects {
         let Self {
             touched,
             touch_all,
-            imagined,
+            demand_changed,
             allow,
             reject,
             rollback,
@@ -170,7 +170,7 @@ impl Effects {
         } = self;
         !touch_all
             && touched.is_empty()
-            && imagined.is_empty()
+            && demand_changed.is_empty()
             && allow.is_empty()
             && reject.is_empty()
             && rollback.is_empty()

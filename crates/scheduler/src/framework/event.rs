@@ -132,7 +132,7 @@ pub struct Interest {
 
 /// Whether an event can help a pod that a plugin refused. Upstream: `QueueingHint`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Helps {
+pub enum QueueingHint {
     /// The pod may be schedulable now.
     Queue,
     /// The event does not help this pod.

@@ -6,16 +6,16 @@ use std::sync::Arc;
 /// The combined result of all extenders that were called. An error is that of an extender that is not
 /// ignorable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Advice {
-    /// Result for [`crate::engine::Question::Nodes`].
-    Nodes(Result<Advised, String>),
-    /// Result for [`crate::engine::Question::Victims`].
-    Victims(Result<Vec<Agreed>, String>),
+pub enum ExtenderResult {
+    /// Result for [`crate::engine::ExtenderRequest::Nodes`].
+    Nodes(Result<ExtenderNodeResult, String>),
+    /// Result for [`crate::engine::ExtenderRequest::Victims`].
+    Victims(Result<Vec<ExtenderPreemptResult>, String>),
 }
 
 /// Filter and prioritize results of extenders.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Advised {
+pub struct ExtenderNodeResult {
     /// The refused nodes, each with the reason and whether the refusal is unresolvable by evictions.
     pub refused: BTreeMap<Arc<str>, (String, bool)>,
     /// Values to add to the total scores of nodes.
@@ -24,7 +24,7 @@ pub struct Advised {
 
 /// A preemption candidate that the extenders accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agreed {
+pub struct ExtenderPreemptResult {
     /// The extender that returned it last, for error messages.
     pub extender: String,
     /// The node.

@@ -75,7 +75,7 @@ impl Groups {
 
 /// Summary of all nodes that fit, for plugins that score only some of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct FitSummary {
     /// How many nodes fit.
     pub fitting: usize,
     /// How many of them have no group.

@@ -31,7 +31,7 @@ pub struct IndexKind {
 impl IndexKind {
     /// Returns the kind of index `T`; its indexes start empty.
     #[must_use]
-    pub fn of<T: Index + Default>() -> Self {
+    pub fn new<T: Index + Default>() -> Self {
         Self {
             id: TypeId::of::<T>(),
             build: || Box::new(T::default()),
@@ -114,8 +114,8 @@ mod tests {
     #[test]
     fn index_is_built_once_and_receives_each_object_once() {
         let kinds = [
-            IndexKind::of::<RecordingIndex>(),
-            IndexKind::of::<RecordingIndex>(),
+            IndexKind::new::<RecordingIndex>(),
+            IndexKind::new::<RecordingIndex>(),
         ];
         let mut all = Indexes::new(kinds);
         let change = ObjectChange {

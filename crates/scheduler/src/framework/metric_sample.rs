@@ -10,12 +10,12 @@ pub struct Family {
     /// The names of its labels.
     pub labels: &'static [&'static str],
     /// The type of metric.
-    pub kind: Kind,
+    pub kind: MetricKind,
 }
 
 /// The type of a metric [`Family`].
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
+pub enum MetricKind {
     /// A counter of occurrences.
     Counter,
     /// A gauge of the current value.
@@ -26,7 +26,7 @@ pub enum Kind {
 
 /// One value of a metric.
 #[derive(Debug, Clone)]
-pub struct Reading {
+pub struct MetricSample {
     /// The metric.
     pub family: &'static Family,
     /// The values of the family's labels, in their order.
@@ -37,12 +37,12 @@ pub struct Reading {
 
 /// The values collected from plugins by [`super::Metered::read`].
 #[derive(Debug, Default)]
-pub struct Readings {
+pub struct MetricSamples {
     renewed: Vec<&'static Family>,
-    values: Vec<Reading>,
+    values: Vec<MetricSample>,
 }
 
-impl Readings {
+impl MetricSamples {
     /// Declares that the values that follow for this family of gauges, from any instance of the plugin, are
     /// complete: earlier ones are removed.
     pub fn renew(&mut self, family: &'static Family) {
@@ -52,7 +52,7 @@ impl Readings {
     /// Adds one value: for a counter, the increase since the last call; for a gauge, the current value; for a
     /// histogram, one observation.
     pub fn add(&mut self, family: &'static Family, labels: &[&str], value: f64) {
-        self.values.push(Reading {
+        self.values.push(MetricSample {
             family,
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
             value,
@@ -61,7 +61,7 @@ impl Readings {
 
     /// Returns the families to clear, and all values in the order in which they were added.
     #[must_use]
-    pub fn into_parts(self) -> (Vec<&'static Family>, Vec<Reading>) {
+    pub fn into_parts(self) -> (Vec<&'static Family>, Vec<MetricSample>) {
         (self.renewed, self.values)
     }
 }

@@ -23,21 +23,21 @@ mod stateful;
 mod status;
 mod watch;
 
-pub use diagnosis::{Diagnosis, NodeRefusal, Words};
+pub use diagnosis::{Diagnosis, LazyMessage, NodeRefusal};
 pub(crate) use diagnosis::{RejectionCounts, RowVerdict};
-pub use effects::{Effects, Problem, Remark, ReportedProblems, Timed, Verb, Write};
-pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
-pub use extender::{Advice, Advised, Agreed};
-pub use groups::{Groups, Label, Surroundings};
+pub use effects::{Effects, Problem, RefusalEvent, ReportedProblems, Timed, Verb, Write};
+pub use event::{Action, ClusterEvent, EventNames, Interest, ObjectChange, QueueingHint, Subject};
+pub use extender::{ExtenderNodeResult, ExtenderPreemptResult, ExtenderResult};
+pub use groups::{FitSummary, Groups, Label};
 pub use index::{Index, IndexKind, Indexes};
-pub use metric_sample::{Family, Kind, Reading, Readings};
+pub use metric_sample::{Family, MetricKind, MetricSample, MetricSamples};
 pub use per_profile::PerProfile;
 pub use plugin::{AnyPlugin, BoxedPlugin, Plugin, Roles};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
 pub use results::{
-    BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, PermitResult,
-    PodPatch, Pool, PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion,
+    BindError, BindPlan, GroupPreemption, Judge, Normalize, NotShown, PermitResult, PodPatch, Pool,
+    PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion, Shortfall,
 };
 pub use roles::{
     Admission, Alignment, Bind, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
@@ -166,10 +166,10 @@ pub struct Cycle<'a> {
     /// The pod whose place this one takes ([`Release::nominate`]); set from reserve on.
     pub nominated: Option<&'a Arc<PodInfo>>,
     /// Pods on the node passed to the same call that this pod, a reservation, absorbs
-    /// ([`Release::takes_in`]): what is allocated to them becomes part of what the reservation gets. Before
+    /// ([`Release::absorbed_pods`]): what is allocated to them becomes part of what the reservation gets. Before
     /// reserve they are treated as removed, too. `None` when none can be absorbed or that is not known yet;
     /// then [`Release::released`] lists the pods to treat as removed.
-    pub taken_in: Option<&'a [Arc<PodInfo>]>,
+    pub absorbed: Option<&'a [Arc<PodInfo>]>,
 }
 
 impl<'a> Cycle<'a> {
@@ -182,14 +182,14 @@ impl<'a> Cycle<'a> {
             overlay: Overlay::default(),
             numa: None,
             nominated: None,
-            taken_in: None,
+            absorbed: None,
         }
     }
 
     /// Returns the pods that this one absorbs; empty if there are none.
     #[must_use]
-    pub fn taken_in(&self) -> &'a [Arc<PodInfo>] {
-        self.taken_in.unwrap_or_default()
+    pub fn absorbed(&self) -> &'a [Arc<PodInfo>] {
+        self.absorbed.unwrap_or_default()
     }
 
     /// Returns the amount of `resource` that the pods on `node` request, with the overlay applied.
@@ -259,7 +259,7 @@ impl std::fmt::Debug for State {
 impl State {
     /// Creates a state that holds `value`.
     #[must_use]
-    pub fn of<T: Any + Send + Sync>(value: T) -> Self {
+    pub fn new<T: Any + Send + Sync>(value: T) -> Self {
         Self(Some(Box::new(value)))
     }
 

@@ -25,7 +25,7 @@ impl<T> PerProfile<T> {
 
     /// Returns the settings for `pod`, by its scheduler name.
     #[must_use]
-    pub fn of(&self, pod: &PodInfo) -> &T {
+    pub fn for_pod(&self, pod: &PodInfo) -> &T {
         if self.others.is_empty() {
             return &self.first;
         }

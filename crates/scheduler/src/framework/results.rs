@@ -29,7 +29,7 @@ impl PreFilterResult {
     #[must_use]
     pub fn ready<T: Any + Send + Sync>(value: T) -> Self {
         Self::Ready {
-            state: State::of(value),
+            state: State::new(value),
             nodes: None,
         }
     }
@@ -224,14 +224,14 @@ impl NotShown {
 /// The shortfall of a node for a pod. The distance is computed for all nodes, the text only for a few of
 /// them.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Lacks {
+pub struct Shortfall {
     distance: f64,
     found: usize,
     /// The texts, if they were requested.
     words: Option<Vec<String>>,
 }
 
-impl Lacks {
+impl Shortfall {
     /// Creates an empty value that collects texts, too.
     #[must_use]
     pub fn in_words() -> Self {

@@ -2,9 +2,9 @@
 //! and [`Score`] are in `rules`, roles that track state in `books`.
 
 use super::{
-    BindPlan, ClusterEvent, Cycle, Diagnosis, Effects, Groups, Helps, Interest, Lacks, NotShown,
-    PermitResult, PodPatch, PostFilterResult, Readings, Rejection, Remark, RulesVersion, State,
-    Surroundings, Verdict, View, Words,
+    BindPlan, ClusterEvent, Cycle, Diagnosis, Effects, FitSummary, Groups, Interest, LazyMessage,
+    MetricSamples, NotShown, PermitResult, PodPatch, PostFilterResult, QueueingHint, RefusalEvent,
+    Rejection, RulesVersion, Shortfall, State, Verdict, View,
 };
 #[cfg(doc)]
 use super::{Filter, Score};
@@ -19,23 +19,23 @@ pub trait QueueHints {
     /// Returns the events that can make a pod schedulable that this plugin refused.
     fn interests(&self) -> Vec<Interest>;
     /// Returns whether `event` can make `pod`, which this plugin refused, schedulable.
-    fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        Helps::Queue
+    fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
+        QueueingHint::Queue
     }
     /// Returns the name of the object that `event` concerns, if the event can help only pods that reference
-    /// that object ([`QueueHints::names`]): [`QueueHints::hint`] is then called only for these. This keeps
+    /// that object ([`QueueHints::referenced_objects`]): [`QueueHints::hint`] is then called only for these. This keeps
     /// the cost down when thousands of pods wait for one volume claim each.
-    fn about(&self, _event: &ClusterEvent<'_>) -> Option<String> {
+    fn event_subject(&self, _event: &ClusterEvent<'_>) -> Option<String> {
         None
     }
-    /// Returns the names of the objects that `pod` references, by which [`QueueHints::about`] finds the pod.
+    /// Returns the names of the objects that `pod` references, by which [`QueueHints::event_subject`] finds the pod.
     /// Must not change while the pod waits.
-    fn names<'a>(&self, _pod: &'a PodInfo) -> Vec<&'a str> {
+    fn referenced_objects<'a>(&self, _pod: &'a PodInfo) -> Vec<&'a str> {
         Vec::new()
     }
     /// Returns true if `event` can make pods schedulable that only other plugins refused, because of what
     /// this plugin does for them; [`QueueHints::hint`] is then called for those pods, too.
-    fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
+    fn affects_unrefused(&self, _event: &ClusterEvent<'_>) -> bool {
         false
     }
 }
@@ -53,10 +53,10 @@ pub trait Release {
         out: &mut Vec<Arc<PodInfo>>,
     );
     /// Returns the pods on `node` that this pod, a reservation, absorbs. They are treated as removed, and
-    /// what is allocated to them becomes part of what the reservation gets ([`Cycle::taken_in`]). `serves`
+    /// what is allocated to them becomes part of what the reservation gets ([`Cycle::absorbed`]). `serves`
     /// returns true if all plugins that allocate resources of NUMA nodes could serve the reservation with the
     /// given pods absorbed. If `None` is returned, [`Release::released`] is called.
-    fn takes_in(
+    fn absorbed_pods(
         &self,
         _cycle: &Cycle<'_>,
         _state: &State,
@@ -172,7 +172,7 @@ pub trait Volatile {
         &self,
         cycle: &Cycle<'_>,
         state: &State,
-        _around: &Surroundings,
+        _around: &FitSummary,
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
@@ -180,7 +180,7 @@ pub trait Volatile {
     }
     /// Returns true if placing `mate`, which is not placed yet, on another node can change the filter result
     /// of `pod`.
-    fn minds_afar(&self, _pod: &PodInfo, _mate: &PodInfo) -> bool {
+    fn depends_on_other_nodes(&self, _pod: &PodInfo, _mate: &PodInfo) -> bool {
         false
     }
 }
@@ -236,12 +236,19 @@ pub trait Planning {
 pub trait Insight {
     /// Returns an additional event for a refused pod whose event text is `message`, if the plugin has one.
     /// `message` is formatted only when it is read, so do not read it for pods without such an event.
-    fn remark(&self, _pod: &PodInfo, _message: &Words) -> Option<Remark> {
+    fn refusal_event(&self, _pod: &PodInfo, _message: &LazyMessage) -> Option<RefusalEvent> {
         None
     }
     /// Adds to `out` what `node`, which this plugin refused, lacks for the pod, with figures and units: `cpu:
     /// needs 4, free 2.5`. Adds nothing if the reasons of the refusal are sufficient.
-    fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex, _out: &mut Lacks) {}
+    fn explain_shortfall(
+        &self,
+        _cycle: &Cycle<'_>,
+        _state: &State,
+        _node: NodeIndex,
+        _out: &mut Shortfall,
+    ) {
+    }
     /// Returns the plugin's state of a pod (gang, quota, reservation …) for explanations.
     fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
         None
@@ -268,7 +275,7 @@ pub trait Insight {
 pub trait Metered {
     /// Adds the plugin's current metrics to `out`; called every few seconds. Each observation is reported
     /// once.
-    fn read(&mut self, view: View<'_>, out: &mut Readings);
+    fn read(&mut self, view: View<'_>, out: &mut MetricSamples);
 }
 
 /// Reacts when no node fits a pod.
@@ -282,7 +289,7 @@ pub trait PostFilter {
     }
     /// Returns the uids of the pods that [`PostFilterResult::PreemptForGroup`] would make room for, if that
     /// is what would be returned for `pod`; plugins prepare their state for them, too.
-    fn company(&self, _pod: &PodInfo) -> Vec<Arc<str>> {
+    fn group_members(&self, _pod: &PodInfo) -> Vec<Arc<str>> {
         Vec::new()
     }
     /// Returns the admission rules for groups of pods, if this plugin's refusals depend on what other pods
@@ -299,7 +306,7 @@ pub trait Admission {
     fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool;
     /// Calls `name` with the uid of every pod whose eviction can make more of `pods` admissible, and possibly
     /// of others.
-    fn in_the_way(&self, pods: &[Arc<PodInfo>], view: View<'_>, name: &mut dyn FnMut(&str));
+    fn blocking_pods(&self, pods: &[Arc<PodInfo>], view: View<'_>, name: &mut dyn FnMut(&str));
 }
 
 /// Makes the pods of a group be tried one after the other, whatever the queue's order.

@@ -33,7 +33,7 @@ pub trait Sign {
     -> Signable;
     /// Writes what the plugin reads of other objects that the pod refers to, such as its volume claims.
     /// Called at each attempt.
-    fn sign_found(&self, _: &PodInfo, _: View<'_>, _: &mut Signature) -> Signable {
+    fn sign_external(&self, _: &PodInfo, _: View<'_>, _: &mut Signature) -> Signable {
         Signable::Yes
     }
 }

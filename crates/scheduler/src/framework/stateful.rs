@@ -62,7 +62,7 @@ pub trait Preparation {
     /// before the nodes are filtered.
     fn prepare(&mut self, _cycle: &Cycle<'_>) {}
     /// Brings the plugin's state up to date before [`Insight`] is used outside a scheduling cycle.
-    fn prepare_to_show(&mut self, _view: View<'_>) {}
+    fn prepare_explain(&mut self, _view: View<'_>) {}
 }
 
 /// Reacts to the passing of time.

@@ -1,7 +1,7 @@
 //! Kinds of objects that plugins watch, and the channel that their changes arrive on.
 
-use super::{Advice, BindError, EventNames, ObjectChange, Problem};
-use crate::state::SeenPod;
+use super::{BindError, EventNames, ExtenderResult, ObjectChange, Problem};
+use crate::state::ParsedPod;
 use k8s_openapi::api::core::v1::Node;
 use koord_kube::{Change, Client};
 use std::any::Any;
@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 pub(crate) enum Message {
     /// The informer of this kind has delivered its initial list.
     Synced(&'static str),
-    Pod(Change<SeenPod>),
+    Pod(Change<ParsedPod>),
     Node(Change<Node>),
     Object(ObjectChange),
     /// Extenders returned a result, or failed.
     Consulted {
         uid: Arc<str>,
         ticket: u64,
-        advice: Advice,
+        advice: ExtenderResult,
     },
     /// An object could not be decoded.
     Problem(Problem),

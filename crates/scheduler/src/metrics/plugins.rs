@@ -1,7 +1,7 @@
 //! Metrics that plugins define themselves.
 
 use super::make::{Level, Maker, Resets};
-use crate::framework::{Family, Kind, Readings};
+use crate::framework::{Family, MetricKind, MetricSamples};
 use prometheus::{CounterVec, GaugeVec, HistogramVec, Registry};
 use rustc_hash::FxHashMap;
 
@@ -25,7 +25,7 @@ impl PluginMetrics {
     }
 
     /// Adds the values read from all plugins.
-    pub(crate) fn take(&mut self, readings: Readings) {
+    pub(crate) fn take(&mut self, readings: MetricSamples) {
         let (renewed, values) = readings.into_parts();
         for family in renewed {
             if let Some(gauges) = self.gauges.get(family.name) {
@@ -36,21 +36,21 @@ impl PluginMetrics {
             // A wrong number of labels would be a plugin's bug, which its tests show.
             let labels: Vec<&str> = reading.labels.iter().map(String::as_str).collect();
             match reading.family.kind {
-                Kind::Counter => {
+                MetricKind::Counter => {
                     if let Some(counters) = self.counter(reading.family)
                         && let Ok(counter) = counters.get_metric_with_label_values(&labels)
                     {
                         counter.inc_by(reading.value);
                     }
                 }
-                Kind::Gauge => {
+                MetricKind::Gauge => {
                     if let Some(gauges) = self.gauge(reading.family)
                         && let Ok(gauge) = gauges.get_metric_with_label_values(&labels)
                     {
                         gauge.set(reading.value);
                     }
                 }
-                Kind::Histogram(buckets) => {
+                MetricKind::Histogram(buckets) => {
                     if let Some(all) = self.histogram(reading.family, buckets)
                         && let Ok(histogram) = all.get_metric_with_label_values(&labels)
                     {
@@ -112,19 +112,19 @@ mod tests {
         name: "gauge",
         help: "A gauge.",
         labels: &["a"],
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
     };
     static COUNTER: Family = Family {
         name: "counter_total",
         help: "A counter.",
         labels: &[],
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
     };
     static HISTOGRAM: Family = Family {
         name: "histogram",
         help: "A histogram.",
         labels: &[],
-        kind: Kind::Histogram(|| vec![1.0, 2.0]),
+        kind: MetricKind::Histogram(|| vec![1.0, 2.0]),
     };
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         let registry = Registry::new();
         let mut metrics = PluginMetrics::new(&registry, Resets::default());
         let read = |renew: bool, gauges: &[(&str, f64)]| {
-            let mut out = Readings::default();
+            let mut out = MetricSamples::default();
             if renew {
                 out.renew(&GAUGE);
             }

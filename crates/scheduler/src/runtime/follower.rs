@@ -153,7 +153,7 @@ impl Follower {
 fn apply_message(engine: &mut Engine, message: Message, clock: &Clock) {
     let now = clock.now();
     match message {
-        Message::Pod(Change::Applied { new, .. }) => engine.pod_seen(&new, now),
+        Message::Pod(Change::Applied { new, .. }) => engine.apply_parsed_pod(&new, now),
         Message::Pod(Change::Deleted(last)) => engine.pod_left(last.uid(), now),
         Message::Node(Change::Applied { new, .. }) => engine.node_applied(new, now),
         Message::Node(Change::Deleted(last)) => {

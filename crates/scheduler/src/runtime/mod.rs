@@ -30,7 +30,7 @@ use crate::config::Configuration;
 use crate::engine::Engine;
 use crate::framework::{Message, Profiles, Source, Watch};
 use crate::metrics::{Attempt, Metrics, PluginMetrics};
-use crate::state::{Alike, SeenPod};
+use crate::state::{ParsedPod, PodInterner};
 use decode::DecodedPod;
 use deferred_drop::DeferredDrop;
 use extender::Extenders;
@@ -321,7 +321,7 @@ fn watch_all(
     watch::forward(source.clone(), slim, false, node);
     let transform = transform::pods(gates);
     let resources = profiles.resources.clone();
-    let alike = Alike::default();
+    let alike = PodInterner::default();
     let victims_shown = config.shows_victims();
     let read = move |DecodedPod(mut pod)| {
         if !shown {
@@ -329,7 +329,7 @@ fn watch_all(
         }
         transform(&mut pod);
         if victims_shown {
-            SeenPod::whole(pod, &resources)
+            ParsedPod::whole(pod, &resources)
         } else {
             alike.read(pod, &resources)
         }

@@ -9,7 +9,7 @@ use crate::engine::{Engine, Failure, NearestNode, Outcome, Output};
 use crate::framework::{Message, ObjectChange};
 use crate::guard::guarded;
 use crate::metrics::{BufferedHistograms, Metrics, PluginMetrics};
-use crate::state::SeenPod;
+use crate::state::ParsedPod;
 use koord_app::Context;
 use koord_kube::Change;
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ const SLICE: Duration = Duration::from_millis(5);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
 
 /// Returns true if the pod has a node.
-fn is_bound(pod: &SeenPod) -> bool {
+fn is_bound(pod: &ParsedPod) -> bool {
     pod.node().is_some()
 }
 
@@ -163,7 +163,7 @@ impl Owner {
                 if bound && !was_bound {
                     self.debug.clear_failure(uid);
                 }
-                self.engine.pod_seen(&new, now);
+                self.engine.apply_parsed_pod(&new, now);
                 let label = match (bound, old.is_some()) {
                     (true, false) => "AssignedPodAdd",
                     (true, true) => "AssignedPodUpdate",
@@ -219,7 +219,7 @@ impl Owner {
                 ticket,
                 advice,
             } => {
-                self.engine.consulted(&uid, ticket, advice);
+                self.engine.apply_extender_result(&uid, ticket, advice);
                 "Consulted"
             }
             Message::Problem(problem) => return self.writer.problem(&problem),

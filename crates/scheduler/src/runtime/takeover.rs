@@ -6,7 +6,7 @@
 //! behind waits a little, and then relists.
 
 use koord_kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
-use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey};
+use koord_kube::{Api, Cacheable, Change, Client, Informer, ObjectKey};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,7 +119,7 @@ struct StandbyCache<V> {
     behind: BTreeMap<ObjectKey, String>,
 }
 
-impl<V: Mirrored> StandbyCache<V> {
+impl<V: Cacheable> StandbyCache<V> {
     fn new() -> Self {
         Self {
             objects: BTreeMap::new(),
@@ -194,7 +194,7 @@ pub(super) struct Feed<V> {
     absence: bool,
 }
 
-impl<V: Mirrored> Feed<V> {
+impl<V: Cacheable> Feed<V> {
     pub(super) fn new(informer: Informer<V>, absence: bool) -> Self {
         Self { informer, absence }
     }

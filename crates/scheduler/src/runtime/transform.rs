@@ -28,7 +28,7 @@ fn transform<const PRIORITY: bool, const PREEMPTION: bool, const REPLACE: bool>(
         replace_resources(pod);
     }
     if PRIORITY {
-        let value = koord_api::priority::value_of_pod(pod);
+        let value = koord_api::priority::pod_priority_value(pod);
         pod.spec.get_or_insert_default().priority = Some(value);
     }
     if PREEMPTION {

@@ -5,7 +5,7 @@ use crate::framework::{Action, Message, ObjectChange, Problem, Source, Trim, Wat
 use crate::state::volume_matters;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec};
 use koord_kube::kube_core::{ApiResource, Resource};
-use koord_kube::{Change, Decode, Informer, Mirrored, Scope, Unread};
+use koord_kube::{Cacheable, Change, Decode, Informer, Scope, Unread};
 use std::any::Any;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ impl Watch {
     /// Watches all objects of type `K`, converted to `V` on the task that decodes them. `kind` has the form
     /// `plural.version.group`.
     #[must_use]
-    pub fn of_kept<K, V>(kind: &'static str) -> Self
+    pub fn mapped<K, V>(kind: &'static str) -> Self
     where
         K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
-        V: From<K> + Mirrored,
+        V: From<K> + Cacheable,
     {
         Self {
             kind,
@@ -31,14 +31,14 @@ impl Watch {
         }
     }
 
-    /// Watches objects as [`Watch::of_kept`] does, for a kind that the API server may serve in an older
+    /// Watches objects as [`Watch::mapped`] does, for a kind that the API server may serve in an older
     /// version only: then it is watched as `O`, still under the name `kind`.
     #[must_use]
-    pub fn of_either<K, O, V>(kind: &'static str) -> Self
+    pub fn with_fallback<K, O, V>(kind: &'static str) -> Self
     where
         K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
         O: Resource<DynamicType = ()> + Decode + Into<K> + Send + Sync + 'static,
-        V: From<K> + Mirrored,
+        V: From<K> + Cacheable,
     {
         Self {
             start: |kind, source| {
@@ -56,13 +56,13 @@ impl Watch {
                 };
                 feed(source, start, listed, unread, true, as_object(kind));
             },
-            ..Self::of_kept::<K, V>(kind)
+            ..Self::mapped::<K, V>(kind)
         }
     }
 
     /// Watches objects of type `K`, trimmed by `T` unless they are sent to extenders.
     #[must_use]
-    pub fn of_trimmed<K, T: Trim<K>>(kind: &'static str) -> Self
+    pub fn trimmed<K, T: Trim<K>>(kind: &'static str) -> Self
     where
         K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
     {
@@ -94,13 +94,13 @@ impl Watch {
 fn start<K, V>(kind: &'static str, source: Source, keep: impl Fn(K) -> V + Clone + Send + 'static)
 where
     K: Resource<DynamicType = ()> + Decode + Any + Clone + Send + Sync,
-    V: Mirrored,
+    V: Cacheable,
 {
     forward(source, keep, true, as_object(kind));
 }
 
 /// Converts a change to a message about an object of a watched kind.
-fn as_object<V: Mirrored>(kind: &'static str) -> impl Fn(Change<V>) -> Message + Send + 'static {
+fn as_object<V: Cacheable>(kind: &'static str) -> impl Fn(Change<V>) -> Message + Send + 'static {
     move |change| match change {
         Change::Synced => Message::Synced(kind),
         Change::Applied { old, new } => Message::Object(ObjectChange {
@@ -123,7 +123,7 @@ fn as_object<V: Mirrored>(kind: &'static str) -> impl Fn(Change<V>) -> Message +
 }
 
 /// Starts an informer and sends its changes to `source.sender` as [`feed`] does.
-pub(crate) fn forward<K, V: Mirrored>(
+pub(crate) fn forward<K, V: Cacheable>(
     source: Source,
     keep: impl Fn(K) -> V + Clone + Send + 'static,
     optional: bool,
@@ -184,7 +184,7 @@ fn unread(
 /// this replica leads, with the objects that exist then; `listed` lists their versions. An `optional` kind
 /// counts as listed if the API server lacks it: a cluster without a custom resource has no objects of it, and
 /// objects created later are ordinary changes.
-fn feed<V: Mirrored, F>(
+fn feed<V: Cacheable, F>(
     source: Source,
     start: impl Fn() -> Informer<V> + Send + 'static,
     listed: impl Fn() -> F + Send + 'static,

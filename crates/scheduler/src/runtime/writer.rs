@@ -8,8 +8,8 @@ use super::condition::may_be_new;
 use super::evict::Evictions;
 use super::gate::Gate;
 use super::writer_context::{FailedAttempt, WriterContext};
-use crate::engine::{BindRequest, Consultation, Failure};
-use crate::framework::{BindPlan, Problem, Readings, Write};
+use crate::engine::{BindRequest, ExtenderCall, Failure};
+use crate::framework::{BindPlan, MetricSamples, Problem, Write};
 use crate::state::{Booked, PodInfo};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -52,7 +52,7 @@ impl Writer {
     }
 
     /// Calls extenders; the result arrives as a message.
-    pub(super) fn consult(&self, asked: Consultation) {
+    pub(super) fn consult(&self, asked: ExtenderCall) {
         let context = self.context.clone();
         tokio::spawn(async move { Box::pin(context.consult(asked)).await });
     }
@@ -128,7 +128,7 @@ impl Writer {
     }
 
     /// Returns the durations of writes since the last call.
-    pub(super) fn take_timings(&self) -> Readings {
+    pub(super) fn take_timings(&self) -> MetricSamples {
         self.context.take_timings()
     }
 

@@ -8,8 +8,8 @@ use super::nearest;
 use super::placement::send_binding;
 use super::send::{NOTHING, send_write};
 use super::writer::reference;
-use crate::engine::{BindRequest, Consultation, Failure, NearestNode};
-use crate::framework::{Message, Readings, Timed, Write};
+use crate::engine::{BindRequest, ExtenderCall, Failure, NearestNode};
+use crate::framework::{Message, MetricSamples, Timed, Write};
 use crate::metrics::{Call, Metrics};
 use crate::state::{Booked, PodInfo};
 use jiff::Timestamp;
@@ -47,7 +47,7 @@ pub(super) struct WriterState {
     /// The last written nomination of pods that are not bound yet; empty if it was cleared.
     expected: Mutex<FxHashMap<Arc<str>, Arc<str>>>,
     /// The durations of plugins' writes that are measured.
-    timings: Mutex<Readings>,
+    timings: Mutex<MetricSamples>,
     /// Targets of writes that do not exist, to log each once.
     missing: Mutex<FxHashSet<Arc<str>>>,
 }
@@ -62,7 +62,7 @@ pub(super) struct FailedAttempt {
 
 impl WriterContext {
     /// Calls extenders; the result arrives as a message.
-    pub(super) async fn consult(&self, asked: Consultation) {
+    pub(super) async fn consult(&self, asked: ExtenderCall) {
         let (uid, ticket) = (asked.pod.uid.clone(), asked.ticket);
         let answer = self.gate.until_closing(self.extenders.answer(asked));
         if let Some(advice) = answer.await {
@@ -245,7 +245,7 @@ impl WriterContext {
     }
 
     /// Returns the durations of writes since the last call.
-    pub(super) fn take_timings(&self) -> Readings {
+    pub(super) fn take_timings(&self) -> MetricSamples {
         std::mem::take(&mut *self.state.timings.lock())
     }
 

@@ -21,7 +21,7 @@ const FEW: usize = 64;
 
 /// An intern pool for parts of pods. Clones share one pool.
 #[derive(Debug, Clone, Default)]
-pub struct Alike {
+pub struct PodInterner {
     known: Arc<Mutex<InternPools>>,
     hasher: RandomState,
 }
@@ -42,7 +42,7 @@ struct InternPools {
 #[derive(Debug)]
 struct InternPool<T: ?Sized>(HashTable<(u64, Weak<T>)>);
 
-impl Alike {
+impl PodInterner {
     /// Returns an object equal to `object`: an existing one if there is one, else `object` with its parts
     /// replaced by existing equal ones.
     pub(super) fn object(&self, mut object: Arc<PodObject>) -> Arc<PodObject> {
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn equal_objects_are_stored_once() {
-        let alike = Alike::default();
+        let alike = PodInterner::default();
         let [a, b, c] = ["x", "x", "y"].map(|app| alike.object(object(app, "n")));
         assert!(Arc::ptr_eq(&a, &b));
         assert_eq!(c, object("y", "n"));
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn equal_parts_of_different_objects_are_shared() {
-        let alike = Alike::default();
+        let alike = PodInterner::default();
         let [a, b] = ["x", "y"].map(|app| alike.object(object(app, "n")));
         assert!(Arc::ptr_eq(&a.pod, &b.pod));
         assert!(Arc::ptr_eq(&a.owners, &b.owners));
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn unused_entries_are_removed() {
-        let alike = Alike::default();
+        let alike = PodInterner::default();
         let shared = alike.object(object("shared", "shared"));
         for at in 0..10 * FEW {
             let at = format!("{at}");

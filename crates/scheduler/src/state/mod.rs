@@ -9,10 +9,10 @@ mod pod;
 mod signature;
 mod store;
 
-pub use interning::Alike;
+pub use interning::PodInterner;
 pub use node::{NodeInfo, NodeProblem};
 pub use object::{ContainerInfo, PodObject};
-pub use parsed::SeenPod;
+pub use parsed::ParsedPod;
 pub(crate) use parsed::volume_matters;
 pub use pod::{Booked, PodError, PodInfo};
 pub use signature::{ShapeId, Signable, Signature};

@@ -1,7 +1,7 @@
 //! Parsed nodes.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
-use koord_api::extension::Reserved;
+use koord_api::extension::ReservedResources;
 use koord_model::resources::{Amounts, ResourceTable};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl NodeInfo {
             Ok(())
         });
         let mut allocatable = read.unwrap_or_default();
-        match Reserved::of(node.metadata.annotations.as_ref()) {
+        match ReservedResources::from_annotations(node.metadata.annotations.as_ref()) {
             Ok(reserved) => {
                 let trimmed = reserved.map(|reserved| trimmed(&reserved, table));
                 for (id, amount) in trimmed.iter().flat_map(Amounts::iter) {
@@ -112,7 +112,7 @@ fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
 }
 
 /// Returns what the annotation `reserved` removes from allocatable.
-fn trimmed(reserved: &Reserved, table: &ResourceTable) -> Amounts {
+fn trimmed(reserved: &ReservedResources, table: &ResourceTable) -> Amounts {
     let mut out = Amounts::new();
     if reserved.trims_allocatable {
         for (name, quantity) in &reserved.amounts {

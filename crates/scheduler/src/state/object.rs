@@ -75,8 +75,8 @@ impl PodObject {
                 .collect()
         });
         Self {
-            labels: Texts::of(meta.labels.as_ref(), String::as_str),
-            annotations: Arc::new(Texts::of(meta.annotations.as_ref(), String::as_str)),
+            labels: Texts::from_map(meta.labels.as_ref(), String::as_str),
+            annotations: Arc::new(Texts::from_map(meta.annotations.as_ref(), String::as_str)),
             owners: meta.owner_references.as_deref().unwrap_or_default().into(),
             containers: containers.unwrap_or_default(),
             claims: Box::default(),
@@ -241,7 +241,7 @@ impl ContainerInfo {
         let amounts = |of: fn(&ResourceRequirements) -> &Option<BTreeMap<String, Quantity>>| {
             let amounts = container.resources.as_ref();
             let amounts = amounts.and_then(|resources| of(resources).as_ref());
-            Texts::of(amounts, |amount: &Quantity| &amount.0)
+            Texts::from_map(amounts, |amount: &Quantity| &amount.0)
         };
         let ports = container.ports.iter().flatten();
         let of_host = |port: &&ContainerPort| port.host_port.is_some_and(|port| port > 0);

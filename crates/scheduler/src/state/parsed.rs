@@ -3,22 +3,22 @@
 //! A cluster has many more running than waiting pods, and the object of a pod takes several kilobytes even if
 //! most of it is empty: bound pods with equal content share one object.
 
-use super::{Alike, PodError, PodInfo};
+use super::{PodError, PodInfo, PodInterner};
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use koord_kube::Mirrored;
+use koord_kube::Cacheable;
 use koord_model::resources::ResourceTable;
 use std::sync::Arc;
 
 /// A pod as an informer delivers it.
 #[derive(Debug)]
-pub enum SeenPod {
+pub enum ParsedPod {
     /// The pod is valid.
     Pod(Arc<PodInfo>),
     /// The pod is invalid; with the reason.
     Broken(Box<(Pod, PodError)>),
 }
 
-impl SeenPod {
+impl ParsedPod {
     /// Parses `pod` and adds its resource names to `table`. A bound pod is trimmed.
     #[must_use]
     pub fn new(pod: Pod, table: &ResourceTable) -> Self {
@@ -54,10 +54,10 @@ impl SeenPod {
     }
 }
 
-impl Alike {
-    /// Parses `pod` as [`SeenPod::new`] does; equal parts of the bound pods that are parsed here are shared.
+impl PodInterner {
+    /// Parses `pod` as [`ParsedPod::new`] does; equal parts of the bound pods that are parsed here are shared.
     #[must_use]
-    pub fn read(&self, pod: Pod, table: &ResourceTable) -> SeenPod {
+    pub fn read(&self, pod: Pod, table: &ResourceTable) -> ParsedPod {
         read(pod, table, |info| {
             if let Some(object) = Arc::get_mut(&mut info.object) {
                 object.slim();
@@ -72,7 +72,7 @@ impl Alike {
 }
 
 /// Parses `pod` and applies `keep` to it if it is bound.
-fn read(pod: Pod, table: &ResourceTable, keep: impl FnOnce(&mut PodInfo)) -> SeenPod {
+fn read(pod: Pod, table: &ResourceTable, keep: impl FnOnce(&mut PodInfo)) -> ParsedPod {
     let pod = Arc::new(pod);
     match PodInfo::new(pod.clone(), table) {
         Ok(mut info) => {
@@ -80,13 +80,13 @@ fn read(pod: Pod, table: &ResourceTable, keep: impl FnOnce(&mut PodInfo)) -> See
             if info.node.is_some() {
                 keep(&mut info);
             }
-            SeenPod::Pod(Arc::new(info))
+            ParsedPod::Pod(Arc::new(info))
         }
-        Err(error) => SeenPod::Broken(Box::new((Arc::unwrap_or_clone(pod), error))),
+        Err(error) => ParsedPod::Broken(Box::new((Arc::unwrap_or_clone(pod), error))),
     }
 }
 
-impl Mirrored for SeenPod {
+impl Cacheable for ParsedPod {
     fn names(&self) -> (&str, &str) {
         match self {
             Self::Pod(info) => (&info.namespace, &info.name),
@@ -139,15 +139,15 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn info(seen: SeenPod) -> Arc<PodInfo> {
+    fn info(seen: ParsedPod) -> Arc<PodInfo> {
         match seen {
-            SeenPod::Pod(info) => info,
-            SeenPod::Broken(broken) => panic!("{broken:?}"),
+            ParsedPod::Pod(info) => info,
+            ParsedPod::Broken(broken) => panic!("{broken:?}"),
         }
     }
 
-    fn seen(spec: Value) -> SeenPod {
-        SeenPod::new(pod(1, spec), &ResourceTable::new())
+    fn seen(spec: Value) -> ParsedPod {
+        ParsedPod::new(pod(1, spec), &ResourceTable::new())
     }
 
     fn spec() -> Value {
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn equal_bound_pods_share_their_object() {
-        let (alike, table) = (Alike::default(), ResourceTable::new());
+        let (alike, table) = (PodInterner::default(), ResourceTable::new());
         let read = |number, spec| info(alike.read(pod(number, spec), &table));
         let [a, b] = [1, 2].map(|number| read(number, bound("n")));
         assert!(Arc::ptr_eq(&a.object, &b.object));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn different_bound_pods_share_equal_parts() {
-        let (alike, table) = (Alike::default(), ResourceTable::new());
+        let (alike, table) = (PodInterner::default(), ResourceTable::new());
         let read = |number: usize| {
             let mut spec = bound("n");
             spec["hostname"] = json!(format!("db-{number}"));
@@ -275,7 +275,7 @@ mod tests {
         let parsed = seen(json!({"nodeName": "n", "containers": [
             {"name": "a", "resources": {"requests": {"cpu": "x"}}}
         ]}));
-        let SeenPod::Broken(broken) = &parsed else {
+        let ParsedPod::Broken(broken) = &parsed else {
             panic!("{parsed:?}")
         };
         let (pod, error) = &**broken;

@@ -11,9 +11,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::{self, KubeQos};
-use koord_api::requests::{self, Place};
+use koord_api::requests::{self, ContainerPosition};
 use koord_api::texts::Texts;
-use koord_model::gang::spec::Noted;
+use koord_model::gang::spec::HasMetadata;
 use koord_model::resources::{self, Amounts, CPU, MEMORY, ResourceId, ResourceTable};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -147,7 +147,7 @@ impl PodInfo {
             namespace,
             resource_version: meta.resource_version.as_deref().map(Box::from),
             priority: spec.priority.unwrap_or(0),
-            priority_class: koord_api::priority::of_pod_with_default(&pod),
+            priority_class: koord_api::priority::pod_priority_class_or_default(&pod),
             requests,
             limits,
             scoring: [scoring.get(CPU), scoring.get(MEMORY)],
@@ -177,7 +177,7 @@ impl PodInfo {
             terminal: matches!(phase, Some("Succeeded" | "Failed")),
             holds_for: None,
             facets: Facets::default(),
-            qos: qos::kube_of_pod(&pod),
+            qos: qos::pod_kube_qos(&pod),
             object: Arc::new(PodObject::new(pod)),
         })
     }
@@ -197,7 +197,7 @@ impl PodInfo {
     #[must_use]
     pub fn without_node(&self, object: Arc<Pod>) -> Self {
         Self {
-            qos: qos::kube_of_pod(&object),
+            qos: qos::pod_kube_qos(&object),
             object: Arc::new(PodObject::new(object)),
             node: None,
             nominated: None,
@@ -323,7 +323,7 @@ impl PodInfo {
     }
 }
 
-impl Noted for PodInfo {
+impl HasMetadata for PodInfo {
     fn label(&self, key: &str) -> Option<&str> {
         self.label(key)
     }
@@ -377,13 +377,13 @@ impl<'a> Running<'a> {
     /// Returns the `(actual, allocated)` resources of a long-running container, if its status has them.
     fn resources(
         &self,
-        place: Place,
+        place: ContainerPosition,
         container: &Container,
     ) -> Option<[Option<&'a BTreeMap<String, Quantity>>; 2]> {
         let all = match place {
-            Place::Main(_) => self.main,
-            Place::Init(_) if requests::is_sidecar(container) => self.init,
-            Place::Init(_) => &[],
+            ContainerPosition::Main(_) => self.main,
+            ContainerPosition::Init(_) if requests::is_sidecar(container) => self.init,
+            ContainerPosition::Init(_) => &[],
         };
         let status = all.iter().find(|status| status.name == container.name)?;
         let actual = status.resources.as_ref()?;
@@ -402,7 +402,7 @@ fn combined(
     table: &ResourceTable,
     side: Counted,
 ) -> Result<Amounts, PodError> {
-    let own = |place: Place, container: &Container| {
+    let own = |place: ContainerPosition, container: &Container| {
         container_amounts(container, running, table, side, place)
     };
     let mut total = requests::peak(spec, own)?;
@@ -430,7 +430,7 @@ fn container_amounts(
     running: &Running<'_>,
     table: &ResourceTable,
     side: Counted,
-    place: Place,
+    place: ContainerPosition,
 ) -> Result<Amounts, PodError> {
     let listed = container
         .resources
@@ -543,7 +543,7 @@ mod tests {
     #[test]
     fn pod_info_is_small() {
         assert!(size_of::<PodInfo>() <= 384);
-        assert!(size_of::<crate::state::SeenPod>() <= 16);
+        assert!(size_of::<crate::state::ParsedPod>() <= 16);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A pod, as far as providers look at it.
 
 use k8s_openapi::api::core::v1::{self as core, Container as Object};
-use koord_api::qos::{KubeQos, kube_of_pod};
+use koord_api::qos::{KubeQos, pod_kube_qos};
 use koord_api::{quantity, requests};
 use koord_model::alignment::Role;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl Pod {
         let all = init.chain(main.map(|container| (Role::Main, container)));
         Self {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
-            guaranteed: kube_of_pod(pod) == KubeQos::Guaranteed,
+            guaranteed: pod_kube_qos(pod) == KubeQos::Guaranteed,
             containers: all
                 .map(|(role, container)| read(role, container, &is_device))
                 .collect(),

@@ -2,7 +2,7 @@
 
 use koord_api::topology::Zone;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
-use koord_kube::Mirrored;
+use koord_kube::Cacheable;
 use koord_model::export;
 
 /// What is kept of the object of one node.
@@ -27,7 +27,7 @@ impl Seen {
     }
 }
 
-impl Mirrored for Seen {
+impl Cacheable for Seen {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

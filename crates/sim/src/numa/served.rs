@@ -6,7 +6,7 @@ use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::CpuSet;
 use koord_model::export::{Machine, Share};
 use koord_model::numa::NumaMask;
-use koord_rpc::lister::{self, Lists};
+use koord_rpc::lister::{self, PodResourcesSource};
 use koord_rpc::podresources as api;
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -129,7 +129,7 @@ impl Lister {
     }
 }
 
-impl Lists for Lister {
+impl PodResourcesSource for Lister {
     fn pods(&self) -> Result<Vec<api::PodResources>, Status> {
         self.ask(|floor| floor.pods.keys().map(|uid| pod(floor, uid)).collect())
     }

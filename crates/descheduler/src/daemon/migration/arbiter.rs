@@ -1,7 +1,7 @@
 //! Periodic arbitration of waiting jobs.
 
 use super::JobController;
-use crate::framework::Why;
+use crate::framework::SkipReason;
 use crate::migration::arbitrate::{Verdict, arbitrate};
 use crate::migration::filter::Rules;
 use crate::migration::{PASSED, Stage, stage, step};
@@ -157,7 +157,7 @@ impl JobController {
         Ok(())
     }
 
-    async fn forbid(&self, job: &PodMigrationJob, why: &Why) -> Result<(), Error> {
+    async fn forbid(&self, job: &PodMigrationJob, why: &SkipReason) -> Result<(), Error> {
         let status = step::forbidden(job, why);
         let message = status.message.clone();
         self.status(job, status).await?;
@@ -166,7 +166,7 @@ impl JobController {
     }
 
     /// Records what `job` waits for, and an event whenever the rule changes.
-    fn report_waiting(&self, job: &PodMigrationJob, why: &Why) {
+    fn report_waiting(&self, job: &PodMigrationJob, why: &SkipReason) {
         self.counts.limited.with_label_values(&[why.rule]).inc();
         let name = job.metadata.name.clone().unwrap_or_default();
         let text = why.to_string();

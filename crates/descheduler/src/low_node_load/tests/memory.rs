@@ -150,9 +150,9 @@ struct Picky(&'static [&'static str], &'static str);
 
 impl Placement for Picky {
     fn begin(&mut self, _: &Snapshot) {}
-    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
         match self.0.contains(&&*pod.name) {
-            true => Err(Why::new("NoTarget", "nothing takes it")),
+            true => Err(SkipReason::new("NoTarget", "nothing takes it")),
             false => Ok(self.1.into()),
         }
     }

@@ -1,6 +1,6 @@
 use super::args::{AnomalyCondition, Args, Pool};
 use super::*;
-use crate::framework::{Filter, Framework, Plan, Why};
+use crate::framework::{Filter, Framework, Plan, SkipReason};
 use crate::rules::Evictable;
 use crate::state::{NodeUsage, PodInfo, Snapshot};
 use crate::testing::{TestCluster, balancing, merged};
@@ -24,7 +24,7 @@ impl Filter for Rules {
     fn name(&self) -> &'static str {
         "Rules"
     }
-    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         Evictable::default().check(pod)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::memory::{Described, owned_by, report, thresholds, world};
 use super::*;
-use crate::framework::{Ask, Evictor, Intent};
+use crate::framework::{EvictionRequest, Evictor, Intent};
 use crate::migration::Migrations;
 use crate::migration::args::MigrationControllerArgs;
 use crate::move_history::retained_until;
@@ -21,7 +21,11 @@ impl Evictor for Jobs {
     fn name(&self) -> &'static str {
         "Jobs"
     }
-    fn evict(&mut self, snapshot: &Snapshot, request: &Ask<'_>) -> Result<Intent, Why> {
+    fn evict(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &EvictionRequest<'_>,
+    ) -> Result<Intent, SkipReason> {
         Ok(Intent::Job(Box::new(self.0.job(snapshot, request))))
     }
 }

@@ -193,7 +193,7 @@ impl Placement for Emptiest {
             .map(|usage| (usage.name.clone(), named_usage(usage)))
             .collect();
     }
-    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
         let own = pod.node.clone().unwrap();
         let used = &snapshot.usage[&own].pods;
         let cpu = used
@@ -205,7 +205,7 @@ impl Placement for Emptiest {
         let other_nodes = self.0.iter_mut().filter(|(node, _)| **node != own);
         let (node, load) = other_nodes.min_by_key(|(_, load)| **load).unwrap();
         if (*load + cpu) * 100 > CPUS * HIGH {
-            return Err(Why::new(
+            return Err(SkipReason::new(
                 "NoTarget",
                 "every other node would be hot with it",
             ));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::framework::Why;
+use crate::framework::SkipReason;
 use crate::migration::filter::{MigrationCounts, PodsByOwner, Rules};
 use crate::migration::{Stage, stage};
 use crate::state::PodInfo;
@@ -35,7 +35,7 @@ impl Setting {
 
     /// Checks whether limits allow to move `pod`. Outside of the arbitration every job that has not ended
     /// counts, within it those that have started: here both are equal.
-    fn is_within_limits(&self, args: Value, pod: &PodInfo) -> Result<(), Why> {
+    fn is_within_limits(&self, args: Value, pod: &PodInfo) -> Result<(), SkipReason> {
         let snapshot = self.snapshot(10);
         let rules = Rules::new(Arc::new(super::args(args)), &snapshot.priority_classes);
         let owned = PodsByOwner::new(&snapshot);
@@ -44,7 +44,7 @@ impl Setting {
         let free = rules.is_within_limits(&snapshot, &owned, &begun, pod);
         assert_eq!(rules.is_within_limits(&snapshot, &owned, &all, pod), free);
         assert!(
-            free.as_ref().err().is_none_or(Why::is_temporary),
+            free.as_ref().err().is_none_or(SkipReason::is_temporary),
             "{free:?}"
         );
         free

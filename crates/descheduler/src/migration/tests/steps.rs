@@ -1,5 +1,5 @@
 use super::*;
-use crate::framework::Why;
+use crate::framework::SkipReason;
 use crate::migration::evict::Policy;
 use crate::migration::status::{self, State};
 use crate::migration::step::{self, JobView, Operation, Requeue, Settings, Step, step};
@@ -28,7 +28,7 @@ struct Play {
     pod: Option<Pod>,
     reservation: Option<Reservation>,
     bound: Option<Pod>,
-    limited: Option<Why>,
+    limited: Option<SkipReason>,
     settings: Settings,
     events: Vec<String>,
     acts: Vec<&'static str>,
@@ -689,7 +689,7 @@ fn paused_waiting_and_ended_jobs_do_nothing() {
 
 #[test]
 fn rate_limit_applies_only_before_the_eviction() {
-    let why = || Some(Why::new("WorkloadLimiter", "others went"));
+    let why = || Some(SkipReason::new("WorkloadLimiter", "others went"));
     let mut play = Play::new(
         running(json!({})),
         Some(pod(json!({}))),

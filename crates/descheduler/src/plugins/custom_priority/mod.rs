@@ -11,7 +11,7 @@ mod capacity;
 
 pub use args::{CustomPriorityArgs, Mode, ResourcePriority, check};
 
-use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Action, Cycle, SkipReason, Strategy, StrategyError};
 use crate::move_history::MoveHistory;
 use crate::rules::PodSelection;
 use crate::state::{NodeInfo, PodInfo};
@@ -111,13 +111,16 @@ impl CustomPriority {
             }
             if self.args.node_fit && misses >= MISSES {
                 let detail = format!("{MISSES} pods that are no larger fit no cheaper node");
-                cycle.skip_pod(&pod, Why::new("NodeFit", detail));
+                cycle.skip_pod(&pod, SkipReason::new("NodeFit", detail));
                 continue;
             }
             let target = if self.args.node_fit {
                 let Some(target) = capacity.find(&pod, targets, true) else {
                     misses += 1;
-                    cycle.skip_pod(&pod, Why::new("NodeFit", capacity.reasons(&pod, targets)));
+                    cycle.skip_pod(
+                        &pod,
+                        SkipReason::new("NodeFit", capacity.reasons(&pod, targets)),
+                    );
                     continue;
                 };
                 misses = 0;
@@ -168,7 +171,7 @@ impl CustomPriority {
                 for other in pods.iter().filter(|other| other.uid != pod.uid) {
                     cycle.skip_pod(other, node_stays(pod));
                 }
-                cycle.skip_pod(pod, Why::new("NodeFit", reasons));
+                cycle.skip_pod(pod, SkipReason::new("NodeFit", reasons));
                 return;
             };
             capacity.take(pod, target);
@@ -243,8 +246,8 @@ impl CustomPriority {
 }
 
 /// Returns why other pods of its node stay when `pod` does.
-fn node_stays(pod: &PodInfo) -> Why {
-    Why::new(
+fn node_stays(pod: &PodInfo) -> SkipReason {
+    SkipReason::new(
         "NodeStays",
         format!("its node cannot be cleared, as {pod} stays"),
     )

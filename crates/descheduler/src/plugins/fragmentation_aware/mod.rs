@@ -5,7 +5,7 @@
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/fragmentationaware`.
 
-use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Cycle, SkipReason, Strategy, StrategyError};
 use crate::move_history::MoveHistory;
 use crate::rules::{Fit, Namespaces, PodSelection, PodSelector};
 use crate::state::{NodeInfo, PodInfo};
@@ -209,13 +209,13 @@ impl FragmentationAware {
                 let detail = format!(
                     "without it the imbalance falls by {gain:.4}, not by more than {least:.4}"
                 );
-                cycle.skip_pod(pod, Why::new("MinImprovement", detail));
+                cycle.skip_pod(pod, SkipReason::new("MinImprovement", detail));
                 continue;
             }
             if let Some((fit, nodes)) = fit
                 && !fit.any_other(pod, nodes)
             {
-                cycle.skip_pod(pod, Why::new("NodeFit", fit.reasons(pod, nodes)));
+                cycle.skip_pod(pod, SkipReason::new("NodeFit", fit.reasons(pod, nodes)));
                 continue;
             }
             candidates.push(EvictionCandidate { pod, after });
@@ -251,9 +251,9 @@ impl FragmentationAware {
 }
 
 /// Returns why a pod stays when `gone` is evicted.
-fn one_per_node(gone: &PodInfo) -> Why {
+fn one_per_node(gone: &PodInfo) -> SkipReason {
     let detail = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
-    Why::new("OnePerNode", detail)
+    SkipReason::new("OnePerNode", detail)
 }
 
 impl Strategy for FragmentationAware {

@@ -261,11 +261,11 @@ impl Filter for NotAtLast {
     fn name(&self) -> &'static str {
         "NotAtLast"
     }
-    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), SkipReason> {
         Ok(())
     }
-    fn pre_evict(&self, _: &Snapshot, _: &[Arc<NodeInfo>], _: &PodInfo) -> Result<(), Why> {
-        Err(Why::new("NotAtLast", "not this one"))
+    fn pre_evict(&self, _: &Snapshot, _: &[Arc<NodeInfo>], _: &PodInfo) -> Result<(), SkipReason> {
+        Err(SkipReason::new("NotAtLast", "not this one"))
     }
 }
 

@@ -10,7 +10,7 @@ fn evict_result(args: Value, over: Value) -> Result<Intent, &'static str> {
     let mut snapshot = world.snapshot();
     replicas(&mut snapshot, "rs", 10);
     let mut built = build(tests::args(args), "profile");
-    let request = Ask {
+    let request = EvictionRequest {
         pod: &pod,
         strategy: "test-plugin",
         reason: "test-reason",
@@ -81,7 +81,7 @@ fn same_decision_makes_the_same_job() {
     let mut snapshot = world.snapshot();
     let shared = Migrations::new("profile", "process", MigrationControllerArgs::default());
     let name = |snapshot: &Snapshot, pod| {
-        let request = Ask {
+        let request = EvictionRequest {
             pod,
             strategy: "s",
             reason: "r",
@@ -210,10 +210,10 @@ impl Placement for OneSlot {
     fn begin(&mut self, _: &Snapshot) {
         self.0 = true;
     }
-    fn promise(&mut self, _: &Snapshot, _: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
+    fn promise(&mut self, _: &Snapshot, _: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
         match std::mem::take(&mut self.0) {
             true => Ok("cold".into()),
-            false => Err(Why::new("NoTarget", "no node is left")),
+            false => Err(SkipReason::new("NoTarget", "no node is left")),
         }
     }
 }

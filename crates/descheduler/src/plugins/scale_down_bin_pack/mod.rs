@@ -12,7 +12,7 @@ mod rank;
 pub use args::{ExecutionMode, ScaleDownBinPackArgs};
 pub use rank::{NodePods, RankedNode, rank};
 
-use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
+use crate::framework::{Action, Cycle, SkipReason, Strategy, StrategyError};
 use crate::move_history::MoveHistory;
 use crate::rules::{DELETION_COST, PodSelection};
 use crate::state::{NodeInfo, PodInfo};
@@ -106,8 +106,9 @@ impl ScaleDownBinPack {
     /// begins and ends.
     fn may_evict(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
         let verdict = cycle.admits(pod);
-        let passes =
-            |why: &Why| self.args.strategy == ExecutionMode::CalculateOnly && why.is_temporary();
+        let passes = |why: &SkipReason| {
+            self.args.strategy == ExecutionMode::CalculateOnly && why.is_temporary()
+        };
         verdict.as_ref().is_err_and(passes) || cycle.accept_or_skip(pod, verdict)
     }
 
@@ -147,7 +148,7 @@ impl ScaleDownBinPack {
         for pod in ranked.iter().flat_map(|node| &node.pods.eligible) {
             if remaining == 0 {
                 let detail = format!("{most} pods go, which are all that may");
-                cycle.skip_pod(pod, Why::new("MaxPodsToEvict", detail));
+                cycle.skip_pod(pod, SkipReason::new("MaxPodsToEvict", detail));
                 continue;
             }
             if cycle.accept_or_skip(pod, self.history.allows(pod, now))

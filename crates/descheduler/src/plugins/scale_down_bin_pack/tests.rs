@@ -1,5 +1,5 @@
 use super::*;
-use crate::framework::{Framework, Plan, Why};
+use crate::framework::{Framework, Plan, SkipReason};
 use crate::testing::{AllBut, TestCluster, balancing, configured, moved, requests};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -463,9 +463,9 @@ impl crate::framework::Filter for Busy {
     fn name(&self) -> &'static str {
         "Busy"
     }
-    fn filter(&self, _: &crate::state::Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn filter(&self, _: &crate::state::Snapshot, pod: &PodInfo) -> Result<(), SkipReason> {
         match self.0 && &*pod.name == "b" {
-            true => Err(Why::new(
+            true => Err(SkipReason::new(
                 "MaxMigratingPerNode",
                 "2 pods of it move already, 2 may",
             )),

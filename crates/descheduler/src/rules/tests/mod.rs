@@ -1,5 +1,5 @@
 use super::*;
-use crate::rules::Why;
+use crate::rules::SkipReason;
 use crate::testing::{TestCluster, merged};
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ fn rule(rules: &Evictable, pod: Value) -> &'static str {
     let pod = TestCluster::default().pod("p", "n", pod);
     match rules.check(&pod) {
         Ok(()) => "",
-        Err(Why { rule, .. }) => rule,
+        Err(SkipReason { rule, .. }) => rule,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::NodeUtilization;
 use super::usage::{Usages, listed};
-use crate::framework::{Cycle, Why};
+use crate::framework::{Cycle, SkipReason};
 use crate::rules::Namespaces;
 use crate::state::PodInfo;
 use crate::upstream_plugins::by_importance;
@@ -102,35 +102,39 @@ impl Eviction<'_> {
         node: &NodeUtilization<'_>,
         free: &Amounts,
         gone: u64,
-    ) -> Option<Why> {
+    ) -> Option<SkipReason> {
         let name = &node.node.name;
         let mut used = node.used.iter();
         if self.source == Source::AboveLimit && !used.any(|(id, used)| node.limit.get(id) < used) {
             let detail = format!("node {name} is not over-utilized any more");
-            return Some(Why::new("NodeRelieved", detail));
+            return Some(SkipReason::new("NodeRelieved", detail));
         }
         if let Some((id, _)) = free.iter().find(|(_, left)| *left < 1) {
             let resource = cycle.snapshot().table.name(id);
             let detail = format!("the nodes that take pods have no {resource} left");
-            return Some(Why::new("NoRoom", detail));
+            return Some(SkipReason::new("NoRoom", detail));
         }
         match self.per_node {
             Some(limit) if gone >= limit => {
                 let detail = format!(
                     "{gone} pods of node {name} go, which are all that may by evictionLimits.node"
                 );
-                Some(Why::new("EvictionLimitsNode", detail))
+                Some(SkipReason::new("EvictionLimitsNode", detail))
             }
             _ => None,
         }
     }
 
     /// Returns the usage of `pod` if it may be evicted.
-    fn judge(&self, pod: &Arc<PodInfo>, targets: &[NodeUtilization<'_>]) -> Result<Amounts, Why> {
+    fn judge(
+        &self,
+        pod: &Arc<PodInfo>,
+        targets: &[NodeUtilization<'_>],
+    ) -> Result<Amounts, SkipReason> {
         let asks = |id: &ResourceId| pod.shape.requests.contains(*id);
         if !self.only_with.is_empty() && !self.only_with.iter().any(asks) {
             let detail = "it asks for none of the resources of thresholds";
-            return Err(Why::new("OnlyThresholdingResources", detail));
+            return Err(SkipReason::new("OnlyThresholdingResources", detail));
         }
         let tolerations = &pod.shape.tolerations;
         let borne = |node: &NodeUtilization<'_>| {
@@ -139,15 +143,15 @@ impl Eviction<'_> {
         };
         if !targets.iter().any(borne) {
             let detail = "it tolerates the taints of no node that has room";
-            return Err(Why::new("Taints", detail));
+            return Err(SkipReason::new("Taints", detail));
         }
         if let Some(namespaces) = self.excluded
             && !namespaces.allow(&pod.namespace)
         {
             let detail = format!("evictableNamespaces leave {} out", pod.namespace);
-            return Err(Why::new("Namespaces", detail));
+            return Err(SkipReason::new("Namespaces", detail));
         }
         let used = self.usages.pod_amounts(pod);
-        used.map_err(|why| Why::new("NoMetric", why))
+        used.map_err(|why| SkipReason::new("NoMetric", why))
     }
 }

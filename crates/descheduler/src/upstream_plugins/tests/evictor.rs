@@ -1,7 +1,7 @@
 //! Pods that `DefaultEvictor` allows to evict.
 
 use super::*;
-use crate::framework::{Filter, Why};
+use crate::framework::{Filter, SkipReason};
 use crate::upstream_plugins::default_evictor::{Args, DefaultEvictorFilter};
 
 fn filter(args: &Value) -> DefaultEvictorFilter {
@@ -9,7 +9,7 @@ fn filter(args: &Value) -> DefaultEvictorFilter {
     DefaultEvictorFilter::new(args).unwrap()
 }
 
-fn verdict(case: &Value) -> Result<(), Why> {
+fn verdict(case: &Value) -> Result<(), SkipReason> {
     let world = world(case);
     let snapshot = snapshot(&world, case);
     let mut filter = filter(&case["args"]);

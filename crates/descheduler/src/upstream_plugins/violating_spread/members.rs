@@ -2,7 +2,7 @@
 
 use super::candidates::Candidates;
 use super::constraint::Constraint;
-use crate::framework::{Cycle, Why};
+use crate::framework::{Cycle, SkipReason};
 use crate::state::PodInfo;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use rustc_hash::FxHashMap;
@@ -19,7 +19,7 @@ pub(super) struct Member<'a> {
     /// True if the pod may be evicted. Other pods only count in their domains.
     pub(super) is_movable: bool,
     /// Reason why it may not be evicted; taken when it is reported.
-    pub(super) why: Option<Why>,
+    pub(super) why: Option<SkipReason>,
 }
 
 /// The pods of a namespace, and the constraints of those that may be evicted.

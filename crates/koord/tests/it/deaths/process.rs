@@ -1,7 +1,7 @@
 //! A scheduler that is a process, and the socket on which it can be watched and shot.
 
 use super::aim::{Aim, Last, Moment, gang_of, object_of};
-use super::world::{World, name_of, node_of};
+use super::world::{FailoverWorld, name_of, node_of};
 use crate::wire::{self, Wire, elects, writes};
 use axum::Router;
 use axum::body::Body;
@@ -224,7 +224,7 @@ impl Death {
 impl Process {
     /// Starts a scheduler that has a socket of its own.
     pub(super) async fn start(
-        world: &World,
+        world: &FailoverWorld,
         dir: &Path,
         aim: Aim,
         places: usize,

@@ -13,7 +13,7 @@ use crate::qos::{Plan, View, Write};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource};
-use koord_model::cpuset_rule::{Ask, Pools, container_cpus};
+use koord_model::cpuset_rule::{CpusetRequest, Pools, container_cpus};
 use rustc_hash::FxHashMap;
 
 /// Audit reason.
@@ -102,7 +102,7 @@ fn assigned_cpus(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet
         return None;
     }
     let own = pod.cpus.as_ref().map(ToString::to_string);
-    let ask = Ask {
+    let ask = CpusetRequest {
         qos: pod.qos,
         kube: pod.kube_qos,
         own: own.as_deref(),

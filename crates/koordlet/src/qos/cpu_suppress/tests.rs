@@ -6,7 +6,7 @@ struct Rig {
     strategy: CpuSuppress,
     slo: Slo,
     mode: SuppressMode,
-    usage: Usage,
+    usage: NodeUsage,
     quota: i64,
     cpus: CpuSet,
     guard: LeverTargets,
@@ -34,11 +34,11 @@ impl Rig {
                 ..Slo::default()
             },
             mode,
-            usage: Usage {
+            usage: NodeUsage {
                 node: 12_000,
                 pods: 10_000,
                 pods_not_be: 8_000,
-                ..Usage::default()
+                ..NodeUsage::default()
             },
             quota: QUOTA_OFF,
             cpus: "0-15".parse().unwrap(),
@@ -98,11 +98,11 @@ fn upstream_quota() {
         "the first application is important"
     );
     // Services end: the limit grows by a tenth of the node per step.
-    rig.usage = Usage {
+    rig.usage = NodeUsage {
         node: 3_000,
         pods: 3_000,
         pods_not_be: 1_000,
-        ..Usage::default()
+        ..NodeUsage::default()
     };
     for want in [280_000, 440_000, 600_000, 760_000, 920_000, 1_020_000] {
         rig.step();

@@ -1,7 +1,7 @@
 //! Status of the pressure guard for the status page.
 
 use super::{GuardPlanner, LeverTargets};
-use crate::health::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
+use crate::health::{Guard, GuardExperiment, GuardHeld, GuardService, MissingFeature};
 use crate::qos::View;
 use koord_model::guard::{Lever, ServiceState, Verdict};
 
@@ -45,7 +45,7 @@ impl GuardPlanner {
             absent: self
                 .absent(view)
                 .into_iter()
-                .map(|(lever, why)| Lack {
+                .map(|(lever, why)| MissingFeature {
                     mechanism: lever.to_string(),
                     consequence: why.to_owned(),
                 })

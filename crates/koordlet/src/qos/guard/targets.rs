@@ -5,7 +5,7 @@ use crate::audit::{Entry, Subject};
 use crate::qos::{View, cpu_suppress};
 use koord_api::qos::QosClass;
 use koord_host::CpuSet;
-use koord_model::guard::{Event, Kind};
+use koord_model::guard::{Event, EventKind};
 use koord_model::suppress::Processor;
 use std::collections::BTreeSet;
 
@@ -46,7 +46,7 @@ impl LeverTargets {
 pub struct Note {
     /// Namespace and name of the service; `None` for the node as a whole.
     pub pod: Option<(String, String)>,
-    /// Kind of action as one word.
+    /// EventKind of action as one word.
     pub kind: &'static str,
     /// Description as a sentence.
     pub message: String,
@@ -99,17 +99,17 @@ pub(super) fn describe(targets: &LeverTargets) -> String {
 }
 
 /// Returns the kind of an event as one word.
-pub(super) fn kind(kind: Kind) -> &'static str {
+pub(super) fn kind(kind: EventKind) -> &'static str {
     match kind {
-        Kind::Tried { .. } => "Tried",
-        Kind::Helped { .. } => "Helped",
-        Kind::Useless { .. } => "Useless",
-        Kind::Ended => "Ended",
-        Kind::Confirmed { .. } => "Confirmed",
-        Kind::Hurt { .. } => "Hurt",
-        Kind::Chance => "Chance",
-        Kind::Over => "Over",
-        Kind::Muted { .. } => "Muted",
+        EventKind::Tried { .. } => "Tried",
+        EventKind::Helped { .. } => "Helped",
+        EventKind::Useless { .. } => "Useless",
+        EventKind::Ended => "Ended",
+        EventKind::Confirmed { .. } => "Confirmed",
+        EventKind::Hurt { .. } => "Hurt",
+        EventKind::Chance => "Chance",
+        EventKind::Over => "Over",
+        EventKind::Muted { .. } => "Muted",
     }
 }
 
@@ -121,34 +121,34 @@ pub(super) fn message(event: &Event<u64>, pod: &str, now_ms: u64) -> String {
         false => format!("{value:.2}"),
     };
     match event.kind {
-        Kind::Tried { value, expected } => format!(
+        EventKind::Tried { value, expected } => format!(
             "{signal} of {pod} is {} where {} is expected: {lever} is tried",
             number(value),
             number(expected)
         ),
-        Kind::Helped { before, after } => format!(
+        EventKind::Helped { before, after } => format!(
             "{lever} took {signal} of {pod} from {} to {} above what is expected: it is held",
             number(before),
             number(after)
         ),
-        Kind::Useless { before, after } => format!(
+        EventKind::Useless { before, after } => format!(
             "{lever} does not help {pod}: {signal} was {} above what is expected and is {}",
             number(before),
             number(after)
         ),
-        Kind::Ended => format!("the trial of {lever} for {pod} had no end: it is let go"),
-        Kind::Confirmed { level } => format!(
+        EventKind::Ended => format!("the trial of {lever} for {pod} had no end: it is let go"),
+        EventKind::Confirmed { level } => format!(
             "{signal} of {pod} rose when {lever} was let go: batch work is the cause, {lever} is \
              held at {level} %"
         ),
-        Kind::Hurt { level } => {
+        EventKind::Hurt { level } => {
             format!("{signal} of {pod} rose again: {lever} goes back to {level} %")
         }
-        Kind::Chance => format!(
+        EventKind::Chance => format!(
             "{signal} of {pod} did not rise when {lever} was let go: batch work was not the cause"
         ),
-        Kind::Over => format!("{pod} does not need {lever} any more"),
-        Kind::Muted { until_ms } => format!(
+        EventKind::Over => format!("{pod} does not need {lever} any more"),
+        EventKind::Muted { until_ms } => format!(
             "nothing helps {pod}: batch work is not the cause of its {signal}, which is ignored \
              for {} s",
             until_ms.saturating_sub(now_ms) / 1000

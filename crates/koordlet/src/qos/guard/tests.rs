@@ -43,7 +43,7 @@ fn transitions_are_described_in_words() {
         lever,
         kind,
     };
-    let tried = Kind::Tried {
+    let tried = EventKind::Tried {
         value: 0.3,
         expected: 0.02,
     };
@@ -54,12 +54,12 @@ fn transitions_are_described_in_words() {
             "CPU stall of a/b is 30.0 % where 2.0 % is expected: cpu.idle is tried",
         ),
         (
-            Kind::Muted { until_ms: 121_000 },
+            EventKind::Muted { until_ms: 121_000 },
             Lever::Quota,
             "nothing helps a/b: batch work is not the cause of its CPU stall, which is ignored for 120 s",
         ),
         (
-            Kind::Over,
+            EventKind::Over,
             Lever::Partition,
             "a/b does not need CPU partition any more",
         ),

@@ -9,13 +9,13 @@ use crate::states::{ContainerInfo, PodInfo};
 use jiff::Timestamp;
 use koord_host::Target;
 use koord_host::target::Attribute;
-use koord_model::core_sched::{Action, Cookies, Members, Task, Wanted};
+use koord_model::core_sched::{Action, CookieMembers, CookieTarget, Cookies, Task};
 
 /// The processes of one container.
 #[derive(Debug)]
 struct ContainerTasks {
     created: Option<Timestamp>,
-    members: Members,
+    members: CookieMembers,
     at: Write,
     labels: metrics::Container,
 }
@@ -70,7 +70,7 @@ impl CookieKeeper {
         let Some((hook_value, group)) = wanted.core_sched.as_ref().zip(write.target.group()) else {
             return;
         };
-        if !self.reads_processes || hook_value.value == Wanted::Untouched {
+        if !self.reads_processes || hook_value.value == CookieTarget::Untouched {
             return;
         }
         let processes = view.kernel.processes(group);
@@ -83,7 +83,7 @@ impl CookieKeeper {
         write.reason = hook_value.by;
         self.containers.push(ContainerTasks {
             created: pod.created,
-            members: Members {
+            members: CookieMembers {
                 wanted: hook_value.value.clone(),
                 tasks: processes.into_iter().filter_map(task).collect(),
             },
@@ -113,14 +113,14 @@ impl CookieKeeper {
         }
         let mut containers = containers;
         containers.sort_by_key(|container| container.created);
-        let members: Vec<Members> = containers
+        let members: Vec<CookieMembers> = containers
             .iter()
             .map(|container| container.members.clone())
             .collect();
         let actions = self.cookies.plan(&members);
         self.done = !self.enabled && actions.is_empty();
         for container in &containers {
-            let Wanted::Group(group) = &container.members.wanted else {
+            let CookieTarget::Group(group) = &container.members.wanted else {
                 continue;
             };
             if let Some(cookie) = self.cookies.of(group) {

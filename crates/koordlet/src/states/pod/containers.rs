@@ -6,7 +6,7 @@ use super::{Batch, ContainerInfo, Layout, PodInfo, Role};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use koord_api::extension::{ExtendedResourceContainerSpec, ExtendedResourceSpec};
-use koord_api::requests::{Place, is_sidecar};
+use koord_api::requests::{ContainerPosition, is_sidecar};
 use koord_api::{Quantity, annotations, quantity, resources};
 use koord_host::CgroupPath;
 use std::collections::BTreeMap;
@@ -29,7 +29,9 @@ pub(super) fn read(
     };
     let status = pod.status.as_ref();
     let mut read_container =
-        |place: Place, container: &Container, statuses: Option<&Vec<ContainerStatus>>| {
+        |place: ContainerPosition,
+         container: &Container,
+         statuses: Option<&Vec<ContainerStatus>>| {
             let status = statuses
                 .into_iter()
                 .flatten()
@@ -51,9 +53,9 @@ pub(super) fn read(
             ContainerInfo {
                 name: container.name.clone(),
                 role: match place {
-                    Place::Main(_) => Role::Main,
-                    Place::Init(_) if is_sidecar(container) => Role::Sidecar,
-                    Place::Init(_) => Role::Init,
+                    ContainerPosition::Main(_) => Role::Main,
+                    ContainerPosition::Init(_) if is_sidecar(container) => Role::Sidecar,
+                    ContainerPosition::Init(_) => Role::Init,
                 },
                 id: id.map(Into::into),
                 running: status
@@ -69,13 +71,13 @@ pub(super) fn read(
         };
     let main = spec.containers.iter().enumerate().map(|(at, container)| {
         let statuses = status.and_then(|s| s.container_statuses.as_ref());
-        read_container(Place::Main(at), container, statuses)
+        read_container(ContainerPosition::Main(at), container, statuses)
     });
     let main = main.collect();
     let init = spec.init_containers.iter().flatten().enumerate();
     let init = init.map(|(at, container)| {
         let statuses = status.and_then(|s| s.init_container_statuses.as_ref());
-        read_container(Place::Init(at), container, statuses)
+        read_container(ContainerPosition::Init(at), container, statuses)
     });
     (main, init.collect())
 }
@@ -87,7 +89,7 @@ fn integer(quantity: Quantity) -> i64 {
 /// Reads the amounts of a container.
 struct AmountReader<'a, 'b> {
     reader: &'a mut Reader<'b>,
-    place: Place,
+    place: ContainerPosition,
     container: &'a Container,
     /// Amounts for resources that the spec does not have.
     extended: Option<&'a ExtendedResourceContainerSpec>,

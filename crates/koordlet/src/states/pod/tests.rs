@@ -261,7 +261,7 @@ fn malformed_annotation_keeps_last_good_value_and_is_reported() {
     let (pod, malformed) = noted(&json!(all), None);
     assert_eq!(malformed, []);
     let notes = pod.notes();
-    assert_eq!(notes.oom_score_adj.of("a"), Some(-500));
+    assert_eq!(notes.oom_score_adj.for_container("a"), Some(-500));
     assert_eq!(
         (notes.numa[0].node, pod.cpus.as_ref().map(CpuSet::len)),
         (1, Some(4))
@@ -397,7 +397,7 @@ proptest! {
             indexes.iter().map(|index| (NOTES[*index].0.to_owned(), json!(text))).collect();
         let (pod, malformed) = noted(&json!(notes), None);
         prop_assert!(malformed.len() <= notes.len());
-        let adj = pod.notes().oom_score_adj.of("a");
+        let adj = pod.notes().oom_score_adj.for_container("a");
         prop_assert!(adj.is_none_or(|adj| (-1000..=1000).contains(&adj)));
         let identity = pod.notes().cpu_qos.as_ref().and_then(|cpu| cpu.group_identity);
         prop_assert!(identity.is_none_or(|identity| (-1..=2).contains(&identity)));

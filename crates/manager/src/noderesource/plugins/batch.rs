@@ -134,7 +134,7 @@ fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
 }
 
 /// Returns [`zones`] in the form that the formulas take.
-pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::Zone> {
+pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::NumaZone> {
     let amount = |zone: &Zone, name: &str| {
         let entry = zone.resources.iter().find(|resource| resource.name == name);
         entry
@@ -143,7 +143,7 @@ pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::Zone> {
     };
     let zones = zones(input).iter().enumerate();
     zones
-        .map(|(position, zone)| reclaim::Zone {
+        .map(|(position, zone)| reclaim::NumaZone {
             // The list is sorted by name, so `node-10` comes before `node-2`.
             index: topology::zone_id(&zone.name)
                 .and_then(|id| usize::try_from(id).ok())

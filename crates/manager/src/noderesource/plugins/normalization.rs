@@ -25,7 +25,7 @@ fn run(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(),
         1.0
     };
     draft.cpu_ratio = Some(new);
-    if normalization::settled(old, Some(new)) != old || old.is_none() {
+    if normalization::stable_ratio(old, Some(new)) != old || old.is_none() {
         let text = extension::format_normalization_ratio(new);
         draft.annotations.insert(key, Some(text));
     }

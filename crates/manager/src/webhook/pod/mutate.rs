@@ -184,7 +184,7 @@ impl Profiles {
         if keep || gates.enabled("ColocationProfileSkipMutatingResources") {
             return Ok(Vec::new());
         }
-        let class = priority::of_pod_with_default(&lenient::from_value(pod)?);
+        let class = priority::pod_priority_class_or_default(&lenient::from_value(pod)?);
         translate::pod(pod, class)?;
         Ok(translate::warning(pod, class).into_iter().collect())
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;
 use koord_api::quantity::Quantity;
 use koord_api::{Uid, resources};
-use koord_kube::Mirrored;
+use koord_kube::Cacheable;
 use koord_kube::owners::Owner;
 use koord_model::recommend::admission::{ContainerAmounts, scaling_factors};
 use serde_json::Value;

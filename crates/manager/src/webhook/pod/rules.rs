@@ -28,7 +28,7 @@ pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
         return Vec::new();
     };
     let read = serde_json::from_str::<DeviceAllocations>(&now);
-    let unasked = read.is_ok_and(|devices| rdma_devices::are_unasked(pod, &devices));
+    let unasked = read.is_ok_and(|devices| rdma_devices::are_unrequested(pod, &devices));
     let why = format!("it names RDMA devices, and no container requests {RDMA}");
     let problem = || field::forbidden(&format!("annotations.{key}"), &why);
     unasked.then(problem).into_iter().collect()
@@ -60,16 +60,16 @@ pub(super) fn colocation_problems(
                 problems.push(field::invalid(path, new, "field is immutable"));
             }
         };
-        let qos = |pod| qos::of_pod(pod).as_str();
+        let qos = |pod| qos::pod_qos_class(pod).as_str();
         require_equal(&format!("labels.{}", labels::POD_QOS), qos(old), qos(pod));
-        let class = |pod| priority::of_pod(pod).as_str();
+        let class = |pod| priority::pod_priority_class(pod).as_str();
         require_equal("spec.priority", class(old), class(pod));
         if !priority_may_change {
             let path = format!("labels.{}", labels::POD_PRIORITY);
             require_equal(&path, sub_priority(old), sub_priority(pod));
         }
     }
-    let qos = qos::of_pod(pod);
+    let qos = qos::pod_qos_class(pod);
     if qos != QosClass::Be && requests_batch(pod) {
         let why = format!("pods with {BATCH_CPU} or {BATCH_MEMORY} must be BE");
         problems.push(field::required(
@@ -77,7 +77,7 @@ pub(super) fn colocation_problems(
             &why,
         ));
     }
-    let class = priority::of_pod(pod);
+    let class = priority::pod_priority_class(pod);
     if !is_allowed_combination(qos, class) {
         let qos_key = labels::POD_QOS;
         let why = format!("{qos_key}={qos} does not go with priorityClass={class}");

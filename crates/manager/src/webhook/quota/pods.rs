@@ -137,7 +137,7 @@ pub(crate) fn request(pod: &Pod, rules: PodRules) -> Result<ResourceList, Refusa
         pod
     });
     let pod = replaced.as_ref().unwrap_or(pod);
-    let spec = pod.spec.as_ref().map(requests::of_pod).transpose();
+    let spec = pod.spec.as_ref().map(requests::pod_requests).transpose();
     let spec = spec.map_err(|error| Refusal(error.to_string()))?;
     Ok(spec.unwrap_or_default())
 }

@@ -33,7 +33,7 @@ pub(crate) fn bind_to_tree(
         let labels = profile.metadata.labels.as_ref();
         labels.and_then(|all| all.get(labels::QUOTA_TREE_ID)) == Some(&quota.tree)
     };
-    let key = |profile: &&Arc<ElasticQuotaProfile>| koord_kube::ObjectKey::of(&***profile);
+    let key = |profile: &&Arc<ElasticQuotaProfile>| koord_kube::ObjectKey::from_object(&***profile);
     let Some(profile) = profiles.iter().filter(of_tree).min_by_key(key) else {
         return Ok(());
     };

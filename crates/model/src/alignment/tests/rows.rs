@@ -236,7 +236,7 @@ fn smallest_and_nearest_set_of_zones_is_found() {
     ];
     for (zones, costs, wants, want) in rows {
         let (zones, none) = (numbered(&fixture, &zones, &costs), Amounts::new());
-        let found = nearest(true, &fixture.wants(wants), &Free::new(&zones, &none));
+        let found = nearest(true, &fixture.wants(wants), &FreeZones::new(&zones, &none));
         let ids = |at: &Vec<usize>| at.iter().map(|at| zones[*at].id).collect::<Vec<_>>();
         let found = found.map(|found| (ids(&found.zones), found.near));
         assert_eq!(found, want, "{wants} of {zones:?}");
@@ -258,7 +258,7 @@ fn sums_of_distances() {
         (vec![], pairs.map(Vec::from).into(), 4 * 255),
     ] {
         let (zones, none) = (numbered(&fixture, &bare, &costs), Amounts::new());
-        let free = Free::new(&zones, &none);
+        let free = FreeZones::new(&zones, &none);
         let found = sets.iter().map(|set| apart(&free, set)).min();
         assert_eq!(found, Some(least), "{sets:?}");
     }
@@ -286,7 +286,7 @@ fn fewer_and_nearer_zones_score_higher() {
         let costs: Vec<(u32, Vec<(u32, u32)>)> = (0..=count).map(row).collect();
         let zones = numbered(&fixture, &zones, &costs);
         let pod = fixture.ask(true, &[&format!("cpu {count}")]);
-        least(&pod, Scope::Pod, Free::new(&zones, &none), 8)
+        least(&pod, Scope::Pod, FreeZones::new(&zones, &none), 8)
     };
     for (count, far, near) in [(1, 88, 94), (2, 76, 82), (8, 4, 10)] {
         assert_eq!((score(count, false), score(count, true)), (far, near));
@@ -309,7 +309,7 @@ fn the_container_that_needs_most_zones_decides() {
             let zone = |(id, gpus)| (id, format!("cpu 2, memory 50Mi, x.com/gpu {gpus}"));
             let zones: Vec<(u32, String)> = (0..4).zip(gpus).map(zone).collect();
             let zones = numbered(&fixture, &zones, &four(1, false));
-            least(&pod, Scope::Container, Free::new(&zones, &none), 8)
+            least(&pod, Scope::Container, FreeZones::new(&zones, &none), 8)
         });
         assert_eq!(found, scores, "{containers:?}");
     }
@@ -320,7 +320,7 @@ fn allocated_amounts_are_subtracted_for_the_next_container() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
     let remaining = |zones: &[&str], wants: &str, from: &[usize]| {
         let zones = fixture.zones(zones, &[]);
-        let mut free = Free::new(&zones, &none);
+        let mut free = FreeZones::new(&zones, &none);
         drain(&fixture.wants(wants), &mut free, from);
         let of = |at: usize, name: &str| free.get(at, fixture.table.intern(name));
         let amounts = |at: usize| (of(at, "cpu"), of(at, "memory"));
@@ -464,9 +464,15 @@ fn bounds_and_roundings() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
     let scored = |kind, zone: &str, wants: &str| {
         let (zones, pod) = (fixture.zones(&[zone], &[]), fixture.ask(true, &[wants]));
-        strategy(kind, &pod, Scope::Pod, &Free::new(&zones, &none), |_| 1)
+        strategy(
+            kind,
+            &pod,
+            Scope::Pod,
+            &FreeZones::new(&zones, &none),
+            |_| 1,
+        )
     };
-    use Strategy::*;
+    use ZoneStrategy::*;
     for (kind, zone, wants, score) in [
         // All of the amount fits; one unit more does not.
         (MostAllocated, "cpu 4", "cpu 4", 100),
@@ -494,13 +500,17 @@ fn bounds_and_roundings() {
     // The lowest score of zones that score above 0 is used; for containers, the mean.
     let zones = fixture.zones(&["cpu 4", "cpu 8", "cpu 1"], &[]);
     let pod = fixture.ask(true, &["cpu 2", "cpu 4"]);
-    let free = Free::new(&zones, &none);
+    let free = FreeZones::new(&zones, &none);
     let of = |scope| strategy(MostAllocated, &pod, scope, &free, |_| 1);
     assert_eq!((of(Scope::Container), of(Scope::Pod)), ((25 + 50) / 2, 75));
     // A set may contain all zones, and each zone must list the resource.
     let required = |zones: &[&str], guaranteed, wants: &str| {
         let zones = fixture.zones(zones, &[]);
-        let found = nearest(guaranteed, &fixture.wants(wants), &Free::new(&zones, &none));
+        let found = nearest(
+            guaranteed,
+            &fixture.wants(wants),
+            &FreeZones::new(&zones, &none),
+        );
         found.map(|found| found.zones)
     };
     let three = ["cpu 1, x.com/gpu 1", "cpu 1, x.com/gpu 1", "cpu 1"];
@@ -516,7 +526,7 @@ fn bounds_and_roundings() {
     // A score is never below 0.
     let many = fixture.zones(&["cpu 1"; 9], &[]);
     let pod = fixture.ask(true, &["cpu 9"]);
-    assert_eq!(least(&pod, Scope::Pod, Free::new(&many, &none), 8), 0);
+    assert_eq!(least(&pod, Scope::Pod, FreeZones::new(&many, &none), 8), 0);
     // Whether a container gets exclusive resources.
     for (wants, own) in [
         ("", false),

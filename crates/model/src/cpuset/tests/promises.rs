@@ -1,6 +1,6 @@
 //! Checks every choice against the documented rules, which are computed from the free CPUs alone.
 
-use super::Strategy;
+use super::CpuStrategy;
 use super::*;
 use proptest::prelude::{Strategy as _, any};
 use proptest::strategy::ValueTree;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 struct Promise<'a> {
     topology: &'a Topology,
     free: &'a CpuSet,
-    strategy: Strategy,
+    strategy: CpuStrategy,
 }
 
 impl Promise<'_> {
@@ -79,7 +79,7 @@ struct Reached {
     away: bool,
 }
 
-fn promises(want: &Want<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseError> {
+fn promises(want: &CpuRequest<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseError> {
     let (topology, needed, exclusive) = (want.topology, want.needed, want.exclusive);
     let promise = Promise {
         topology,
@@ -174,7 +174,7 @@ fn every_choice_follows_the_rules() {
             owned.cores.insert(cpu.core);
             owned.nodes.insert(cpu.node);
         }
-        let want = Want {
+        let want = CpuRequest {
             topology: &topology,
             available: &available,
             preferred: &CpuSet::new(),

@@ -21,7 +21,7 @@ fn gpus_and_adapters_are_allocated_together() {
         }
     };
     let whole = |gpus: &[u8], adapters: &[(u8, i64)]| held(gpus, adapters);
-    let none = Books::default();
+    let none = DeviceLedger::default();
     let on = usual().inventory();
     let rules = Rules::default();
     let cases = [
@@ -104,9 +104,9 @@ fn hints_determine_the_number_of_adapters() {
         json!({"rdma": {"selector": {"matchLabels": {"type": "fakeW"}},
         "allocateStrategy": strategy, "exclusivePolicy": exclusive}})
     };
-    let none = Books::default();
+    let none = DeviceLedger::default();
     let busy = held(&[], &[(1, 1)]);
-    let cases: &[(&str, Value, &Books, &str)] = &[
+    let cases: &[(&str, Value, &DeviceLedger, &str)] = &[
         ("2", hint("", ""), &none, " / 1"),
         ("200", hint("", ""), &none, " / 1 2"),
         ("1", hint("ApplyForAll", ""), &none, " / 1 2 3 4"),
@@ -174,7 +174,7 @@ fn node_without_requested_devices_is_rejected() {
     }
     let plain = inventory(plain);
     let rdma = |hints| need(&[("rdma", "1")], hints, json!(null));
-    let none = Books::default();
+    let none = DeviceLedger::default();
     let site = |inventory| Site {
         inventory,
         used: none.used(),
@@ -219,7 +219,7 @@ fn unhealthy_devices_are_never_allocated() {
         }
     }
     let on = inventory(object);
-    let none = Books::default();
+    let none = DeviceLedger::default();
     let gpus = |count: &'static str| need(&[("nvidia", count)], json!({}), json!(null));
     assert_eq!(place(&gpus("2"), &on, &none, &Rules::default()), "2 3 / ");
     assert_eq!(
@@ -257,7 +257,7 @@ fn well_planned_devices_are_searched_last() {
         in_full: true,
         ..Rules::default()
     };
-    let none = Books::default();
+    let none = DeviceLedger::default();
     assert_eq!(
         place(&whole, &on, &none, &Rules::default()),
         "0 1 2 3 4 5 6 7 / "
@@ -278,7 +278,7 @@ fn memory_and_its_share_complete_each_other() {
     .object();
     object["spec"]["devices"][0]["resources"]["koordinator.sh/gpu-memory"] = json!("64Gi");
     let on = inventory(object);
-    let books = Books::default();
+    let books = DeviceLedger::default();
     let site = Site {
         inventory: &on,
         used: books.used(),
@@ -306,7 +306,7 @@ fn memory_and_its_share_complete_each_other() {
         );
     }
     // Fifty pods with 1.9 % of the memory each hold 1 % by their shares, but the memory is gone.
-    let mut books = Books::default();
+    let mut books = DeviceLedger::default();
     let small = json!({"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-memory": "1250Mi",
         "koordinator.sh/gpu-memory-ratio": "1"}}]});
     for at in 0..50 {

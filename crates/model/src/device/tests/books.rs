@@ -12,12 +12,12 @@ fn share(used: &Used, minor: u8) -> i64 {
 
 #[test]
 fn reservation_holds_amounts_its_owners_did_not_use() {
-    let mut books = Books::default();
-    let reserved = Holding {
+    let mut books = DeviceLedger::default();
+    let reserved = DeviceHolding {
         reserves: true,
         ..holding(gpu(0, 100))
     };
-    let owner = |share: i64| Holding {
+    let owner = |share: i64| DeviceHolding {
         from: Some("r".into()),
         ..holding(gpu(0, share))
     };
@@ -36,9 +36,10 @@ fn reservation_holds_amounts_its_owners_did_not_use() {
         100,
         "an owner gives back to the reservation"
     );
-    let remaining = books.left_of("r", |_| false);
+    let remaining = books.unallocated_of("r", |_| false);
     assert_eq!(
-        remaining.units(DeviceType::Gpu)
+        remaining
+            .units(DeviceType::Gpu)
             .get(0)
             .map(|u| u.get(DeviceResource::GpuCore)),
         Some(30)
@@ -58,7 +59,7 @@ fn written_annotations_are_read_back() {
         json!({"rdma": {"vfSelector": {}}}),
         json!({"deviceTypes": ["gpu", "rdma"]}),
     );
-    let books = Books::default();
+    let books = DeviceLedger::default();
     let site = Site {
         inventory: &on,
         used: books.used(),

@@ -10,7 +10,13 @@ fn hopper() -> DeviceLayout {
     }
 }
 
-fn partitioned(need: &Need, on: &Inventory, books: &Books, honor: bool, quirks: Quirks) -> String {
+fn partitioned(
+    need: &Need,
+    on: &Inventory,
+    books: &DeviceLedger,
+    honor: bool,
+    quirks: Quirks,
+) -> String {
     let site = Site {
         inventory: on,
         used: books.used(),
@@ -146,7 +152,12 @@ fn partition_table_of_the_device_takes_precedence() {
     }
     let bare = hopper().inventory();
     assert_eq!(
-        place(&pod(json!({})), &bare, &Books::default(), &Rules::default()),
+        place(
+            &pod(json!({})),
+            &bare,
+            &DeviceLedger::default(),
+            &Rules::default()
+        ),
         "node(s) missing GPU Partition Table"
     );
 }
@@ -158,7 +169,7 @@ fn allocations_never_exceed_a_card() {
         partitioned(
             &greedy,
             &hopper().inventory(),
-            &Books::default(),
+            &DeviceLedger::default(),
             true,
             Quirks::default()
         ),
@@ -199,7 +210,7 @@ fn gpus_are_taken_close_together() {
         assert_eq!(got, expected, "{count} GPUs within {scope:?}");
     }
     let two_halves = [("shared", "2"), ("core", "100"), ("ratio", "100")];
-    let none = Books::default();
+    let none = DeviceLedger::default();
     assert_eq!(
         place(&pod(&two_halves, ""), &on, &none, &Rules::default()),
         "0 1 / "

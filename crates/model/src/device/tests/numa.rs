@@ -3,7 +3,7 @@ use crate::numa::NumaMask;
 
 /// Formats hints as `gpu: 0* 1 01`: per type the sets of NUMA nodes, `!` for preferred, `*` for the same devices
 /// as with all nodes.
-fn hints(need: &Need, on: &Inventory, books: &Books) -> String {
+fn hints(need: &Need, on: &Inventory, books: &DeviceLedger) -> String {
     let site = Site {
         inventory: on,
         used: books.used(),
@@ -107,7 +107,7 @@ fn devices_of_unknown_numa_node_give_no_hints_nor_align() {
     }
     let on = inventory(object);
     let gpu = need(&[("gpu", "100")], json!({}), json!(null));
-    let none = Books::default();
+    let none = DeviceLedger::default();
     assert_eq!(hints(&gpu, &on, &none), "");
     let aligned = Rules {
         numa: Some(NumaMask(1)),

@@ -14,7 +14,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         inventory(json!({"metadata": {"name": "n"}, "spec": {"devices": devices}}))
     };
     let used = |share: &str, memory: &str, rdma: &str| {
-        let mut books = Books::default();
+        let mut books = DeviceLedger::default();
         books.put(
             "p".into(),
             holding(json!({
@@ -34,7 +34,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
     type ScoreCase = (
         &'static str,
         Inventory,
-        Books,
+        DeviceLedger,
         &'static [(&'static str, &'static str)],
         bool,
         i64,

@@ -10,8 +10,8 @@ const GIB: i64 = 1 << 30;
 const G: i64 = 1_000_000_000;
 const USED_MEMORY: Measure = Measure::Used(Dimension::Memory);
 
-fn pod(name: &str, class: PriorityClass, priority: i32) -> Pod {
-    Pod {
+fn pod(name: &str, class: PriorityClass, priority: i32) -> EvictionPod {
+    EvictionPod {
         name: name.into(),
         qos: QosClass::Be,
         class,
@@ -20,17 +20,17 @@ fn pod(name: &str, class: PriorityClass, priority: i32) -> Pod {
         sub_priority: i64::from(priority),
         active: true,
         enabled: true,
-        ..Pod::default()
+        ..EvictionPod::default()
     }
 }
 
-fn with(pod: Pod, cpu: (i64, i64), memory: (i64, i64)) -> Pod {
-    let amounts = |(used, request)| Amounts {
+fn with(pod: EvictionPod, cpu: (i64, i64), memory: (i64, i64)) -> EvictionPod {
+    let amounts = |(used, request)| DimensionAmounts {
         used: Some(used),
         request,
     };
     let batch = pod.class == PriorityClass::Batch;
-    Pod {
+    EvictionPod {
         cpu: amounts(cpu),
         memory: amounts(memory),
         batch_cpu_request: if batch { cpu.1 } else { 0 },
@@ -38,7 +38,7 @@ fn with(pod: Pod, cpu: (i64, i64), memory: (i64, i64)) -> Pod {
     }
 }
 
-fn names<'a>(pods: &'a [Pod], plan: &Plan) -> Vec<&'a str> {
+fn names<'a>(pods: &'a [EvictionPod], plan: &Plan) -> Vec<&'a str> {
     plan.victims
         .iter()
         .map(|victim| pods[victim.pod].name.as_str())
@@ -66,13 +66,13 @@ fn released_amounts_count_once_for_every_task() {
         ),
     ];
     let tasks = [
-        Task {
+        EvictionTask {
             feature: "memory-usage",
             measure: USED_MEMORY,
             wanted: BTreeMap::from([(MEMORY, 2 * GIB)]),
             candidates: vec![0, 1],
         },
-        Task {
+        EvictionTask {
             feature: "request",
             measure: Measure::Request(Dimension::Cpu),
             wanted: BTreeMap::from([(BATCH_CPU, 1_200), (MID_CPU, 1_500)]),
@@ -97,8 +97,8 @@ fn released_amounts_count_once_for_every_task() {
     assert!(plan.missing.iter().all(BTreeMap::is_empty));
 }
 
-fn memory_task(wanted: i64, candidates: Vec<usize>) -> Task {
-    Task {
+fn memory_task(wanted: i64, candidates: Vec<usize>) -> EvictionTask {
+    EvictionTask {
         feature: "MemoryEvict",
         measure: USED_MEMORY,
         wanted: BTreeMap::from([(MEMORY, wanted)]),
@@ -106,15 +106,15 @@ fn memory_task(wanted: i64, candidates: Vec<usize>) -> Task {
     }
 }
 
-fn memory_pod(name: &str, used: i64) -> Pod {
+fn memory_pod(name: &str, used: i64) -> EvictionPod {
     with(pod(name, PriorityClass::Batch, 0), (0, 0), (used, 0))
 }
 
 /// Upstream: `Test_KillAndEvictPods_PendingRelease`.
 #[test]
 fn amounts_of_terminating_pods_count() {
-    let leaving = |used| Pod {
-        standing: Standing::Leaving,
+    let leaving = |used| EvictionPod {
+        standing: EvictionState::Leaving,
         ..memory_pod("marked", used)
     };
     let pods = [leaving(2 * GIB), memory_pod("other", GIB)];
@@ -142,13 +142,13 @@ fn missing_amounts_are_reported_per_basis() {
         &pods,
         &[
             memory_task(3 * GIB, vec![0]),
-            Task {
+            EvictionTask {
                 feature: "CPUEvict",
                 measure: Measure::Used(Dimension::Cpu),
                 wanted: BTreeMap::from([(CPU, 100)]),
                 candidates: vec![0, 7],
             },
-            Task {
+            EvictionTask {
                 feature: "asks for nothing",
                 measure: Measure::Used(Dimension::Cpu),
                 wanted: BTreeMap::from([(CPU, -400)]),
@@ -181,7 +181,7 @@ fn pods_that_release_nothing_are_not_evicted() {
     let batch = with(pod("batch", PriorityClass::Batch, 100), (0, 85_000), (0, 0));
     let mid = with(pod("mid", PriorityClass::Mid, 7000), (0, 85_000), (0, 0));
     let pods = [batch, mid];
-    let task = Task {
+    let task = EvictionTask {
         feature: "CPUAllocatableEvict",
         measure: Measure::Request(Dimension::Cpu),
         wanted: BTreeMap::from([(MID_CPU, 15_000)]),
@@ -195,15 +195,15 @@ fn pods_that_release_nothing_are_not_evicted() {
         memory_pod("busy", GIB),
         memory_pod("unknown", 0),
     ];
-    pods[1].standing = Standing::Refused;
+    pods[1].standing = EvictionState::Refused;
     pods[3].memory.used = None;
     let plan = choose(&pods, &[memory_task(2 * GIB, vec![0, 1, 2, 3])]);
     assert_eq!(names(&pods, &plan), ["busy", "unknown"]);
 }
 
 /// Creates the pods of `Test_memoryEvict`: used gigabytes by QoS and priority; the node has 120 G, 115 used.
-fn memory_pods() -> Vec<Pod> {
-    let service = |name: &str, qos, priority, used| Pod {
+fn memory_pods() -> Vec<EvictionPod> {
+    let service = |name: &str, qos, priority, used| EvictionPod {
         qos,
         enabled: false,
         ..with(
@@ -212,7 +212,7 @@ fn memory_pods() -> Vec<Pod> {
             (used * G, 0),
         )
     };
-    let batch = |name: &str, priority, used| Pod {
+    let batch = |name: &str, priority, used| EvictionPod {
         enabled: false,
         ..with(
             pod(name, PriorityClass::Batch, priority),
@@ -230,10 +230,15 @@ fn memory_pods() -> Vec<Pod> {
     ]
 }
 
-fn by_use(feature: &'static str, limits: (i64, i64), used: i64, candidates: Vec<usize>) -> Task {
+fn by_use(
+    feature: &'static str,
+    limits: (i64, i64),
+    used: i64,
+    candidates: Vec<usize>,
+) -> EvictionTask {
     let (percent, lower) = limits;
     let release = UsageThreshold { percent, lower }.release(120 * G, used);
-    Task {
+    EvictionTask {
         feature,
         measure: USED_MEMORY,
         wanted: BTreeMap::from([(MEMORY, release)]),
@@ -309,10 +314,10 @@ fn memory_by_allocatable() {
             (used * G, request * GIB),
         )
     };
-    let task = |pods: &[Pod], limits: AllocatableThreshold, allocatable| {
+    let task = |pods: &[EvictionPod], limits: AllocatableThreshold, allocatable| {
         let feature = "MemoryAllocatableEvict";
         let measure = Measure::Request(Dimension::Memory);
-        Task {
+        EvictionTask {
             feature,
             measure,
             wanted: requested(pods, limits.priority, Dimension::Memory)
@@ -351,8 +356,8 @@ fn memory_by_allocatable() {
 }
 
 /// Creates the pods of `Test_cpuEvict`: priority, sub-priority, cores in use.
-fn cpu_pods() -> Vec<Pod> {
-    let at = |name: &str, priority, sub_priority, used: i64| Pod {
+fn cpu_pods() -> Vec<EvictionPod> {
+    let at = |name: &str, priority, sub_priority, used: i64| EvictionPod {
         sub_priority,
         ..with(
             pod(name, PriorityClass::Batch, priority),
@@ -361,11 +366,11 @@ fn cpu_pods() -> Vec<Pod> {
         )
     };
     vec![
-        Pod {
+        EvictionPod {
             active: false,
             ..at("failed", 1000, 1000, 0)
         },
-        Pod {
+        EvictionPod {
             enabled: false,
             ..at("evictDisabled", 1000, 1000, 4)
         },
@@ -379,13 +384,13 @@ fn cpu_pods() -> Vec<Pod> {
 }
 
 /// Creates a task: 81 of 100 cores are in use and the threshold is 78, so 5 cores must be freed.
-fn cpu_by_use(pods: &[Pod]) -> Task {
+fn cpu_by_use(pods: &[EvictionPod]) -> EvictionTask {
     let threshold = UsageThreshold {
         percent: 78,
         lower: 76,
     };
     let measure = Measure::Used(Dimension::Cpu);
-    Task {
+    EvictionTask {
         feature: "CPUEvict",
         measure,
         wanted: BTreeMap::from([(CPU, threshold.release(100_000, 81_000))]),
@@ -394,14 +399,14 @@ fn cpu_by_use(pods: &[Pod]) -> Task {
 }
 
 /// Threshold 80, lower 70, up to priority 7999.
-fn cpu_by_allocatable(pods: &[Pod], allocatable: Option<i64>) -> Task {
+fn cpu_by_allocatable(pods: &[EvictionPod], allocatable: Option<i64>) -> EvictionTask {
     let limits = AllocatableThreshold {
         percent: 80,
         lower: 70,
         priority: 7999,
     };
     let (feature, measure) = ("CPUAllocatableEvict", Measure::Request(Dimension::Cpu));
-    Task {
+    EvictionTask {
         feature,
         measure,
         wanted: requested(pods, limits.priority, Dimension::Cpu)
@@ -455,7 +460,7 @@ proptest! {
         used in prop::collection::vec(prop::option::of(0_i64..100), 1..20),
         wanted in prop::collection::vec(-50_i64..500, 1..4),
     ) {
-        let pods: Vec<Pod> = used
+        let pods: Vec<EvictionPod> = used
             .iter()
             .enumerate()
             .map(|(number, used)| {
@@ -464,7 +469,7 @@ proptest! {
                 pod
             })
             .collect();
-        let tasks: Vec<Task> = wanted
+        let tasks: Vec<EvictionTask> = wanted
             .iter()
             .map(|wanted| memory_task(*wanted, by_batch_memory(&pods, "MemoryEvict")))
             .collect();

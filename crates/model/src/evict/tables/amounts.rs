@@ -1,5 +1,5 @@
 use crate::evict::config::*;
-use crate::evict::plan::{Amounts, Dimension, Pod, requested};
+use crate::evict::plan::{Dimension, DimensionAmounts, EvictionPod, requested};
 use koord_api::priority::PriorityClass;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, CPU, MID_CPU, MID_MEMORY};
 use koord_api::slo::{CPUEvictPolicy, ResourceThresholdStrategy};
@@ -430,19 +430,19 @@ fn releases_by_use() {
 #[test]
 fn releases_by_allocatable() {
     const UNIT: i64 = 1_000;
-    let pod = |class, priority: i32, request: i64| Pod {
+    let pod = |class, priority: i32, request: i64| EvictionPod {
         class,
         priority_value: priority,
         active: true,
-        cpu: Amounts {
+        cpu: DimensionAmounts {
             used: None,
             request: request * UNIT,
         },
-        memory: Amounts {
+        memory: DimensionAmounts {
             used: None,
             request: request << 30,
         },
-        ..Pod::default()
+        ..EvictionPod::default()
     };
     let (batch, mid) = (PriorityClass::Batch, PriorityClass::Mid);
     let all: &[&'static str] = &[BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
@@ -521,15 +521,15 @@ fn releases_by_allocatable() {
 /// Upstream keeps native CPU in whole cores here, so that every eligible pod would go (§4.2).
 #[test]
 fn native_cpu_is_counted_in_milli_cores_like_the_rest() {
-    let pod = Pod {
+    let pod = EvictionPod {
         class: PriorityClass::Prod,
         priority_value: 120,
         active: true,
-        cpu: Amounts {
+        cpu: DimensionAmounts {
             used: None,
             request: 90_000,
         },
-        ..Pod::default()
+        ..EvictionPod::default()
     };
     let limits = AllocatableThreshold {
         percent: 80,

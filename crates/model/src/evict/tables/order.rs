@@ -5,19 +5,19 @@ use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, CPU, MEMORY, MID_CPU, MID_ME
 
 const G: i64 = 1_000_000_000;
 
-fn names(pods: &[Pod], places: &[usize]) -> Vec<String> {
+fn names(pods: &[EvictionPod], places: &[usize]) -> Vec<String> {
     places
         .iter()
         .map(|place| pods[*place].name.clone())
         .collect()
 }
 
-fn pod(name: &str, priority: i32, sub_priority: i64, used: i64) -> Pod {
-    let amounts = |unit| Amounts {
+fn pod(name: &str, priority: i32, sub_priority: i64, used: i64) -> EvictionPod {
+    let amounts = |unit| DimensionAmounts {
         used: Some(used * unit),
         request: 0,
     };
-    Pod {
+    EvictionPod {
         name: name.into(),
         qos: QosClass::Be,
         priority: Some(priority),
@@ -27,7 +27,7 @@ fn pod(name: &str, priority: i32, sub_priority: i64, used: i64) -> Pod {
         enabled: true,
         cpu: amounts(1_000),
         memory: amounts(G),
-        ..Pod::default()
+        ..EvictionPod::default()
     }
 }
 
@@ -40,11 +40,11 @@ fn by_priority_threshold() {
     ];
     // "test_memoryevict_MemoryEvictThresholdPercent_80": the default sub-priority is the priority.
     let pods = [
-        Pod {
+        EvictionPod {
             active: false,
             ..pod("failed", 1000, 1000, 0)
         },
-        Pod {
+        EvictionPod {
             enabled: false,
             ..pod("evictDisabled", 1000, 1000, 40)
         },
@@ -63,7 +63,7 @@ fn by_priority_threshold() {
         );
     }
     // "test_memoryevict_sort_by_eviction_priority_annotation": an invalid one is 0.
-    let evicted_at = |eviction_priority, pod: Pod| Pod {
+    let evicted_at = |eviction_priority, pod: EvictionPod| EvictionPod {
         eviction_priority,
         ..pod
     };
@@ -95,11 +95,11 @@ fn a_pod_without_a_sample_is_no_candidate_of_a_threshold() {
 /// Upstream: `Test_getBEPodEvictInfoAndSort`; all request 16 cores.
 #[test]
 fn by_satisfaction() {
-    let batch = |name: &str, priority, used| Pod {
+    let batch = |name: &str, priority, used| EvictionPod {
         batch_cpu_request: 16_000,
         ..pod(name, priority, 0, used)
     };
-    let service = |name: &str, qos| Pod {
+    let service = |name: &str, qos| EvictionPod {
         qos,
         ..pod(name, 0, 0, 12)
     };
@@ -118,7 +118,7 @@ fn by_satisfaction() {
     pods[2].enabled = false;
     pods[3].active = false;
     pods[4].evictable_by = Some(vec!["BEMemoryEvict".into()]);
-    let unrequested = Pod {
+    let unrequested = EvictionPod {
         batch_cpu_request: 0,
         ..batch("no-request", 100, 9)
     };
@@ -215,7 +215,7 @@ fn policies_name_features_exactly() {
             false,
         ),
     ] {
-        let pods = [Pod {
+        let pods = [EvictionPod {
             evictable_by: list.map(|list| list.into_iter().map(str::to_owned).collect()),
             ..pod("p", 100, 0, 1)
         }];

@@ -57,7 +57,7 @@ fn gang_of_a_pod_is_read_from_labels_or_annotation() {
         ),
     ] {
         let pod: Pod = object(labels.clone(), annotations, json!({}));
-        assert_eq!(spec::name_of(&pod.metadata), expected, "{labels}");
+        assert_eq!(spec::gang_name(&pod.metadata), expected, "{labels}");
     }
 }
 
@@ -169,8 +169,8 @@ fn a_pod_describes_its_gang_and_bad_values_fall_back() {
     for (name, labels, annotations, expected, reported) in rows {
         let pod: Pod = object(labels, annotations, json!({}));
         let (found, ignored) =
-            spec::of_pod(&pod.metadata, &"default/a".into(), &Defaults::default());
-        let expected = expected.map(|(min, total, mode, policy, wait, group)| Spec {
+            spec::from_pod(&pod.metadata, &"default/a".into(), &Defaults::default());
+        let expected = expected.map(|(min, total, mode, policy, wait, group)| GangDescription {
             min,
             total,
             mode: mode.into(),
@@ -210,7 +210,7 @@ fn a_pod_group_describes_its_gang() {
         });
         let group: PodGroup = object(json!({}), annotations, rest);
         let (found, ignored) =
-            spec::of_pod_group(&group, &"default/p".into(), &Defaults::default());
+            spec::from_pod_group(&group, &"default/p".into(), &Defaults::default());
         assert_eq!(
             (found.min, found.total, found.wait.as_secs()),
             expected,
@@ -240,7 +240,7 @@ fn a_pod_group_describes_its_gang() {
         let annotations = json!({"mode": mode, "groups": groups});
         let described: PodGroup = object(json!({}), annotations, rest);
         let (found, ignored) =
-            spec::of_pod_group(&described, &"default/p".into(), &Defaults::default());
+            spec::from_pod_group(&described, &"default/p".into(), &Defaults::default());
         assert_eq!((found.mode, &*found.group), (expected, group), "{mode}");
         assert_eq!(ignored.len(), reported, "{mode}: {ignored:?}");
     }

@@ -2,7 +2,8 @@
 //! scenario specifies.
 
 use crate::guard::{
-    Config, Decision, Event, Guard, Input, Kind, Lever, Readings, Sample, Settings, Signal,
+    Config, Decision, Event, EventKind, Guard, Input, Lever, LeverSettings, Readings,
+    ServiceSample, Signal,
 };
 
 use std::collections::BTreeMap;
@@ -54,7 +55,7 @@ pub(super) struct Second<'a> {
     pub(super) service: usize,
     /// CPU use of batch work, as a share of the node.
     pub(super) batch: f64,
-    pub(super) settings: &'a Settings<usize>,
+    pub(super) settings: &'a LeverSettings<usize>,
 }
 
 impl Second<'_> {
@@ -84,7 +85,7 @@ pub(super) struct Plant {
     values: BTreeMap<usize, Vec<f64>>,
     pub(super) dice: Dice,
     pub(super) at: u64,
-    pub(super) settings: Settings<usize>,
+    pub(super) settings: LeverSettings<usize>,
     pub(super) log: Vec<(u64, Event<usize>)>,
 }
 
@@ -119,7 +120,7 @@ impl Plant {
             values: BTreeMap::new(),
             dice: Dice(seed),
             at: 0,
-            settings: Settings::default(),
+            settings: LeverSettings::default(),
             log: Vec::new(),
         }
     }
@@ -181,7 +182,7 @@ impl Plant {
                 window.into_iter().sum::<f64>() / n
             });
             if own.present {
-                samples.push(Sample {
+                samples.push(ServiceSample {
                     key: service,
                     vote: own.vote,
                     load: own.load,
@@ -233,7 +234,7 @@ impl Plant {
         sum
     }
 
-    pub(super) fn count(&self, kind: impl Fn(&Kind) -> bool) -> usize {
+    pub(super) fn count(&self, kind: impl Fn(&EventKind) -> bool) -> usize {
         self.log
             .iter()
             .filter(|(_, event)| kind(&event.kind))
@@ -242,7 +243,7 @@ impl Plant {
 
     pub(super) fn tried(&self, lever: Lever) -> usize {
         let tried = |(_, event): &&(u64, Event<usize>)| {
-            event.lever == lever && matches!(event.kind, Kind::Tried { .. })
+            event.lever == lever && matches!(event.kind, EventKind::Tried { .. })
         };
         self.log.iter().filter(tried).count()
     }

@@ -1,6 +1,6 @@
 //! Checks that the output stays within its bounds for any input.
 
-use crate::guard::{Config, Guard, Input, Lever, Readings, Sample, Signal};
+use crate::guard::{Config, Guard, Input, Lever, Readings, ServiceSample, Signal};
 use proptest::prelude::*;
 
 fn number() -> impl Strategy<Value = f64> {
@@ -13,10 +13,10 @@ fn number() -> impl Strategy<Value = f64> {
     ]
 }
 
-fn sample() -> impl Strategy<Value = Sample<u64>> {
+fn sample() -> impl Strategy<Value = ServiceSample<u64>> {
     let readings = proptest::array::uniform7(proptest::option::weighted(0.6, number()));
     (0..4_u64, number(), any::<i64>(), number(), readings).prop_map(
-        |(key, vote, load, throttled, values)| Sample {
+        |(key, vote, load, throttled, values)| ServiceSample {
             key,
             vote,
             load,
@@ -31,7 +31,7 @@ fn sample() -> impl Strategy<Value = Sample<u64>> {
     )
 }
 
-type GuardStep = (u64, i64, bool, bool, bool, f64, Vec<Sample<u64>>);
+type GuardStep = (u64, i64, bool, bool, bool, f64, Vec<ServiceSample<u64>>);
 
 fn steps() -> impl Strategy<Value = Vec<GuardStep>> {
     let passed = prop_oneof![6 => Just(1000_u64), 1 => 0..10_000_u64, 1 => Just(u64::MAX / 2)];

@@ -1,7 +1,7 @@
 //! Tests what the guard must do and must not do, each scenario with many seeds.
 
 use super::plant::{CALM, Dice, Own, Plant, Stretch, bursts};
-use crate::guard::{Kind, Lever, Signal, Verdict};
+use crate::guard::{EventKind, Lever, Signal, Verdict};
 
 const SEEDS: std::ops::Range<u64> = 0..8;
 const HOUR: u64 = 3600;
@@ -22,7 +22,7 @@ fn persistent_harm_is_never_learned_as_normal() {
             later.batch < 0.25 && later.batch > 0.12,
             "seed {seed}: {later:?}"
         );
-        assert!(plant.count(|k| matches!(k, Kind::Confirmed { .. })) > 0);
+        assert!(plant.count(|k| matches!(k, EventKind::Confirmed { .. })) > 0);
     }
 }
 
@@ -97,7 +97,7 @@ fn benign_bursts_of_many_services_do_not_hold_the_cap() {
                 let run = plant.run(HOUR);
                 sum.capped = sum.capped.max(run.capped);
                 sum.batch += run.batch / 2.0;
-                let alarms = plant.count(|k| matches!(k, Kind::Tried { .. }));
+                let alarms = plant.count(|k| matches!(k, EventKind::Tried { .. }));
                 assert!(long == 2 || alarms > 0, "no alarm rang in {long} s bursts");
             }
             let what = format!("{services} services, {long} s each {every} s: {sum:?}");
@@ -164,9 +164,9 @@ fn unrelated_stall_is_released_and_muted() {
         });
         let run = plant.run(4 * HOUR);
         assert!(run.capped < 0.01, "seed {seed}: {run:?}");
-        let mutes = plant.count(|k| matches!(k, Kind::Muted { .. }));
+        let mutes = plant.count(|k| matches!(k, EventKind::Muted { .. }));
         assert_eq!(mutes, 1, "the cap has shown how it is without batch work");
-        assert_eq!(plant.count(|k| matches!(k, Kind::Confirmed { .. })), 0);
+        assert_eq!(plant.count(|k| matches!(k, EventKind::Confirmed { .. })), 0);
     }
 }
 
@@ -181,7 +181,7 @@ fn mutes_get_longer_while_an_alarm_has_no_cause() {
         let run = plant.run(4 * HOUR);
         assert!(run.capped < 0.01, "seed {seed}: {run:?}");
         // Each mute is twice as long, up to an hour: 2+4+8+16+32+60+60+60 minutes.
-        let mutes = plant.count(|k| matches!(k, Kind::Muted { .. }));
+        let mutes = plant.count(|k| matches!(k, EventKind::Muted { .. }));
         assert!((7..=9).contains(&mutes), "seed {seed}: {mutes}");
         let state = plant.guard.services().next().unwrap();
         assert_eq!(state.verdict, Verdict::Muted);
@@ -225,7 +225,7 @@ fn a_lever_that_this_node_lacks_is_not_tried() {
     let mut none = Plant::new(1).levers(&[]).harm(over(0.5, 0.3));
     let run = none.run(HOUR);
     assert_eq!((run.capped, run.paused), (0.0, 0.0));
-    assert!(none.count(|k| matches!(k, Kind::Muted { .. })) > 0);
+    assert!(none.count(|k| matches!(k, EventKind::Muted { .. })) > 0);
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn batch_work_is_unlimited_after_harm_ends() {
         plant.run(HOUR / 2);
         let later = plant.run(HOUR);
         assert_eq!(later.capped, 0.0, "seed {seed}: {later:?}");
-        assert!(plant.count(|k| *k == Kind::Over) > 0);
+        assert!(plant.count(|k| *k == EventKind::Over) > 0);
     }
 }
 
@@ -414,7 +414,7 @@ fn cpu_per_work_finds_hidden_harm_and_its_lever() {
             let least = if helps == Lever::Quota { 0.35 } else { 0.88 };
             assert!(later.batch > least, "{what}: {later:?}");
             assert!(
-                plant.count(|k| matches!(k, Kind::Confirmed { .. })) > 0,
+                plant.count(|k| matches!(k, EventKind::Confirmed { .. })) > 0,
                 "{what}"
             );
             for lever in &untouched {
@@ -440,9 +440,9 @@ fn changed_request_mix_is_muted_at_little_cost() {
             let run = plant.run(4 * HOUR);
             let what = format!("{long} s each {every} s, seed {seed}: {run:?}");
             assert!(run.capped < 0.035 && run.batch > 0.865, "{what}");
-            let alarms = plant.count(|k| matches!(k, Kind::Tried { .. }));
+            let alarms = plant.count(|k| matches!(k, EventKind::Tried { .. }));
             assert!(alarms > 0, "the scenario does not apply: {what}");
-            let mutes = plant.count(|k| matches!(k, Kind::Muted { .. } | Kind::Chance));
+            let mutes = plant.count(|k| matches!(k, EventKind::Muted { .. } | EventKind::Chance));
             assert!(mutes > 0, "{what}");
         }
     }
@@ -481,7 +481,7 @@ fn a_rare_signal_finds_harm_too() {
             assert!(later.harmed < 0.1, "{what}");
             assert!(later.batch > 0.3, "{what}");
             assert!(
-                plant.count(|k| matches!(k, Kind::Confirmed { .. })) > 0,
+                plant.count(|k| matches!(k, EventKind::Confirmed { .. })) > 0,
                 "{what}"
             );
         }
@@ -560,7 +560,10 @@ fn release_resets_all_settings() {
     plant.run(60);
     assert!(plant.guard.settings().is_costly() || plant.guard.settings().idle);
     plant.guard.release();
-    assert_eq!(*plant.guard.settings(), crate::guard::Settings::default());
+    assert_eq!(
+        *plant.guard.settings(),
+        crate::guard::LeverSettings::default()
+    );
 }
 
 /// Random nodes: every kind of event occurs, and the bounds hold in all of them.
@@ -612,15 +615,15 @@ fn random_nodes_keep_the_bounds_and_reach_every_state() {
         }
         for (_, event) in &plant.log {
             seen[match event.kind {
-                Kind::Tried { .. } => 0,
-                Kind::Helped { .. } => 1,
-                Kind::Useless { .. } => 2,
-                Kind::Ended => 3,
-                Kind::Confirmed { .. } => 4,
-                Kind::Hurt { .. } => 5,
-                Kind::Chance => 6,
-                Kind::Over => 7,
-                Kind::Muted { .. } => 8,
+                EventKind::Tried { .. } => 0,
+                EventKind::Helped { .. } => 1,
+                EventKind::Useless { .. } => 2,
+                EventKind::Ended => 3,
+                EventKind::Confirmed { .. } => 4,
+                EventKind::Hurt { .. } => 5,
+                EventKind::Chance => 6,
+                EventKind::Over => 7,
+                EventKind::Muted { .. } => 8,
             }] += 1;
         }
     }

@@ -2,21 +2,21 @@
 
 use super::*;
 
-fn forest() -> Forest {
-    Forest::new(Options {
+fn forest() -> QuotaForest {
+    QuotaForest::new(Options {
         scale_min: true,
         guarantee_used: false,
     })
 }
 
-fn charge(forest: &mut Forest, name: &str, cpu: i64) {
-    for side in [Side::Request, Side::Used] {
+fn charge(forest: &mut QuotaForest, name: &str, cpu: i64) {
+    for side in [ChargeKind::Request, ChargeKind::Used] {
         forest.charge(name, side, &list(cpu, 0), false, false);
     }
 }
 
 /// Returns the runtime quota and the use of quota `name`, in cores.
-fn cores(forest: &mut Forest, name: &str) -> (i64, i64) {
+fn cores(forest: &mut QuotaForest, name: &str) -> (i64, i64) {
     let quota = forest.fresh(name).unwrap();
     let cores = |amounts: &Amounts| amounts.get(CPU) / 1000;
     (cores(&quota.runtime), cores(&quota.sums.used))

@@ -37,7 +37,7 @@ type Pod = (usize, i64, bool, bool);
 
 /// Computes everything from scratch, in the simplest way.
 struct Reference<'a> {
-    specs: &'a BTreeMap<usize, Spec>,
+    specs: &'a BTreeMap<usize, QuotaSpec>,
     pods: &'a [Pod],
     total: i64,
     options: Options,
@@ -106,7 +106,7 @@ impl Reference<'_> {
     /// Returns the quotas whose parent does not exist: nothing is divided among them.
     fn orphans(&self) -> Vec<usize> {
         let exists = |name: &str| self.specs.keys().any(|at| NAMES[*at] == name);
-        let lost = |spec: &Spec| !spec.parent.is_empty() && !exists(&spec.parent);
+        let lost = |spec: &QuotaSpec| !spec.parent.is_empty() && !exists(&spec.parent);
         let all = self.specs.iter().filter(|(_, spec)| lost(spec));
         all.map(|(at, _)| *at).collect()
     }
@@ -201,15 +201,15 @@ impl Reference<'_> {
 
 fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
     let cpu = |n: i64| Amounts::from_iter([(CPU, n)]);
-    let mut tree = Tree::new(options);
-    let mut specs: BTreeMap<usize, Spec> = BTreeMap::new();
+    let mut tree = QuotaTree::new(options);
+    let mut specs: BTreeMap<usize, QuotaSpec> = BTreeMap::new();
     let mut pods: Vec<Pod> = Vec::new();
     let mut total = 100;
     tree.set_total(cpu(total));
-    let outside = Spec {
+    let outside = QuotaSpec {
         lendable: true,
         max: cpu(1000),
-        ..Spec::default()
+        ..QuotaSpec::default()
     };
     tree.set(DEFAULT_QUOTA, outside.clone());
     specs.insert(6, outside);
@@ -222,7 +222,7 @@ fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
                     8 => "nowhere".to_owned(),
                     _ => String::new(),
                 };
-                let spec = Spec {
+                let spec = QuotaSpec {
                     parent,
                     is_parent: false,
                     lendable,
@@ -242,22 +242,22 @@ fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
                 }
             }
             QuotaStep::Pod(name, amount, firm) if specs.contains_key(&name) => {
-                tree.charge(NAMES[name], Side::Request, &cpu(amount), firm, false);
+                tree.charge(NAMES[name], ChargeKind::Request, &cpu(amount), firm, false);
                 pods.push((name, amount, firm, false));
             }
             QuotaStep::Pod(..) => {}
             QuotaStep::Place(at) => {
                 if let Some(pod) = pods.get_mut(at).filter(|pod| !pod.3) {
                     pod.3 = true;
-                    tree.charge(NAMES[pod.0], Side::Used, &cpu(pod.1), pod.2, false);
+                    tree.charge(NAMES[pod.0], ChargeKind::Used, &cpu(pod.1), pod.2, false);
                 }
             }
             QuotaStep::Drop(at) => {
                 if at < pods.len() {
                     let pod = pods.remove(at);
-                    tree.charge(NAMES[pod.0], Side::Request, &cpu(pod.1), pod.2, true);
+                    tree.charge(NAMES[pod.0], ChargeKind::Request, &cpu(pod.1), pod.2, true);
                     if pod.3 {
-                        tree.charge(NAMES[pod.0], Side::Used, &cpu(pod.1), pod.2, true);
+                        tree.charge(NAMES[pod.0], ChargeKind::Used, &cpu(pod.1), pod.2, true);
                     }
                 }
             }

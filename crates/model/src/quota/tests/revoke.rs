@@ -19,8 +19,8 @@ fn goes(limit: &Amounts, pods: &[TestPod]) -> Vec<usize> {
         used.add_all(amounts);
     }
     let pods = pods.iter().zip(&amounts);
-    let pods: Vec<Holding<'_>> = pods
-        .map(|((_, _, firm, leaving), amounts)| Holding {
+    let pods: Vec<ChargedPod<'_>> = pods
+        .map(|((_, _, firm, leaving), amounts)| ChargedPod {
             amounts,
             firm: *firm,
             leaving: *leaving,

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 /// Parsed annotations of a NodeResourceTopology.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Said {
+pub(crate) struct TopologyAnnotations {
     pub(crate) topology: Topology,
     /// CPUs to which no pod is bound.
     pub(crate) reserved: CpuSet,
@@ -21,13 +21,13 @@ pub(crate) struct Said {
 }
 
 /// Reads annotations of one object and collects the problems of invalid ones.
-pub(crate) struct Reader<'a> {
+pub(crate) struct AnnotationReader<'a> {
     kind: &'static str,
     meta: &'a ObjectMeta,
     pub(crate) problems: Vec<Problem>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> AnnotationReader<'a> {
     pub(crate) fn new(kind: &'static str, meta: &'a ObjectMeta) -> Self {
         Self {
             kind,
@@ -68,11 +68,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Said {
+impl TopologyAnnotations {
     /// Parses the annotations of a NodeResourceTopology. Also returns the problems of those that were
     /// ignored.
     pub(crate) fn new(meta: &ObjectMeta) -> (Self, Vec<Problem>) {
-        let mut reader = Reader::new("NodeResourceTopology", meta);
+        let mut reader = AnnotationReader::new("NodeResourceTopology", meta);
         let parsed = Self {
             topology: topology(&mut reader),
             reserved: reserved(&mut reader),
@@ -84,7 +84,7 @@ impl Said {
 }
 
 /// Parses the CPU topology; an invalid entry makes it empty.
-fn topology(reader: &mut Reader<'_>) -> Topology {
+fn topology(reader: &mut AnnotationReader<'_>) -> Topology {
     let key = annotations::NODE_CPU_TOPOLOGY;
     let listed: CpuTopology = reader.read(key).unwrap_or_default();
     let (mut cpus, mut known, mut twice) = (Vec::new(), CpuSet::new(), CpuSet::new());
@@ -116,7 +116,7 @@ fn topology(reader: &mut Reader<'_>) -> Topology {
 
 /// Returns the CPUs reserved by the kubelet's allocations and policy, the node reservation, and exclusive
 /// system QoS.
-fn reserved(reader: &mut Reader<'_>) -> CpuSet {
+fn reserved(reader: &mut AnnotationReader<'_>) -> CpuSet {
     let key = annotations::NODE_CPU_ALLOCS;
     let allocs: Option<Vec<PodCpuAlloc>> = reader.read(key);
     let mut reserved = CpuSet::new();
@@ -131,7 +131,7 @@ fn reserved(reader: &mut Reader<'_>) -> CpuSet {
     if let Ok(Some(policy)) = extension::read::<KubeletCpuManagerPolicy>(annotations, key) {
         reserved.add(&reader.cpus(key, &policy.reserved_cpus));
     }
-    match extension::Reserved::of(annotations) {
+    match extension::ReservedResources::from_annotations(annotations) {
         Ok(aside) => {
             if let Some(aside) = aside {
                 reserved.add(&aside.cpus);
@@ -149,7 +149,7 @@ fn reserved(reader: &mut Reader<'_>) -> CpuSet {
 }
 
 /// Returns the amplification annotation: `None` if invalid, `Some(None)` if absent.
-pub(crate) fn ratios(reader: &mut Reader<'_>) -> Option<Option<AmplificationRatios>> {
+pub(crate) fn ratios(reader: &mut AnnotationReader<'_>) -> Option<Option<AmplificationRatios>> {
     let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
     let Some(text) = reader
         .meta

@@ -1,8 +1,8 @@
 //! Tests of what informers keep of each kind: every field that rules read and nothing else. The expected
 //! fields are listed here independently of the trimming code.
 
-use crate::common::topologies::SeenTopology;
-use crate::device_share::SeenDevice;
+use crate::common::topologies::TrimmedTopology;
+use crate::device_share::DeviceObject;
 use crate::volumes::{TrimmedAttachment, TrimmedClaim, TrimmedVolume};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -357,7 +357,7 @@ fn devices_are_trimmed_to_read_fields() {
             "resources": {"koordinator.sh/gpu-core": "100"}});
         json!({"spec": {"devices": [merged(&base, change)]}})
     };
-    check::<koord_api::scheduling::Device, SeenDevice>(
+    check::<koord_api::scheduling::Device, DeviceObject>(
         "devices.v1alpha1.scheduling.koordinator.sh",
         &device(&json!({})),
         &[
@@ -403,7 +403,7 @@ fn topologies_are_trimmed_to_read_fields() {
     let cpus =
         |node: i32| format!(r#"{{"detail":[{{"id":0,"core":0,"socket":0,"node":{node}}}]}}"#);
     let topology = "node.koordinator.sh/cpu-topology";
-    check::<koord_api::topology::v1alpha2::NodeResourceTopology, SeenTopology>(
+    check::<koord_api::topology::v1alpha2::NodeResourceTopology, TrimmedTopology>(
         "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
         &merged(&base, &noted(topology, &cpus(0))),
         &[

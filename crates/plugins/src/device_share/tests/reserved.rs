@@ -2,7 +2,7 @@
 //! are treated as removed for their owners, and are nominated.
 
 use super::*;
-use crate::common::restricted::RESERVATIONS;
+use crate::common::allocate_policy::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::Factory;

@@ -480,6 +480,9 @@ fn pods_of_all_quotas_share_node_results() {
         indexes: &Indexes::default(),
         now: Timestamp::UNIX_EPOCH,
     };
-    assert_eq!(sign.sign_found(&pod, view, &mut signature), Signable::Yes);
+    assert_eq!(
+        sign.sign_external(&pod, view, &mut signature),
+        Signable::Yes
+    );
     assert_eq!(signature.finish(), Signature::default().finish());
 }

@@ -1,7 +1,7 @@
 //! Reservations that hold CPUs, with a stand-in for the Reservation plugin.
 
 use super::*;
-use crate::common::restricted::RESERVATIONS;
+use crate::common::allocate_policy::RESERVATIONS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;

@@ -68,7 +68,7 @@ fn outcome_of(bench: &PluginBench, victims: &[&str], more: &[Arc<PodInfo>]) -> S
         },
         ..cycle
     };
-    let taken = release.takes_in(&without, &state, row, &|_| true);
+    let taken = release.absorbed_pods(&without, &state, row, &|_| true);
     let mut released = taken.clone().unwrap_or_default();
     if taken.is_none() {
         release.released(&cycle, &state, row, &mut released);
@@ -81,7 +81,7 @@ fn outcome_of(bench: &PluginBench, victims: &[&str], more: &[Arc<PodInfo>]) -> S
     };
     let cycle = Cycle {
         overlay,
-        taken_in: taken.as_deref(),
+        absorbed: taken.as_deref(),
         ..cycle
     };
     if let Err(rejection) = bench.plugin.filter().unwrap().filter(&cycle, &state, row) {

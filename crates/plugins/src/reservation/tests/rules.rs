@@ -431,7 +431,7 @@ fn signature_follows_owner_match() {
         node_labels: true,
         clean_owners: false,
         expire_pending: false,
-        budgets: budgets::Looks::of(&BuildContext::default()),
+        budgets: budgets::BudgetChecks::from_gates(&BuildContext::default()),
         is_controller: true,
         table: ReservationTable::default(),
         pre_allocatable: PreAllocatableIndex::default(),
@@ -466,7 +466,10 @@ fn signature_follows_owner_match() {
         .unwrap();
         let pod = PodInfo::new(Arc::new(pod), &resources).unwrap();
         let mut signature = Signature::default();
-        assert_eq!(plugin.sign_found(&pod, view, &mut signature), Signable::Yes);
+        assert_eq!(
+            plugin.sign_external(&pod, view, &mut signature),
+            Signable::Yes
+        );
         signature.finish()
     };
     show(&mut plugin, "r1", "web", "n1");

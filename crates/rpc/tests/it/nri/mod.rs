@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use koord_rpc::nri::{
     self, Container, ContainerUpdate, Event, Handler, LinuxResources, Outcome, PodSandbox, Reply,
-    Seen, Settings, Socket, Stub,
+    Settings, Socket, Stub, StubEvent,
 };
 use koord_rpc::ttrpc::{Code, Options};
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use peer::Peer;
 /// else it gets 1,024 shares.
 struct Recorder {
     calls: mpsc::UnboundedSender<String>,
-    stub_events: mpsc::UnboundedSender<Seen>,
+    stub_events: mpsc::UnboundedSender<StubEvent>,
     /// Ends hanging handlers once the other end is dropped.
     release: Mutex<std::sync::mpsc::Receiver<()>>,
 }
@@ -116,7 +116,7 @@ impl Handler for Recorder {
         Ok(())
     }
 
-    fn seen(&self, event: &Seen) {
+    fn observe(&self, event: &StubEvent) {
         let _ = self.stub_events.send(event.clone());
     }
 }
@@ -126,7 +126,7 @@ struct Fixture {
     _directory: tempfile::TempDir,
     socket: PathBuf,
     calls: mpsc::UnboundedReceiver<String>,
-    stub_events: mpsc::UnboundedReceiver<Seen>,
+    stub_events: mpsc::UnboundedReceiver<StubEvent>,
     stub: Arc<Stub<Recorder>>,
     stop: CancellationToken,
     running: JoinHandle<()>,
@@ -169,10 +169,10 @@ fn run(change: impl FnOnce(&mut Settings)) -> Fixture {
 
 impl Fixture {
     /// Returns the next message about the connection, skipping requests.
-    async fn link(&mut self) -> Seen {
+    async fn link(&mut self) -> StubEvent {
         loop {
             match self.stub_events.recv().await.unwrap() {
-                Seen::Answered(..) => {}
+                StubEvent::Answered(..) => {}
                 link => return link,
             }
         }
@@ -180,7 +180,7 @@ impl Fixture {
 
     async fn lost(&mut self) -> (String, Duration) {
         match self.link().await {
-            Seen::Lost(why, wait) => (why, wait),
+            StubEvent::Lost(why, wait) => (why, wait),
             other => panic!("{other:?}"),
         }
     }
@@ -193,7 +193,9 @@ impl Fixture {
     /// Returns duration and outcome of the next answered event.
     async fn answered(&mut self) -> (Duration, Outcome) {
         loop {
-            if let Seen::Answered(Some(_), took, outcome) = self.stub_events.recv().await.unwrap() {
+            if let StubEvent::Answered(Some(_), took, outcome) =
+                self.stub_events.recv().await.unwrap()
+            {
                 return (took, outcome);
             }
         }
@@ -212,7 +214,7 @@ async fn started(change: impl FnOnce(&mut Settings)) -> (Fixture, Peer) {
     let mut peer = Peer::new(listener.unwrap().accept().await.unwrap().0);
     peer.starts().await;
     assert_eq!(fixture.calls.recv().await.unwrap(), "synchronize 0 0");
-    assert_eq!(fixture.link().await, Seen::Connected);
+    assert_eq!(fixture.link().await, StubEvent::Connected);
     (fixture, peer)
 }
 
@@ -286,7 +288,7 @@ async fn from_registration_to_an_adjusted_container() {
     };
     assert_eq!(expected, answer);
     assert_eq!(fixture.calls.recv().await.unwrap(), "synchronize 3 5");
-    assert_eq!(fixture.link().await, Seen::Connected);
+    assert_eq!(fixture.link().await, StubEvent::Connected);
 
     let answer = create(&mut peer, "web").await.unwrap();
     assert_eq!(shares_of(&answer), Some(1024));
@@ -474,7 +476,7 @@ async fn lost_connection_is_replaced_by_exactly_one() {
     let listener = UnixListener::bind(&fixture.socket).unwrap();
     let mut peer = Peer::new(listener.accept().await.unwrap().0);
     peer.starts().await;
-    assert_eq!(fixture.link().await, Seen::Connected);
+    assert_eq!(fixture.link().await, StubEvent::Connected);
     let runtime = fixture.stub.runtime();
     assert!(runtime.borrow().is_some());
 
@@ -513,7 +515,7 @@ async fn lost_connection_is_replaced_by_exactly_one() {
     }
     let mut peer = Peer::new(listener.accept().await.unwrap().0);
     peer.starts().await;
-    assert_eq!(fixture.link().await, Seen::Connected);
+    assert_eq!(fixture.link().await, StubEvent::Connected);
     drop(peer);
     let (_, wait) = fixture.lost().await;
     assert_between(wait, 1.0);

@@ -52,7 +52,7 @@ impl Planner<'_> {
                 moving.filter_map(|(plugin, _)| self.search.table.plugins[*plugin].volatile());
             let mut minds = |rules: &dyn Volatile| {
                 let mut afar = all.iter().filter(|(other, _)| other != node);
-                afar.any(|(_, mate)| rules.minds_afar(pod, &self.members[*mate].pod))
+                afar.any(|(_, mate)| rules.depends_on_other_nodes(pod, &self.members[*mate].pod))
             };
             moving.any(&mut minds)
         })
@@ -84,7 +84,7 @@ impl Planner<'_> {
             .collect();
         let mut extra: FxHashMap<Arc<str>, (usize, Arc<PodInfo>)> = FxHashMap::default();
         for plugin in &plugins {
-            plugin.in_the_way(&pods, view, &mut |uid| {
+            plugin.blocking_pods(&pods, view, &mut |uid| {
                 let Some((uid, record)) = search.cluster.pods.get_key_value(uid) else {
                     return;
                 };

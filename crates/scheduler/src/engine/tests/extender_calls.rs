@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Extender;
-use crate::engine::{Advice, Advised, Consultation, Question};
+use crate::engine::{ExtenderCall, ExtenderNodeResult, ExtenderRequest, ExtenderResult};
 
 /// Creates an engine with one extender.
 fn engine_with_extender() -> Engine {
@@ -15,7 +15,7 @@ fn engine_with_extender() -> Engine {
     engine_of(&config)
 }
 
-fn calls(engine: &mut Engine) -> Vec<Consultation> {
+fn calls(engine: &mut Engine) -> Vec<ExtenderCall> {
     let outputs = engine.take_outputs().into_iter();
     let calls = outputs.filter_map(|output| match output {
         Output::Consult(call) => Some(call),
@@ -36,7 +36,7 @@ fn extender_receives_current_nodes() {
     engine.pod_applied(pod("p", "1"), at(2));
     assert!(engine.schedule_one(at(2)).is_none());
     let calls = calls(&mut engine);
-    let Question::Nodes(nodes) = &calls[0].question else {
+    let ExtenderRequest::Nodes(nodes) = &calls[0].question else {
         panic!("{calls:?}");
     };
     assert_eq!(*nodes[0].object, broken);
@@ -60,8 +60,8 @@ fn parked_pod_has_not_started_its_cycle() {
         let calls = calls(&mut engine);
         assert_eq!(calls.len(), 1, "{calls:?}");
         assert_eq!(&*calls[0].pod.name, name);
-        let advice = Advice::Nodes(Ok(Advised::default()));
-        engine.consulted(&calls[0].pod.uid, calls[0].ticket, advice);
+        let advice = ExtenderResult::Nodes(Ok(ExtenderNodeResult::default()));
+        engine.apply_extender_result(&calls[0].pod.uid, calls[0].ticket, advice);
         let outcome = engine.schedule_one(at(seconds)).unwrap();
         assert_eq!(outcome.node.as_deref(), Some("n"));
     }
@@ -81,11 +81,11 @@ fn extender_scores_are_explained_and_ranked() {
         .iter()
         .map(|(name, score)| ((*name).into(), *score));
     let refused = ("not this one".to_owned(), false);
-    let advised = Advised {
+    let advised = ExtenderNodeResult {
         refused: [("d".into(), refused)].into(),
         scores: scores.collect(),
     };
-    engine.consulted("p", calls[0].ticket, Advice::Nodes(Ok(advised)));
+    engine.apply_extender_result("p", calls[0].ticket, ExtenderResult::Nodes(Ok(advised)));
     let outcome = engine.schedule_one(at(0)).unwrap();
     assert_eq!(outcome.node.as_deref(), Some("b"));
     let table = engine

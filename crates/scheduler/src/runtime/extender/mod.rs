@@ -3,7 +3,10 @@
 mod wire;
 
 use crate::config::Extender;
-use crate::engine::{Advice, Advised, Agreed, BindError, Consultation, Proposal, Question};
+use crate::engine::{
+    BindError, ExtenderCall, ExtenderNodeResult, ExtenderPreemptResult, ExtenderRequest,
+    ExtenderResult, Proposal,
+};
 use crate::state::{NodeInfo, PodInfo};
 use bytes::Bytes;
 use futures::future::join_all;
@@ -44,30 +47,34 @@ impl Extenders {
 
     /// Calls the extenders of a request and returns the combined result. Always returns, as each call has a
     /// timeout.
-    pub(super) async fn answer(&self, asked: Consultation) -> Advice {
-        let Consultation {
+    pub(super) async fn answer(&self, asked: ExtenderCall) -> ExtenderResult {
+        let ExtenderCall {
             pod,
             extenders,
             question,
             ..
         } = asked;
-        let is_about_nodes = matches!(question, Question::Nodes(_));
+        let is_about_nodes = matches!(question, ExtenderRequest::Nodes(_));
         let servers = self.clone();
         let ask = async move {
             let called = extenders.iter().filter_map(|index| servers.0.get(*index));
             let called: Vec<&Server> = called.collect();
             match question {
-                Question::Nodes(nodes) => Advice::Nodes(nodes_for(&called, &pod, nodes).await),
-                Question::Victims(all) => Advice::Victims(victims_for(&called, &pod, all).await),
+                ExtenderRequest::Nodes(nodes) => {
+                    ExtenderResult::Nodes(nodes_for(&called, &pod, nodes).await)
+                }
+                ExtenderRequest::Victims(all) => {
+                    ExtenderResult::Victims(victims_for(&called, &pod, all).await)
+                }
             }
         };
         // Even if this task panics, the pod must not wait forever.
         tokio::spawn(ask).await.unwrap_or_else(|error| {
             let message = format!("asking extenders failed: {error}");
             if is_about_nodes {
-                Advice::Nodes(Err(message))
+                ExtenderResult::Nodes(Err(message))
             } else {
-                Advice::Victims(Err(message))
+                ExtenderResult::Victims(Err(message))
             }
         })
     }
@@ -272,7 +279,7 @@ impl Server {
         &self,
         pod: &Arc<PodInfo>,
         proposals: &[Proposal],
-    ) -> Result<Vec<Agreed>, String> {
+    ) -> Result<Vec<ExtenderPreemptResult>, String> {
         let (about, proposals) = (pod.clone(), proposals.to_vec());
         let by_name = self.config.node_cache_capable;
         let nodes = proposals.len();
@@ -304,7 +311,7 @@ impl Server {
                 }
                 return Err(format!("expected at least one victim pod on node {node:?}"));
             }
-            agreed.push(Agreed {
+            agreed.push(ExtenderPreemptResult {
                 extender: self.config.url_prefix.clone(),
                 node: node.into(),
                 victims: uids,
@@ -321,8 +328,8 @@ async fn nodes_for(
     servers: &[&Server],
     pod: &Arc<PodInfo>,
     mut nodes: Vec<Arc<NodeInfo>>,
-) -> Result<Advised, String> {
-    let mut advised = Advised::default();
+) -> Result<ExtenderNodeResult, String> {
+    let mut advised = ExtenderNodeResult::default();
     for server in servers {
         if server.config.filter_verb.is_empty() || nodes.is_empty() {
             continue;
@@ -364,8 +371,8 @@ async fn victims_for(
     servers: &[&Server],
     pod: &Arc<PodInfo>,
     mut proposals: Vec<Proposal>,
-) -> Result<Vec<Agreed>, String> {
-    let plain = |proposal: &Proposal| Agreed {
+) -> Result<Vec<ExtenderPreemptResult>, String> {
+    let plain = |proposal: &Proposal| ExtenderPreemptResult {
         extender: String::new(),
         node: proposal.node.clone(),
         victims: proposal
@@ -375,7 +382,7 @@ async fn victims_for(
             .collect(),
         violations: proposal.violations,
     };
-    let mut agreed: Vec<Agreed> = proposals.iter().map(plain).collect();
+    let mut agreed: Vec<ExtenderPreemptResult> = proposals.iter().map(plain).collect();
     for server in servers {
         if agreed.is_empty() {
             break;

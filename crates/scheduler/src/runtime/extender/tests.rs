@@ -35,15 +35,15 @@ fn nodes(names: &[&str]) -> Vec<Arc<NodeInfo>> {
     names.iter().map(node).collect()
 }
 
-async fn ask(extenders: &Extenders, names: &[&str]) -> Result<Advised, String> {
-    let call = Consultation {
+async fn ask(extenders: &Extenders, names: &[&str]) -> Result<ExtenderNodeResult, String> {
+    let call = ExtenderCall {
         ticket: 1,
         pod: pod(),
         extenders: (0..extenders.0.len()).collect(),
-        question: Question::Nodes(nodes(names)),
+        question: ExtenderRequest::Nodes(nodes(names)),
     };
     match extenders.answer(call).await {
-        Advice::Nodes(advised) => advised,
+        ExtenderResult::Nodes(advised) => advised,
         other => panic!("{other:?}"),
     }
 }
@@ -188,7 +188,10 @@ async fn scores_are_scaled_and_added() {
     let advised = ask(&extenders, &["a", "b", "c"]).await.unwrap();
     let scores: Vec<(&str, i64)> = advised.scores.iter().map(|(n, s)| (&**n, *s)).collect();
     assert_eq!(scores, [("a", 3 * 2 * 10 - 2 * 10), ("b", 10 * 2 * 10)]);
-    assert_eq!(ask(&extenders, &["a"]).await.unwrap(), Advised::default());
+    assert_eq!(
+        ask(&extenders, &["a"]).await.unwrap(),
+        ExtenderNodeResult::default()
+    );
 }
 
 /// Proxy settings in the environment have no effect.

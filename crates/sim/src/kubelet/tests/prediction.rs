@@ -3,7 +3,9 @@
 use super::super::*;
 use super::admission::{GI, devices, kubelet, machine, pod, with_devices};
 use Role::{Init, Main, Sidecar};
-use koord_model::alignment::{Ask, Free, Kind, Want, Zone, single};
+use koord_model::alignment::{
+    AlignmentRequest, FreeZones, ResourceDemand, ResourceKind, Zone, single,
+};
 use koord_model::export;
 use koord_model::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable, amount};
 use proptest::prelude::*;
@@ -53,7 +55,7 @@ fn exported(kubelet: &Kubelet, table: &ResourceTable) -> Vec<Zone> {
     found.zones.into_iter().zip(0..).map(zone).collect()
 }
 
-fn ask(pod: &Pod, device: ResourceId) -> Ask {
+fn ask(pod: &Pod, device: ResourceId) -> AlignmentRequest {
     let wants = |amounts: BTreeMap<String, u64>| {
         let want = |(name, amount): (String, u64)| {
             let id = match name.as_str() {
@@ -61,13 +63,13 @@ fn ask(pod: &Pod, device: ResourceId) -> Ask {
                 "memory" => MEMORY,
                 _ => device,
             };
-            Want {
+            ResourceDemand {
                 id,
                 amount: amount as i64,
-                kind: Kind::of(&name),
+                kind: ResourceKind::from_name(&name),
             }
         };
-        let mut wants: Vec<Want> = amounts.into_iter().map(want).collect();
+        let mut wants: Vec<ResourceDemand> = amounts.into_iter().map(want).collect();
         wants.sort_by_key(|want| want.id);
         wants
     };
@@ -77,7 +79,7 @@ fn ask(pod: &Pod, device: ResourceId) -> Ask {
         all.insert("cpu".to_owned(), container.cpu);
         all
     };
-    Ask {
+    AlignmentRequest {
         guaranteed: pod.guaranteed,
         whole: wants(pod.peak(all)),
         containers: pod
@@ -95,7 +97,7 @@ fn predicted(kubelet: &Kubelet, pod: &Pod) -> bool {
     let none = Amounts::new();
     let there = !kubelet.machine().devices[DEVICE].is_empty();
     let on_node = |id| id != device || there;
-    let free = Free::new(&zones, &none);
+    let free = FreeZones::new(&zones, &none);
     single(&ask(pod, device), kubelet.settings().scope, free, on_node).is_ok()
 }
 

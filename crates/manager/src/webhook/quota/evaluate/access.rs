@@ -142,7 +142,7 @@ impl QuotaAccess for ClusterQuotas {
         pause: Duration,
     ) -> BoxFuture<'a, Result<(), Refusal>> {
         async move {
-            let key = ObjectKey::of(quota);
+            let key = ObjectKey::from_object(quota);
             // Only this annotation is owned here; the version makes the write fail if anything changed.
             let change = json!({"metadata": {
                 "resourceVersion": quota.metadata.resource_version,

@@ -192,7 +192,7 @@ fn read(quota: &ElasticQuota) -> Result<(ResourceList, ResourceList), Refusal> {
 }
 
 fn key_of(quota: &ElasticQuota) -> koord_kube::ObjectKey {
-    koord_kube::ObjectKey::of(quota)
+    koord_kube::ObjectKey::from_object(quota)
 }
 
 fn exceeded(

@@ -14,14 +14,14 @@ pub(crate) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordina
 
 /// Returns the watch of reservations, shared by all plugins that need them.
 pub(crate) fn watch() -> Watch {
-    Watch::of_trimmed::<Reservation, Trimmer>(RESERVATIONS).counted_as(event_names!(
+    Watch::trimmed::<Reservation, Trimmer>(RESERVATIONS).counted_as(event_names!(
         "reservations.v1alpha1.scheduling.koordinator.sh"
     ))
 }
 
 /// Returns the index that [`policy`] reads.
 pub(crate) fn index() -> IndexKind {
-    IndexKind::of::<AllocatePolicies>()
+    IndexKind::new::<AllocatePolicies>()
 }
 
 /// Allocate policy of a reservation: where its owner pods get their resources.
@@ -37,7 +37,7 @@ pub(crate) enum AllocatePolicy {
 
 impl AllocatePolicy {
     /// Returns the allocate policy of `object`.
-    pub(crate) fn of(object: &Reservation) -> Self {
+    pub(crate) fn from_reservation(object: &Reservation) -> Self {
         match &object.spec.allocate_policy {
             Some(ReservationAllocatePolicy::Aligned) => Self::Aligned,
             Some(ReservationAllocatePolicy::Restricted) => Self::Restricted,
@@ -109,7 +109,7 @@ impl Index for AllocatePolicies {
             self.by_uid.remove(uid);
             return;
         }
-        let policy = AllocatePolicy::of(object);
+        let policy = AllocatePolicy::from_reservation(object);
         let before = self.by_uid.insert(uid.to_owned(), policy);
         // The reservation may be on any node, and pods of one equivalence class may request it there.
         fx.touch_all |= before.is_some_and(|before| before != policy);
