@@ -6,6 +6,7 @@
 //! with its reservations removed ([`Release`]). It may have to fit into one of them, and uses the one that
 //! suits it best ([`Release::nominate`]).
 
+mod annotation;
 mod args;
 mod change;
 mod control;
@@ -22,11 +23,11 @@ mod table;
 use crate::common::allocate_policy::{self, RESERVATIONS};
 use crate::common::budgets::{self, is_protected};
 use crate::common::patches::clear_annotation;
+use annotation::{allocated_text, annotation_write, fixed_node};
 use args::Args;
 use control::CheckQueue;
 use fit::{NO_MATCH, NodeFit, ReservationCounts};
 use koord_api::annotations;
-use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
@@ -37,13 +38,13 @@ use koord_scheduler::framework::{
     PodPatch, Points, PostFilter, PostFilterResult, PostFilterTransformer, PreBind, PreFilter,
     PreFilterResult, PreScore, PreScoreResult, Preemption, Protection, QueueHints, QueueingHint,
     RefusalEvent, Rejection, Release, Reserve, Roles, RulesVersion, Score, Sign, Signable,
-    Signature, State, Subject, Tick, Verb, Verdict, View, Write,
+    Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
 use pod_state::{CycleSubject, PodReservationState};
 use pre_allocatable::PreAllocatableIndex;
 use pre_allocation::{PreAllocationCandidates, is_pre_allocation};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use table::{OwnerPod, ReservationRecord, ReservationTable};
@@ -225,37 +226,6 @@ impl Reservations {
             fx.writes.push(annotation_write(&owner.pod, None));
         }
     }
-}
-
-/// Returns the write that sets the pod's reservation annotation to `text`, or removes it.
-fn annotation_write(pod: &PodInfo, text: Option<&str>) -> Write {
-    Write {
-        group: "",
-        version: "v1",
-        plural: "pods",
-        namespace: pod.namespace.to_string(),
-        name: pod.name.to_string(),
-        verb: Verb::Patch(json!({"metadata": {
-            "uid": &*pod.uid,
-            "annotations": {annotations::RESERVATION_ALLOCATED: text},
-        }})),
-        timed: None,
-    }
-}
-
-/// Returns the node that the reservation's template names.
-fn fixed_node(holder: &PodInfo) -> Option<String> {
-    holder
-        .annotation(annotations::RESERVATION_NODE)
-        .map(str::to_owned)
-}
-
-/// Returns the value of the annotation of a pod that uses `record`.
-fn allocated_text(record: &ReservationRecord) -> Result<String, serde_json::Error> {
-    serde_json::to_string(&ReservationAllocated {
-        name: record.name.to_string(),
-        uid: record.uid.to_string(),
-    })
 }
 
 impl Plugin for Reservations {
