@@ -1,5 +1,5 @@
-//! Who may use the ports of a local cluster's components: whoever can read its directory, and those
-//! whom its API server allows it.
+//! Access control of the ports of a local cluster's components: a caller needs the token from the cluster's
+//! directory, or a permission that the API server grants.
 
 use anyhow::{Context as _, Result};
 use axum::extract::{Request, State};
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-/// How long the API server's answers are valid.
+/// Time for which the API server's answers are cached.
 const TTL: Duration = Duration::from_secs(10);
 /// Paths that show no more than that a component is well.
 const OPEN: [&str; 3] = ["/healthz", "/livez", "/readyz"];

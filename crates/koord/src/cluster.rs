@@ -40,49 +40,49 @@ use tokio_util::sync::CancellationToken;
 /// The components that can be left out, so that others can take their place.
 pub const COMPONENTS: [&str; 4] = ["manager", "scheduler", "descheduler", "koordlet"];
 
-/// Where the scheduler of a local cluster serves health, metrics and explanations.
+/// Port on which the scheduler of a local cluster serves health, metrics and explanations.
 const SCHEDULER_PORT: u16 = 10251;
-/// Where the descheduler of a local cluster serves health, metrics and explanations: the scheduler has the port
-/// that both have by default.
+/// Port on which the descheduler of a local cluster serves health, metrics and explanations. Not its default,
+/// which the scheduler has, too.
 const DESCHEDULER_PORT: u16 = 10258;
-/// Where koordlet of a local cluster serves its health, metrics, state and audit events.
+/// Port on which koordlet of a local cluster serves its health, metrics, state and audit events.
 const KOORDLET_PORT: u16 = 9316;
-/// What to start.
+/// Settings of a cluster's start.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where the cluster keeps its state, its certificates and the node's files.
+    /// Directory of the cluster's state, its certificates and the node's files.
     pub data_dir: PathBuf,
     /// Keep objects in memory only.
     pub memory: bool,
-    /// Where the API server listens on 127.0.0.1; the usual port, or any if that is taken, when `None`.
+    /// Port of the API server on 127.0.0.1. `None`: the usual port, or any free one if that is taken.
     pub port: Option<u16>,
-    /// Which controllers of the API server run.
+    /// Controllers of the API server that run.
     pub controllers: Selection,
-    /// Which of [`COMPONENTS`] run.
+    /// Components of [`COMPONENTS`] that run.
     pub components: Selection,
     /// Pods that have ended and are kept; 0: all.
     pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes besides this machine.
     pub simulated_nodes: usize,
-    /// This machine's node has [`koord_node::host_taint`] where there are simulated ones.
+    /// If set, this machine's node has [`koord_node::host_taint`] when there are simulated nodes.
     pub host_taint: bool,
     /// The NUMA nodes of simulated nodes. With them and policy single-numa-node, the scheduler keeps
     /// pods off nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy
     /// and scope pod, NodeNUMAResource aligns by its own books, and some may be refused.
     pub topology: Option<koord_sim::Layout>,
-    /// Where files describe accelerators of this machine; with it, devices are reported.
+    /// Directory of files that describe accelerators of this machine. If set, devices are reported.
     pub device_files: Option<PathBuf>,
-    /// How the descheduler runs.
+    /// Configuration of the descheduler.
     pub descheduler: koord_descheduler::config::Configuration,
     /// The first content of `slo-controller-config`, by key.
     pub slo_config: Value,
-    /// How often koordlet reports, when not as the NodeMetric says.
+    /// Interval of koordlet's reports. `None`: the one in the NodeMetric.
     pub report_interval: Option<Duration>,
     /// The container runtime that runs this machine's pods; processes when `None`.
     pub runtime: Option<crate::runtime::Chosen>,
     /// Pods have all rights of this process unless they give them up.
     pub trusted_pods: bool,
-    /// What clients can take of the API server.
+    /// Request limits of the API server.
     pub limits: koord_apiserver::Limits,
 }
 
@@ -94,23 +94,23 @@ pub struct Cluster {
     pub context: Context,
     /// The API server.
     pub server: Arc<ApiServer>,
-    /// Where it listens.
+    /// Address on which the API server listens.
     pub address: SocketAddr,
     /// The kubeconfig that was written.
     pub kubeconfig: PathBuf,
-    /// What koordlet wrote to the kernel.
+    /// Audit log of koordlet's writes to the kernel.
     pub audit: koordlet::audit::Log,
-    /// This machine's node name.
+    /// Name of this machine's node.
     pub node_name: String,
-    /// Where the scheduler serves health, metrics and explanations.
+    /// Address on which the scheduler serves health, metrics and explanations; `None` if it does not.
     pub scheduler_address: Option<SocketAddr>,
-    /// Where the descheduler serves health, metrics and explanations.
+    /// Address on which the descheduler serves health, metrics and explanations; `None` if it does not.
     pub descheduler_address: Option<SocketAddr>,
-    /// Where koordlet serves its health, metrics, state and audit events.
+    /// Address on which koordlet serves its health, metrics, state and audit events; `None` if it does not.
     pub koordlet_address: Option<SocketAddr>,
     /// Cancelled while the cluster stops, pods are killed instead of waited for.
     pub hurry: CancellationToken,
-    /// What is not as one would expect.
+    /// Notes for the user about unexpected circumstances of the start.
     pub notes: Vec<String>,
     groups: Groups,
     access: Access,
@@ -142,7 +142,8 @@ pub fn init_logging(default: &str) {
 }
 
 impl Options {
-    /// Whether pods without a toleration are left to the simulated nodes.
+    /// Returns true if this machine's node is tainted, so that pods without a toleration run on simulated
+    /// nodes.
     fn taints_host(&self) -> bool {
         self.host_taint && self.simulated_nodes > 0
     }
@@ -392,7 +393,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Prepares the descheduler and serves its side. It is alone: there is nobody to contend with for leadership.
+    /// Prepares the descheduler and serves its port. Leader election is off: it is the only instance.
     async fn descheduler(
         &mut self,
         config: &koord_descheduler::config::Configuration,
@@ -478,13 +479,13 @@ impl Cluster {
         .with_context(|| format!("ConfigMap {ADDRESSES_NAME}"))
     }
 
-    /// The group above that of all pods.
+    /// Returns the parent cgroup of the cgroup of all pods.
     #[must_use]
     pub fn groups_parent(&self) -> &CgroupPath {
         &self.groups.parent
     }
 
-    /// The group of all pods of this cluster.
+    /// Returns the cgroup of all pods of this cluster.
     ///
     /// # Errors
     /// Never for the parents that are chosen here.
@@ -495,7 +496,7 @@ impl Cluster {
             .context("group of all pods")
     }
 
-    /// Says that another cluster runs on this machine, if one does.
+    /// Returns a note about another cluster that runs on this machine, if one does.
     #[must_use]
     pub fn beside(&self) -> Option<String> {
         let other = self.groups.beside.as_ref()?;
@@ -531,7 +532,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until a component ends by itself, which none should, and says which and why.
+    /// Waits until a component ends by itself, which none should, and returns an error with its name and the
+    /// cause.
     pub async fn failed(&mut self) -> anyhow::Error {
         tokio::select! {
             served = &mut self.serving => match served {
@@ -547,7 +549,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the components, then the API server that they write their last words to.
+    /// Stops the components, then the API server, which receives their last writes.
     pub async fn stop(mut self) {
         self.context.shutdown.cancel();
         let components = async {
@@ -568,7 +570,7 @@ impl Cluster {
     }
 }
 
-/// How the pods of a node run.
+/// Confinement and rights of the pods of a node.
 #[derive(Debug, Clone)]
 pub struct PodTerms {
     /// The value of [`koord_node::CONFINEMENT_ANNOTATION`].
@@ -577,7 +579,7 @@ pub struct PodTerms {
     pub rights: Option<String>,
 }
 
-/// How the pods of a ready node run.
+/// Returns the terms of the pods of a node; `None` while it is not ready.
 fn is_ready(node: &Node) -> Option<PodTerms> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions
@@ -591,7 +593,7 @@ fn is_ready(node: &Node) -> Option<PodTerms> {
     })
 }
 
-/// How long a part may take to stop.
+/// Time limit for a component to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Running = BoxFuture<'static, Result<()>>;

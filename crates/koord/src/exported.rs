@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a socket's path may be: what the kernel takes.
+/// Longest path of a Unix socket that the kernel accepts, in bytes.
 const LONGEST_PATH: usize = 107;
 
-/// The simulated nodes whose kubelets an exporter asks: the first one. The others' reports are the
-/// simulation's own.
+/// Returns the simulated nodes with a pod resources API for an exporter: only the first node. The simulation
+/// itself reports the others.
 pub(crate) fn kubelets(data_dir: &Path) -> Kubelets {
     let mut kubelets = Kubelets {
         dir: data_dir.join("kubelets"),
@@ -24,7 +24,7 @@ pub(crate) fn kubelets(data_dir: &Path) -> Kubelets {
     let name = koord_sim::node_name(0);
     let socket = Kubelets::socket(&kubelets.dir.join(&name));
     if socket.as_os_str().len() <= LONGEST_PATH {
-        // That of an earlier start is nobody's.
+        // A socket of an earlier start has no server any more.
         let _ = std::fs::remove_file(&socket);
         kubelets.nodes.insert(name);
     }

@@ -1,8 +1,8 @@
-//! Where a cluster of this machine lives: its directory, which one process holds at a time, and the
-//! control groups of its pods, which no two clusters share.
+//! Directory and pod cgroups of a cluster on this machine. One process at a time holds a directory, and no
+//! two clusters share cgroups.
 //!
-//! Both are claimed by locked files, before anything else is written: a start that fails changes
-//! nothing of a cluster that runs. A lock ends with its process, however that ends.
+//! Both are claimed by locked files, before anything else is written: a failed start changes nothing of a
+//! running cluster. The kernel releases a lock when its process ends.
 
 use anyhow::{Context as _, Result, bail};
 use koord_host::CgroupPath;
@@ -86,13 +86,13 @@ pub(crate) fn keep_files_private() {
 
 /// The usual port of an API server.
 const PORT: u16 = 6443;
-/// How long a port is waited for: an earlier owner that was killed holds it until its memory is freed.
+/// Time to wait for a taken port: an earlier owner that was killed holds it until its memory is freed.
 const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The address for the API server, and a sentence if the usual port is taken: then any other does.
+/// Returns the address for the API server, and a note if the usual port is taken and any free one is used
+/// instead.
 ///
-/// # Errors
-/// The port that was asked for stays taken.
+/// When the requested port stays taken.
 pub(crate) async fn find_port(asked: Option<u16>) -> Result<(SocketAddr, Option<String>)> {
     find_port_like(asked, PORT, PORT_PATIENCE).await
 }
@@ -108,7 +108,7 @@ async fn find_port_like(
     loop {
         match std::net::TcpListener::bind(at(port)) {
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-            // Any other failure is told by the server, which tries again.
+            // The server reports any other failure and retries.
             _ => return Ok((at(port), None)),
         }
         if begun.elapsed() >= patience {
@@ -130,7 +130,7 @@ async fn find_port_like(
 pub(crate) struct Groups {
     /// Above `kubepods`: the root for the machine's first cluster, a group of its own for others.
     pub(crate) parent: CgroupPath,
-    /// Who has the root, when it is another cluster.
+    /// The other cluster that holds the root cgroup, if this one does not.
     pub(crate) beside: Option<Holder>,
     /// Held for as long as the cluster runs; none where claims cannot be kept.
     _claim: Option<Claim>,
@@ -185,7 +185,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
     bail!("{MOST_CLUSTERS} clusters run on this machine already")
 }
 
-/// Locks `path` for the cluster in `dir`, or says who has it.
+/// Locks `path` for the cluster in `dir`, or returns the current holder.
 fn claim(path: &Path, dir: &Path) -> Result<Result<Claim, Holder>> {
     let mut file = open(path)?;
     match file.try_lock() {

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use koordlet::runtime::{Config, Mode};
 use std::path::{Path, PathBuf};
 
-/// Which runtime runs this machine's pods.
+/// Flags that select the container runtime for this machine's pods.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[group(skip)]
 pub struct Args {
@@ -12,30 +12,30 @@ pub struct Args {
     /// unix:///run/containerd/containerd.sock, or the socket of koord-runtime-proxy.
     #[arg(long, value_name = "ENDPOINT")]
     pub runtime: Option<String>,
-    /// How containers of --runtime get what koordlet's hooks want before they start: nri, proxy or
-    /// standalone (soon after). Without it: proxy if koord-runtime-proxy has the endpoint, else nri if
-    /// its socket is there.
+    /// Mode in which containers of --runtime get the values of koordlet's hooks before they start: nri, proxy
+    /// or standalone (soon after). Without it: proxy if koord-runtime-proxy has the endpoint, else nri if its
+    /// socket exists.
     #[arg(long, value_name = "MODE", requires = "runtime")]
     pub runtime_hooks_mode: Option<Mode>,
-    /// Socket of the runtime's NRI; without it: nri.sock beside the runtime's, or /var/run/nri/nri.sock.
+    /// Socket of the runtime's NRI; without it: nri.sock next to the runtime's, or /var/run/nri/nri.sock.
     #[arg(long, value_name = "PATH", requires = "runtime")]
     pub nri_socket: Option<PathBuf>,
-    /// Where koord-runtime-proxy finds hook servers.
+    /// Directory in which koord-runtime-proxy looks for hook servers.
     #[arg(long, value_name = "DIR", requires = "runtime", hide = true)]
     pub runtime_hook_server_config_dir: Option<PathBuf>,
 }
 
-/// A runtime that has answered, and what koordlet is told about it.
+/// A container runtime that has answered, and koordlet's settings for it.
 #[derive(Debug, Clone)]
 pub struct Chosen {
-    /// For the node.
+    /// Runtime client of the node agent.
     pub runtime: koord_node::Runtime,
-    /// For koordlet.
+    /// Settings of koordlet's runtime hooks.
     pub hooks: Config,
 }
 
 impl Chosen {
-    /// Both, for people.
+    /// Returns a description of the runtime and the hooks for users.
     #[must_use]
     pub fn told(&self) -> String {
         format!(
@@ -80,8 +80,8 @@ impl Args {
     }
 }
 
-/// Whether koord-runtime-proxy, ours or upstream's, has the socket. After a hot restart of it nobody
-/// knows who made the socket, and its usual name decides.
+/// Returns true if koord-runtime-proxy, ours or upstream's, listens on the socket. After its hot restart the
+/// process that made the socket is unknown, and the socket's usual name decides.
 fn is_proxy(socket: &Path, listener: Option<&Path>) -> bool {
     let named = |path: &Path, name: &str| {
         let file = path.file_name().map(|file| file.to_string_lossy());

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How the cluster is started.
+/// Flags of `koord up`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Simulated nodes besides this machine.
@@ -51,7 +51,7 @@ pub struct Args {
     /// files there may be accelerators that the machine does not have.
     #[arg(long, value_name = "DIR")]
     pub device_files: Option<PathBuf>,
-    /// Where the cluster keeps its state. Started again with the same directory, it resumes.
+    /// Directory of the cluster's state. A start with the same directory resumes the cluster.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// Port of the API server on 127.0.0.1; 0 takes any free one [default: 6443, or any if that is taken]
@@ -82,8 +82,8 @@ pub struct Args {
     /// Pods that have ended and are kept, the newest of them; 0: all.
     #[arg(long, default_value_t = 12_500, value_name = "N")]
     pub terminated_pod_gc_threshold: usize,
-    /// Reading requests that the API server takes at once, watches aside; 0: any number. More are
-    /// told to come again.
+    /// Reading requests that the API server handles at once, except watches; 0: any number. Further ones are
+    /// rejected with 429.
     #[arg(long, default_value_t = 400, value_name = "N")]
     pub max_requests_inflight: usize,
     /// Changing requests that the API server takes at once; 0: any number.
@@ -98,19 +98,19 @@ pub struct Args {
     /// Go on in the background once the cluster is up; `koord down` stops it.
     #[arg(short, long)]
     pub detach: bool,
-    /// This process is the background of `--detach`.
+    /// Set in the background process of `--detach`.
     #[arg(long, hide = true, conflicts_with = "detach")]
     pub detached: bool,
 }
 
-/// A selection of the components that can be left out.
+/// Parses a selection of the optional components.
 fn components(value: &str) -> Result<Selection, FlagValueError> {
     let wanted = selection(value)?;
     wanted.check(&cluster::COMPONENTS)?;
     Ok(wanted)
 }
 
-/// A selection of the controllers that there are.
+/// Parses a selection of the existing controllers.
 fn controllers(value: &str) -> Result<Selection, FlagValueError> {
     let wanted = selection(value)?;
     wanted.check(&koord_apiserver::controllers::names())?;
@@ -123,7 +123,7 @@ impl Args {
         given.unwrap_or_else(|| cluster::default_data_dir(self.memory))
     }
 
-    /// The simulated nodes' machine.
+    /// Returns the hardware layout of simulated nodes, if the flags set one.
     fn layout(&self) -> Result<Option<Layout>> {
         let Some(layout) = &self.topology else {
             return Ok(None);
@@ -137,7 +137,7 @@ impl Args {
         Ok(Some(layout))
     }
 
-    /// How the descheduler runs. Plugins and their arguments are looked at, too.
+    /// Returns the descheduler's configuration, and checks plugins and their arguments.
     fn descheduler(&self) -> Result<koord_descheduler::config::Configuration> {
         let Some(path) = &self.descheduler_config else {
             return cluster::descheduler_config();
@@ -154,10 +154,10 @@ impl Args {
     fn log_filter(&self) -> String {
         match (self.quiet, self.verbose) {
             (true, _) => "warn".to_owned(),
-            // In a terminal, what people read is between the lines.
+            // In a terminal, log lines would interrupt the output for users.
             (false, 0) if !self.detached => "warn".to_owned(),
             (false, 0) => "info,koord_scheduler=warn".to_owned(),
-            // Of everybody else's libraries only what is wrong is of interest.
+            // Third-party crates log warnings only.
             (false, 1) => koord_app::logging::filter(4),
             (false, _) => koord_app::logging::filter(6),
         }
@@ -271,7 +271,7 @@ async fn serve(
     Err(cluster.failed().await)
 }
 
-/// What asks a cluster to stop.
+/// The signals that stop a cluster.
 struct Stop([(Signal, &'static str); 3]);
 
 impl Stop {
@@ -283,7 +283,7 @@ impl Stop {
         ]))
     }
 
-    /// The next signal's name.
+    /// Returns the name of the next signal.
     async fn next(&mut self) -> &'static str {
         let [a, b, c] = &mut self.0;
         tokio::select! {
@@ -336,7 +336,7 @@ fn detach(args: &Args) -> Result<()> {
     }
 }
 
-/// The arguments of the background process: those given, with `--detach` replaced.
+/// Returns the arguments of the background process: those given, with `--detach` replaced.
 fn background(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = given
         .filter(|arg| arg != "--detach" && arg != "-d")

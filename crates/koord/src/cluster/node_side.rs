@@ -1,4 +1,4 @@
-//! What the API server asks of the node: logs of containers, and commands in them.
+//! The node's side of the API server: logs of containers, and commands in them.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -15,7 +15,7 @@ pub(super) struct NodeSide {
 }
 
 impl NodeSide {
-    /// Why a pod has no log here, when it is not this machine that runs it.
+    /// Returns the reason why a pod has no log here, if it does not run on this machine.
     async fn elsewhere(&self, namespace: &str, pod: &str) -> Option<String> {
         let client = self.client.get()?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);

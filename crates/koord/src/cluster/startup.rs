@@ -1,4 +1,5 @@
-//! What a start writes before the components run. Until the data directory takes writes, what it holds is served.
+//! Writes of a start before the components run. Until the data directory is writable, its old content is
+//! served.
 
 use super::Options;
 use anyhow::Result;
@@ -98,9 +99,9 @@ impl Startup<'_> {
         Ok(manager)
     }
 
-    /// Nodes of an earlier start look ready until somebody misses their leases, and would be given
-    /// pods that never run: simulated ones that are not started again go, and all others are not
-    /// ready until they say so. This machine's has the taint of this start.
+    /// Removes or resets nodes of an earlier start. They would look ready until their leases expire, and
+    /// receive pods that never run: simulated nodes that are not started again are deleted, and all others
+    /// are not ready until they report. This machine's node gets the taint of this start.
     async fn prepare_nodes(&self) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let known = nodes.list(&ListParams::default()).await?;

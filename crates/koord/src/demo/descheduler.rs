@@ -1,10 +1,9 @@
-//! `koord demo descheduler`: nodes that are too hot beside nodes that are nearly idle, and what the
-//! descheduler makes of them.
+//! `koord demo descheduler`: the descheduler moves pods from hot nodes to nearly idle ones.
 //!
-//! Some nodes are there first and get all the pods; these use more than they ask for. Then the others
-//! join, and nothing happens: a scheduler places a pod once. LowNodeLoad finds the hot nodes, and each
-//! pod that goes has its new place reserved by our scheduler before it is evicted. API server,
-//! controllers, scheduler and descheduler are real; nodes are simulated, and so is what pods use.
+//! Some nodes exist first and get all the pods, which use more than they request. Then other nodes join, and
+//! nothing happens: a scheduler places a pod once. LowNodeLoad finds the hot nodes, and our scheduler
+//! reserves the new node of each pod before it is evicted. API server, controllers, scheduler and descheduler
+//! are real; nodes and the pods' usage are simulated.
 
 mod page;
 mod stage;
@@ -18,15 +17,15 @@ use std::path::PathBuf;
 
 /// CPUs of a node.
 const CPUS: u32 = 16;
-/// What LowNodeLoad aims at, in percent of a node's CPUs: nodes above the second are hot, and pods go
-/// to those below the first.
+/// Low and high threshold of LowNodeLoad, in percent of a node's CPUs: nodes above the second are hot, and
+/// pods move to those below the first.
 const THRESHOLDS: (u32, u32) = (45, 65);
-/// How long loads are watched before the descheduler starts, and after its last move.
+/// Time for which loads are watched before the descheduler starts, and after its last move.
 const QUIET_SECONDS: u32 = 6;
-/// How long it takes at first for usage to be reported as it is.
+/// Time until the reported usage is correct after the start.
 const SETTLING_SECONDS: u32 = 4;
 
-/// What to show and where to put it.
+/// Flags of `koord demo descheduler`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Simulated nodes with 16 CPUs each; a third of them has all the pods at first.
@@ -50,11 +49,11 @@ pub struct Args {
     pub verbose: bool,
 }
 
-/// What was measured.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
-    /// Under which conditions.
+    /// Conditions of the run.
     pub setup: Setup,
     /// Loads before the descheduler started.
     pub before: Spread,
@@ -62,16 +61,16 @@ pub struct Outcome {
     pub after: Spread,
     /// Jobs that moved a pod.
     pub moves: usize,
-    /// Jobs that did not, and what the first of them says.
+    /// Migration jobs that failed.
     pub failures: usize,
-    /// See `failures`.
+    /// Message of the first failed job.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub failure: Option<String>,
-    /// How often the pod was moved that was moved most often, whatever its name was then.
+    /// Moves of the pod that was moved most often, counted across its changes of name.
     pub max_moves_per_pod: usize,
     /// The fewest pods that ran whenever they were counted, of `setup.pods`.
     pub fewest_running: usize,
-    /// From the descheduler's start until the last node had cooled, in seconds; nothing if one had not.
+    /// Seconds from the descheduler's start until no node was hot any more; `None` if a node still is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seconds_to_cool: Option<f64>,
     /// Loads over time.
@@ -84,7 +83,7 @@ pub struct Outcome {
 pub struct Setup {
     /// Names of the nodes; those that were there first come first.
     pub nodes: Vec<String>,
-    /// How many these are.
+    /// Number of nodes that were there first.
     pub first: usize,
     /// CPUs of each.
     pub cpus: u32,
@@ -108,7 +107,7 @@ pub struct Sample {
     pub loads: Vec<f64>,
 }
 
-/// How loads differ.
+/// Distribution of loads over the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spread {
@@ -125,7 +124,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of loads in percent.
+    /// Summarizes loads in percent.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a count of nodes")]
     pub fn of(loads: &[f64], high: f64) -> Self {

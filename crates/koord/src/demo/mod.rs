@@ -42,14 +42,14 @@ const SEVERAL_WINDOW_S: f64 = 2.0;
 const START_S: f64 = 12.0;
 const SCENARIO_S: f64 = 61.0;
 const PHASE_S: f64 = 22.0;
-/// What of the budget is kept for the end of a scenario, and of the demo, in seconds.
+/// Parts of the budget reserved for the end of a scenario, and of the demo, in seconds.
 const LEAVE_S: f64 = 2.0;
 const CLOSE_S: f64 = 4.0;
-/// How often a third of a second is waited for a quiet machine before a phase.
+/// Number of waits of a third of a second for a quiet machine before a phase.
 const PATIENCE: usize = 24;
 const BRIEF_PATIENCE: usize = 6;
 
-/// What the exit codes of the demo say.
+/// Help text on the exit codes of the demo.
 pub const EXIT_CODES: &str = "Exit codes:
   0  conclusive: koord won every neighbor that does harm
   1  failed, 2  bad arguments
@@ -57,7 +57,7 @@ pub const EXIT_CODES: &str = "Exit codes:
   4  NOT CONCLUSIVE: noise, or too few clean windows, leave a neighbor open
   5  lost: a neighbor does harm that koord does not clearly lessen";
 
-/// What to measure and where to put it.
+/// Flags of `koord demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The neighbors to play: names, or `all`.
@@ -67,8 +67,8 @@ pub struct Args {
     /// Play Koordinator's fixed cap too and, where a scenario has it, batch work without any QoS.
     #[arg(long)]
     pub all_phases: bool,
-    /// How long the demo may take. Defaults to 195 for the three default neighbors. Noisy windows are
-    /// measured again while there is time.
+    /// Time limit of the demo. Defaults to 195 for the three default neighbors. Noisy windows are measured
+    /// again while there is time.
     #[arg(long, value_parser = budget)]
     pub budget_seconds: Option<f64>,
     /// Measure every phase so often, with long warm-ups and without a time budget. Published figures have
@@ -140,7 +140,7 @@ pub fn main(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(suite.verdict.overall.exit_code()))
 }
 
-/// How much is measured, and until when.
+/// Extent and time budget of the measurements.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     extent: Extent,
@@ -356,7 +356,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    /// Whether every phase was measured.
+    /// Checks that every phase was measured.
     fn whole(&self) -> Result<()> {
         let measured = |phase: &Phase| self.runs.iter().any(|(of, _)| of == phase);
         let mut phases = self.scenario.phases(self.args.all_phases).iter();

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use std::path::Path;
 
-/// Whether what was measured can be put into `path` later. What is there stays as it is.
+/// Checks that results can be written to `path` later. An existing file stays as it is.
 ///
 /// # Errors
 /// When it is a directory, its directory is missing, or it may not be written.
@@ -22,7 +22,7 @@ pub fn check(path: &Path) -> Result<()> {
         .open(path)
         .with_context(refused)?;
     if !there {
-        // Whoever makes it meanwhile gets it overwritten at the end anyway.
+        // A file that another process creates meanwhile is overwritten at the end anyway.
         std::fs::remove_file(path).with_context(refused)?;
     }
     Ok(())
@@ -53,7 +53,7 @@ pub fn distinct(one: &Path, other: &Path, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// What `--json` wrote.
+/// Reads the results that `--json` wrote.
 ///
 /// # Errors
 /// When the file cannot be read, or is not what this version writes.

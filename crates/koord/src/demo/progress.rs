@@ -1,4 +1,4 @@
-//! How far the demo is, how long it may still take, and how much noise it puts up with.
+//! Progress of the demo: windows done, time left, and how many noisy windows are measured again.
 
 use super::result::{Phase, Run};
 use super::words::latency;
@@ -16,12 +16,12 @@ pub struct Progress {
     measured: usize,
     retried: usize,
     begun_ns: u64,
-    /// When a time budget ends.
+    /// End of the time budget, if there is one.
     deadline_ns: Option<u64>,
 }
 
 impl Progress {
-    /// Before `planned` windows, with a time budget of so many seconds where there is one.
+    /// Creates the progress of `planned` windows, with a time budget if there is one.
     #[must_use]
     pub fn new(planned: usize, budget: Option<Duration>) -> Self {
         let begun_ns = monotonic_ns();
@@ -40,14 +40,14 @@ impl Progress {
         }
     }
 
-    /// Whether a noisy window may be measured again: all in all a third of what was planned, so that
-    /// a machine that is never quiet gives a report all the same.
+    /// Returns true if a noisy window may be measured again: in total up to a third of the planned windows,
+    /// so that a machine that is never quiet gives a report all the same.
     #[must_use]
     pub fn may_retry(&self) -> bool {
         self.retried * 3 < self.planned.max(3)
     }
 
-    /// A window was measured, and will be `again`.
+    /// Counts a measured window, which is measured once more if `again` is set.
     pub fn measured(&mut self, again: bool) {
         self.measured += 1;
         if again {
@@ -57,7 +57,7 @@ impl Progress {
         }
     }
 
-    /// A scenario of `planned` windows is over, perhaps `early`.
+    /// Counts the end of a scenario of `planned` windows, which ended `early` if some were skipped.
     pub fn skip_to_end_of(&mut self, planned: usize, early: bool) {
         self.before += planned;
         if early {
@@ -65,8 +65,8 @@ impl Progress {
         }
     }
 
-    /// Seconds that are left: until the time budget ends, or if the rest takes as long as what was
-    /// measured.
+    /// Returns the seconds that are left: until the time budget ends, or without one the estimate from the
+    /// windows measured so far.
     #[must_use]
     pub fn seconds_left(&self, now_ns: u64) -> f64 {
         if let Some(deadline_ns) = self.deadline_ns {
@@ -79,7 +79,7 @@ impl Progress {
         each * left
     }
 
-    /// One line about a window.
+    /// Formats one line about a window.
     #[must_use]
     pub fn line(&self, scenario: &str, phase: Phase, run: &Run) -> String {
         let left = self.seconds_left(monotonic_ns());

@@ -1,10 +1,10 @@
-//! How long the service takes until its p99 is back after a step of its load.
+//! Time until the service's p99 recovers after a step of its load.
 
 use super::result::{Phase, PhaseResult, median};
 
-/// How long after a step of the load p99 was back, in milliseconds: the begin of the first three
-/// slots in a row whose p99 is at most `limit_us`. `None` when there are none within the first
-/// `slots` of `p99_us`.
+/// Returns the time from a step of the load until p99 has recovered, in milliseconds: the begin of the first
+/// three slots in a row whose p99 is at most `limit_us`. `None` when there are none within the first `slots`
+/// of `p99_us`.
 #[must_use]
 pub fn recovery_ms(p99_us: &[f64], slot_ms: u64, slots: usize, limit_us: f64) -> Option<f64> {
     let peak = &p99_us[..slots.min(p99_us.len())];
@@ -14,10 +14,10 @@ pub fn recovery_ms(p99_us: &[f64], slot_ms: u64, slots: usize, limit_us: f64) ->
     Some((back as u64 * slot_ms) as f64)
 }
 
-/// Fills in the recovery of every phase. A p99 is back when it is at most 1.5 times what `alone` has
-/// in the second half of the peak; one that never is counts as the whole peak. The p99 of a slot is the
-/// median over the runs: a slot has a few hundred requests, and one hiccup of the machine in a run says
-/// nothing about the phase.
+/// Sets the recovery time of every phase. A p99 has recovered when it is at most 1.5 times that of `alone` in
+/// the second half of the peak; one that never does counts as the whole peak. The p99 of a slot is the median
+/// over the runs: a slot has a few hundred requests, and one hiccup of the machine in a run means nothing for
+/// the phase.
 pub fn recoveries(phases: &mut [PhaseResult], slot_ms: u64, peak_ms: u64) {
     let slots = usize::try_from(peak_ms / slot_ms.max(1)).unwrap_or(0);
     let cycle = |result: &PhaseResult| -> Vec<f64> {

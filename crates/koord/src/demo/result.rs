@@ -1,5 +1,4 @@
-//! What the demo measured, as data: the JSON that `--json` writes and everything the table and the
-//! page are drawn from.
+//! Results of the demo as data: the JSON that `--json` writes and the source of the table and the page.
 
 pub use koord_workload::phase::{PHASES, Phase};
 pub use koord_workload::sampler::CpuSample;
@@ -20,16 +19,16 @@ pub struct Write {
     pub old: String,
     /// The value written.
     pub new: String,
-    /// Why.
+    /// Reason that koordlet logged for the write.
     pub reason: String,
 }
 
 /// One measured window of one phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Run {
-    /// Which repeat, from 1.
+    /// Number of the repeat, from 1.
     pub repeat: usize,
-    /// What the load generator saw.
+    /// Results of the load generator.
     pub ls: Outcome,
     /// Busy fraction of the machine, 0 to 1.
     pub cpu_utilization: f64,
@@ -39,13 +38,14 @@ pub struct Run {
     pub steal: f64,
     /// Batch operations per second.
     pub be_ops_per_s: f64,
-    /// CPU pressure of the service (`some`, fraction of the window), where the kernel tells it.
+    /// CPU pressure of the service (`some`, fraction of the window); `None` where the kernel does not report
+    /// it.
     pub ls_psi_some: Option<f64>,
-    /// Why the noise rules reject this run; such a run is listed and not counted.
+    /// Reason for which the noise rules reject this run; such a run is listed and not counted.
     pub rejected: Option<String>,
     /// CPU over time.
     pub cpu: Vec<CpuSample>,
-    /// What koordlet wrote, and when.
+    /// Writes of koordlet with their times.
     pub writes: Vec<Write>,
 }
 
@@ -77,7 +77,7 @@ pub struct BatchWork {
     pub range: (f64, f64),
 }
 
-/// One phase: medians, and every run behind them.
+/// Medians of one phase, and every run behind them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PhaseResult {
     /// `alone`, `besteffort`, `unmanaged`, `suppressed` or `managed`.
@@ -121,20 +121,20 @@ pub struct Ratios {
     pub emu: Option<f64>,
 }
 
-/// Where and how it was measured.
+/// Machine and settings of the measurement.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Setup {
     /// CPUs the demo may use.
     pub cpus: usize,
-    /// Whether the kernel tells pressure (PSI) per group.
+    /// True if the kernel reports pressure (PSI) per cgroup.
     pub psi: bool,
     /// Kernel release.
     pub kernel: String,
-    /// Which cgroup hierarchy enforces.
+    /// Cgroup hierarchy that enforces limits.
     pub cgroup: String,
-    /// Whether cgroups were enforced (root and a writable tree).
+    /// True if cgroups were enforced (root and a writable tree).
     pub enforced: bool,
-    /// Why not.
+    /// Reason why cgroups were not enforced, if so.
     pub unenforced: Option<String>,
     /// Arrivals per second.
     pub rate: f64,
@@ -160,20 +160,20 @@ pub struct Setup {
     pub batch_resources_after_s: f64,
 }
 
-/// What one scenario showed.
+/// Results of one scenario.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ScenarioResult {
     /// Its name.
     pub name: String,
     /// Its heading.
     pub title: String,
-    /// What runs beside what.
+    /// Description of the service and its neighbor.
     pub about: String,
-    /// Whether all of it was measured.
+    /// True if all of the scenario was measured.
     pub ran: bool,
-    /// Why not.
+    /// Reason why it was not, if so.
     pub why: Option<String>,
-    /// What the batch work counts.
+    /// Unit of the batch work.
     pub operation: String,
     /// Arrivals per second, on average.
     pub rate: f64,
@@ -185,33 +185,33 @@ pub struct ScenarioResult {
     pub ratios: Ratios,
     /// `recovery_ms` of `managed`, where the load has steps.
     pub recovery_ms: Option<f64>,
-    /// What the windows prove.
+    /// Verdict that the windows allow.
     pub verdict: ScenarioVerdict,
     /// The verdict in plain words.
     pub headline: String,
-    /// What koord adds here and what it does not.
+    /// Sentences on the effects of koord in this scenario.
     pub words: Vec<String>,
 }
 
 /// Everything that was measured.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Suite {
-    /// Where and how.
+    /// Machine and settings.
     pub setup: Setup,
-    /// Whether every scenario that was asked for ran to its end.
+    /// True if every selected scenario ran to its end.
     pub complete: bool,
     /// The verdict over all scenarios; the exit code follows from it.
     pub verdict: SuiteVerdict,
     /// Every scenario that was asked for.
     pub scenarios: Vec<ScenarioResult>,
-    /// Under which conditions, and what these figures do not show.
+    /// Conditions of the measurement, and limits of what these figures show.
     pub caveats: Vec<String>,
     /// `cpu` by itself also has its phases and ratios at the top.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub single: Option<Single>,
 }
 
-/// See [`Suite::single`].
+/// Phases and ratios of a single scenario, see [`Suite::single`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Single {
     /// The phases.
@@ -221,7 +221,7 @@ pub struct Single {
 }
 
 impl PhaseResult {
-    /// The runs behind the medians: those that are not noisy, or all when all are.
+    /// Returns the runs behind the medians: those that are not noisy, or all if all are noisy.
     pub fn counted_runs(&self) -> impl Iterator<Item = &Run> {
         let all = self.counted == 0;
         self.repeats
@@ -229,14 +229,14 @@ impl PhaseResult {
             .filter(move |run| all || run.rejected.is_none())
     }
 
-    /// How this phase's p99 compares with the other's.
+    /// Compares this phase's p99 with the other's.
     #[must_use]
     pub fn p99_against(&self, other: &Self) -> Verdict {
         let runs = self.counted.min(other.counted);
         Verdict::of(self.ls.p99_range_us, other.ls.p99_range_us, runs)
     }
 
-    /// How this phase's batch work compares with the other's.
+    /// Compares this phase's batch work with the other's.
     #[must_use]
     pub fn work_against(&self, other: &Self) -> Verdict {
         let runs = self.counted.min(other.counted);
@@ -280,8 +280,8 @@ impl PhaseResult {
 }
 
 impl Ratios {
-    /// The quotients of `phases`. `setup` supplies the references for EMU; without batch work of the
-    /// idle machine there is none.
+    /// Computes the quotients of `phases`. `setup` supplies the references for EMU, which is `None` without
+    /// the batch work of the idle machine.
     #[must_use]
     pub fn of(phases: &[PhaseResult], setup: &Setup) -> Self {
         let find = |phase: Phase| {
@@ -312,7 +312,7 @@ impl Ratios {
     }
 }
 
-/// Under which conditions this was measured, and what a demo of this kind cannot show.
+/// Returns the conditions of this measurement, and the limits of a demo of this kind.
 #[must_use]
 pub fn caveats(setup: &Setup) -> Vec<String> {
     vec![
@@ -345,7 +345,7 @@ pub fn caveats(setup: &Setup) -> Vec<String> {
 pub(super) mod tests {
     use super::*;
 
-    /// A phase of runs with these 99th percentiles.
+    /// Returns a phase of runs with these 99th percentiles.
     pub(in super::super) fn phase_of(phase: Phase, p99: &[f64]) -> PhaseResult {
         PhaseResult::from_runs(
             phase,
@@ -353,7 +353,7 @@ pub(super) mod tests {
         )
     }
 
-    /// The same, and noise rejects every run.
+    /// Like [`phase_of`], with every run rejected as noisy.
     pub(in super::super) fn noisy(phase: Phase, p99: &[f64]) -> PhaseResult {
         PhaseResult::from_runs(
             phase,

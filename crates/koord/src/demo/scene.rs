@@ -25,12 +25,12 @@ pub(super) struct Scene {
     root: koord_host::Root,
     pub(super) steps_per_us: f64,
     begun_ns: u64,
-    /// Whether the last wait for room for batch was in vain.
+    /// True if the last wait for batch resources timed out.
     crowded: bool,
     generation: usize,
     configured: u64,
     elsewhere: Vec<f64>,
-    /// When the demo has to end, where a time budget says so.
+    /// End of the demo, if there is a time budget.
     pub(super) deadline: Option<tokio::time::Instant>,
     pub(super) progress: indicatif::ProgressBar,
     pub(super) stage: Option<Stage>,
@@ -64,7 +64,7 @@ impl Scene {
             port: Some(0),
             trusted_pods: false,
             controllers: koord_app::flags::Selection::all(),
-            // Nothing shall move.
+            // No pod is to move.
             components: koord_app::flags::selection("*,-descheduler")?,
             descheduler: cluster::descheduler_config()?,
             device_files: None,
@@ -145,17 +145,18 @@ impl Scene {
         Ok(())
     }
 
-    /// The group of all pods.
+    /// Returns the cgroup of all pods.
     pub(super) fn pod_parent(&self) -> Result<koord_host::Cgroup> {
         Ok(self.root.cgroup(&self.cluster.pods_group()?))
     }
 
-    /// The scenario that is set up.
+    /// Returns the scenario that is set up.
     pub(super) fn stage(&self) -> Result<&Stage> {
         self.stage.as_ref().context("no scenario is set up")
     }
 
-    /// Batch work of the machine when nothing else runs: the divisor of EMU. Measured once per repeat.
+    /// Measures the batch work of the machine when nothing else runs: the divisor of EMU. Called once per
+    /// repeat.
     pub(super) async fn reference(&mut self, repeat: usize) -> Result<()> {
         self.step(&format!(
             "reference {repeat}: batch work of the idle machine"
@@ -187,7 +188,7 @@ impl Scene {
         if let Err(error) = self.leave().await {
             tracing::warn!("the scenario is not cleared away: {error:#}");
         }
-        // The node stops its pods and removes its cgroups when it is told to stop.
+        // The node agent stops its pods and removes its cgroups on shutdown.
         self.cluster.stop().await;
         self.progress.finish_and_clear();
     }
@@ -266,8 +267,8 @@ impl Scene {
     /// Creates one batch pod per CPU and waits until all work. Returns the counter directory.
     pub(super) async fn start_batch(&mut self, phase: Phase) -> Result<PathBuf> {
         if matches!(phase, Phase::Suppressed | Phase::Managed) {
-            // Without cgroups the last phase's batch counts as use until it has left the window. Who
-            // waited for that in vain does not wait so long again.
+            // Without cgroups the last phase's batch counts as use until it has left the window. After a wait
+            // that timed out, the next one is shorter.
             let patience = if self.crowded { 30 } else { 180 };
             let room = self.room_for_batch(patience).await;
             self.crowded = room.is_err();
@@ -349,7 +350,7 @@ impl Scene {
         }
     }
 
-    /// The first pod that does not run, and why.
+    /// Returns an error with the name and cause of the first pod that does not run.
     pub(super) async fn stuck(&self) -> Option<anyhow::Error> {
         let pods = self.pods().list(&ListParams::default()).await.ok()?;
         let stuck = pods.iter().find(|pod| phase_of(pod) != "Running")?;
@@ -373,7 +374,7 @@ impl Scene {
         Some(self.root.cgroup(&path))
     }
 
-    /// What the sampler looks at in `phase`.
+    /// Returns the cgroups and counters that the sampler reads in `phase`.
     pub(super) async fn targets(&self, phase: Phase, counters: PathBuf) -> Result<Targets> {
         let pods = self.pods().list(&ListParams::default()).await?;
         let (measured, _) = self.stage()?.measured(phase);
@@ -410,12 +411,12 @@ impl Scene {
     }
 }
 
-/// What `slo-controller-config` says in `phase`; `limited` where the service has a CPU limit.
+/// Returns the content of `slo-controller-config` in `phase`; `limited` if the service has a CPU limit.
 /// `elsewhere` is the percentage of the machine that load generator and control plane use; `number`
-/// tells one configuration from the last.
+/// distinguishes one configuration from the last.
 fn config_of(phase: Phase, limited: bool, elsewhere: f64, number: u64) -> Value {
     let mut config = cluster::quick_config();
-    // A name says nothing to node agents: the mark.
+    // Node agents ignore the name, so it marks the configuration.
     let mut suppress = json!({"name": format!("demo {number}")});
     let threshold = &mut config["resource-threshold-config"]["clusterStrategy"];
     match phase {
@@ -437,7 +438,7 @@ fn config_of(phase: Phase, limited: bool, elsewhere: f64, number: u64) -> Value 
     config
 }
 
-/// Why the node does not confine its pods, where it does not.
+/// Returns the reason why the node does not confine its pods, if so.
 fn unconfined(node: &Node) -> Option<String> {
     let annotations = node.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(koord_node::CONFINEMENT_ANNOTATION)) {

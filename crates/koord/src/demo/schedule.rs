@@ -11,9 +11,9 @@ const WINDOWS: usize = 2;
 const WANTED: usize = 3;
 /// Attempts at one window where repeats are counted.
 const ATTEMPTS: usize = 3;
-/// What starting and ending batch pods costs, in seconds.
+/// Time to start and end batch pods, in seconds.
 const PODS_S: f64 = 3.5;
-/// What every visit and every window cost beyond their load, in seconds.
+/// Overhead of every visit and of every window beyond their load, in seconds.
 const VISIT_S: f64 = 1.0;
 const WINDOW_S: f64 = 0.4;
 
@@ -41,16 +41,16 @@ impl Visit {
     }
 }
 
-/// How much is measured.
+/// Extent of the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// One window of every phase per repeat, however long that takes.
+    /// One window of every phase per repeat, without a time limit.
     Repeats(usize),
     /// Short warm-ups and as many windows as a time budget has room for.
     Budget,
 }
 
-/// What is measured next, and whether a noisy window is measured again.
+/// Order of the visits, and the rule by which a noisy window is measured again.
 #[derive(Debug)]
 pub struct Schedule {
     extent: Extent,
@@ -88,7 +88,7 @@ impl Schedule {
         }
     }
 
-    /// The next visit; `None` when enough is measured, or nothing more fits into `left_s` seconds.
+    /// Returns the next visit; `None` when enough is measured, or nothing more fits into `left_s` seconds.
     pub fn next(&mut self, left_s: f64) -> Option<Visit> {
         let mut visit = loop {
             let Some(mut visit) = self.planned.pop_front() else {
@@ -109,7 +109,7 @@ impl Schedule {
         Some(visit)
     }
 
-    /// A further visit of the phase with the fewest clean windows, where these are too few.
+    /// Returns a further visit of the phase with the fewest clean windows, if these are too few.
     fn repair(&mut self, left_s: f64) -> Option<Visit> {
         if self.extent != Extent::Budget {
             return None;
@@ -141,8 +141,8 @@ impl Schedule {
         }
     }
 
-    /// Whether a visit may go on although its windows are measured: as many again, while the phase has
-    /// not its clean windows.
+    /// Returns true if a visit may continue although its windows are measured: up to as many again, while
+    /// clean windows of the phase are missing.
     fn visit_has_noise(&self, visit: Visit, attempts: usize) -> bool {
         attempts < 2 * visit.windows && self.clean(visit.phase) < visit.windows.min(WANTED)
     }
@@ -187,11 +187,11 @@ fn overhead_s(phase: Phase) -> f64 {
     }
 }
 
-/// Load that is not counted before a window, in seconds: until the phase is in its steady state.
-/// Koordinator raises its cap by a tenth of the machine per second. Our guard starts at the threshold
-/// where it cannot see memory bandwidth, and proves a cause before it acts: some seconds per lever. What
-/// it found out it keeps until the phase comes again. The service is not judged while it starts, and has
-/// been there for a while before batch work comes, as services are: `first` says that the phase is new.
+/// Returns the load before a window that is not counted, in seconds: until the phase is in its steady state.
+/// Koordinator raises its cap by a tenth of the machine per second. Our guard starts at the threshold where
+/// it cannot see memory bandwidth, and proves a cause before it acts: some seconds per lever. It keeps its
+/// findings until the phase comes again. The service is not judged while it starts, and has run for a while
+/// before batch work comes, as services do: `first` is set if the phase is new.
 fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     match (phase, first) {
         (Phase::Managed, true) => 30.0,
@@ -205,7 +205,7 @@ fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     }
 }
 
-/// The same under a time budget: the guard's experiments fall into the windows then.
+/// Like [`warmup`], under a time budget: the guard's experiments fall into the windows then.
 fn brief_warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     match (phase, first) {
         (Phase::Managed, true) => 8.0,
@@ -218,8 +218,8 @@ fn brief_warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     }
 }
 
-/// `alone` comes first in every repeat; the others take turns, so that a drift of the machine does
-/// not always hit the same phase.
+/// Returns the phases in the order of a repeat: `alone` comes first; the others take turns, so that a drift
+/// of the machine does not always hit the same phase.
 fn order(phases: &[Phase], repeat: usize) -> Vec<Phase> {
     let (first, rest) = phases.split_at(phases.len().min(1));
     let mut rest = rest.to_vec();
@@ -228,8 +228,8 @@ fn order(phases: &[Phase], repeat: usize) -> Vec<Phase> {
     [first, &rest].concat()
 }
 
-/// Two rounds, the second in reverse: a steady drift of the machine hits all phases alike, and the last
-/// phase of the first round goes on into the second.
+/// Returns two rounds, the second in reverse: a steady drift of the machine hits all phases alike, and the
+/// last phase of the first round continues into the second.
 fn there_and_back(phases: &[Phase]) -> VecDeque<Visit> {
     let forth = phases.iter().map(|&phase| Visit::new(phase, 1, WINDOWS));
     let mut visits: VecDeque<Visit> = forth.collect();
@@ -249,8 +249,8 @@ mod tests {
 
     const THREE: [Phase; 3] = [Phase::Alone, Phase::BestEffort, Phase::Managed];
 
-    /// Plays a schedule on a clock of its own. `clean` says whether window number n is. Returns the clean
-    /// windows of each phase and the seconds used.
+    /// Plays a schedule on a simulated clock. `clean` returns whether window number n is clean. Returns the
+    /// clean windows of each phase and the seconds used.
     fn play(
         mut schedule: Schedule,
         budget_s: f64,

@@ -61,10 +61,9 @@ impl SimulatedCluster {
             .spawn(async move { (name, running.await.map_err(Into::into)) });
     }
 
-    /// Does `work`, unless a part ends before: what is found without it means nothing.
+    /// Does `work`, and fails if a component ends before: results without it mean nothing.
     ///
-    /// # Errors
-    /// The work fails, or a part ends.
+    /// When the work fails, or a component ends.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             biased;
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
     use std::future::pending;
 
-    /// A scheduler that dies binds nothing, and nothing fails.
+    /// A scheduler that ends early binds nothing, and no request fails.
     #[tokio::test]
     async fn nothing_is_measured_without_all_parts() {
         async fn died() -> Result<()> {

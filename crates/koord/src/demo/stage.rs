@@ -1,4 +1,4 @@
-//! What a scenario needs around it: its services, their files, its bystanders.
+//! Services, files and bystanders of a scenario.
 
 use super::result::Phase;
 use super::scene::{Scene, poll};
@@ -11,9 +11,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
-/// What receiving and answering a request costs besides its work, in microseconds.
+/// CPU time to receive and answer a request in addition to its work, in microseconds.
 const OVERHEAD_US: f64 = 25.0;
-/// What requests that a bystander gets cost, and how many it gets per second.
+/// CPU time of a bystander's request in microseconds, and its requests per second.
 const BYSTANDER: (u64, f64) = (100, 20.0);
 
 /// The scenario that is set up.
@@ -31,7 +31,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// The pod that is measured in `phase`, and its address.
+    /// Returns the pod that is measured in `phase`, and its address.
     pub(super) fn measured(&self, phase: Phase) -> (&'static str, SocketAddr) {
         match self.unlimited {
             Some(address) if phase == Phase::Alone => (UNLIMITED, address),
@@ -41,7 +41,7 @@ impl Stage {
 }
 
 impl Scene {
-    /// Why `scenario` cannot be played here, where it cannot.
+    /// Returns the reason why `scenario` cannot be played here, if so.
     pub(super) fn obstacle(&self, scenario: &Scenario) -> Option<String> {
         if let Some(why) = &self.setup.unenforced
             && scenario.name != "cpu"
@@ -205,12 +205,12 @@ impl Scene {
         (self.steps_per_us * us.max(1.0)) as u64
     }
 
-    /// nginx's command line, and where it will listen.
+    /// Returns nginx's command line, and the address on which it will listen.
     fn nginx(&self) -> Result<(Vec<String>, SocketAddr)> {
         let directory = self.directory.path().join("nginx");
         std::fs::create_dir_all(&directory).context("nginx's directory")?;
         let shown = directory.display().to_string();
-        // Free now; whoever takes it meanwhile makes nginx fail, which is said.
+        // Free now; if another process takes it meanwhile, nginx fails, which is reported.
         let free = std::net::TcpListener::bind(("127.0.0.1", 0)).context("a free port")?;
         let address = free.local_addr().context("a free port")?;
         let user = if rustix::process::geteuid().is_root() {
@@ -247,8 +247,8 @@ impl Scene {
         Ok((command.into(), address))
     }
 
-    /// Starts a service and waits until it listens: at an address that is known, or at the one it
-    /// tells.
+    /// Starts a service and waits until it listens: on `listening`, or on the address that it writes to its
+    /// ready file.
     async fn serve(
         &self,
         name: &str,
@@ -306,7 +306,7 @@ impl Scene {
     }
 }
 
-/// Writes a file and has the kernel forget its content, so that whoever reads it first is charged.
+/// Writes a file and drops it from the page cache, so that the cgroup that reads it first is charged.
 fn cold_file(path: &Path, mib: u32) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let mut file = std::fs::File::create(path)?;

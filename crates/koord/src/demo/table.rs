@@ -6,13 +6,13 @@ use super::words::latency;
 use comfy_table::{CellAlignment, Table, presets};
 use std::ops::Range;
 
-/// A quotient for people; a dash where there is none.
+/// Formats a quotient; a dash where there is none.
 #[must_use]
 pub fn ratio(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"))
 }
 
-/// The rows of a scenario: phase, p50, p90, p99, range of p99, p99.9, CPU, batch work per second and
+/// Returns the rows of a scenario: phase, p50, p90, p99, range of p99, p99.9, CPU, batch work per second and
 /// its range, p99 over alone, batch work over plain best effort.
 #[must_use]
 pub fn rows(scenario: &ScenarioResult) -> Vec<[String; 10]> {
@@ -49,7 +49,7 @@ pub fn rows(scenario: &ScenarioResult) -> Vec<[String; 10]> {
         .collect()
 }
 
-/// A figure of one phase over that of another; `None` where either has no clean window.
+/// Returns a figure of one phase over that of another; `None` if either has no clean window.
 #[must_use]
 pub fn quotient(
     one: &PhaseResult,
@@ -75,20 +75,20 @@ pub const HEADER: [&str; 10] = [
     "batch / besteffort",
 ];
 
-/// A quotient with `≈` where the ranges behind it overlap.
+/// Formats a quotient, with `≈` if the ranges behind it overlap.
 fn marked(value: Option<f64>, verdict: Option<Verdict>, itself: bool) -> String {
     let same = !itself && verdict == Some(Verdict::Indistinguishable);
     format!("{}{}", if same { "≈ " } else { "" }, ratio(value))
 }
 
-/// A range of latencies, in milliseconds.
+/// Formats a range of latencies, in milliseconds.
 #[must_use]
 pub fn span((low, high): (f64, f64)) -> String {
     let bare = |us: f64| latency(us).replace("\u{a0}ms", "");
     format!("{}–{}", bare(low), bare(high))
 }
 
-/// A table whose first `left` columns are words.
+/// Returns a table whose first `left` columns are text.
 fn plain_table(
     header: &[&str],
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -117,8 +117,8 @@ pub(super) fn render(mut table: Table, right: Range<usize>) -> String {
     lines.join("\n")
 }
 
-/// Everything the terminal shows at the end: what it proves in plain words, the figures, how many
-/// neighbors were won.
+/// Returns the final output for the terminal: the verdict in plain words, the figures, how many neighbors
+/// were won.
 #[must_use]
 pub fn text(suite: &Suite) -> String {
     let mut parts = Vec::new();
@@ -143,7 +143,7 @@ pub fn text(suite: &Suite) -> String {
     parts.join("\n\n")
 }
 
-/// One row per phase of every scenario.
+/// Returns a table with one row per phase of every scenario.
 fn summary(suite: &Suite) -> String {
     let header = [
         "neighbor",
@@ -181,7 +181,7 @@ fn summary(suite: &Suite) -> String {
     )
 }
 
-/// How many windows of a phase count, and how many are noisy.
+/// Formats how many windows of a phase count, and how many are noisy.
 #[must_use]
 pub fn windows(result: &PhaseResult) -> String {
     match result.repeats.len() - result.counted {
@@ -190,7 +190,7 @@ pub fn windows(result: &PhaseResult) -> String {
     }
 }
 
-/// What this machine lacks for the figures to be worth what they could be.
+/// Returns warnings about features this machine is missing, which limit what the figures show.
 pub fn lacks(setup: &Setup) -> impl Iterator<Item = String> {
     let unprotected = (!setup.enforced).then(|| {
         let why = setup.unenforced.as_deref();
@@ -206,7 +206,7 @@ pub fn lacks(setup: &Setup) -> impl Iterator<Item = String> {
     [unprotected, blind].into_iter().flatten()
 }
 
-/// Why a scenario has not all its figures.
+/// Returns the reason why a scenario is missing figures.
 #[must_use]
 pub fn missing(scenario: &ScenarioResult) -> Option<String> {
     let why = scenario.why.as_deref()?;

@@ -31,13 +31,13 @@ const CPUS: (u32, u32) = (8, 5);
 const NUMA_NODES: u8 = 2;
 /// Pods that find no NUMA node.
 const SURPLUS: u32 = 2;
-/// How long all the nodes have to appear.
+/// Time limit for all nodes to appear.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to measure and where to put it.
+/// Flags of `koord demo topology`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// How long each scheduler is watched, in seconds.
+    /// Seconds for which each scheduler is watched.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
     /// Simulated nodes, with two NUMA nodes of eight CPUs each.
@@ -54,11 +54,11 @@ pub struct Args {
     pub verbose: bool,
 }
 
-/// How pods are placed.
+/// Set of scheduler plugins that places the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Chain {
-    /// As kube-scheduler does without a configuration.
+    /// The plugins that kube-scheduler has without a configuration.
     Default,
     /// NodeNUMAResource, by the kubelet's policy and the NUMA nodes that koordlet reports.
     Koordinator,
@@ -107,7 +107,7 @@ impl Chain {
     }
 }
 
-/// What was measured.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
@@ -125,17 +125,17 @@ pub struct Outcome {
 pub struct Setup {
     /// Simulated nodes.
     pub nodes: u32,
-    /// What each of them is.
+    /// Hardware layout of each of them.
     pub layout: Layout,
-    /// Pods that the Deployment wants.
+    /// Replicas of the Deployment.
     pub replicas: u32,
     /// CPUs that each pod has for itself.
     pub cpus_of_pod: u32,
-    /// How long each chain was watched, in seconds.
+    /// Time for which each chain was watched, in seconds.
     pub seconds: u32,
 }
 
-/// What became of the pods under one chain.
+/// Counts of the pods under one chain.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Watched {
@@ -143,13 +143,13 @@ pub struct Watched {
     pub chain: Chain,
     /// Pods that failed with TopologyAffinityError.
     pub failed: u64,
-    /// The same in each second.
+    /// Pods that failed with TopologyAffinityError in each second.
     pub failed_by_second: Vec<u64>,
     /// Pods that run at the end.
     pub running: usize,
     /// Pods that wait for a node at the end.
     pub waiting: usize,
-    /// Why, as the first of them says.
+    /// Scheduling message of the first of them.
     pub why: Option<String>,
 }
 
@@ -244,7 +244,7 @@ impl Stage {
     }
 }
 
-/// What became of the pods; `live` are those that have not failed.
+/// Counts the pods at the end; `live` are those that have not failed.
 fn watched(chain: Chain, failed_by_second: Vec<u64>, live: &[Pod]) -> Result<Watched> {
     let running = live.iter().filter(|pod| phase(pod) == "Running").count();
     if running == 0 {
@@ -317,7 +317,7 @@ fn refused(pod: &Pod) -> bool {
     phase(pod) == "Failed" && reason == Some("TopologyAffinityError")
 }
 
-/// Why the pod waits, if it does.
+/// Returns the reason why the pod is pending, if it is.
 fn waits(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let condition = conditions.iter().find(|it| it.type_ == "PodScheduled")?;

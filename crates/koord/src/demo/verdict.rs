@@ -1,5 +1,5 @@
-//! What the windows of a scenario prove: whether its neighbor harms the service under plain Kubernetes,
-//! and whether koord keeps that harm away.
+//! Verdict on a scenario: whether its neighbor harms the service under plain Kubernetes, and whether koord
+//! prevents that harm.
 
 use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
 use super::table::span;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 pub const ENOUGH: usize = 2;
 /// Up to this multiple, a p99 counts as the same although no windows overlap.
 const SAME: f64 = 1.15;
-/// From this multiple on, medians whose windows overlap say neither "same" nor "different".
+/// From this multiple on, medians whose windows overlap are neither "same" nor "different".
 const APART: f64 = 1.5;
 
-/// What a scenario shows.
+/// Outcome of a scenario.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -34,7 +34,7 @@ pub enum Outcome {
 pub struct ScenarioVerdict {
     /// The outcome.
     pub outcome: Outcome,
-    /// Why it is not conclusive, or not measured.
+    /// Reason why it is not conclusive, or not measured.
     pub reason: Option<String>,
 }
 
@@ -44,11 +44,11 @@ pub struct ScenarioVerdict {
 pub enum Overall {
     /// Every scenario is won or harmless.
     Conclusive,
-    /// At least one is lost.
+    /// At least one scenario is lost.
     Lost,
-    /// At least one is open.
+    /// At least one scenario is open.
     NotConclusive,
-    /// At least one was not measured.
+    /// At least one scenario was not measured.
     #[default]
     NotMeasured,
 }
@@ -71,7 +71,7 @@ pub struct SuiteVerdict {
 }
 
 impl Overall {
-    /// The exit code of the demo.
+    /// Returns the exit code of the demo.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
@@ -83,7 +83,7 @@ impl Overall {
     }
 }
 
-/// The verdict on a scenario. Without enforced cgroups the phases differ by name only.
+/// Returns the verdict on a scenario. Without enforced cgroups the phases differ by name only.
 #[must_use]
 pub fn of_scenario(scenario: &ScenarioResult, setup: &Setup) -> ScenarioVerdict {
     let open = |outcome, reason: String| ScenarioVerdict {
@@ -121,7 +121,7 @@ pub fn of_scenario(scenario: &ScenarioResult, setup: &Setup) -> ScenarioVerdict 
     }
 }
 
-/// The outcome of three phases, or why they leave it open.
+/// Returns the outcome of three phases, or the reason why they leave it open.
 fn compare(
     alone: &PhaseResult,
     plain: &PhaseResult,
@@ -163,7 +163,7 @@ fn compare(
     Ok(Outcome::Harmless)
 }
 
-/// Why a phase is worth no comparison, where it is not.
+/// Returns the reason why a phase cannot be compared, if so.
 fn weakness(result: &PhaseResult) -> Option<String> {
     let label = result.name.label();
     let all = result.repeats.len();
@@ -188,7 +188,7 @@ fn weakness(result: &PhaseResult) -> Option<String> {
     }
 }
 
-/// Whether every window of `a` is above every one of `b`, and the medians are apart.
+/// Returns true if every window of `a` is above every one of `b`, and the medians are apart.
 fn clearly_above(a: &PhaseResult, b: &PhaseResult) -> bool {
     a.p99_against(b) == Verdict::Higher && a.ls.p99_us >= SAME * b.ls.p99_us
 }
@@ -198,7 +198,7 @@ fn overlap_far_apart(a: &PhaseResult, b: &PhaseResult) -> bool {
     a.p99_against(b) == Verdict::Indistinguishable && (a_us > APART * b_us || b_us > APART * a_us)
 }
 
-/// The verdict on all scenarios.
+/// Returns the verdict on all scenarios.
 #[must_use]
 pub fn of_suite(scenarios: &[ScenarioResult]) -> SuiteVerdict {
     let count = |outcome| {
@@ -222,7 +222,7 @@ pub fn of_suite(scenarios: &[ScenarioResult]) -> SuiteVerdict {
     verdict
 }
 
-/// The first line where the demo does not show all that it should.
+/// Returns the first line of the output if some scenarios are open or were not measured.
 #[must_use]
 pub fn first_line(suite: &Suite) -> Option<String> {
     let of = |outcome| {
@@ -244,7 +244,7 @@ pub fn first_line(suite: &Suite) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" "))
 }
 
-/// The last line: how many neighbors have which outcome.
+/// Returns the last line: how many neighbors have which outcome.
 #[must_use]
 pub fn last_line(suite: &Suite) -> String {
     let names = |outcome| {
@@ -283,7 +283,7 @@ pub(super) mod tests {
     use super::super::result::tests::{noisy, phase_of};
     use super::*;
 
-    /// A scenario with these windows of `alone`, plain Kubernetes and koord.
+    /// Returns a scenario with these windows of `alone`, plain Kubernetes and koord.
     pub(in super::super) fn scenario_of(
         name: &str,
         alone: &[f64],

@@ -1,4 +1,4 @@
-//! One measured window: set the phase up, generate the load, sample, judge the noise.
+//! One measured window: sets the phase up, generates the load, samples, judges the noise.
 
 use super::result::{Phase, Run, Write};
 use super::scene::Scene;
@@ -68,7 +68,7 @@ impl Scene {
         warmup_s: f64,
     ) -> Result<Run> {
         let window = series.window(ls.window_ns);
-        // Without cgroups the service's CPU time cannot be told from that of other processes.
+        // Without cgroups the service's CPU time cannot be distinguished from that of other processes.
         let strangers = match self.setup.enforced {
             true => self.stage()?.scenario.strangers,
             false => 1.0,
@@ -136,7 +136,7 @@ impl Scene {
         load::run_apart(&self.executable, options, |pid| sampler.load_is(pid)).await
     }
 
-    /// koordlet's writes since the warm-up of the window that began at `window_ns`.
+    /// Returns koordlet's writes since the warm-up of the window that began at `window_ns`.
     fn writes(&self, window_ns: u64, warmup: f64) -> Vec<Write> {
         let now_ns = monotonic_ns();
         let now = self.cluster.context.clock.now();

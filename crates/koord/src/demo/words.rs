@@ -1,10 +1,10 @@
-//! What the figures of a scenario say, in words: what koord adds to plain Kubernetes and to
-//! Koordinator's policy, and what it does not.
+//! Sentences about the figures of a scenario: the effects of koord compared with plain Kubernetes and
+//! Koordinator's policy.
 
 use super::result::{Phase, PhaseResult, ScenarioResult, Verdict};
 use super::verdict::Outcome;
 
-/// A latency for people: `0.57 ms`, `12 ms`.
+/// Formats a latency: `0.57 ms`, `12 ms`.
 #[must_use]
 pub fn latency(us: f64) -> String {
     let ms = us / 1000.0;
@@ -23,13 +23,13 @@ fn phase(phases: &[PhaseResult], name: Phase) -> Option<&PhaseResult> {
         .find(|result| result.name == name && result.counted > 0)
 }
 
-/// Batch work of one phase over that of another, which may have got none done.
+/// Returns the batch work of one phase over that of another; `None` if the other has none.
 fn over(one: &PhaseResult, other: &PhaseResult) -> Option<f64> {
     let work = other.be.ops_per_s;
     (work > 0.0).then(|| one.be.ops_per_s / work)
 }
 
-/// A multiple for people, in three digits or so; `≈` where the windows overlap.
+/// Formats a multiple in three digits or so; `≈` where the windows overlap.
 fn times(value: f64, against: Verdict) -> String {
     let about = match against {
         Verdict::Indistinguishable => "≈ ",
@@ -42,7 +42,7 @@ fn times(value: f64, against: Verdict) -> String {
     }
 }
 
-/// What a scenario shows, in plain words and one line.
+/// Returns the outcome of a scenario in one line of plain words.
 #[must_use]
 pub fn headline(scenario: &ScenarioResult) -> String {
     let name = &scenario.name;
@@ -89,7 +89,7 @@ pub fn headline(scenario: &ScenarioResult) -> String {
     }
 }
 
-/// The sentences, most important first; none without the phases they compare.
+/// Returns the sentences, most important first; none without the phases they compare.
 #[must_use]
 pub fn of(phases: &[PhaseResult]) -> Vec<String> {
     let mut words = Vec::new();
@@ -146,7 +146,7 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
     words
 }
 
-/// What koord does for the service that plain Kubernetes does not.
+/// Returns the sentence on how koord protects the service compared with plain Kubernetes.
 fn protection(alone: &PhaseResult, plain: &PhaseResult, managed: &PhaseResult) -> String {
     let p99 = |result: &PhaseResult| latency(result.ls.p99_us);
     let figures = format!(

@@ -39,7 +39,7 @@ fn about(outcome: &Outcome) -> String {
     )
 }
 
-/// What the figures say.
+/// Returns the figures in one line.
 fn headline(outcome: &Outcome) -> String {
     let (before, after) = (&outcome.before, &outcome.after);
     format!(
@@ -48,7 +48,7 @@ fn headline(outcome: &Outcome) -> String {
     )
 }
 
-/// How it went, in sentences.
+/// Returns the sentences about the run.
 fn sentences(outcome: &Outcome) -> Vec<String> {
     let mut said = vec![match outcome.seconds_to_cool {
         Some(seconds) => format!("The last node had cooled after {seconds:.0} s."),
@@ -89,7 +89,7 @@ fn moments(outcome: &Outcome) -> [(&'static str, Option<&Sample>); 3] {
     ]
 }
 
-/// The table for the terminal.
+/// Returns the table for the terminal.
 pub(super) fn table(outcome: &Outcome) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -119,7 +119,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
     text
 }
 
-/// A load as ten characters.
+/// Formats a load as ten characters.
 fn bar(load: Option<f64>) -> String {
     #[allow(
         clippy::cast_possible_truncation,
@@ -130,7 +130,7 @@ fn bar(load: Option<f64>) -> String {
     format!("{}{}", "█".repeat(full), "·".repeat(10 - full))
 }
 
-/// The page.
+/// Returns the page.
 pub(super) fn html(outcome: &Outcome) -> String {
     Page::document("koord: descheduling", MORE_STYLE, |page| {
         page.text("h1", &headline(outcome));
@@ -170,7 +170,7 @@ fn thresholds(page: &mut Page, outcome: &Outcome) {
     }
 }
 
-/// A bar for each node.
+/// Draws a bar for each node.
 #[allow(clippy::cast_precision_loss, reason = "points of a picture")]
 fn bars(page: &mut Page, outcome: &Outcome, when: &str, sample: &Sample) {
     let setup = &outcome.setup;
@@ -205,7 +205,7 @@ fn bars(page: &mut Page, outcome: &Outcome, when: &str, sample: &Sample) {
     page.axis("axis", [&first, "0 to 100 % of CPU", &last]);
 }
 
-/// A line for each node.
+/// Draws a line for each node.
 fn over_time(page: &mut Page, outcome: &Outcome) {
     let samples = &outcome.samples;
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
@@ -248,7 +248,7 @@ fn over_time(page: &mut Page, outcome: &Outcome) {
     });
 }
 
-/// The load of the node at an index, over time.
+/// Returns the path of the load of the node at an index, over time.
 fn line(samples: &[Sample], node: usize, x: impl Fn(f64) -> f64) -> String {
     let mut path = String::new();
     for sample in samples {

@@ -28,7 +28,7 @@ const WORKLOADS: [(&str, usize, u32); 4] = [
     ("cart", 2, 1200),
     ("mail", 2, 700),
 ];
-/// How long nodes and pods may take to appear.
+/// Time limit for nodes and pods to appear.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at the loads.
 const SAMPLE: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ pub(super) struct Stage {
     pods: Informer<Pod>,
     metrics: Informer<NodeMetric>,
     jobs: Informer<PodMigrationJob>,
-    /// When the descheduler started.
+    /// Start of the descheduler; `None` before.
     begun: Option<Instant>,
     fewest_running: usize,
 }
@@ -49,7 +49,7 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).context("an object of the demo")
 }
 
-/// As a file would say it.
+/// Returns the descheduler's configuration, parsed like a file.
 fn configuration() -> Result<Configuration> {
     let (low, high) = THRESHOLDS;
     let config = json!({
@@ -81,7 +81,7 @@ fn configuration() -> Result<Configuration> {
 }
 
 impl Stage {
-    /// API server, nodes and a scheduler.
+    /// Starts API server, nodes and a scheduler.
     pub(super) async fn set(nodes: usize) -> Result<Self> {
         let cluster = SimulatedCluster::start().await?;
         let first = nodes.div_ceil(3);
@@ -189,7 +189,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Has the other nodes take pods.
+    /// Makes the other nodes schedulable.
     pub(super) async fn open(&self) -> Result<()> {
         let (_, late) = self.setup.nodes.split_at(self.setup.first);
         for name in late {
@@ -256,7 +256,7 @@ impl Stage {
         within(&mut self.cluster, "the loads", seconds + PATIENCE, look).await
     }
 
-    /// What came of it.
+    /// Returns the results of the run.
     pub(super) fn outcome(
         &self,
         samples: Vec<Sample>,
@@ -295,7 +295,7 @@ impl Stage {
     }
 }
 
-/// Does `work`, unless a part of the cluster ends or `patience` is over before; errors call it `what`.
+/// Does `work`, and fails if a component ends or `patience` is over before; errors name it `what`.
 async fn within<T>(
     cluster: &mut SimulatedCluster,
     what: &str,
@@ -346,7 +346,7 @@ fn loads(metrics: &[Arc<NodeMetric>], nodes: &[String], cpus: u32) -> Vec<f64> {
     nodes.iter().map(load).collect()
 }
 
-/// How often the pod was moved that was moved most often. A pod that was moved goes on as the one that took its
+/// Returns the moves of the pod that was moved most often. A moved pod continues as the one that took its
 /// reservation.
 fn most_moves(jobs: &[Arc<PodMigrationJob>]) -> usize {
     let mut done: Vec<_> = in_phase(jobs, PodMigrationJobPhase::Succeeded).collect();

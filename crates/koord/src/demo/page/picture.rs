@@ -11,8 +11,8 @@ use std::fmt::Write as _;
 const GOOD: f64 = 1.15;
 const BAD: f64 = 1.5;
 
-/// How a p99 stands to that of `alone`: the CSS class of its color, and a word for it. Gray where there is
-/// no multiple: noise.
+/// Compares a p99 with that of `alone`: returns the CSS class of its color, and a word for it. Gray where
+/// there is no multiple: noise.
 #[must_use]
 pub fn cue(times: Option<f64>) -> (&'static str, &'static str) {
     match times {
@@ -24,7 +24,7 @@ pub fn cue(times: Option<f64>) -> (&'static str, &'static str) {
     }
 }
 
-/// The run whose p99 is nearest the phase's median: what a picture of one run shows.
+/// Returns the run whose p99 is nearest the phase's median, for pictures of one run.
 #[must_use]
 pub fn representative(result: &PhaseResult) -> Option<&Run> {
     result.counted_runs().min_by(|a, b| {
@@ -70,7 +70,7 @@ impl Bar {
     }
 }
 
-/// A row of small bars: a label, and what `content` appends as the bar.
+/// Appends a row of small bars: a label, and what `content` appends as the bar.
 fn small(page: &mut Page, class: &str, label: &str, content: impl FnOnce(&mut Page)) {
     page.element(&format!("div class=\"{class}\""), |page| {
         page.text("span", label);
@@ -78,7 +78,7 @@ fn small(page: &mut Page, class: &str, label: &str, content: impl FnOnce(&mut Pa
     });
 }
 
-/// A bar and its figure.
+/// Appends a bar and its figure.
 fn pair(page: &mut Page, content: impl FnOnce(&mut Page)) {
     page.element("div class=\"pair\"", content);
 }
@@ -87,8 +87,8 @@ fn values(result: &PhaseResult, of: fn(&Run) -> f64) -> Vec<f64> {
     result.counted_runs().map(of).collect()
 }
 
-/// Where the scale ends: at the largest run, but not far beyond the largest median, or one stray run
-/// would flatten all bars.
+/// Returns the end of the scale: the largest run, but not far beyond the largest median, or one outlier would
+/// flatten all bars.
 fn top<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
     let (median, run) = bars.fold((0.0_f64, 0.0_f64), |(median, run), bar| {
         let runs = bar.runs.iter().copied().fold(run, f64::max);
@@ -97,7 +97,7 @@ fn top<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
     run.min(1.5 * median)
 }
 
-/// The picture of a scenario: p99 of the service and batch work done, a row per phase.
+/// Returns the picture of a scenario: p99 of the service and batch work done, a row per phase.
 #[must_use]
 pub fn scenario(of: &ScenarioResult) -> String {
     let find = |phase: Phase| of.phases.iter().find(|result| result.name == phase);
@@ -182,7 +182,7 @@ pub fn scenario(of: &ScenarioResult) -> String {
     })
 }
 
-/// Round numbers from 0 to `top`, five or so: where an axis has its marks.
+/// Returns the marks of an axis: about five round numbers from 0 to `top`.
 fn ticks(top: f64) -> Vec<f64> {
     if !top.is_finite() || top <= 0.0 {
         return vec![0.0];
@@ -194,14 +194,14 @@ fn ticks(top: f64) -> Vec<f64> {
     marks.take_while(|mark| *mark <= top * 1.000_001).collect()
 }
 
-/// A number of an axis, in as few digits as it has.
+/// Formats a number of an axis without trailing zeros.
 fn tick(value: f64) -> String {
     let text = format!("{value:.4}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     text.to_owned()
 }
 
-/// The axis under bars that end at `top`: numbers in `unit`, which is `factor` of the bars' own.
+/// Appends the axis under bars that end at `top`: numbers in `unit`, which is `factor` of the bars' own.
 fn scale(page: &mut Page, top: f64, factor: f64, unit: &str) {
     page.element("div class=\"ticks\"", |page| {
         for mark in ticks(top / factor) {
@@ -212,7 +212,7 @@ fn scale(page: &mut Page, top: f64, factor: f64, unit: &str) {
     write!(page, "<div class=\"value\"><span>{unit}</span></div>");
 }
 
-/// Latency by percentile: a block per percentile with a bar per phase. These are the medians of the
+/// Returns latencies by percentile: a block per percentile with a bar per phase. These are the medians of the
 /// table, every one labelled.
 #[must_use]
 pub fn percentiles(phases: &[PhaseResult]) -> String {
@@ -238,7 +238,7 @@ pub fn percentiles(phases: &[PhaseResult]) -> String {
     })
 }
 
-/// The bar of a percentile in a phase.
+/// Returns the bar of a percentile in a phase.
 fn percentile(
     result: &PhaseResult,
     alone: Option<&PhaseResult>,
@@ -265,7 +265,8 @@ fn percentile(
     }
 }
 
-/// A small bar for each phase, and their scale in milliseconds, which have `factor` of the bars' unit.
+/// Appends a small bar for each phase, and their scale in milliseconds, which have `factor` of the bars'
+/// unit.
 fn block(page: &mut Page, title: &str, bars: &[(Phase, Bar)], top: f64, factor: f64) {
     page.element("div class=\"block\"", |page| {
         page.text("h4", title);
@@ -278,7 +279,8 @@ fn block(page: &mut Page, title: &str, bars: &[(Phase, Bar)], top: f64, factor: 
     });
 }
 
-/// How long p99 took to be back after a step of the load, a bar per phase; where there are steps.
+/// Returns the recovery times of p99 after a step of the load, a bar per phase; `None` if the load has no
+/// steps.
 #[must_use]
 pub fn recovery(of: &ScenarioResult) -> Option<String> {
     let bars: Vec<(Phase, Bar)> = of
@@ -310,10 +312,10 @@ pub fn recovery(of: &ScenarioResult) -> Option<String> {
     Some(Page::fragment(|page| block(page, title, &bars, top, 1.0)))
 }
 
-/// How high a layer of the stack reaches.
+/// Height of a layer of the stack, as a fraction of the machine.
 type Height = fn(&CpuSample) -> f64;
 
-/// CPU over time of one run, stacked by class, with the cap on batch work as a line and koordlet's
+/// Draws CPU over time of one run, stacked by class, with the cap on batch work as a line and koordlet's
 /// writes as ticks along the top.
 #[must_use]
 pub fn cpu(run: &Run, cpus: usize) -> String {
@@ -355,7 +357,7 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
     })
 }
 
-/// The stacked areas.
+/// Draws the stacked areas.
 fn areas(
     page: &mut Page,
     run: &Run,
@@ -383,7 +385,7 @@ fn areas(
     }
 }
 
-/// The line of the cap on batch work: a part for each time that there is one.
+/// Returns the line of the cap on batch work: a part for each time that there is one.
 fn cap(run: &Run, cpus: usize, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
     let machine = cpus.max(1) as f64;

@@ -38,7 +38,7 @@ pub fn html(suite: &Suite) -> String {
     })
 }
 
-/// The machine, how it was measured, and what could not be.
+/// Appends the machine, the method, and warnings about missing features.
 fn conditions(page: &mut Page, suite: &Suite) {
     let setup = &suite.setup;
     write!(
@@ -57,7 +57,7 @@ fn conditions(page: &mut Page, suite: &Suite) {
     }
 }
 
-/// The CSS class of an outcome.
+/// Returns the CSS class of an outcome.
 fn class_of(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Won => "good",
@@ -67,7 +67,7 @@ fn class_of(outcome: Outcome) -> &'static str {
     }
 }
 
-/// A row per scenario with a cue for each figure.
+/// Appends a row per scenario with a cue for each figure.
 fn overview(page: &mut Page, suite: &Suite) {
     page.table("table class=\"overview\"", |page| {
         write!(
@@ -91,7 +91,7 @@ fn overview(page: &mut Page, suite: &Suite) {
     );
 }
 
-/// The cells of a scenario in the overview.
+/// Appends the cells of a scenario in the overview.
 fn cues(page: &mut Page, one: &ScenarioResult) {
     let ratios = &one.ratios;
     write!(
@@ -136,7 +136,7 @@ fn cues(page: &mut Page, one: &ScenarioResult) {
     }
 }
 
-/// Whether the runs of a phase cannot be told from those of `alone`.
+/// Returns true if the runs of a phase cannot be distinguished from those of `alone`.
 fn overlaps(one: &ScenarioResult, phase: Phase) -> bool {
     let find = |phase| one.phases.iter().find(|result| result.name == phase);
     match (find(Phase::Alone), find(phase)) {
@@ -163,7 +163,7 @@ fn section(page: &mut Page, scenario: &ScenarioResult, suite: &Suite) {
     });
 }
 
-/// The pictures and figures of a scenario that was measured.
+/// Appends the pictures and figures of a measured scenario.
 fn measured(page: &mut Page, scenario: &ScenarioResult, suite: &Suite) {
     page.panel(|page| write!(page, "{}", picture::scenario(scenario)));
     if let Some(back) = picture::recovery(scenario) {
@@ -288,7 +288,7 @@ fn runs(page: &mut Page, scenario: &ScenarioResult) {
     });
 }
 
-/// The row of a run.
+/// Appends the row of a run.
 fn repeat(page: &mut Page, phase: &str, run: &Run) {
     let tag = match run.rejected {
         Some(_) => "tr class=\"rejected\"",

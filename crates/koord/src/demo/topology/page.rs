@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 130.0;
 
-/// What the figures are about, in a sentence.
+/// Returns a sentence about the setup.
 fn about(outcome: &Outcome) -> String {
     let setup = &outcome.setup;
     format!(
@@ -36,7 +36,7 @@ fn rate(outcome: &Outcome, chain: Chain) -> f64 {
     rates.get(&chain).copied().unwrap_or(0.0)
 }
 
-/// The table for the terminal.
+/// Returns the table for the terminal.
 pub(super) fn table(outcome: &Outcome) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -54,7 +54,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
     let _ = write!(text, "\n\n  {}", about(outcome));
     for watched in &outcome.chains {
         if let Some(why) = &watched.why {
-            // What is said of preemption and of single nodes is on the page.
+            // The page has the details about preemption and single nodes.
             let why = why.split(". ").next().unwrap_or(why);
             let _ = write!(text, "\n  {}: who waits says: {why}", watched.chain.name());
         }
@@ -63,7 +63,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
     text
 }
 
-/// The page.
+/// Returns the page.
 pub(super) fn html(outcome: &Outcome) -> String {
     let headline = format!(
         "{:.0} pods a minute fail with TopologyAffinityError; {:.0} where the scheduler knows the NUMA nodes",
@@ -108,7 +108,7 @@ fn section(page: &mut Page, outcome: &Outcome, watched: &Watched, top: u64) {
     });
 }
 
-/// The sum until each second, up to `top`.
+/// Returns the curve of the running sum over the seconds, scaled to `top`.
 #[allow(clippy::cast_precision_loss, reason = "points of a picture")]
 fn curve(by_second: &[u64], top: u64) -> String {
     let step = WIDTH / by_second.len().max(1) as f64;
