@@ -157,7 +157,7 @@ impl Args {
             // In a terminal, log lines would interrupt the output for users.
             (false, 0) if !self.detached => "warn".to_owned(),
             (false, 0) => "info,koord_scheduler=warn".to_owned(),
-            // Third-party crates log warnings only.
+            // HTTP and Kubernetes client libraries log warnings or errors only.
             (false, 1) => koord_app::logging::filter(4),
             (false, _) => koord_app::logging::filter(6),
         }

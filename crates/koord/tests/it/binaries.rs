@@ -1,9 +1,9 @@
-//! What the binaries contain.
+//! Contents of the binaries.
 
 /// A text of the embedded API server's store.
 const STORE: &[u8] = b"koord_apiserver_wal_fsync_duration_seconds";
 
-/// The daemons' programs do not: see `bins/contents.rs`, which looks for the same text.
+/// `bins/contents.rs` checks for the same text that the daemons' programs do not contain it.
 #[test]
 fn koord_contains_the_embedded_api_server() {
     let bytes = std::fs::read(env!("CARGO_BIN_EXE_koord")).unwrap();
@@ -38,8 +38,8 @@ fn without_a_containerd_its_bench_says_so() {
     }
 }
 
-/// What the comparison with Koordinator's scheduler measures: the objects that only these scenarios have are
-/// ones that an API server takes, and all pods are placed.
+/// Covers the comparison with Koordinator's scheduler: an API server accepts the objects that only these
+/// scenarios have, and all pods are placed.
 #[test]
 fn pods_of_deployments_and_daemon_sets_are_measured_through_an_api_server() {
     for scenario in ["deployment", "daemonset"] {

@@ -12,9 +12,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// How many clusters are killed unless `KOORD_CRASHES` says otherwise.
+/// Number of clusters that are killed; `KOORD_CRASHES` overrides it.
 const ROUNDS: usize = 20;
-/// So many write at the same time.
+/// Number of concurrent writers.
 const WRITERS: usize = 8;
 
 fn revision(map: &ConfigMap) -> u64 {
@@ -30,12 +30,12 @@ fn config_map(name: &str) -> ConfigMap {
     map
 }
 
-/// Every write that was acknowledged is there after every crash, and no resourceVersion that a
-/// client has seen is given to another write.
+/// After every crash every acknowledged write is stored, and no resourceVersion that a client has seen is
+/// used for another write.
 #[test]
 fn kills_lose_nothing_that_was_acknowledged() {
     let _machine = exclusive();
-    // What somebody else made (a kubelet) is not ours to miss.
+    // Cgroups of another program (a kubelet) are not expected to go away.
     let found = kubepods();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -78,8 +78,8 @@ fn kills_lose_nothing_that_was_acknowledged() {
     leftovers(dir.path(), &runtime, &found);
 }
 
-/// Many write as fast as acknowledgements come; kills after a number of them that differs by round,
-/// while a request of each writer is on its way, and returns what was acknowledged.
+/// Writes as fast as acknowledgements come; kills after a number of them that differs by round, while a
+/// request of each writer is in flight, and returns the acknowledged writes.
 async fn write_until_killed(
     maps: &Api<ConfigMap>,
     round: usize,
@@ -93,7 +93,7 @@ async fn write_until_killed(
                 let map = config_map(&format!("load-{round}-{writer}-{number}"));
                 let defaults = PostParams::default();
                 let create = maps.create(&defaults, &map);
-                // After the kill nobody answers.
+                // After the kill no server answers.
                 let Ok(Ok(stored)) = tokio::time::timeout(Duration::from_secs(5), create).await
                 else {
                     return;
@@ -116,8 +116,8 @@ async fn write_until_killed(
     written
 }
 
-/// A pod's processes die with the cluster, the next start removes what the crash left, and a clean
-/// stop leaves nothing.
+/// Checks that a pod's processes end with the cluster, that the next start removes what the crash left, and
+/// that a clean stop leaves nothing.
 fn leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
     let mut up = Up::start(dir, &[]);
     runtime.block_on(run_a_pod(&up, &["/bin/sleep", SECONDS]));
@@ -162,7 +162,7 @@ fn a_second_ctrl_c_does_not_wait_for_pods_and_leaves_nothing() {
     nothing_is_left(&found);
 }
 
-/// The `kubepods` groups of this machine.
+/// Returns the `kubepods` cgroups of this machine.
 fn kubepods() -> Vec<PathBuf> {
     let trees = ["cpu", "memory", "cpuset", "unified", ""];
     let groups = trees.map(|tree| Path::new("/sys/fs/cgroup").join(tree).join("kubepods"));
@@ -202,7 +202,7 @@ async fn run_a_pod(up: &Up, command: &[&str]) {
     .await;
 }
 
-/// How many processes of the pod there are.
+/// Counts the processes of the pod.
 fn sleepers() -> usize {
     let processes = std::fs::read_dir("/proc").expect("procfs").flatten();
     processes

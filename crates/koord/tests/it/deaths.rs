@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use world::FailoverWorld;
 
-/// How long a run may take on a busy machine before it is called broken.
+/// Time limit of a run on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Clusters at a time: most of the time a lease runs out.
@@ -34,17 +34,17 @@ fn clock() -> Clock {
     Clock::system()
 }
 
-/// How many pods find a place.
+/// Returns the number of pods that can be placed.
 fn places() -> usize {
     world::PODS.iter().map(|(_, _, placed)| placed).sum()
 }
 
-/// What was seen of all deaths.
+/// Counts over all deaths of leaders.
 struct Record {
     wanted: usize,
     random: fastrand::Rng,
     deaths: BTreeMap<Moment, usize>,
-    /// Of those, the last write was done.
+    /// Deaths whose last write was done.
     arrived: usize,
     /// Leaders that ended by themselves.
     left: usize,
@@ -57,7 +57,7 @@ impl Record {
         self.deaths.values().sum()
     }
 
-    /// The moment of which there were fewest, and one of those there are.
+    /// Draws an aim at one of the moments with the fewest deaths so far.
     fn aim(&mut self) -> Aim {
         let seen = |moment: &Moment| self.deaths.get(moment).copied().unwrap_or_default();
         let fewest = MOMENTS.iter().map(seen).min().unwrap_or_default();
@@ -69,7 +69,7 @@ impl Record {
         Aim::draw(moment, &mut self.random)
     }
 
-    /// A few may die as they happen to, many at every moment.
+    /// Returns true if there were enough deaths: few of them at any moments, many at every moment.
     fn enough(&self) -> bool {
         let few = self.wanted < 2 * MOMENTS.len();
         self.dead() >= self.wanted && (few || self.deaths.len() == MOMENTS.len())
@@ -121,7 +121,7 @@ impl Lane<'_> {
         record.spared.store(enough, Ordering::SeqCst);
     }
 
-    /// One cluster, whose leaders die until everything has its place. There are always two.
+    /// Runs one cluster, whose leaders are killed until all pods are placed. There are always two.
     async fn run(&self) {
         let mut pods = self.world.pods().await;
         let mut one = self.next().await;
@@ -135,7 +135,7 @@ impl Lane<'_> {
                 () = pods.wait_bound(&what) => break,
             }
         }
-        // What is decided now is decided on what the next one found.
+        // The remaining decisions are based on the state that the last leaders found.
         one.spare();
         other.spare();
         let what = "after the deaths";

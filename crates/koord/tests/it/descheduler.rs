@@ -42,8 +42,8 @@ fn write(dir: &Path, name: &str, config: &Value) -> PathBuf {
     path
 }
 
-/// LowNodeLoad on simulated nodes. Four pods of seven CPUs are 89 % of a node of 32; with two of them it is below
-/// 65 %.
+/// Returns a configuration of LowNodeLoad on simulated nodes. Four pods of seven CPUs are 89 % of a node of
+/// 32; with two of them it is below 65 %.
 fn balancing() -> Value {
     let simulated = json!({"matchLabels": {"sim.koordinator.sh/node": "true"}});
     json!({
@@ -193,7 +193,7 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
         }
         stop.cancel();
     });
-    // Whoever asks is told, with nothing but a kubeconfig.
+    // `koord explain` needs nothing but a kubeconfig.
     let kubeconfig = up.kubeconfig.to_str().expect("a path");
     let koord = env!("CARGO_BIN_EXE_koord");
     let explain = |what: &[&str]| {
@@ -238,7 +238,7 @@ fn a_configuration_that_cannot_be_used_keeps_a_cluster_from_starting() {
     }
 }
 
-/// Where nobody listens.
+/// Returns a port on which no process listens.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("its number").port()
@@ -415,7 +415,7 @@ fn manifest(file: &str) -> Vec<Value> {
         .collect()
 }
 
-/// A role that anybody gave to the descheduler's account, with other objects.
+/// Creates the objects of a manifest, such as the roles of the descheduler's account.
 async fn apply(client: &Client, file: &str) {
     use koord_kube::api::{ApiResource, DynamicObject};
     for object in manifest(file) {

@@ -24,7 +24,7 @@ pub(crate) fn shared() -> RwLockReadGuard<'static, ()> {
 pub(crate) struct Up {
     child: Child,
     pub(crate) kubeconfig: PathBuf,
-    /// What it printed before it named the kubeconfig.
+    /// Output before the line with the kubeconfig.
     pub(crate) welcome: String,
 }
 
@@ -67,24 +67,24 @@ impl Up {
         }
     }
 
-    /// SIGKILL, as a crash of the machine's out-of-memory killer would.
+    /// Kills the process with SIGKILL, as a crash of the machine's out-of-memory killer would.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// SIGINT, as Ctrl-C, and the exit code.
+    /// Sends SIGINT, as Ctrl-C does, and returns the exit code.
     pub(crate) fn interrupt(&mut self) -> Option<i32> {
         self.signal(rustix::process::Signal::INT)
     }
 
-    /// Any signal, and the exit code.
+    /// Sends a signal and returns the exit code.
     pub(crate) fn signal(&mut self, signal: rustix::process::Signal) -> Option<i32> {
         self.send(signal);
         self.child.wait().expect("exit status").code()
     }
 
-    /// Any signal, and no waiting.
+    /// Sends a signal and does not wait.
     pub(crate) fn send(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("signal");

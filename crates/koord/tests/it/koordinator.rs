@@ -20,7 +20,7 @@ use std::time::Duration;
 
 const NODE: &str = "n1";
 
-/// In paused time.
+/// Time limit of a wait, in paused time.
 const WITHIN: Duration = Duration::from_secs(200);
 
 /// A machine of two NUMA nodes with four CPUs each, its koordlet, and a scheduler.
@@ -54,7 +54,7 @@ impl Stage {
             _server: server,
         };
         let nodes: Api<Node> = Api::all(stage.client.clone());
-        // What the kubelet's policy is nobody asks here.
+        // The label replaces the kubelet's policy, which is not queried here.
         let labels = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
         let node = json!({"metadata": {"name": NODE, "labels": labels}});
         let node = serde_json::from_value(node).unwrap();
@@ -97,7 +97,7 @@ impl Stage {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// A Guaranteed pod that is to have so many CPUs for itself.
+    /// Creates a Guaranteed pod with so many exclusive CPUs.
     async fn pod(&self, name: &str, cpu: &str) {
         let amounts = json!({"cpu": cpu, "memory": "1Gi"});
         let labels = json!({"koordinator.sh/qosClass": "LSR",
@@ -146,7 +146,7 @@ impl Stage {
         status
     }
 
-    /// Waits until the report says that these CPUs are shared.
+    /// Waits until the report lists these CPUs as shared.
     async fn shared(&self, want: &str) {
         let want: CpuSet = want.parse().unwrap();
         let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
@@ -164,7 +164,7 @@ impl Stage {
         .await;
     }
 
-    /// Waits until the pod waits, and says why.
+    /// Waits until the pod is unschedulable, and returns the message.
     async fn waits(&self, name: &str) -> String {
         eventually_within(WITHIN, name, async || {
             let pod = self.pods().get(name).await.unwrap();

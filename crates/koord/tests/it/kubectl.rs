@@ -214,7 +214,7 @@ fn deployment_avoids_host(kubectl: &Kubectl<'_>, host: &str) {
     kubectl.ok(&["delete", "deployment", "web"], None);
 }
 
-/// exec and cp; what is not served is refused at once, with the reason.
+/// Checks exec and cp; unsupported requests are refused at once, with the reason.
 fn commands_in_containers(kubectl: &Kubectl<'_>, dir: &std::path::Path) {
     let exec = |args: &[&str], input| {
         let all = [&["exec", "-i", "crunch", "--"], args].concat();

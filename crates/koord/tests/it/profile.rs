@@ -1,5 +1,5 @@
-//! The profile of Koordinator's documentation: a pod that knows nothing of co-location becomes a batch
-//! pod, is placed, runs, and its control groups say so. Asked in process, and over HTTPS.
+//! The profile of Koordinator's documentation: a pod without co-location settings becomes a batch pod, is
+//! placed, runs, and its cgroups have the expected values. Webhooks run in process, and over HTTPS.
 
 use crate::harness::{Up, shared};
 use crate::kubectl::{self, Kubectl};
@@ -139,7 +139,7 @@ fn session(kubectl: &Kubectl<'_>) {
     kubectl.ok(&["delete", "pod", "test-pod"], None);
 }
 
-/// The group of the memory controller that `/proc/self/cgroup` names.
+/// Returns the cgroup of the memory controller in `/proc/self/cgroup`.
 fn memory_group(text: &str) -> PathBuf {
     let mut lines = text.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':');

@@ -1,5 +1,5 @@
-//! `koord up --runtime` on a real containerd, and on a proxy before one: a pod that knows nothing of
-//! co-location becomes a batch pod, and finds its values in place when its process begins.
+//! `koord up --runtime` on a real containerd, and on a proxy before one: a pod without co-location settings
+//! becomes a batch pod, and its values are set when its process begins.
 
 use crate::harness::{Up, shared};
 use crate::kubectl::{self, Kubectl};
@@ -11,8 +11,8 @@ use std::process::{Child, Command};
 
 const PROFILE: &str = include_str!("../../../../docs/examples/profile.yaml");
 
-/// It asks for memory only when it is to be scheduled: of CPUs that others keep busy nothing may be
-/// left. Where it is bound already, nobody counts.
+/// A pod that requests memory only, if it is to be scheduled: a busy machine may have no reclaimed CPUs left.
+/// A pod that is bound already is not checked.
 const POD: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -32,7 +32,7 @@ spec:
       requests: {memory: 32MiCPU}
 "#;
 
-/// The containers that there are, sandboxes too.
+/// Lists the existing containers, including sandboxes.
 fn containers(containerd: &Containerd) -> String {
     let list = containerd.ctr().args(["containers", "ls", "-q"]).output();
     String::from_utf8_lossy(&list.expect("ctr").stdout).into_owned()
@@ -71,7 +71,7 @@ impl Drop for Proxy {
     }
 }
 
-/// What koordlet answers to a GET.
+/// Returns koordlet's answer to a GET.
 fn koordlet(kubectl: &Kubectl<'_>, path: &str) -> Option<String> {
     let at = [
         "-n",
@@ -95,7 +95,7 @@ fn koordlet(kubectl: &Kubectl<'_>, path: &str) -> Option<String> {
     Some(answer)
 }
 
-/// What is seen on a cluster whose pods run at `socket`.
+/// Checks a cluster whose pods run at `socket`.
 fn session(containerd: &Containerd, socket: &str, mode: &str) {
     let _machine = shared();
     let dir = tempfile::tempdir().expect("a temporary directory");

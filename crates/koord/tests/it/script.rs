@@ -42,7 +42,7 @@ struct Step<'a> {
     says: String,
 }
 
-/// The steps of `script.txt`, which says how they are written.
+/// Parses the steps of `script.txt`, which documents their format.
 fn steps() -> Vec<Step<'static>> {
     let lines = include_str!("script.txt").lines();
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -90,7 +90,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What goes wrong with a step.
+/// Runs a step and returns its failure, if any.
 fn fault(kubeconfig: &Path, step: &Step<'_>, environment: &[(&str, &str)]) -> Option<String> {
     let Step {
         command,
@@ -110,7 +110,7 @@ fn fault(kubeconfig: &Path, step: &Step<'_>, environment: &[(&str, &str)]) -> Op
     })
 }
 
-/// All steps; what goes wrong ends the test.
+/// Runs all steps and fails the test with those that failed.
 fn script(what: &str, kubeconfig: &Path, environment: &[(&str, &str)]) {
     let steps = steps();
     assert!(steps.len() > 80, "{} steps", steps.len());
@@ -121,7 +121,7 @@ fn script(what: &str, kubeconfig: &Path, environment: &[(&str, &str)]) {
     assert!(faults.is_empty(), "{what}\n{}", faults.join("\n"));
 }
 
-/// The namespace of what follows.
+/// Sets the namespace of the following commands.
 fn namespaced(kubeconfig: &Path) {
     let set = "config set-context --current --namespace=shop";
     let output = run(kubeconfig, set, "", &[]);
@@ -158,7 +158,7 @@ fn a_day_of_kubectl() {
     assert_eq!(up.interrupt(), Some(0));
 }
 
-/// A service account that shows its token may what its roles say, and nothing else.
+/// Checks that a service account with its token may do what its roles grant, and nothing else.
 fn token(up: &Up, dir: &Path) {
     let ok = |kubeconfig: &Path, line: &str| {
         let output = run(kubeconfig, line, "", &[]);

@@ -1,4 +1,4 @@
-//! What a test sees of the API server, as it comes: nothing is asked for again and again.
+//! Objects of the API server that a test watches, without polling.
 
 use koord_host::testing::PATIENCE;
 use koord_kube::{Change, Client, Informer, Scope};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::Receiver;
 use tokio_util::sync::CancellationToken;
 
-/// Objects of one kind as they are, told of by their changes.
+/// Current objects of one kind, updated by a watch.
 pub(crate) struct Seen<K> {
     changes: Receiver<Change<K>>,
     pub(crate) all: BTreeMap<String, Arc<K>>,

@@ -38,7 +38,7 @@ impl Drop for Stage {
 }
 
 impl Stage {
-    /// A node of two NUMA nodes with eight CPUs each.
+    /// Starts a node of two NUMA nodes with eight CPUs each.
     async fn set(arguments: Value) -> Self {
         let server = ApiServer::open(Config::memory(Clock::system()))
             .await
@@ -134,7 +134,7 @@ impl Stage {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// A Guaranteed pod of so many CPUs.
+    /// Creates a Guaranteed pod of so many CPUs.
     async fn pod(&self, name: &str, cpu: &str, scheduler: &str) {
         let amounts = json!({"cpu": cpu, "memory": "1Gi"});
         let pod = serde_json::from_value(json!({
@@ -149,7 +149,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// As somebody else's scheduler does it.
+    /// Binds the pod like another scheduler.
     async fn bind(&self, name: &str) {
         let binding: Binding = serde_json::from_value(json!({
             "metadata": {"name": name}, "target": {"kind": "Node", "name": NODE}}))
@@ -200,7 +200,7 @@ impl Stage {
         assert_eq!(phase, "Running", "{name}");
     }
 
-    /// Waits until the pod waits, and says why.
+    /// Waits until the pod is unschedulable, and returns the message.
     async fn waits(&self, name: &str) -> String {
         self.until(name, |pod: &Pod| {
             let mine = pod.metadata.name.as_deref() == Some(name);
@@ -215,7 +215,7 @@ impl Stage {
         .await
     }
 
-    /// Waits until the report says that so many CPUs are free in the NUMA nodes, in any order.
+    /// Waits until the report lists so many free CPUs in the NUMA nodes, in any order.
     async fn free(&self, want: [i64; 2]) -> NodeResourceTopology {
         self.until("a report", |report: &NodeResourceTopology| {
             let zones = report.spec.zones.iter();
@@ -228,8 +228,8 @@ impl Stage {
     }
 }
 
-/// What the exporter says is free is what the kubelet gives: two pods of five CPUs run, the third waits
-/// though six CPUs are free, and runs when one of them has gone. No pod is refused.
+/// The kubelet admits what the exporter reports as free: two pods of five CPUs run, the third waits though
+/// six CPUs are free, and runs after one of them has gone. No pod is refused.
 #[tokio::test]
 async fn what_is_placed_by_the_exporters_report_is_admitted() {
     let stage = Stage::set(json!({})).await;
@@ -254,8 +254,9 @@ async fn what_is_placed_by_the_exporters_report_is_admitted() {
     stage.free([3, 3]).await;
 }
 
-/// AC-2, and C.8's foreign pod: another scheduler has put a pod on the node. While the report's
-/// fingerprint is not that of its pods, the node waits; when the exporter has counted it, it takes pods.
+/// AC-2, and the foreign pod of C.8: another scheduler has put a pod on the node. While the report's
+/// fingerprint differs from that of the node's pods, the scheduler skips the node; once the exporter has
+/// counted the pod, the node takes pods.
 #[tokio::test]
 async fn a_foreign_pod_makes_the_node_wait_until_it_is_in_the_fingerprint() {
     let stage = Stage::set(json!({"cacheResyncPeriodSeconds": 30})).await;
@@ -264,7 +265,7 @@ async fn a_foreign_pod_makes_the_node_wait_until_it_is_in_the_fingerprint() {
     stage.pod("a", "5", "koord-scheduler").await;
     stage.runs("a").await;
     stage.free([3, 8]).await;
-    // Nobody looks, and somebody else's pod takes what the report says is free.
+    // Without an exporter, a foreign pod takes CPUs that the report lists as free.
     exporter.cancel();
     stage.pod("foreign", "6", "another-scheduler").await;
     stage.bind("foreign").await;
@@ -274,8 +275,8 @@ async fn a_foreign_pod_makes_the_node_wait_until_it_is_in_the_fingerprint() {
     assert!(why.contains("invalid node topology data"), "{why}");
     stage.export().await;
     stage.free([2, 3]).await;
-    // Counted, it leaves no room for five, and some for three. `b` is not tried again for what cannot help it, so
-    // another one tells what is missing now.
+    // Counted, it leaves no room for five CPUs, and some for three. `b` is not retried, as the event cannot
+    // help it, so another pod gets the new reason.
     stage.pod("b-2", "5", "koord-scheduler").await;
     let why = stage.waits("b-2").await;
     assert!(why.contains("cannot align container"), "{why}");

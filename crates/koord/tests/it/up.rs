@@ -29,7 +29,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("utf-8")
 }
 
-/// It fails in one sentence, before it says that anything is up.
+/// Checks that the command fails with one sentence, before it prints anything to standard output.
 fn refused(output: &Output, says: &[&str]) {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
@@ -117,7 +117,7 @@ fn clusters_beside_each_other_have_groups_of_their_own_and_say_so() {
     }
 }
 
-/// Where `kubepods` is, above a pod that runs.
+/// Returns the parent of `kubepods` in the cgroup path of a running pod.
 async fn group_of_a_pod(up: &Up) -> String {
     let pods: koord_kube::api::Api<Pod> =
         koord_kube::api::Api::default_namespaced(up.client().await);
@@ -421,9 +421,7 @@ impl Drop for Killed {
     }
 }
 
-/// The exporter on a node that runs pods: it reads the machine and the kubelet's configuration, and lists
-/// what the node runs.
-/// The token of a new service account that may read the configuration of nodes.
+/// Creates a service account that may read the configuration of nodes, and returns its token.
 async fn token_for_configz(client: &Client) -> String {
     let name = "exporter";
     let metadata = json!({"name": name});
@@ -448,6 +446,8 @@ async fn token_for_configz(client: &Client) -> String {
     issued.expect("a token").status.expect("a status").token
 }
 
+/// Runs the exporter on a node that runs pods: it reads the machine and the kubelet's configuration, and lists
+/// what the node runs.
 #[test]
 fn the_exporter_follows_the_pods_of_a_real_node() {
     let _machine = shared();
@@ -463,7 +463,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let port = port.kubelet_endpoint.expect("the kubelet's").port;
     let socket = dir.path().join("node/pod-resources/kubelet.sock");
     let given = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
-    // As a kubelet, the node serves its configuration to those who may read it.
+    // The node serves its configuration like a kubelet, to authorized users.
     let token = dir.path().join("exporter-token");
     std::fs::write(&token, runtime.block_on(token_for_configz(&client))).expect("a file");
     let exporter = Command::new(env!("CARGO_BIN_EXE_koord"))

@@ -15,12 +15,12 @@ use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
-/// Whether the request changes what runs are about: elections and events are not.
+/// Returns true if the request is a write that the tests follow: neither of an election nor of an event.
 pub(crate) fn writes(method: &Method, path: &str) -> bool {
     *method != Method::GET && !path.contains("/leases") && !path.contains("/events")
 }
 
-/// Whether it is a write of the lease.
+/// Returns true if the request is a write of the lease.
 pub(crate) fn elects(method: &Method, path: &str) -> bool {
     *method != Method::GET && path.contains("/leases")
 }
@@ -34,10 +34,10 @@ pub(crate) fn daemon(name: &str, kubeconfig: &Path) -> Command {
 
 pub(crate) struct Wire {
     server: Router,
-    /// Writes reach the server one after the other: what is there when the process dies is known.
+    /// Serializes writes to the server: the state at the time of a death is known.
     pub(crate) turn: tokio::sync::Mutex<()>,
     dead: AtomicBool,
-    /// By what it wrote into the lease.
+    /// Identity that the process wrote into the lease.
     identity: Mutex<Option<String>>,
     child: Mutex<Option<Child>>,
 }
@@ -53,14 +53,14 @@ impl Wire {
         }
     }
 
-    /// Starts the program, which nobody has talked to yet.
+    /// Starts the program, before its first request.
     pub(crate) fn start(&self, command: &mut Command) {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.env("RUST_LOG", "error").spawn().unwrap();
         *self.child.lock().unwrap() = Some(child);
     }
 
-    /// Nothing of what it says arrives any more.
+    /// Stops serving the process's requests.
     pub(crate) fn cut(&self) {
         self.dead.store(true, Ordering::SeqCst);
     }
@@ -69,7 +69,7 @@ impl Wire {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// Whether the process is there, as far as anybody has looked.
+    /// Returns true if the process was started and has not been seen to end.
     pub(crate) fn is_there(&self) -> bool {
         self.child.lock().unwrap().is_some()
     }
@@ -79,12 +79,12 @@ impl Wire {
         answer.unwrap_or_else(|never| match never {})
     }
 
-    /// Reads from a write of the lease who the process is.
+    /// Reads the process's identity from a write of the lease.
     pub(crate) async fn elected(&self, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
         let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
         let lease: Value = serde_json::from_slice(&bytes).unwrap();
-        // Who leaves writes nobody.
+        // A leader that releases the lease writes an empty holder.
         if let Some(holder) = lease["spec"]["holderIdentity"].as_str()
             && !holder.is_empty()
         {
@@ -98,7 +98,7 @@ impl Wire {
         self.identity.lock().unwrap().clone()
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(&self) -> ExitStatus {
         let child = self.child.lock().unwrap().take();
         let mut child = child.expect("it was alive: it wrote");
@@ -106,7 +106,7 @@ impl Wire {
         child.wait().unwrap()
     }
 
-    /// Whether it has ended by itself, which only who loses a lease does.
+    /// Returns true if the process ended by itself, which happens only after a lost lease.
     pub(crate) fn has_left(&self) -> bool {
         let mut child = self.child.lock().unwrap();
         let ended = child.as_mut().map(|child| child.try_wait().unwrap());
@@ -121,7 +121,7 @@ impl Wire {
     /// Waits until it was killed, or has left by itself: `None`.
     pub(crate) async fn died<T>(&self, killed: &mut oneshot::Receiver<T>) -> Option<T> {
         loop {
-            // Nobody tells of who leaves.
+            // A process that ends by itself sends no message.
             let pause = tokio::time::sleep(Duration::from_millis(200));
             tokio::select! {
                 death = &mut *killed => return Some(death.unwrap()),
@@ -156,7 +156,7 @@ impl Drop for Wire {
     }
 }
 
-/// A socket whose calls `router` answers, and a kubeconfig in `dir` that names it.
+/// Serves `router` on a socket, and writes a kubeconfig for it to `dir`.
 pub(crate) async fn listen(dir: &Path, router: Router) -> (PathBuf, DropGuard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,19 +1,19 @@
-//! Where a leader shall die.
+//! The moment at which a leader is killed.
 
 use http::Method;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Which point of its work a leader dies at.
+/// Point of a leader's work at which it dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Moment {
-    /// A binding is on its way.
+    /// A binding is in flight.
     Binding,
-    /// What was decided about a pod is on its way into its annotations.
+    /// A patch of a pod's annotations before its binding is in flight.
     PreBind,
     /// Some members of a gang are bound, and not all.
     InsideGang,
-    /// A write of a reservation or its status is on its way, or the word to a pod that it takes room of one.
+    /// A write of a reservation or its status is in flight, or the patch of a pod with its reservation.
     Reservation,
     /// Some time after its first write, while pods wait that will have a place.
     AnyTime,
@@ -27,7 +27,7 @@ pub(super) const MOMENTS: [Moment; 5] = [
     Moment::AnyTime,
 ];
 
-/// What the patch before a binding tells, by the last part of the annotation.
+/// Last parts of the annotations that the patch before a binding sets.
 const DECIDED: [&str; 4] = [
     "resource-status",
     "device-allocated",
@@ -35,7 +35,7 @@ const DECIDED: [&str; 4] = [
     "bind-gang-group-id",
 ];
 
-/// What tells a pod which reservation it has room of.
+/// Annotation that names the reservation of a pod.
 const ALLOTTED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
 /// A moment, and which of those there are.
@@ -44,9 +44,9 @@ pub(super) struct Aim {
     pub(super) moment: Moment,
     /// The number of the write among those of the moment, from 1.
     pub(super) at: u64,
-    /// Whether the last write is done; its answer is never heard.
+    /// True if the last write is done; its response never arrives.
     pub(super) arrives: bool,
-    /// How long after the first write, for [`Moment::AnyTime`].
+    /// Delay after the first write, for [`Moment::AnyTime`].
     pub(super) after: Duration,
 }
 
@@ -69,8 +69,8 @@ impl Aim {
 }
 
 impl Moment {
-    /// Whether a write that says `body` may be the last at this moment. Of a gang's members it depends on the
-    /// others.
+    /// Returns true if a write with `body` may be the last at this moment. For a gang's members it also
+    /// depends on the others.
     pub(super) fn is(self, method: &Method, path: &str, body: &str) -> bool {
         let binding = path.ends_with("/binding");
         match self {
@@ -89,24 +89,24 @@ fn is_reservation(path: &str) -> bool {
     path.contains("/reservations/")
 }
 
-/// Whether a write tells a pod which reservation it has room of.
+/// Returns true if a write sets the reservation of a pod.
 fn allots(method: &Method, path: &str, body: &str) -> bool {
     *method == Method::PATCH && pod_of(path).is_some() && body.contains(ALLOTTED)
 }
 
-/// The pod that a path is about.
+/// Returns the name of the pod in a path.
 pub(super) fn pod_of(path: &str) -> Option<&str> {
     path.split_once("/pods/")?.1.split('/').next()
 }
 
-/// The gang of the pod that a path is about, and how many members it has.
+/// Returns the gang of the pod in a path, and the number of its members.
 pub(super) fn gang_of(path: &str) -> Option<(&str, usize)> {
     let kind = pod_of(path)?.split('-').next()?;
-    // Of rivals the name does not say the gang.
+    // The names of rivals do not include the gang.
     kind.starts_with("gang").then_some((kind, 4))
 }
 
-/// The object that a path is about, without its sub-resource.
+/// Returns the path of an object without its sub-resource.
 pub(super) fn object_of(path: &str) -> &str {
     ["/binding", "/status"]
         .iter()
@@ -120,7 +120,7 @@ pub(super) struct Last {
     pub(super) method: Method,
     pub(super) path: String,
     pub(super) body: String,
-    /// What the server said, which the leader never heard; `None` for a write that was lost.
+    /// Status of the server's response, which the leader never received; `None` for a write that was lost.
     pub(super) answered: Option<http::StatusCode>,
     /// The object before and after.
     pub(super) object: [Value; 2],
@@ -137,7 +137,7 @@ impl Last {
         format!("{} {}, {done}", self.method, self.path)
     }
 
-    /// The write was of the kind that was meant; it was done, or was not.
+    /// Checks that the write was of the intended kind, and was done or not as intended.
     pub(super) fn check(&self, aim: Aim) {
         let what = format!("{} for {aim:?}", self.what());
         let is = aim.moment.is(&self.method, &self.path, &self.body);

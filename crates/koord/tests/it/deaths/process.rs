@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
-/// What is known of a leader that was killed.
+/// State at the death of a leader that was killed.
 #[derive(Debug)]
 pub(super) struct Death {
-    /// The write that was under way; none for [`Moment::AnyTime`].
+    /// The write that was in flight; `None` for [`Moment::AnyTime`].
     pub(super) last: Option<Last>,
     status: ExitStatus,
-    /// Who led, and who it was that died.
+    /// Holder of the lease at the time; `identity` is that of the killed process.
     holder: Option<String>,
     identity: Option<String>,
     /// Pods that were bound.
@@ -35,11 +35,11 @@ struct Tap {
     wire: Wire,
     client: Client,
     aim: Aim,
-    /// Nobody shall die any more.
+    /// No process is to be killed any more.
     spared: Arc<AtomicBool>,
-    /// Nor this one.
+    /// This process is not to be killed.
     kept: AtomicBool,
-    /// How many pods will have a place.
+    /// Number of pods that can be placed.
     places: usize,
     counted: AtomicU64,
     wrote: Notify,
@@ -86,7 +86,7 @@ impl Tap {
         self.spared.load(Ordering::SeqCst) || self.kept.load(Ordering::SeqCst)
     }
 
-    /// Whether the process shall die with this write.
+    /// Returns true if the process is to be killed with this write.
     async fn is_last(&self, method: &Method, path: &str, body: &str) -> bool {
         if !self.aim.moment.is(method, path, body) || self.spared() {
             return false;
@@ -102,7 +102,7 @@ impl Tap {
         self.counted.fetch_add(1, Ordering::SeqCst) + 1 == self.aim.at
     }
 
-    /// Kills the process with `request`, which says `body`, on its way.
+    /// Kills the process while `request`, whose body is `body`, is in flight.
     async fn shoot(self: Arc<Self>, request: Request<Body>, body: String) {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let before = self.object(&path).await;
@@ -155,7 +155,7 @@ impl Tap {
         }
     }
 
-    /// The object that a path is about, as the server has it.
+    /// Reads the object of a path from the server.
     async fn object(&self, path: &str) -> Value {
         let request = Request::get(object_of(path)).body(Body::empty()).unwrap();
         let answer = self.wire.serve(request).await;
@@ -172,7 +172,7 @@ impl Tap {
     }
 }
 
-/// The request once more, and what it says.
+/// Returns the request and its body as text.
 async fn opened(request: Request<Body>) -> (Request<Body>, String) {
     let (head, body) = request.into_parts();
     let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
@@ -184,7 +184,7 @@ fn bound(pods: &[Pod]) -> usize {
     pods.iter().filter(|pod| node_of(pod).is_some()).count()
 }
 
-/// How many members of the gang that `path` is about are bound.
+/// Counts the bound members of the gang in `path`; `None` if there is no gang.
 fn members(pods: &[Pod], path: &str) -> Option<usize> {
     let (gang, _) = gang_of(path)?;
     let of = |pod: &&Pod| name_of(pod).split('-').next() == Some(gang) && node_of(pod).is_some();
@@ -199,7 +199,7 @@ async fn holder(client: &Client) -> Option<String> {
 }
 
 impl Death {
-    /// The leader led, was alive, and died at the moment that was meant.
+    /// Checks that the leader held the lease, was alive, and died at the intended moment.
     pub(super) fn fell_where_intended(&self, leader: &Process) {
         let aim = leader.aim();
         let what = format!("{self:?} for {aim:?}");
@@ -267,7 +267,7 @@ impl Process {
         self.tap.aim
     }
 
-    /// It shall live.
+    /// Excludes the process from being killed.
     pub(super) fn spare(&self) {
         self.tap.kept.store(true, Ordering::SeqCst);
     }

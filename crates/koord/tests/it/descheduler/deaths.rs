@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
 
-/// How long anything may take on a busy machine before it is called broken.
+/// Time limit of any step on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const NODES: usize = 7;
@@ -43,7 +43,7 @@ const WORKLOADS: (usize, usize, u32) = (9, 8, 1060);
 const PODS: usize = WORKLOADS.0 * WORKLOADS.1;
 /// Percent.
 const HIGH: i64 = 65;
-/// No pod shall be sent there, by the scheduler's configuration that the descheduler has.
+/// The scheduler's configuration, which the descheduler has, forbids this node to pods.
 const FORBIDDEN: &str = "sim-6";
 
 const GLOBALLY: usize = 4;
@@ -130,7 +130,7 @@ fn all_run(pods: &BTreeMap<String, Arc<Pod>>) -> bool {
     pods.len() == PODS && pods.values().all(|pod| runs(pod))
 }
 
-/// Milli-CPUs that a node uses.
+/// Returns the milli-CPUs that a node uses.
 fn used(metric: &NodeMetric) -> Option<i64> {
     let status = metric.status.as_ref()?;
     let node = status.node_metric.as_ref()?.node_usage.as_ref()?;
@@ -243,7 +243,7 @@ impl Cluster {
             deployments.create(&params, &deployment).await.unwrap();
         }
         self.pods.until("pods", all_run).await;
-        // What nodes use is told only now: placed by it, as reports come, pods would not be spread evenly.
+        // Usage is reported only now: with reports during placement, pods would not be spread evenly.
         let metrics: Api<NodeMetric> = Api::all(self.client.clone());
         for name in nodes.keys() {
             let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
@@ -292,7 +292,8 @@ impl Cluster {
         }
     }
 
-    /// What holds at any time; the other limits are about pods, and are looked at when a job may begin.
+    /// Checks the limits that hold at any time; the limits per node and workload are checked when a job may
+    /// begin.
     fn within_limits(&self) {
         let live: Vec<_> = self.jobs.all.values().collect();
         let uid = |job: &PodMigrationJob| job.spec.pod_ref.uid.clone().unwrap_or_default();
@@ -308,20 +309,20 @@ impl Cluster {
         self.evicted_with_room();
     }
 
-    /// Room was reserved at the moment of each eviction.
+    /// Checks that capacity was reserved at the moment of each eviction.
     fn evicted_with_room(&self) {
         let evictions = self.shared.evictions.lock().unwrap().clone();
         let rash: Vec<_> = evictions.iter().filter(|one| !one.reserved).collect();
         assert!(rash.is_empty(), "evicted with no room reserved: {rash:?}");
     }
 
-    /// What has come of it, once nobody works any more.
+    /// Checks the result after all processes have stopped.
     async fn check(&self) -> usize {
         let exceeded = self.shared.exceeded.lock().unwrap().clone();
         assert!(exceeded.is_empty(), "{exceeded:?}");
         self.evicted_with_room();
         let evictions = self.shared.evictions.lock().unwrap().clone();
-        // What comes late is done already. One may always ask what an eviction would come to.
+        // Late writes repeat what is done already. A dry-run eviction is always allowed.
         let came = self.shared.came.lock().unwrap().clone();
         let refused = |(about, said): &(String, StatusCode)| {
             said.is_client_error() || about.contains("/eviction")
@@ -393,7 +394,7 @@ impl Cluster {
     }
 }
 
-/// What was seen of all deaths.
+/// Counts over all deaths of leaders.
 struct Record {
     wanted: usize,
     random: fastrand::Rng,
@@ -418,7 +419,7 @@ impl Record {
             .store(self.deaths >= self.wanted, Ordering::SeqCst);
     }
 
-    /// One cluster, whose leaders die until no node is hot. There are always two.
+    /// Runs one cluster, whose leaders are killed until no node is hot. There are always two.
     async fn cluster(&mut self, dir: &Path) -> usize {
         let mut cluster = Cluster::start(self.spared.clone()).await;
         let shared = cluster.shared.clone();

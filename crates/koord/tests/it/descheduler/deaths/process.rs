@@ -23,21 +23,21 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::DropGuard;
 use tower::ServiceExt;
 
-/// When a leader dies: with so many writes while a job is unfinished.
+/// Time of a leader's death: after so many writes while a job is unfinished.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Aim {
     at: u64,
     end: End,
 }
 
-/// What becomes of the last write. Nobody hears of it.
+/// Fate of the last write. The leader never receives a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// It is done.
+    /// The write is done.
     Arrives,
-    /// It is lost.
+    /// The write is lost.
     Vanishes,
-    /// It is done once the next leader has done the same.
+    /// The write is done once the next leader has made the same one.
     Late,
 }
 
@@ -48,7 +48,8 @@ pub(super) struct Write {
     body: Bytes,
 }
 
-/// What two leaders write that do the same for the same object, whatever they call what they make.
+/// Returns a key that is equal for two leaders' writes with the same effect on the same object, regardless of
+/// generated names.
 fn about(head: &Parts, written: &Value) -> String {
     let name = match &written["spec"]["podRef"]["uid"] {
         Value::Null => &written["metadata"]["name"],
@@ -70,29 +71,29 @@ impl Aim {
 #[derive(Debug, Clone)]
 pub(super) struct Eviction {
     pub(super) uid: String,
-    /// Whether room was reserved for what comes in the pod's place, and nobody had it.
+    /// True if capacity was reserved for the pod's replacement and unused.
     pub(super) reserved: bool,
 }
 
-/// What all descheduler processes of a cluster share.
+/// State shared by all descheduler processes of a cluster.
 pub(super) struct Shared {
     pub(super) server: Router,
     pub(super) client: Client,
-    /// Nobody shall die any more.
+    /// No process is to be killed any more.
     pub(super) spared: Arc<AtomicBool>,
     pub(super) evictions: Mutex<Vec<Eviction>>,
     /// Limits that were exceeded.
     pub(super) exceeded: Mutex<Vec<String>>,
-    /// How often leaders wrote the lease.
+    /// Number of writes of the lease by leaders.
     pub(super) renewals: watch::Sender<u64>,
-    /// Of somebody dead.
+    /// Write of a dead leader that has not arrived yet.
     pub(super) late: Mutex<Option<Write>>,
-    /// Late writes that came in the end, and what was said to them.
+    /// Late writes that arrived, and the responses to them.
     pub(super) came: Mutex<Vec<(String, StatusCode)>>,
 }
 
-/// The server, for a scheduler that takes its time with reservations: the leader renews its lease meanwhile, and could
-/// do something rash.
+/// Returns the server for a scheduler that delays writes of reservations: the leader renews its lease
+/// meanwhile, and could evict a pod too early.
 pub(super) fn unhurried(shared: &Arc<Shared>) -> Router {
     let shared = shared.clone();
     let known = Arc::<Mutex<BTreeSet<String>>>::default();
@@ -115,11 +116,11 @@ pub(super) fn unhurried(shared: &Arc<Shared>) -> Router {
     })
 }
 
-/// What is known of a leader that was killed.
+/// State at the death of a leader that was killed.
 #[derive(Debug)]
 pub(super) struct Death {
     status: ExitStatus,
-    /// Who led, and who it was that died.
+    /// Holder of the lease at the time; `identity` is that of the killed process.
     holder: Option<String>,
     identity: Option<String>,
     /// Jobs that had not ended.
@@ -129,7 +130,7 @@ pub(super) struct Death {
 }
 
 impl Death {
-    /// It led, and died in the middle of a migration.
+    /// Checks that the process held the lease, and died in the middle of a migration.
     pub(super) fn fell_where_intended(&self) {
         assert_eq!(self.status.signal(), Some(9), "{self:?}");
         assert!(
@@ -195,7 +196,7 @@ impl Tap {
         answer
     }
 
-    /// The write reaches the server.
+    /// Sends the write to the server.
     async fn arrive(&self, write: Write) -> Response {
         let eviction = match write.head.uri.path().ends_with("/eviction") {
             true => self.see(&write.body).await,
@@ -209,7 +210,7 @@ impl Tap {
         answer
     }
 
-    /// A job may begin: holds limits against pods that move and are there.
+    /// Checks the limits when a job may begin, against pods that are being moved and still exist.
     async fn begins(&self, written: &Value) {
         let pods: Api<Pod> = Api::default_namespaced(self.shared.client.clone());
         let pods = pods.list(&ListParams::default()).await.unwrap().items;
@@ -236,7 +237,7 @@ impl Tap {
         }
     }
 
-    /// What an eviction is asked for with.
+    /// Parses an eviction request, and checks its reservation; `None` for a dry run.
     async fn see(&self, body: &[u8]) -> Option<Eviction> {
         let written: Value = serde_json::from_slice(body).unwrap();
         if !written["deleteOptions"]["dryRun"].is_null() {
@@ -267,7 +268,7 @@ impl Tap {
         Some(Eviction { uid, reserved })
     }
 
-    /// Whether the process shall die with this write: a job is unfinished, and will be.
+    /// Returns true if the process is to be killed with this write: a job is unfinished, and stays so.
     async fn is_last(&self, written: &Value) -> bool {
         if self.shared.spared.load(Ordering::SeqCst) {
             return false;
