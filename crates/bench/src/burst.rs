@@ -22,7 +22,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// What a request costs, in microseconds of CPU, and how much of that is not its own work.
+/// CPU time of a request in microseconds, and the part of it that is not its own work.
 const SERVICE_US: f64 = 250.0;
 const OVERHEAD_US: f64 = 25.0;
 /// Requests per second: half a core on average.
@@ -35,25 +35,25 @@ const LIMIT: i64 = 600;
 const PERIOD: i64 = 100_000;
 /// The limit as a quota per period.
 const QUOTA: i64 = LIMIT * PERIOD / 1000;
-/// How long koordlet may take to follow NodeSLO.
+/// Time limit for koordlet to apply a new NodeSLO.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// How often a window that noise spoilt is measured again.
+/// Retries of a window that noise spoiled.
 const RETRIES: usize = 6;
-/// When the generator woke later than this, in microseconds (99th percentile).
+/// Largest wake-up delay of the generator in a clean window, in microseconds (99th percentile).
 const SEND_LAG_US: f64 = 150.0;
-/// When the hypervisor took more than this part of the machine.
+/// Largest part of the machine's CPU time that the hypervisor may steal in a clean window.
 const STEAL: f64 = 0.005;
 
-/// What to measure.
+/// Flags of `koord bench burst`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Length of a measured window, in seconds.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
-    /// How often every mode is measured.
+    /// Windows of every mode.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     repeat: u8,
-    /// Who sets the burst: `koordlet`, or `bench` itself where there is no agent that does.
+    /// Program that sets the burst: `koordlet`, or `bench` itself where no agent does.
     #[arg(long, default_value = "koordlet", value_parser = ["koordlet", "bench"])]
     by: String,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     keep: Option<PathBuf>,
 }
 
-/// How the service is limited.
+/// CPU limit of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Mode {
@@ -72,7 +72,7 @@ enum Mode {
     Burst,
 }
 
-/// One window.
+/// One measured window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Run {
@@ -91,7 +91,7 @@ struct Run {
     burst_us: i64,
     send_lag_p99_us: f64,
     steal_percent: f64,
-    /// Why it does not count.
+    /// Reason why the window does not count, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     rejected: Option<String>,
 }
@@ -120,7 +120,7 @@ pub(super) struct BurstFigures {
     bursts: &'static str,
     set_by: String,
     modes: Vec<Summary>,
-    /// How much lower p99 is with burst than without, in percent.
+    /// Reduction of p99 by burst, in percent of p99 without it.
     p99_lower_percent: f64,
     /// Runs that noise spoilt.
     rejected: usize,
@@ -216,7 +216,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Has the burst set or taken away, and waits until the kernel has it.
+    /// Has the burst set or removed, and waits until the kernel file has the value.
     async fn enter(&mut self, mode: Mode) -> Result<()> {
         let burst = match mode {
             Mode::Unlimited => return Ok(()),
@@ -310,7 +310,7 @@ impl Scene {
     }
 }
 
-/// The pod as the kubelet lists it: one container, with or without a limit.
+/// Returns the pod as the kubelet lists it: one container, with or without a limit.
 fn pod(index: u32, limit: Option<i64>) -> serde_json::Value {
     let mut pod = objects::pod(index, 1);
     let resources = &mut pod["spec"]["containers"][0]["resources"];
@@ -321,7 +321,7 @@ fn pod(index: u32, limit: Option<i64>) -> serde_json::Value {
     pod
 }
 
-/// The burst as great as the quota: the kernel takes no greater one.
+/// Returns a CPU burst policy with the burst equal to the quota, the largest value that the kernel accepts.
 fn policy(mode: Mode) -> serde_json::Value {
     let policy = match mode {
         Mode::Burst => "cpuBurstOnly",
@@ -352,7 +352,7 @@ fn report(args: &Args, runs: Vec<Run>) -> BurstFigures {
     }
 }
 
-/// When noise spoilt every run of a mode, all of them count.
+/// Summarizes the runs of a mode. If noise spoiled all of them, all count.
 fn summary(mode: Mode, runs: &[Run]) -> Summary {
     let of_mode = || runs.iter().filter(move |run| run.mode == mode);
     let clean = of_mode().any(|run| run.rejected.is_none());

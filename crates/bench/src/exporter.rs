@@ -1,5 +1,5 @@
-//! What the topology exporter costs a node: a process of its own, which asks a kubelet over its socket
-//! and writes to an API server over HTTPS, while pods come and go.
+//! Cost of the topology exporter on a node: it runs as its own process, queries a kubelet over its socket and
+//! writes to an API server over HTTPS, while pods come and go.
 
 use crate::meter::{Counters, run_time_of};
 use crate::process::Process;
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// How long each step of the preparation may take.
+/// Time limit of each step of the preparation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The node and the window.
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Time between two looks that nothing asks for, as the exporter takes it.
     #[arg(long, default_value = "60s")]
     pub sleep_interval: String,
-    /// How long it is measured, in seconds.
+    /// Length of the measurement, in seconds.
     #[arg(long, default_value_t = 130, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
 }
@@ -217,7 +217,7 @@ impl Exporter {
         Counters::of(self.0.pid())
     }
 
-    /// How long it has run: ticks of the kernel's clock are too long for that.
+    /// Returns the CPU time of the process, more exactly than in ticks of the kernel's clock.
     fn cpu(&self) -> Result<Duration> {
         run_time_of(self.0.pid())
     }

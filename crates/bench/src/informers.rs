@@ -1,5 +1,5 @@
-//! `koord bench informers`: the bytes that each of many objects takes in the scheduler's informers, whole (without
-//! managedFields) and as it is kept. The objects are those that clusters have.
+//! `koord bench informers`: the bytes per object in the scheduler's informers, for whole objects (without
+//! managedFields) and for the stored form. The objects resemble those of real clusters.
 
 mod objects;
 
@@ -41,7 +41,7 @@ const KINDS: [&str; 9] = [
     "noderesourcetopologies.v1alpha2.topology.node.k8s.io",
 ];
 
-/// What to measure.
+/// Flags of `koord bench informers`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Measure these kinds only, comma-separated.
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     here: Option<Part>,
 }
 
-/// What is held of an object.
+/// Form in which objects are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     Whole,

@@ -1,9 +1,9 @@
-//! `koord bench levers`: what each means to hold batch work back does for the demo's service, beside
-//! each kind of neighbour.
+//! `koord bench levers`: the effect of each means to throttle batch work on the demo's service, with each
+//! kind of neighbour.
 //!
-//! The groups are those of a kubelet, made by hand; no agent and no API server run. Every window starts
-//! its batch work anew, pulls one lever, and lets it go again; the windows of a repeat come in random
-//! order. This is the evidence for which levers the pressure guard has, and in which order.
+//! The cgroups are those of a kubelet, made by this program; no agent and no API server run. Every window
+//! starts new batch work, pulls one lever, and releases it again; the windows of a repeat come in random
+//! order. This is the evidence for the set and the order of the pressure guard's levers.
 
 mod report;
 
@@ -25,9 +25,9 @@ use std::time::Duration;
 
 /// CPU time of a request that is not its own work, in microseconds.
 const OVERHEAD_US: f64 = 25.0;
-/// What the service requests, in milli-cores, as weight.
+/// CPU request of the service, in milli-cores, which is its weight.
 const SERVICE_SHARES: i64 = 512;
-/// What the kubelet gives best-effort groups.
+/// CPU shares that the kubelet gives best-effort cgroups.
 const BATCH_SHARES: i64 = 2;
 /// The cap of everything together, as Koordinator's default has it: part of the machine.
 const CAP: f64 = 0.65;
@@ -45,7 +45,7 @@ const NEIGHBOURS: [(&str, &str); 5] = [
     ("stream", "bandwidth"),
 ];
 
-/// What to measure.
+/// Flags of `koord bench levers`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Length of a measured window, in seconds.
@@ -54,10 +54,10 @@ pub(crate) struct Args {
     /// Load before a window that is not counted, in seconds.
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     warmup: f64,
-    /// How often everything is measured.
+    /// Repeats of all windows.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     repeat: u8,
-    /// Kinds of batch work beside the service; it is also measured alone.
+    /// Kinds of batch work next to the service; it is also measured alone.
     #[arg(long, value_delimiter = ',', default_values_t = NEIGHBOURS.map(|(name, _)| name.to_owned()),
           value_parser = NEIGHBOURS.map(|(name, _)| name))]
     neighbour: Vec<String>,
@@ -123,12 +123,12 @@ impl std::fmt::Display for Lever {
     }
 }
 
-/// What is measured in one window of every repeat.
+/// Configuration measured in one window of every repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
-    /// Which service: the plain one or the one that walks through a table.
+    /// Index of the service: the plain one or the one that walks through a table.
     service: usize,
-    /// Which of [`NEIGHBOURS`]; none when the service is alone.
+    /// Index into [`NEIGHBOURS`]; `None` when the service is alone.
     neighbour: Option<usize>,
     lever: Lever,
 }
@@ -182,7 +182,7 @@ async fn measure(args: &Args) -> Result<LeverFigures> {
     Ok(LeverFigures::new(&scene.machine(), args, &absent, runs))
 }
 
-/// Each neighbour with each lever, and each service alone.
+/// Returns each neighbour with each lever, and each service alone.
 fn cells(names: &[String], levers: &[Lever]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (index, (name, _)) in NEIGHBOURS.iter().enumerate() {
@@ -212,7 +212,7 @@ fn scenario(neighbour: usize) -> Option<&'static Scenario> {
     scenario::ALL.iter().find(|scenario| scenario.name == *name)
 }
 
-/// Whether its service walks through a table.
+/// Returns true if the scenario's service walks through a table.
 fn walks(scenario: &Scenario) -> bool {
     scenario.service.table.0 > 0
 }
@@ -226,7 +226,7 @@ struct Scene {
     /// Groups of batch pods and of their containers.
     batch: Vec<(Cgroup, Cgroup)>,
     cpus: CpuSet,
-    /// What batch work gets under the cap, in microseconds per period.
+    /// CPU time of batch work under the cap, in microseconds per period.
     quota: i64,
     work: PathBuf,
     windows: u32,
@@ -314,7 +314,7 @@ impl Scene {
         }
     }
 
-    /// Why this machine lacks a lever.
+    /// Returns the reason why this machine does not have a lever, if so.
     fn absent(&self, lever: Lever) -> Result<Option<&'static str>> {
         let why = match lever {
             Lever::Shares | Lever::Quota => None,
@@ -388,7 +388,7 @@ impl Scene {
         Ok(())
     }
 
-    /// One window: batch work starts, the lever is pulled, and everything is as before again.
+    /// Measures one window: starts batch work, pulls the lever, and resets everything afterwards.
     async fn window(&mut self, cell: Cell, repeat: u64) -> Result<Run> {
         self.windows += 1;
         let counters = self.work.join(format!("counters-{}", self.windows));
@@ -483,7 +483,7 @@ mod tests {
         let levers = [Lever::Shares, Lever::Quota];
         let some = cells(&names(&["fork", "stream"]), &levers);
         let of = |neighbour| some.iter().filter(|c| c.neighbour == neighbour).count();
-        // One service is alone beside nobody, the other beside nobody, each neighbour has two levers.
+        // Each of the two services is alone in one cell, and each neighbour has two levers.
         assert_eq!((of(None), of(Some(2)), of(Some(4))), (2, 2, 2));
         assert!(
             some.iter()

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What is logged unless the user chooses: that certificates made here are not verified is no news.
+/// Log filter unless the user chooses one: unverified certificates made here are expected.
 pub const LOG: &str = "warn,kube_client::client::tls=error";
 
 /// The arguments of `koord bench`.
@@ -41,39 +41,39 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// What is measured.
+/// The benchmarks.
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
-    /// What koordlet costs a node of so many pods.
+    /// Cost of koordlet on a node with so many pods.
     Koordlet(koordlet::Args),
-    /// What the topology exporter costs a node of so many pods.
+    /// Cost of the topology exporter on a node with so many pods.
     Exporter(exporter::Args),
-    /// What CPU burst does for a service with a CPU limit.
+    /// Effect of CPU burst on a service with a CPU limit.
     Burst(burst::Args),
-    /// What each means to hold batch work back does for a service, beside each kind of batch work.
+    /// Effect of each means to throttle batch work on a service, with each kind of batch work.
     Levers(levers::Args),
-    /// What the API server does per second, and the memory it takes.
+    /// Requests per second and memory of the API server.
     Apiserver(ApiserverArgs),
-    /// How many pods the scheduler places per second, and what that costs.
+    /// Pods per second that the scheduler places, and their cost.
     Scheduler(scheduler::Args),
-    /// What a cycle of the descheduler costs, and what it does for a cluster with hot nodes.
+    /// Cost of a descheduler cycle, and its effect on a cluster with hot nodes.
     Descheduler(descheduler::Args),
-    /// What koord-manager costs: its webhooks and its controllers.
+    /// Cost of koord-manager: its webhooks and its controllers.
     Manager(Box<manager::Args>),
-    /// What the recommender recommends for traces, beside simpler rules, and its memory.
+    /// Recommendations for traces, compared with simpler rules, and the recommender's memory.
     Recommend(recommend::Args),
-    /// What being asked before a container starts adds to its creation; exit code 3 without a runtime.
+    /// Time that runtime hooks add to the creation of a container; exit code 3 without a runtime.
     Runtime(runtime::Args),
-    /// What informers of the scheduler keep of objects, against whole ones.
+    /// Memory of objects in the scheduler's informers, stored and whole.
     Informers(informers::Args),
-    /// How long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
+    /// Time of `koord up` with simulated nodes to place a large Deployment, and its memory.
     Up(whole::Args),
 }
 
 /// The size of `koord bench apiserver`.
 #[derive(Debug, Clone, clap::Args)]
 struct ApiserverArgs {
-    /// How long each rate is measured, in seconds.
+    /// Length of each measurement of a rate, in seconds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
     /// Connections over TLS.
@@ -91,7 +91,7 @@ struct ApiserverArgs {
     /// Leave out the durable mode, which writes to the temporary directory.
     #[arg(long)]
     memory_only: bool,
-    /// How long the cluster of `koord bench up` is left alone, in seconds, as its option says.
+    /// Idle time of the cluster of `koord bench up`, in seconds, see its option.
     #[arg(long, default_value_t = whole::Args::default().idle_seconds, value_parser = clap::value_parser!(u32).range(1..=3600))]
     idle_seconds: u32,
 }

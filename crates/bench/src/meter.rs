@@ -61,7 +61,7 @@ pub(crate) struct Counters {
     pub(crate) open_files: usize,
 }
 
-/// What happened between two of them.
+/// Usage between two readings of [`Counters`].
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Spent {
     pub(crate) seconds: f64,
@@ -145,7 +145,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Every system call of a process per second, by `perf`; `None` where perf cannot.
+/// Counts the system calls of a process per second with `perf`; `None` if perf fails.
 pub(crate) fn all_system_calls(pid: u32, window: Duration) -> Option<f64> {
     let seconds = window.as_secs_f64();
     let output = Command::new("perf")
@@ -158,7 +158,7 @@ pub(crate) fn all_system_calls(pid: u32, window: Duration) -> Option<f64> {
     count(&String::from_utf8_lossy(&output.stderr)).map(|calls| calls / seconds)
 }
 
-/// The value of perf's one line, `VALUE,unit,EVENT,…`.
+/// Parses the value of perf's one line, `VALUE,unit,EVENT,…`.
 fn count(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.contains("sys_enter"))?;
     line.split(',').next()?.parse().ok()
@@ -173,7 +173,7 @@ pub(crate) struct Window {
     own: Counters,
 }
 
-/// What a process used in a [`Window`], and what the rest of the machine did meanwhile.
+/// Usage of a process and of the rest of the machine in a [`Window`].
 #[derive(Debug)]
 pub(crate) struct WindowUse {
     pub(crate) spent: Spent,
@@ -230,7 +230,7 @@ struct Machine {
     cpus: f64,
 }
 
-/// What the machine did between two instants.
+/// Usage of the machine between two instants.
 #[derive(Debug, Clone, PartialEq)]
 struct MachineUse {
     busy_percent: f64,
@@ -239,7 +239,7 @@ struct MachineUse {
 }
 
 impl MachineUse {
-    /// So many milli-cores as percent of the machine.
+    /// Converts milli-cores to percent of the machine.
     fn percent_of(&self, millicores: f64) -> f64 {
         millicores / 10.0 / self.cpus
     }

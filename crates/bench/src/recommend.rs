@@ -1,5 +1,5 @@
-//! `koord bench recommend`: what the recommender would have recommended for the days of a trace,
-//! beside simpler rules; and the memory that histories take.
+//! `koord bench recommend`: the recommendations for the days of a trace, compared with simpler rules; and the
+//! memory of histories.
 
 mod trace;
 
@@ -18,10 +18,10 @@ use trace::Series;
 const DAY_MS: i64 = 86_400_000;
 /// Days of history before the first recommendation is judged.
 const HISTORY_DAYS: i64 = 7;
-/// Fewer samples than this on a day say little about it.
+/// Least samples of a day that is judged.
 const LEAST_SAMPLES: usize = 12;
 
-/// What is replayed.
+/// Flags of `koord bench recommend`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Args {
     /// A trace: a directory or file. Read are CSV files `timestamp,value` (CPU in percent of a core;
@@ -32,16 +32,16 @@ pub(crate) struct Args {
     /// Replay at most so many series of each trace
     #[arg(long, value_name = "N")]
     pub series: Option<usize>,
-    /// As koord-manager's --recommender-cpu-percentile.
+    /// Like koord-manager's --recommender-cpu-percentile.
     #[arg(long, value_name = "SHARE")]
     pub cpu_percentile: Option<f64>,
-    /// As koord-manager's --recommender-memory-percentile.
+    /// Like koord-manager's --recommender-memory-percentile.
     #[arg(long, value_name = "SHARE")]
     pub memory_percentile: Option<f64>,
-    /// As koord-manager's --recommender-margin.
+    /// Like koord-manager's --recommender-margin.
     #[arg(long, value_name = "SHARE")]
     pub margin: Option<f64>,
-    /// As koord-manager's --recommender-cpu-half-life and --recommender-memory-half-life.
+    /// Like koord-manager's --recommender-cpu-half-life and --recommender-memory-half-life.
     #[arg(long, value_name = "DURATION")]
     pub half_life: Option<GoDuration>,
     /// Histories to keep for the memory figure: 10,000 Recommendations of three containers
@@ -54,13 +54,13 @@ pub(crate) struct Args {
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecommendFigures {
     traces: Vec<Replay>,
-    /// What the process grew by while it kept the histories.
+    /// Growth of the process's memory while it stored the histories, in MiB.
     #[serde(rename = "recommenderRssMiB")]
     recommender_rss_mi_b: f64,
     containers: usize,
 }
 
-/// One trace and resource.
+/// Results for one trace and resource.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Replay {
@@ -72,7 +72,7 @@ struct Replay {
     rules: BTreeMap<&'static str, Figures>,
 }
 
-/// How a rule did.
+/// Errors of a rule.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Figures {
@@ -80,7 +80,8 @@ struct Figures {
     violations_percent: f64,
     /// Σ (recommended − peak of the next day) / Σ peak, in percent.
     waste_percent: f64,
-    /// The same of the days on which it was above the peak only, in percent of all peaks.
+    /// Σ (recommended − peak of the next day) over the days on which that is positive, in percent of all
+    /// peaks.
     over_percent: f64,
 }
 
@@ -158,7 +159,7 @@ pub(super) fn run(args: &Args) -> Result<RecommendFigures> {
     })
 }
 
-/// The figures for people.
+/// Formats the figures.
 pub(super) fn text(report: &RecommendFigures) -> String {
     let mut text = String::new();
     for replay in &report.traces {
@@ -186,8 +187,8 @@ pub(super) fn text(report: &RecommendFigures) -> String {
     text
 }
 
-/// The settings that are judged. The rules are compared by what they learn; a floor would hide it
-/// for small machines.
+/// Returns the settings that are judged. The rules are compared by what they learn; a floor would hide it for
+/// small machines.
 fn settings(args: &Args) -> Result<Settings> {
     let mut settings = Settings {
         min_cpu: 0.0,
@@ -206,7 +207,7 @@ fn settings(args: &Args) -> Result<Settings> {
     Ok(settings)
 }
 
-/// The numbers of others: the percentiles that Koordinator's predictor takes, with VPA's margin, and
+/// Returns the settings of other programs: the percentiles of Koordinator's predictor with VPA's margin, and
 /// VPA's defaults.
 fn others() -> [Settings; 2] {
     let vpa = Settings {
@@ -241,7 +242,7 @@ fn replay(trace: &str, resource: &'static str, all: &[Series], settings: &Settin
     }
 }
 
-/// One series, day by day: what would be recommended at midnight, held against the day that follows.
+/// Replays one series by day: compares the recommendation at midnight with the following day.
 fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums; 5]) {
     let is_cpu = resource == "cpu";
     let [predictor, vpa] = others();
@@ -300,8 +301,8 @@ fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums
     }
 }
 
-/// By how much the process grows while it keeps histories of `containers`, in MiB. Each has nine
-/// days of hourly samples that swing by a factor of ten, of two pods.
+/// Measures the growth of the process while it stores histories of `containers`, in MiB. Each has nine days
+/// of hourly samples that vary by a factor of ten, of two pods.
 fn memory(containers: usize) -> Result<f64> {
     let settings = Settings::peak();
     let before = rss_mib();

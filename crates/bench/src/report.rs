@@ -1,4 +1,4 @@
-//! How every benchmark writes its figures.
+//! Output of every benchmark's figures.
 
 use anyhow::{Context as _, Result};
 use koord_app::console;

@@ -1,9 +1,9 @@
-//! `koord bench runtime`: what being asked before a container starts costs, with real containers.
+//! `koord bench runtime`: the cost of runtime hooks before a container starts, with real containers.
 //!
-//! One containerd of the measurement's own creates containers in three ways, some in each before the next
-//! has its turn, so that what else the machine does hits all: nobody is asked, koordlet is a plugin (NRI)
-//! for as long as its turn is, and calls come through the runtime proxy, which asks koordlet's hook
-//! server. What a container got is what its process says when it begins.
+//! A containerd that the benchmark starts creates containers in three ways, in turns of some each, so that
+//! other load on the machine affects all: without hooks, with koordlet as a plugin (NRI) for the length of
+//! its turn, and through the runtime proxy, which calls koordlet's hook server. A container's process prints
+//! its values when it begins.
 
 mod calls;
 mod lanes;
@@ -36,8 +36,8 @@ pub(crate) struct Args {
     /// Containers that are created, started and removed in each of the three ways.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     containers: u32,
-    /// Where containerd has its files while it runs: in memory (/dev/shm), the disk's pauses are not in
-    /// the figures.
+    /// Directory of containerd's files while it runs: in memory (/dev/shm), the disk's pauses are not in the
+    /// figures.
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     directory: PathBuf,
     /// Calls of each kind to the proxy.
@@ -54,21 +54,21 @@ pub(crate) struct Args {
 pub(super) struct RuntimeFigures {
     /// Median time of CreateContainer with the plugin, less that without.
     nri_added_p50_ms: f64,
-    /// The same of the slowest hundredth.
+    /// The 99th percentile of CreateContainer with the plugin, less that without.
     nri_added_p99_ms: f64,
-    /// What the plugin itself took for an answer, as a mean of all: the runtime's part is not in it.
+    /// Mean time of the plugin's own answer, without the runtime's part.
     nri_answered_mean_ms: f64,
     /// Median time of a creation's call through proxy and hook server, less the runtime's own.
     proxy_added_p50_ms: f64,
-    /// The same of the slowest hundredth.
+    /// The 99th percentile of a creation's call through proxy and hook server, less the runtime's own.
     proxy_added_p99_ms: f64,
     /// Containers created with the plugin.
     created: usize,
-    /// Those among them whose process began with another value than hooks want.
+    /// Containers with the plugin whose process began with another value than the hooks set.
     unadjusted: usize,
     /// Containers created through the proxy.
     proxy_created: usize,
-    /// Those among them whose process began with another value than hooks want.
+    /// Containers through the proxy whose process began with another value than the hooks set.
     proxy_unadjusted: usize,
     /// CreateContainer of real containers.
     create: Ways,
@@ -81,7 +81,7 @@ pub(super) struct RuntimeFigures {
     runtime: String,
 }
 
-/// One kind of call in the three ways.
+/// Times of one kind of call in the three ways.
 #[derive(Debug, Clone, Serialize)]
 struct Ways {
     alone: Spread,
@@ -89,7 +89,7 @@ struct Ways {
     proxy: Spread,
 }
 
-/// Measures; `None`, and said why, when no containerd can be had.
+/// Measures; `None`, with a warning on the console, if there is no containerd.
 ///
 /// # Errors
 /// The fixture cannot be made, or a runtime refuses what is asked of it.
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<Option<RuntimeFigures>> {
     Ok(Some(report))
 }
 
-/// A containerd, or why there is none.
+/// Starts a containerd; `None`, with a warning on the console, if there is none.
 fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
     let Some(directory) = &args.containerd else {
         console::warn(

@@ -26,7 +26,7 @@ const WORKERS: usize = 50;
 /// A run that makes no progress for this long is over.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What to measure.
+/// Flags of `koord bench scheduler`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// The cluster and the pods that come to it.
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Pods that are on the nodes before.
     #[arg(long, default_value_t = 0)]
     pub bound: usize,
-    /// Each of those says what no other does, as the pods of StatefulSets and Jobs of one pod.
+    /// Makes each of those unlike any other, as the pods of StatefulSets and Jobs of one pod are.
     #[arg(long)]
     pub distinct: bool,
     /// The plugins: kube-scheduler's, or all.
@@ -53,12 +53,12 @@ pub(crate) struct Args {
     /// Leave out the exhaustive engine.
     #[arg(long)]
     pub no_baseline: bool,
-    /// With `--path api`: the scheduler to measure is this program, with `{kubeconfig}` replaced, and
-    /// CPU and memory are those of its process alone. Its client must not be limited.
+    /// Program of the scheduler to measure, with `--path api`: `{kubeconfig}` is replaced, and CPU and memory
+    /// are those of its process alone. Its client must not be rate-limited.
     #[arg(long, value_name = "COMMAND")]
     pub scheduler: Option<String>,
-    /// With `--path api`: all pods are there before the scheduler starts. Throughput counts from the
-    /// first binding to the last.
+    /// Creates all pods before the scheduler starts, with `--path api`. Throughput counts from the first
+    /// binding to the last.
     #[arg(long)]
     pub backlog: bool,
 }

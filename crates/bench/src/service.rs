@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a service may take to listen.
+/// Time limit for a service to listen.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A service in a container of its own.

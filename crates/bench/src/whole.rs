@@ -1,5 +1,5 @@
-//! How long `koord up` takes to place a large Deployment, and what it takes of the machine: the
-//! command itself, as a process of its own, asked over HTTPS as kubectl does.
+//! Time that `koord up` takes to place a large Deployment, and its use of the machine: the command itself
+//! runs as a separate process, with requests over HTTPS like kubectl's.
 
 use super::meter::Counters;
 use anyhow::{Context as _, Result, bail};
@@ -13,12 +13,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often it is looked.
+/// Interval between two checks of progress.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long any of it has.
+/// Time limit of each step.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the cluster is left alone. After half of it the first reports, and what the manager makes of them, are
-/// over; in the other half, one interval of the nodes' reports and three of their leases, CPU time is counted.
+/// Time for which the cluster is idle. After half of it the first reports, and the manager's reactions to
+/// them, are over; in the other half, one interval of the nodes' reports and three of their leases, CPU time
+/// is counted.
 const IDLE_SECONDS: u32 = 60;
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const NODES: &str = "/api/v1/nodes";
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     /// Replicas of the Deployment.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub replicas: u32,
-    /// How long the cluster is left alone before and after the Deployment, in seconds; CPU is counted in the last half.
+    /// Idle time of the cluster before and after the Deployment, in seconds; CPU is counted in the last half.
     #[arg(long, default_value_t = IDLE_SECONDS, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub idle_seconds: u32,
 }
@@ -47,7 +48,7 @@ impl Default for Args {
     }
 }
 
-/// What was measured. Seconds are from the moment the Deployment is sent.
+/// Figures of `koord bench up`. Seconds are from the moment the Deployment is sent.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct UpFigures {
@@ -55,7 +56,7 @@ pub(super) struct UpFigures {
     nodes: u32,
     /// Replicas of the Deployment.
     replicas: u32,
-    /// From the start of the command until all nodes are Ready.
+    /// Seconds from the start of the command until all nodes are Ready.
     nodes_ready_sec: f64,
     /// CPU of the process in an interval of the nodes' reports, all of which have reported before, milli-cores.
     idle_millicores: f64,
@@ -64,11 +65,11 @@ pub(super) struct UpFigures {
     /// Memory of the process after that interval, MiB.
     #[serde(rename = "rssBeforeMiB")]
     rss_before_mib: f64,
-    /// Until all pods exist.
+    /// Seconds until all pods exist.
     created_sec: f64,
-    /// Until all pods have a node.
+    /// Seconds until all pods have a node.
     pub(super) bound_sec: f64,
-    /// Until all pods run.
+    /// Seconds until all pods run.
     running_sec: f64,
     /// CPU seconds of the process until then.
     cpu_sec: f64,
@@ -85,13 +86,13 @@ pub(super) struct UpFigures {
     rss_peak_mib: f64,
 }
 
-/// `koord up`; told to stop when dropped, and waited for.
+/// Process of `koord up`, which is terminated and waited for when dropped.
 struct Up(Child);
 
 impl Drop for Up {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        // It takes its control groups with it when it is asked, and not when it is killed.
+        // It removes its cgroups on SIGTERM, and not on SIGKILL.
         if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {
             let _ = self.0.kill();
         }
@@ -206,7 +207,7 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     })
 }
 
-/// What `kubectl create deployment web --image=nginx --replicas=N` sends.
+/// Returns the object that `kubectl create deployment web --image=nginx --replicas=N` sends.
 fn deployment(replicas: u32) -> Value {
     let labels = json!({"app": "web"});
     json!({
@@ -257,7 +258,7 @@ async fn nodes_ready(client: &Client, wanted: u32) -> Result<bool> {
     Ok(nodes.filter(ready).count() > wanted as usize)
 }
 
-/// Whether so many simulated nodes and this machine have reported.
+/// Returns true if so many simulated nodes and this machine have reported.
 async fn nodes_reported(client: &Client, wanted: u32) -> Result<bool> {
     let list = get(client, "/apis/slo.koordinator.sh/v1alpha1/nodemetrics").await?;
     let metrics = list["items"].as_array().into_iter().flatten();
@@ -273,7 +274,7 @@ async fn exist(client: &Client, path: &str, wanted: u32) -> Result<bool> {
     Ok(first + rest >= u64::from(wanted))
 }
 
-/// No pod is selected.
+/// Returns true if the selector matches no pod.
 async fn nowhere(client: &Client, selector: &str) -> Result<bool> {
     let list = get(client, &format!("{PODS}?limit=1&fieldSelector={selector}")).await?;
     Ok(list["items"].as_array().is_some_and(Vec::is_empty))

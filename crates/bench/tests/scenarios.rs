@@ -66,7 +66,7 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
     let report = run(Scenario::UnschedulableMixed, true);
     assert_eq!(report.scheduling_failure_count, 20);
 
-    // Two in a hundred fit no NUMA node. Updates come as often as at 5,000 nodes, and wake nobody.
+    // Two in a hundred fit no NUMA node. Updates come as often as at 5,000 nodes, and cause no retry.
     let options = Options {
         scenario: Scenario::NrtStream,
         nodes: 5_000,

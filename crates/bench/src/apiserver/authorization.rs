@@ -1,4 +1,4 @@
-//! What authorization costs a request.
+//! Cost of authorization per request.
 
 use super::load::{self, Client, Measured, Owner};
 use super::{
@@ -22,7 +22,7 @@ const OTHERS: usize = 500;
 const DECISIONS: u32 = 200_000;
 
 impl AuthorizationFigures {
-    /// What it adds to a read, percent of CPU time.
+    /// Returns the CPU time that authorization adds to a read, in percent.
     pub(super) fn percent(&self) -> f64 {
         (self.rbac_get_cpu_us / self.allowed_get_cpu_us - 1.0) * 100.0
     }

@@ -23,9 +23,9 @@ use tower::ServiceExt as _;
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const DRY: &str = "/api/v1/namespaces/default/pods?dryRun=All";
 const NODES: &str = "/api/v1/nodes";
-/// Where a number goes into a template; as long as any number, so that sizes are equal.
+/// Placeholder of a number in a template; as long as any number, so that sizes are equal.
 const NUMBER: &str = "%%%%%%%%";
-/// Where a time goes into a template.
+/// Placeholder of a time in a template.
 const STAMP: &str = "@@@@@@@@@@@@@@@@";
 /// Events that are waited for one by one.
 const EVENTS: usize = 1000;
@@ -202,14 +202,14 @@ pub(super) fn drain_watch(service: Router, stop: CancellationToken) -> JoinHandl
     })
 }
 
-/// What many watches of single nodes cost.
+/// Cost of many watches of single nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeWatches {
     /// Creates per second of one task in process while they are open.
     pub(super) creates: Measured,
     /// Resident memory that they take, MiB.
     pub(super) mib: f64,
-    /// From sending a create to its event on the watch of its node, 99th percentile, milliseconds.
+    /// Time from sending a create to its event on the watch of its node, 99th percentile, milliseconds.
     pub(super) event_p99_ms: f64,
 }
 
@@ -370,7 +370,7 @@ async fn connect(client: &Client) -> Result<Vec<Connection>, BenchError> {
     Ok(connections)
 }
 
-/// How often per second `tasks` tasks, each one request at a time, get `request` done.
+/// Measures how often per second `tasks` tasks, each with one request at a time, complete `request`.
 async fn measured<F, R>(tasks: usize, measure: Duration, request: F) -> Result<Measured, BenchError>
 where
     F: Fn(usize, usize) -> R + Clone + Send + 'static,
@@ -497,7 +497,7 @@ pub(super) async fn watch_delivery(
     })
 }
 
-/// The time in an event of a pod that [`watch_delivery`] wrote.
+/// Parses the time in an event of a pod that [`watch_delivery`] wrote.
 fn stamp(line: &[u8]) -> Option<u128> {
     let marker = br#""bench/stamp":""#;
     let at = line

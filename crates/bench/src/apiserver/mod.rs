@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// What to measure, and how hard.
+/// Sizes and durations of the measurements.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// How long each rate is measured.
+    /// Length of each measurement of a rate.
     pub measure: Duration,
     /// A directory for the durable mode, which is skipped without it. Must be empty; is filled.
     pub data_dir: Option<PathBuf>,
@@ -66,7 +66,7 @@ impl Default for BenchOptions {
     }
 }
 
-/// What was measured.
+/// All figures of the API server.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerFigures {
@@ -74,12 +74,12 @@ pub struct ServerFigures {
     pub cpus: usize,
     /// The controllers that ran.
     pub controllers: Vec<&'static str>,
-    /// What decides about requests.
+    /// Authorization mode of the server.
     pub authorization_mode: String,
     /// The figures that have a goal.
     #[serde(flatten)]
     pub key: KeyFigures,
-    /// What authorization costs.
+    /// Cost of authorization.
     pub authorization: AuthorizationFigures,
     /// Milliseconds until an empty server in memory is ready.
     pub cold_start_ms: f64,
@@ -97,7 +97,7 @@ pub struct KeyFigures {
     pub start_ready_ms: f64,
     /// Creates of pods in process by one task.
     pub in_process_creates_per_sec: f64,
-    /// The same with the watches of [`BenchOptions::node_watches`].
+    /// Creates of pods in process by one task, with the watches of [`BenchOptions::node_watches`].
     pub node_watches_creates_per_sec: f64,
     /// Memory that these watches take, MiB.
     #[serde(rename = "nodeWatchesMiB")]
@@ -115,26 +115,26 @@ pub struct KeyFigures {
     /// Memory of the process with an empty server.
     #[serde(rename = "rssEmptyMiB")]
     pub rss_empty_mib: f64,
-    /// What authorization adds to the CPU time of a read over HTTP, percent.
+    /// CPU time that authorization adds to a read over HTTP, percent.
     pub authorization_percent_of_get: f64,
-    /// What a mutating webhook in this process adds to a create, microseconds.
+    /// Time that a mutating webhook in this process adds to a create, microseconds.
     pub in_process_webhook_us: f64,
 }
 
-/// What authorization costs: reads of one object over HTTP by the same user from a server where
-/// roles decide and from one where everything is allowed, in turns.
+/// Cost of authorization: reads of one object over HTTP by the same user from a server where roles decide and
+/// from one where everything is allowed, in turns.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuthorizationFigures {
     /// CPU microseconds of a read, client and server together, where everything is allowed.
     pub allowed_get_cpu_us: f64,
-    /// Where roles decide.
+    /// CPU microseconds of a read, client and server together, where roles decide.
     pub rbac_get_cpu_us: f64,
     /// Reads per second where everything is allowed.
     pub allowed_gets_per_s: f64,
-    /// Where roles decide.
+    /// Reads per second where roles decide.
     pub rbac_gets_per_s: f64,
-    /// One decision by itself, nanoseconds.
+    /// Time of one decision by itself, nanoseconds.
     pub decision_ns: f64,
     /// Bindings in the server besides the default ones and the user's.
     pub other_bindings: usize,
@@ -144,9 +144,9 @@ pub struct AuthorizationFigures {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryFigures {
-    /// With an empty server.
+    /// Memory with an empty server.
     pub rss_empty_mib: f64,
-    /// With the objects stored.
+    /// Memory with the objects stored.
     pub rss_loaded_mib: f64,
     /// Nodes stored.
     pub nodes: usize,
@@ -211,7 +211,7 @@ pub struct ModeFigures {
     pub sync_mean_ms: Option<f64>,
 }
 
-/// From sending a write to receiving its event.
+/// Delay from sending a write to receiving its event.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchFigures {
@@ -229,7 +229,7 @@ pub struct WatchFigures {
     pub max_ms: f64,
 }
 
-/// Why a measurement failed.
+/// Failures of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The server did not start or serve.
@@ -240,7 +240,7 @@ pub enum BenchError {
     Request {
         /// The request.
         what: String,
-        /// What came instead.
+        /// The unexpected response or error.
         reason: String,
     },
 }
@@ -314,7 +314,7 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<ServerFigures, 
     })
 }
 
-/// The server as `koord up` has it, on a free port.
+/// Returns the configuration of the server that `koord up` has, on a free port.
 fn config(storage: Storage, clock: &Clock) -> Config {
     let mut config = Config::new(storage, clock.clone());
     config.bind.set_port(0);
@@ -324,7 +324,7 @@ fn config(storage: Storage, clock: &Clock) -> Config {
 /// The user of the requests over HTTP.
 const USER: &str = "bench";
 
-/// Lets [`USER`] do what the ClusterRole `admin` says.
+/// Binds [`USER`] to the ClusterRole `admin`.
 async fn bind_user(server: &ApiServer) -> Result<(), BenchError> {
     let binding = serde_json::json!({
         "metadata": {"name": USER},

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// A node as a kubelet reports it, about 2.3 KB.
+/// Returns a node with the fields that a kubelet reports, about 2.3 KB.
 pub(super) fn node(name: &str) -> Value {
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
         json!({
@@ -60,14 +60,14 @@ pub(super) fn node(name: &str) -> Value {
     })
 }
 
-/// What the pods belong to: of a kind that no controller counts the pods of.
+/// Returns the owner of the pods: of a kind whose pods no controller counts.
 pub(super) fn owner() -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OWNER}})
 }
 
 const OWNER: &str = "web-5d9c7b8f6c";
 
-/// A pod, about 2.3 KB once defaults are set, of the [`owner`] with this uid.
+/// Returns a pod, about 2.3 KB once defaults are set, of the [`owner`] with this uid.
 pub(super) fn pod(name: &str, node: &str, stamp: &str, owner: &str) -> Value {
     let env: Vec<Value> = (0..6)
         .map(|number| json!({"name": format!("SETTING_{number}"), "value": format!("value-of-setting-{number}")}))

@@ -1,4 +1,4 @@
-//! How long thousands of simulated nodes and pods take to be what they shall be.
+//! Time until thousands of simulated nodes and pods reach their desired state.
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
@@ -18,12 +18,12 @@ const NODES: usize = 5_000;
 const PODS: usize = 10_000;
 /// Tasks that create pods at the same time.
 const WRITERS: usize = 16;
-/// How often it is looked whether all are there.
+/// Interval between two checks of progress.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long all of them have.
+/// Time limit for all of them.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What was measured, with all controllers.
+/// Times with all controllers.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulatedFigures {
     /// Seconds from the start of the simulation until 5,000 nodes are Ready.

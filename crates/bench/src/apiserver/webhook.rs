@@ -1,4 +1,4 @@
-//! What a webhook in this process costs a write.
+//! Cost of a webhook in this process for a write.
 
 use super::load::{self, Owner};
 use super::{BenchError, BenchOptions, config};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 /// Turns that each of the two servers has.
 const ROUNDS: u32 = 10;
-/// Where the webhook is said to be.
+/// URL under which the webhook is registered.
 const URL: &str = "https://webhook.default.svc:443/mutate";
 
-/// A server with a mutating webhook for pods, or without.
+/// Starts a server with or without a mutating webhook for pods.
 async fn start(asks: bool, clock: &Clock) -> Result<(Arc<ApiServer>, Owner), BenchError> {
     let mut config = config(Storage::Memory, clock);
     config.controllers = Selection::none();

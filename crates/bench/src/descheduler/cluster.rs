@@ -30,14 +30,14 @@ const REPORTED: usize = 5;
 /// Pods of a workload.
 const REPLICAS: usize = 20;
 
-/// What pods are like: cores that they ask for and that they use.
+/// Size of a pod: cores that it requests and that it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// Asks for 1.35, uses little of it.
+    /// Requests 1.35, uses little of it.
     Light,
-    /// Asks for the same, uses more.
+    /// Requests 1.35, uses more than it requests.
     Heavy,
-    /// Asks for 6, of which few nodes have so much left, and uses most of it.
+    /// Requests 6, which few nodes have free, and uses most of it.
     Big,
 }
 
@@ -65,43 +65,43 @@ struct Line {
     /// Position of its node; none while it waits for one.
     node: Option<usize>,
     info: Arc<PodInfo>,
-    /// When it is ready, in minutes from the start.
+    /// Minutes from the start until it is ready.
     ready: u64,
     phase: f64,
-    /// What it used in the last minutes.
+    /// Cores that it used in the last minutes.
     used: VecDeque<f64>,
-    /// When it was moved, in minutes from the start.
+    /// Minutes from the start at which it was moved.
     moved: Vec<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Workload {
     lines: Vec<usize>,
-    /// Evictions that its budget still allows; without a budget nobody asks.
+    /// Evictions that its budget still allows; `None` without a budget.
     allowed: Option<i32>,
     budget: Option<Arc<PodDisruptionBudget>>,
 }
 
-/// What became of evictions.
+/// Results of evictions.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moved {
     pub(super) moves: u64,
     /// The budget did not allow them: HTTP status 429.
     pub(super) blocked: u64,
-    /// Those after which fewer pods were ready than the budget wants.
+    /// Evictions after which fewer pods were ready than the budget requires.
     pub(super) violations: u64,
 }
 
-/// See the module documentation.
+/// A simulated cluster with hot nodes, and the scheduler's engine for it.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) follower: Follower,
-    /// What its engine takes, in MiB, about.
+    /// Memory of its engine, in MiB, approximately.
     pub(super) engine_mib: f64,
     pub(super) minute: u64,
     pub(super) now: Timestamp,
     shapes: Shapes,
-    /// What pods share in the engine.
+    /// Values that pods share in the engine.
     alike: PodInterner,
     nodes: Vec<Arc<NodeInfo>>,
     /// Cores that nodes used in the last minutes.
@@ -114,7 +114,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// One node in ten is hot; one in fifty has room for a big pod.
+    /// Creates a cluster in which one node in ten is hot and one in fifty has room for a big pod.
     pub(super) fn new(nodes: usize, pods: usize) -> Result<Self, ProfileError> {
         let shapes = Shapes::new(Arc::default());
         let now: Timestamp = Timestamp::from_second(1_767_268_800).unwrap_or_default();
@@ -135,7 +135,7 @@ impl Cluster {
             rng: fastrand::Rng::with_seed(15),
         };
         cluster.with_engine(|cluster, engine| cluster.fill(nodes, pods, engine));
-        // As many reports as one is made of, before anybody acts on them.
+        // Run for as many minutes as a report averages, before a plugin acts on reports.
         for _ in 0..REPORTED {
             cluster.tick();
         }
@@ -269,14 +269,14 @@ impl Cluster {
         }))
     }
 
-    /// As the descheduler keeps it.
+    /// Returns the pod in the descheduler's form.
     fn info(&self, pod: Pod) -> Arc<PodInfo> {
         // Pods of this file have all that a pod has.
         let info = PodInfo::new(pod, &self.shapes);
         Arc::new(info.unwrap_or_else(|error| unreachable!("{error}")))
     }
 
-    /// The same, which the scheduler sees as well.
+    /// Like [`Self::info`], and adds the pod to the scheduler's engine.
     fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
         let seen = self.alike.read(pod.clone(), engine.cluster().resources());
         engine.apply_parsed_pod(&seen, self.now);
@@ -291,7 +291,7 @@ impl Cluster {
         Some(out)
     }
 
-    /// A minute goes by: pods use what they do, koordlets report, budgets are counted.
+    /// Advances time by a minute: pods use CPU, koordlets report, budgets are counted.
     pub(super) fn tick(&mut self) {
         self.minute += 1;
         self.now = self
@@ -321,7 +321,7 @@ impl Cluster {
         self.with_engine(Self::place);
     }
 
-    /// One node after the other: not all reports are there at once.
+    /// Reports the usage of one node after the other: reports do not come all at once.
     fn report(&mut self, engine: &mut Engine) {
         let mut pods: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
         for (at, line) in self.lines.iter().enumerate() {
@@ -391,7 +391,7 @@ impl Cluster {
         }
     }
 
-    /// What a cycle looks at.
+    /// Returns the snapshot for a cycle.
     pub(super) fn snapshot(&self, jobs: Option<&Jobs>) -> Snapshot {
         let pods = self.lines.iter().map(|line| line.info.clone()).collect();
         let mut snapshot = Snapshot::empty(self.now, self.shapes.table().clone());
@@ -422,7 +422,8 @@ impl Cluster {
         snapshot
     }
 
-    /// Evicts whom `plan` moves, as far as budgets allow; controllers make new pods, and the scheduler places them.
+    /// Evicts the pods that `plan` moves, as far as budgets allow; controllers make new pods, and the
+    /// scheduler places them.
     pub(super) fn apply(&mut self, plan: &Plan) -> Moved {
         let mut out = Moved::default();
         let going = plan.moves().filter(|planned| planned.intent.is_some());
@@ -438,22 +439,22 @@ impl Cluster {
         out
     }
 
-    /// The pod of this UID, by which it is known after it has gone, too.
+    /// Returns the position of the pod with this UID, also after the pod has gone.
     pub(super) fn line(&self, uid: &str) -> Option<usize> {
         self.by_uid.get(uid).copied()
     }
 
-    /// Whether whoever came in the place of this pod has a node.
+    /// Returns true if the replacement of this pod has a node.
     pub(super) fn is_placed(&self, line: usize) -> bool {
         self.lines.get(line).is_some_and(|line| line.node.is_some())
     }
 
-    /// The pod as the descheduler sees it.
+    /// Returns the pod in the descheduler's form.
     pub(super) fn seen(&self, line: usize) -> Option<&Arc<PodInfo>> {
         self.lines.get(line).map(|line| &line.info)
     }
 
-    /// Evicts one pod; the scheduler places what comes in its stead.
+    /// Evicts one pod; the scheduler places its replacement.
     pub(super) fn evict_one(&mut self, line: usize, out: &mut Moved) {
         self.with_engine(|cluster, engine| {
             cluster.evict(line, engine, out);
@@ -495,7 +496,7 @@ impl Cluster {
         }
     }
 
-    /// The scheduler places what waits; who is placed is ready a minute later.
+    /// Lets the scheduler place pending pods; a placed pod is ready a minute later.
     fn place(&mut self, engine: &mut Engine) {
         loop {
             let decided = engine.schedule_one(self.now).is_some();
@@ -530,19 +531,18 @@ impl Cluster {
         drop(engine.telemetry.take_measures());
     }
 
-    /// What share of its cores each node used in the last minute.
+    /// Returns the share of its cores that each node used in the last minute.
     pub(super) fn loads(&self) -> Vec<f64> {
         let last = |used: &VecDeque<f64>| used.back().copied().unwrap_or(0.0) / CORES;
         self.used.iter().map(last).collect()
     }
 
-    /// How many pods have no node.
+    /// Returns the number of pods without a node.
     pub(super) fn waiting(&self) -> usize {
         self.lines.iter().filter(|line| line.node.is_none()).count()
     }
 
-    /// How often the pod that was moved most often within an hour was moved in it, those that came in its place
-    /// counted as the pod.
+    /// Returns the most moves of one pod within an hour, with its replacements counted as the same pod.
     pub(super) fn most_moves_in_an_hour(&self) -> usize {
         let most = |line: &Line| {
             let within = |at: usize| {
@@ -590,7 +590,7 @@ fn usage(cores: f64, memory: f64) -> ResourceMap {
     }
 }
 
-/// As the descheduler asks it for targets.
+/// Returns the engine that the descheduler queries for targets.
 fn engine() -> Result<Engine, ProfileError> {
     let config = Configuration::koord(&["koord-scheduler".to_owned()]);
     let registry = koord_placement::registry();

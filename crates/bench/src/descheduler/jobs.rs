@@ -1,6 +1,6 @@
-//! What becomes of PodMigrationJobs in the simulated cluster: arbitration, the limits of the migration controller, one
-//! eviction each, and the end. A job's reservation is a question to the scheduler right before the eviction: who has no
-//! place then waits, and who has one takes it at once.
+//! PodMigrationJobs in the simulated cluster: arbitration, the limits of the migration controller, one
+//! eviction each, and the end. A job's reservation is a query to the scheduler right before the eviction:
+//! without a target the job waits, with one the pod is moved at once.
 
 use super::cluster::{Cluster, Moved};
 use jiff::{SignedDuration, Timestamp};
@@ -14,13 +14,13 @@ use koord_placement::Targets;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How long a job that has ended stays, as the controller's sweeper has it.
+/// Time for which a job that has ended is kept, like the controller's sweeper does.
 const KEPT: SignedDuration = SignedDuration::from_mins(30);
 /// `evictQPS` of the configuration, as a pause: evictions of one minute are spread over it.
 const PAUSE: SignedDuration = SignedDuration::from_millis(100);
 const PER_MINUTE: i32 = 600;
 
-/// See the module documentation.
+/// All PodMigrationJobs, with counts.
 #[derive(Debug)]
 pub(super) struct Jobs {
     migrations: Arc<Migrations>,
@@ -42,7 +42,7 @@ impl Jobs {
         }
     }
 
-    /// By name.
+    /// Returns all jobs, ordered by name.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<PodMigrationJob>> {
         self.all.values()
     }
@@ -62,7 +62,7 @@ impl Jobs {
         }
     }
 
-    /// A minute's work on jobs.
+    /// Processes the jobs for a minute.
     pub(super) fn work(&mut self, cluster: &mut Cluster) -> Moved {
         let now = cluster.now;
         let mut out = Moved::default();

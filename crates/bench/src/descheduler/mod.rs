@@ -1,6 +1,7 @@
-//! `koord bench descheduler`: what a cycle costs on a large cluster with hot spots, and what it does for the cluster,
-//! over simulated time: as it is shipped, with jobs that the migration controller's limits hold back; then without them
-//! upstream's order of eviction and ours, each with and without asking for a target first; and nobody at all.
+//! `koord bench descheduler`: the cost of a cycle on a large cluster with hot spots, and the effect on the
+//! cluster over simulated time. The runs: as shipped, with jobs that the migration controller's limits hold
+//! back; without jobs, upstream's order of eviction and ours, each with and without a query for a target
+//! first; and no moves at all.
 
 mod cluster;
 mod jobs;
@@ -26,7 +27,7 @@ use std::time::Instant;
 const HIGH: f64 = 0.65;
 const EVICTOR: &str = "BenchEvictor";
 
-/// What to measure.
+/// Flags of `koord bench descheduler`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Nodes of 32 cores, one in ten of which is hot.
@@ -38,20 +39,20 @@ pub(crate) struct Args {
     /// Simulated minutes.
     #[arg(long, default_value_t = 60)]
     pub minutes: u64,
-    /// Only the run that the figures at the top are of.
+    /// Do the run of the figures at the top only.
     #[arg(long)]
     pub only_ours: bool,
 }
 
-/// How a run goes about it.
+/// Settings of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct How {
     name: &'static str,
-    /// `victimSelection` of LowNodeLoad; without one nobody moves anything.
+    /// `victimSelection` of LowNodeLoad; `None`: nothing is moved.
     order: Option<&'static str>,
-    /// Whether a target is asked for before anything is evicted.
+    /// If set, a target is queried before a pod is evicted.
     targets: bool,
-    /// Whether pods are moved by PodMigrationJobs; without them whoever is picked is evicted.
+    /// If set, pods are moved by PodMigrationJobs; otherwise selected pods are evicted.
     jobs: bool,
 }
 
@@ -108,20 +109,20 @@ pub(super) struct DeschedulerFigures {
     /// The most that the process took, the simulated cluster included.
     #[serde(rename = "rssMiB")]
     pub rss_mib: f64,
-    /// Of that, what the scheduler's engine took when it was filled.
+    /// Part of the memory that the scheduler's engine took when it was filled.
     #[serde(rename = "targetsRssMiB")]
     pub targets_rss_mib: f64,
-    /// Of the shares of CPU that nodes use, in percent points.
+    /// Standard deviation of the nodes' CPU usage, in percentage points.
     pub stddev_before: f64,
     pub stddev_after: f64,
     pub moves: u64,
     pub max_moves_per_pod_per_hour: usize,
-    /// Evictions after which fewer pods were ready than their budget wants.
+    /// Evictions after which fewer pods were ready than their budget requires.
     pub pdb_violations: u64,
     pub runs: Vec<Run>,
 }
 
-/// One run.
+/// Figures of one run.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "names and units say it")]
@@ -130,7 +131,7 @@ pub(super) struct Run {
     pub cycles: usize,
     pub cycle_ms: f64,
     pub cycle_ms_mean: f64,
-    /// Of the longest cycle, what it took to make the snapshot.
+    /// Time to make the snapshot, as part of the longest cycle.
     pub snapshot_ms: f64,
     pub stddev_before: f64,
     pub stddev_after: f64,
@@ -139,7 +140,7 @@ pub(super) struct Run {
     pub p95_after: f64,
     pub hot_nodes_before: usize,
     pub hot_nodes_after: usize,
-    /// After how many cycles 95 of 100 nodes were and stayed at or below the threshold.
+    /// Number of cycles until 95 of 100 nodes were at or below the threshold and stayed there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cycles_to_balance: Option<usize>,
     pub moves: u64,
@@ -280,7 +281,7 @@ fn millis(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1000.0
 }
 
-/// How load is spread over nodes, in percent of their CPU.
+/// Distribution of load over nodes, in percent of their CPU.
 #[derive(Debug, Clone, Copy)]
 struct Spread {
     stddev: f64,
@@ -304,8 +305,8 @@ impl Spread {
     }
 }
 
-/// LowNodeLoad with this `victimSelection`, and the migration controller as `deploy/descheduler` has it or, without
-/// jobs, one that evicts whoever is picked.
+/// Builds LowNodeLoad with this `victimSelection`, and the migration controller with the settings of
+/// `deploy/descheduler` or, without jobs, an evictor that evicts every selected pod.
 fn framework(order: &str, jobs: bool) -> Result<Framework> {
     let registry = Registry::in_tree().with::<Value>(
         EVICTOR,

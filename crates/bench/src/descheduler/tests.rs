@@ -34,7 +34,7 @@ fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node(
         "{shipped:?}"
     );
     assert!(shipped.cycles_to_balance.is_some(), "{shipped:?}");
-    // Who is only moved when there is a place to go to has one.
+    // A pod that is moved only to a known target has a node.
     for run in [shipped, ours, greedy] {
         assert_eq!(
             (run.pods_without_node_most, run.pods_without_node_after),

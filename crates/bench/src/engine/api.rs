@@ -1,4 +1,4 @@
-//! The same scenarios for a run through an API server: objects to be created, and the report.
+//! The scenarios of the engine for a run through an API server: objects to be created, and the report.
 
 use super::objects::{self, NAMESPACE};
 use super::scenario::{Fixture, Step};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a scenario needs, as objects to be created. Churn is left out.
+/// Objects of a scenario to be created. Churn is left out.
 #[derive(Debug)]
 pub struct ApiObjects {
     /// Nodes, with their status.
@@ -30,7 +30,7 @@ impl ApiObjects {
     }
 }
 
-/// The objects of a scenario.
+/// Returns the objects of a scenario.
 #[must_use]
 pub fn api_objects(options: &Options) -> ApiObjects {
     let fixture = Fixture::of(options);
@@ -51,7 +51,7 @@ pub fn api_objects(options: &Options) -> ApiObjects {
     }
 }
 
-/// The figures of a run through an API server; CPU and memory are those of the whole process, the
+/// Returns the figures of a run through an API server; CPU and memory are those of the whole process, the
 /// server and the clients included.
 #[must_use]
 pub fn api_report(

@@ -37,10 +37,10 @@ use stream::Exporters;
 /// The baseline is not measured for longer than this.
 const BASELINE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What to measure.
+/// Settings of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// What is scheduled.
+    /// Cluster and pods.
     pub scenario: Scenario,
     /// Nodes.
     pub nodes: usize,
@@ -48,11 +48,11 @@ pub struct Options {
     pub pods: usize,
     /// Pods that are on the nodes before.
     pub bound: usize,
-    /// Whether each of those says what no other does, so that nothing of its own is shared.
+    /// If set, each of those has unique fields, so that the scheduler shares none of their values.
     pub distinct: bool,
     /// The profile with all Koordinator plugins, rather than kube-scheduler's.
     pub koord: bool,
-    /// Whether to measure the exhaustive engine too.
+    /// If set, the exhaustive engine is measured, too.
     pub baseline: bool,
 }
 
@@ -108,7 +108,7 @@ pub struct EngineFigures {
     /// The engine that looks at every node for every pod, in the same process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baseline: Option<Baseline>,
-    /// The same without the updates that come meanwhile, in the same process.
+    /// The scenario without the updates that come meanwhile, in the same process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control: Option<Control>,
 }
@@ -120,12 +120,12 @@ pub struct EngineFigures {
 pub struct Control {
     /// The mean of both.
     pub throughput_pods_per_sec: f64,
-    /// Of this throughput, what the updates cost, in percent.
+    /// Throughput lost to the updates, in percent of the throughput without them.
     pub cost_percent: f64,
-    /// What informers worked to read them, in percent of the engine's time. That is beside it: they have
-    /// threads of their own.
+    /// Time of informers to parse the updates, in percent of the engine's time, which does not include it:
+    /// informers have threads of their own.
     pub reading_percent: f64,
-    /// Decisions in the run less those without updates: what updates woke in vain.
+    /// Decisions in the run less those without updates: needless retries that updates caused.
     pub more_attempts: i64,
 }
 
@@ -135,10 +135,10 @@ pub struct Control {
 #[allow(missing_docs, reason = "names and units say it")]
 pub struct Baseline {
     pub throughput_pods_per_sec: f64,
-    /// How many pods were placed: fewer than in the run where that takes too long.
+    /// Number of pods that were placed: fewer than in the run if that takes too long.
     pub placed: usize,
     pub sampled: bool,
-    /// How many times faster the run was.
+    /// Throughput of the run divided by this one.
     pub speedup: f64,
 }
 
@@ -229,7 +229,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, Prof
     Ok(report)
 }
 
-/// Throughput and attempts without updates.
+/// Measures throughput and attempts without updates.
 fn control(
     registry: &Registry,
     options: &Options,
@@ -246,7 +246,7 @@ struct Run {
     now: Timestamp,
     /// Time spent in the engine.
     busy: Duration,
-    /// When pods arrived, by `busy`.
+    /// Arrival times of pods, by `busy`.
     arrived: FxHashMap<Arc<str>, Duration>,
     latencies: Vec<Duration>,
     gangs: Vec<Duration>,
@@ -467,7 +467,7 @@ impl Run {
             exporters.runs(&pod);
         }
         self.placed.push(uid);
-        // As in the daemon, where informers read what they are told of.
+        // Parsed like in the daemon's informers.
         let pod = self.alike.read(pod, self.engine.cluster().resources());
         self.timed(|engine| engine.apply_parsed_pod(&pod, now));
     }
@@ -479,7 +479,7 @@ impl Run {
         }
     }
 
-    /// How many of the pods that arrived were placed.
+    /// Returns the number of arrived pods that were placed.
     fn arrived_and_placed(&self) -> usize {
         self.latencies.len()
     }

@@ -44,7 +44,7 @@ pub(crate) fn parse<T: DeserializeOwned + Default>(value: Value) -> T {
     parsed.unwrap_or_default()
 }
 
-/// 32 CPU, 256 GiB, 110 pods, in one of ten zones.
+/// Returns a node with 32 CPU, 256 GiB, 110 pods, in one of ten zones.
 pub(crate) fn node(number: usize, change: &Value) -> Arc<Node> {
     let name = node_name(number);
     let mut value = json!({
@@ -59,7 +59,7 @@ pub(crate) fn node(number: usize, change: &Value) -> Arc<Node> {
     Arc::new(parse(value))
 }
 
-/// 500m and 512 MiB, priority of production pods.
+/// Returns a pod with 500m and 512 MiB, and the priority of production pods.
 pub(crate) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
     let name = format!("{prefix}-{number:06}");
     let mut value = json!({
@@ -77,7 +77,7 @@ pub(crate) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
     Arc::new(parse(value))
 }
 
-/// What of pod `number` no other pod has: every other one is the only pod of a StatefulSet, the rest are
+/// Returns the unique fields of pod `number`: every other one is the only pod of a StatefulSet, the rest are
 /// those of Jobs.
 pub(crate) fn own(prefix: &str, number: usize) -> Value {
     let name = format!("{prefix}-{number:06}");
@@ -121,7 +121,7 @@ pub(crate) fn bound(pod: &Pod, node: &str) -> Pod {
     pod
 }
 
-/// A custom resource as JSON.
+/// Returns a custom resource as JSON.
 pub(crate) fn to_value(object: &ObjectChange) -> Option<Value> {
     fn json<T: serde::Serialize + 'static>(object: &ObjectChange) -> Option<Value> {
         serde_json::to_value(object.new_as::<T>()?).ok()
@@ -144,7 +144,7 @@ pub(crate) fn added<T: Any + Send + Sync>(kind: &'static str, object: T) -> Obje
     }
 }
 
-/// A third of the node is in use, at its `report`-th report a little more or less than at others.
+/// Returns the `report`-th NodeMetric of a node: a third is in use, with a little variation by report.
 pub(crate) fn metric(number: usize, report: usize) -> ObjectChange {
     let cpu = format!("{}m", 8000 + 10 * ((number + 37 * report) % 400));
     let metric: NodeMetric = parse(json!({
@@ -159,7 +159,7 @@ pub(crate) fn metric(number: usize, report: usize) -> ObjectChange {
     added("nodemetrics.v1alpha1.slo.koordinator.sh", metric)
 }
 
-/// A quota group under `parent`.
+/// Returns a quota group under `parent`.
 pub(crate) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> ObjectChange {
     let amounts = |cpu: usize| json!({"cpu": format!("{cpu}"), "memory": format!("{}Gi", 8 * cpu)});
     let quota: ElasticQuota = parse(json!({
@@ -173,7 +173,7 @@ pub(crate) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> Ob
     added("elasticquotas.v1alpha1.scheduling.sigs.k8s.io", quota)
 }
 
-/// Room for one pod of owner `number`, on a node.
+/// Returns a reservation for one pod of owner `number`, on a node.
 pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
     let name = format!("reservation-{number:05}");
     let room = json!({"cpu": "500m", "memory": "512Mi"});
@@ -202,7 +202,7 @@ pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
     added(RESERVATIONS, reservation)
 }
 
-/// A reservation without a place, for the pod that replaces the one of that number.
+/// Returns a pending reservation, for the pod that replaces the one of that number.
 pub(crate) fn migration(number: usize) -> ObjectChange {
     let name = format!("migrate-{number:06}");
     let room = json!({"cpu": "500m", "memory": "512Mi"});
@@ -220,7 +220,7 @@ pub(crate) fn migration(number: usize) -> ObjectChange {
     added(RESERVATIONS, reservation)
 }
 
-/// The reservation after a write to its status, as the informer shows it.
+/// Returns the informer's update after a write to the reservation's status.
 pub(crate) fn written(old: &Reservation, patch: &Value) -> ObjectChange {
     let mut value = serde_json::to_value(old).unwrap_or_default();
     merge(&mut value, patch);
@@ -231,8 +231,8 @@ pub(crate) fn written(old: &Reservation, patch: &Value) -> ObjectChange {
     }
 }
 
-/// Two NUMA nodes, of which the kubelet gives a pod one. Every `report` but 0 has other amounts free, other
-/// batch resources and other shared pools.
+/// Returns two NUMA nodes, of which the kubelet gives a pod one. Every `report` but 0 has other free amounts,
+/// other batch resources and other shared pools.
 pub(crate) fn aligned(number: usize, report: usize) -> ObjectChange {
     let odd = (number + report) % 3;
     let zone = |id: usize| {
@@ -269,7 +269,7 @@ pub(crate) fn aligned(number: usize, report: usize) -> ObjectChange {
     )
 }
 
-/// Two sockets of eight cores with two threads each.
+/// Returns two sockets of eight cores with two threads each.
 pub(crate) fn topology(number: usize) -> ObjectChange {
     let cpus: Vec<Value> = (0..32)
         .map(|cpu| json!({"id": cpu, "core": cpu / 2, "socket": cpu / 16, "node": cpu / 16}))
@@ -293,7 +293,7 @@ pub(crate) fn topology(number: usize) -> ObjectChange {
     )
 }
 
-/// So many GPUs of 80 GiB.
+/// Returns so many GPUs of 80 GiB.
 pub(crate) fn device(number: usize, count: usize) -> ObjectChange {
     let gpu = |minor: usize| {
         json!({

@@ -32,7 +32,7 @@ const SIZES: [(usize, usize, usize, bool, usize); 24] = [
     (4000, 30517, 23, true, 84),
 ];
 
-/// What tells the pods of Deployment `number` from basic ones: size and quality of service.
+/// Returns how the pods of Deployment `number` differ from basic ones: in size and quality of service.
 pub(crate) fn pod(number: usize) -> Value {
     let all: usize = SIZES.iter().map(|size| size.4).sum();
     // Neighbours differ, and a thousand of them have the trace's proportions.
@@ -57,13 +57,13 @@ pub(crate) fn pod(number: usize) -> Value {
     change
 }
 
-/// How many GPUs node `number` has.
+/// Returns the number of GPUs of node `number`.
 pub(crate) fn gpus(number: usize) -> usize {
     // 588, 387 and 305 of the trace's 1,523 nodes, about.
     [8, 2, 8, 0, 2, 8, 8, 0, 2, 8][number % 10]
 }
 
-/// What tells node `number` from a basic one.
+/// Returns how node `number` differs from a basic one.
 pub(crate) fn node(number: usize) -> Value {
     let gpus = gpus(number);
     let (cpu, memory) = match gpus {

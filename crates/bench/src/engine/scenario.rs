@@ -1,4 +1,4 @@
-//! What is measured: clusters and the pods that come to them.
+//! Scenarios of the benchmark: clusters and the pods that come to them.
 
 use super::objects::{
     aligned, bound, device, merge, metric, migration, node, node_name, own, pod, quota, requests,
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const ZONE: &str = "topology.kubernetes.io/zone";
 const HOST: &str = "kubernetes.io/hostname";
 
-/// What is scheduled.
+/// Cluster and pods of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
     /// Equal nodes, equal pods.
@@ -29,7 +29,7 @@ pub enum Scenario {
     NodeAffinity,
     /// Pods of ten applications, spread over zones.
     TopologySpread,
-    /// Pods of ten applications that want to share a zone.
+    /// Pods of ten applications with affinity to a zone.
     PodAffinity,
     /// Pods that avoid their like on a host.
     PodAntiAffinity,
@@ -39,7 +39,7 @@ pub enum Scenario {
     Gang,
     /// Pods of a hundred quota groups in ten.
     QuotaTree,
-    /// As many reservations as nodes; half of the pods own some.
+    /// Reservations, one per node; half of the pods own some.
     ReservationHeavy,
     /// Pods that bind CPUs.
     Numa,
@@ -49,13 +49,13 @@ pub enum Scenario {
     Colocation,
     /// Pods of 1,000 Deployments with a Service each, spread by default.
     Deployment,
-    /// One pod of each DaemonSet for each node.
+    /// A pod of each DaemonSet for each node.
     Daemonset,
     /// Pods of 500 sizes.
     Shapes,
     /// Half of the nodes are there at first, the others join while pods come.
     NodeGrowth,
-    /// As colocation, while every node reports its load each minute and 1,000 pods come a second.
+    /// Like colocation, while every node reports its load each minute and 1,000 pods come a second.
     MetricStream,
     /// Pods with a disk in a zone, one that is made for them, or one of a node, in turn.
     Volumes,
@@ -63,9 +63,10 @@ pub enum Scenario {
     ReservationMigration,
     /// Guaranteed pods, and kubelets that give each one NUMA node.
     Nrt,
-    /// As nrt, while every node's NodeResourceTopology is updated each minute, 1,000 pods come a second, and
-    /// every fiftieth fits no NUMA node and waits. What is placed is held until an update has counted it. Measured
-    /// beside the same without the updates, which has room for eight pods a node.
+    /// Like nrt, while every node's NodeResourceTopology is updated each minute, 1,000 pods come a second,
+    /// and every fiftieth fits no NUMA node and waits. Placed pods hold their resources until an update has
+    /// counted them. Compared with the same scenario without the updates, which has room for eight pods a
+    /// node.
     NrtStream,
     /// Deployments of the sizes of the openb trace on its nodes, some daemon pods and some pods with
     /// volumes, while every node reports its load each minute.
@@ -101,11 +102,11 @@ impl Scenario {
         (Self::Everything, "everything"),
     ];
 
-    /// The plugins that are off unless a configuration turns them on, and their arguments.
+    /// Returns the plugin that is off unless a configuration turns it on, and its arguments.
     pub(crate) fn extra(self) -> Option<(&'static str, Value)> {
         let arguments = match self {
             Self::Nrt => json!({}),
-            // What is placed is held until a report has counted it.
+            // Placed pods hold their resources until a report has counted them.
             Self::NrtStream => json!({"cacheResyncPeriodSeconds": 5}),
             _ => return None,
         };
@@ -140,7 +141,7 @@ impl FromStr for Scenario {
     }
 }
 
-/// What arrives next.
+/// Next event of a scenario.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     /// Pods to be placed, all at once.
@@ -157,8 +158,8 @@ pub(crate) enum Step {
     Object(ObjectChange),
 }
 
-/// Equal pods, one after the other on all nodes. They are made when they are asked for: a cluster has
-/// many, and what the bench holds itself counts as the scheduler's memory.
+/// Equal pods, one after the other on all nodes. They are made on demand: a cluster has many, and the
+/// benchmark's own objects would count as the scheduler's memory.
 #[derive(Debug)]
 struct Before {
     prefix: &'static str,
@@ -173,7 +174,7 @@ pub(crate) struct Fixture {
     pub(crate) objects: Vec<ObjectChange>,
     /// Pods that are there before, of several kinds.
     before: Vec<Before>,
-    /// See [`Options::distinct`].
+    /// Pods have unique fields, see [`Options::distinct`].
     distinct: bool,
     pub(crate) steps: Vec<Step>,
     /// A plugin to turn on, and its arguments.
@@ -249,7 +250,7 @@ impl Fixture {
         out
     }
 
-    /// Four pods of low priority on each node, which leave too little for another.
+    /// Adds four pods of low priority on each node, which leave too little for another.
     fn fill(&mut self, nodes: usize) {
         let mut change = requests(json!({"cpu": "7", "memory": "1Gi"}));
         merge(&mut change, &json!({"spec": {"priority": 5000}}));
@@ -260,13 +261,13 @@ impl Fixture {
         });
     }
 
-    /// The same without what changes after the start, pods aside.
+    /// Returns the fixture without changes after the start, except pods.
     pub(crate) fn still(mut self) -> Self {
         self.steps.retain(|step| !matches!(step, Step::Object(_)));
         self
     }
 
-    /// The nodes' numbers by their names.
+    /// Returns the nodes' numbers by their names.
     pub(crate) fn numbers(&self) -> FxHashMap<String, usize> {
         let names = self
             .nodes
@@ -275,7 +276,7 @@ impl Fixture {
         names.zip(0..).collect()
     }
 
-    /// The pods that are there before.
+    /// Returns the pods that are bound from the start.
     pub(crate) fn bound(&self) -> impl Iterator<Item = Pod> {
         let nodes = self.nodes.len().max(1);
         self.before.iter().flat_map(move |before| {
@@ -290,7 +291,7 @@ impl Fixture {
         })
     }
 
-    /// The nodes that are to join by the time of pod `number`.
+    /// Adds the nodes that join by the time of pod `number`.
     fn grow(&mut self, number: usize, pods: usize, nodes: usize) {
         let (few, late) = (nodes.div_ceil(2), nodes / 2);
         let by = |number: usize| few + late * number / pods.max(1);
@@ -299,7 +300,7 @@ impl Fixture {
         }
     }
 
-    /// The reports of the millisecond in which pod `number` comes.
+    /// Adds the reports of the millisecond in which pod `number` comes.
     fn report(&mut self, number: usize, nodes: usize, make: fn(usize, usize) -> ObjectChange) {
         let by = |number: usize| nodes * number / 60_000;
         for report in by(number)..by(number + 1) {
@@ -328,7 +329,7 @@ impl Fixture {
     }
 }
 
-/// How many of the nodes are there before the first pod.
+/// Returns the number of nodes before the first pod.
 fn at_first(scenario: Scenario, nodes: usize) -> usize {
     match scenario {
         Scenario::NodeGrowth => nodes.div_ceil(2),
@@ -397,7 +398,7 @@ fn everything(nodes: usize, pods: usize) -> Vec<ObjectChange> {
     out
 }
 
-/// Of 50 pods, one is of a DaemonSet and two have a volume.
+/// Returns pod `number` of a mix: among 50 pods, one is of a DaemonSet and two have a volume.
 fn of_everything(number: usize, nodes: usize) -> Value {
     match number % 50 {
         7 => daemon(0, number / 50 % nodes.max(1)),
@@ -422,7 +423,7 @@ fn labelled(app: &str, spec: &Value) -> Value {
     json!({"metadata": {"labels": {"app": app}}, "spec": spec})
 }
 
-/// What tells the n-th pod from a basic one.
+/// Returns how the n-th pod differs from a basic one.
 fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
     let app = format!("app-{}", number % 10);
     let selector = json!({"matchLabels": {"app": app}});

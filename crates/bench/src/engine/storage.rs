@@ -15,8 +15,8 @@ const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Zones of the bench's nodes.
 const ZONES: usize = 10;
 
-/// What the claim of pod `number` is: bound to a disk in a zone, waiting for its pod, or bound to a
-/// disk of one node.
+/// State of the claim of pod `number`: bound to a disk in a zone, waiting for its pod, or bound to a disk of
+/// one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Zonal,
@@ -40,7 +40,7 @@ fn claim_name(number: usize) -> String {
     format!("data-db-{number}")
 }
 
-/// What tells pod `number`, of a StatefulSet, from a basic one.
+/// Returns how pod `number`, of a StatefulSet, differs from a basic one.
 pub(crate) fn pod(number: usize) -> Value {
     json!({
         "metadata": {"labels": {"app": "db"}, "ownerReferences": [
@@ -52,7 +52,7 @@ pub(crate) fn pod(number: usize) -> Value {
     })
 }
 
-/// Everything that is there before the pods.
+/// Returns all objects that exist before the pods.
 pub(crate) fn objects(nodes: usize, pods: usize) -> Vec<ObjectChange> {
     let class = |name: &str, provisioner: &str, mode: &str| {
         let class: StorageClass = parse(json!({
@@ -122,7 +122,7 @@ fn claim(number: usize, is_bound: bool, node: Option<&str>) -> PersistentVolumeC
     parse(claim)
 }
 
-/// The volume of a claim: on one node, or in its zone.
+/// Returns the volume of a claim: on one node, or in its zone.
 fn volume(number: usize, node: usize, is_local: bool) -> PersistentVolume {
     let zone = format!("zone-{}", node % ZONES);
     let (key, value) = match is_local {

@@ -1,4 +1,4 @@
-//! Reports of an exporter, which say which pods they have counted.
+//! Reports of an exporter, each with a fingerprint of the pods that it has counted.
 
 use super::objects::added;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 /// The pods by node, and what it takes to read the reports about them.
 #[derive(Debug, Default)]
 pub(crate) struct Exporters {
-    /// What each pod is in a fingerprint, by node.
+    /// Fingerprint parts of the pods, by node.
     on: FxHashMap<String, Vec<u64>>,
-    /// What informers have worked: their work is beside the engine's, and not in it.
+    /// Time of informers to parse reports: it is not part of the engine's time.
     pub(crate) reading: Duration,
 }
 
 impl Exporters {
-    /// A pod runs on its node.
+    /// Adds a pod that runs on its node.
     pub(crate) fn runs(&mut self, pod: &Pod) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
@@ -28,8 +28,8 @@ impl Exporters {
         pods.push(fingerprint::pod(&namespace, &name));
     }
 
-    /// The report as it comes from an API server, with the pods that are on its node now; `keep` is what
-    /// informers make of it.
+    /// Returns the report as it comes from an API server, with the pods that are on its node now; `keep`
+    /// converts it like informers do.
     pub(crate) fn report(
         &mut self,
         change: &ObjectChange,

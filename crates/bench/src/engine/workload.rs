@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// Deployments of the scenario of that name.
 pub(crate) const DEPLOYMENTS: usize = 1000;
 
-/// What the template hash of a Deployment's only revision is.
+/// Returns the template hash of a Deployment's only revision.
 fn hash(deployment: usize) -> String {
     format!(
         "{:08x}",
@@ -22,7 +22,7 @@ fn labels(deployment: usize) -> Value {
     json!({"app": format!("web-{deployment:04}"), "pod-template-hash": hash(deployment)})
 }
 
-/// The ReplicaSet of a Deployment.
+/// Returns the ReplicaSet of a Deployment.
 pub(crate) fn replica_set(deployment: usize) -> ObjectChange {
     let set: ReplicaSet = parse(json!({
         "apiVersion": "apps/v1", "kind": "ReplicaSet",
@@ -34,7 +34,7 @@ pub(crate) fn replica_set(deployment: usize) -> ObjectChange {
     added("replicasets.v1.apps", set)
 }
 
-/// The Service in front of a Deployment.
+/// Returns the Service of a Deployment.
 pub(crate) fn service(deployment: usize) -> ObjectChange {
     let name = format!("web-{deployment:04}");
     let service: Service = parse(json!({
@@ -49,7 +49,7 @@ fn set_name(deployment: usize) -> String {
     format!("web-{deployment:04}-{}", hash(deployment))
 }
 
-/// What each pod has that was admitted: two tolerations, and a volume with a token.
+/// Returns the fields that admission adds to each pod: two tolerations, and a volume with a token.
 fn admitted() -> Value {
     let tolerated = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
     json!({
@@ -72,7 +72,7 @@ fn owner(kind: &str, name: &str) -> Value {
         "blockOwnerDeletion": true}])
 }
 
-/// What tells a pod of a Deployment from a basic one.
+/// Returns how a pod of a Deployment differs from a basic one.
 pub(crate) fn replica(deployment: usize) -> Value {
     json!({
         "metadata": {"labels": labels(deployment),
@@ -81,7 +81,7 @@ pub(crate) fn replica(deployment: usize) -> Value {
     })
 }
 
-/// What tells the pod that DaemonSet `set` has on node `number` from a basic one.
+/// Returns how the pod of DaemonSet `set` on node `number` differs from a basic one.
 pub(crate) fn daemon(set: usize, number: usize) -> Value {
     let name = format!("agent-{set}");
     let mut spec = admitted();

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// How long an agent may take to end when it is asked to.
+/// Time limit for an agent to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Whose agent it is. Both take the same flags.
+/// Origin of the agent. Both take the same flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavour {
     Koord,
@@ -37,7 +37,7 @@ impl Flavour {
 const GATES: &str =
     "AllAlpha=true,AllBeta=true,PodResourcesProxy=false,TCNetworkQoS=false,TerwayQoS=false";
 
-/// How the agent is told to run.
+/// Settings of the agent.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Settings {
     /// Features, as both agents name them. The kubelet here has no socket for pod resources, and the
@@ -69,7 +69,7 @@ impl Program {
         })
     }
 
-    /// The `koordlet` that was built along with this program, or the one inside it.
+    /// Returns the `koordlet` that was built along with this program, or the one inside it.
     pub(crate) fn ours() -> Result<Self> {
         let this = std::env::current_exe().context("this program's path")?;
         let beside = this.with_file_name("koordlet");
@@ -88,7 +88,7 @@ impl Program {
     }
 }
 
-/// What an agent says it does.
+/// Collectors and strategies that an agent reports as active.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Active {
     pub(crate) collectors: Vec<String>,
@@ -150,7 +150,8 @@ impl Agent {
         self.process.check_running()
     }
 
-    /// What it says it does: ours when asked, Koordinator's in its log.
+    /// Returns the active collectors and strategies: from the HTTP server of ours, and from the log of
+    /// Koordinator's.
     ///
     /// # Errors
     /// When it does not answer.
@@ -161,7 +162,7 @@ impl Agent {
         }
     }
 
-    /// Asks it to end, and kills it when it does not.
+    /// Terminates the agent, and kills it if it does not end in time.
     pub(crate) async fn stop(mut self) {
         let pid = self.pid().to_string();
         let _ = Command::new("kill").args(["-TERM", &pid]).status();
@@ -172,7 +173,7 @@ impl Agent {
     }
 }
 
-/// The flags of the stock manifest, and where everything is.
+/// Returns the flags of the stock manifest, with the paths of the fixture.
 fn flags(
     settings: &Settings,
     cgroups: &Path,
@@ -214,7 +215,7 @@ fn flags(
     Ok(flags)
 }
 
-/// Our own serves both lists.
+/// Reads both lists from the HTTP server of our agent.
 async fn ours(port: u16) -> Result<Active> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream
@@ -228,7 +229,7 @@ async fn ours(port: u16) -> Result<Active> {
     Ok(active(&serde_json::from_str(body)?))
 }
 
-/// What is on and not failing, whether or not there was something to do.
+/// Returns the names that are on and not failing, whether or not there was work.
 fn active(status: &Status) -> Active {
     let works = |state| matches!(state, State::Active | State::Idle);
     let collectors = status.collectors.iter();
@@ -245,8 +246,8 @@ fn active(status: &Status) -> Active {
     }
 }
 
-/// Koordinator's tells of each collector and strategy that it has started, and of each hook whether
-/// it is enabled.
+/// Parses the log of Koordinator's agent: it has a line for each collector and strategy that started, and for
+/// each hook with its state.
 fn upstream(log: &str) -> Active {
     let between = |before: &str, after: &str| -> BTreeSet<String> {
         log.lines()

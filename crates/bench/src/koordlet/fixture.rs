@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long processes may take to leave their groups.
+/// Time limit for processes to leave their cgroups.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The kernel's greatest `cpu.shares`.
 const MAX_SHARES: i64 = 262_144;
 
-/// The machine as far as the Node object tells.
+/// Size of the machine in the Node object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Machine {
     pub(crate) cpus: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The machine's size.
+    /// Returns the size of this machine.
     pub(crate) fn this() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let memory = std::fs::read_to_string("/proc/meminfo")
@@ -40,7 +40,7 @@ impl Machine {
     }
 }
 
-/// What kind of pod the one with some index is.
+/// Kind of the pod with some index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// Batch: best-effort for the kubelet.
@@ -72,17 +72,17 @@ impl Shape {
         }
     }
 
-    /// The UID of a pod.
+    /// Returns the UID of a pod.
     pub(crate) fn uid(index: u32) -> String {
         format!("00000000-0000-4000-8000-{index:012}")
     }
 
-    /// The id of a container, without its runtime.
+    /// Returns the ID of a container, without its runtime.
     pub(crate) fn container(index: u32, number: u32) -> String {
         format!("{:064x}", (u64::from(index) << 16 | u64::from(number)) + 1)
     }
 
-    /// Where the kubelet puts a pod with the cgroupfs driver.
+    /// Returns the pod's cgroup with the kubelet's cgroupfs driver.
     fn group(self, index: u32) -> String {
         let class = self.kube_qos().to_lowercase();
         format!("kubepods/{class}/pod{}", Self::uid(index))
@@ -204,7 +204,7 @@ impl Groups {
         let end = Instant::now() + PATIENCE;
         loop {
             group.kill()?;
-            // Those that nobody waited for are still in their group.
+            // Ended processes that were not waited for are still in their cgroup.
             self.processes
                 .retain_mut(|process| !matches!(process.try_wait(), Ok(Some(_))));
             if group.procs_recursive()?.is_empty() {
@@ -228,12 +228,12 @@ impl Groups {
         Ok(())
     }
 
-    /// Whether the groups are the kernel's.
+    /// Returns true if the cgroups are the kernel's.
     pub(crate) fn is_real(&self) -> bool {
         self.top.is_some()
     }
 
-    /// The directory that the agent is to take for the root of all groups.
+    /// Returns the directory that the agent uses as the cgroup root.
     pub(crate) fn cgroup_dir(&self) -> &Path {
         &self.cgroup_dir
     }

@@ -60,7 +60,7 @@ pub(super) async fn serve(
     Ok(port)
 }
 
-/// The answers are made once: what the kubelet works is not measured.
+/// Returns the routes with answers made once: the kubelet's own work is not measured.
 fn routes(pods: &Value, configz: &Value) -> Result<Router> {
     let answer = |value: &Value| {
         let body = Bytes::from(serde_json::to_vec(value)?);

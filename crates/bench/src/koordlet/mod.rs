@@ -30,7 +30,7 @@ const COUNTING: Duration = Duration::from_secs(10);
 /// later.
 const PODS_REPORTED_AFTER: u64 = 65;
 
-/// What to measure.
+/// Flags of `koord bench koordlet`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Pods on the node; every third is a batch pod.
@@ -45,26 +45,26 @@ pub(crate) struct Args {
     /// Length of the measured window, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// How long the agent runs before, in seconds.
+    /// Time for which the agent runs before, in seconds.
     #[arg(long, default_value_t = 15)]
     warmup: u64,
-    /// Whether the fixture's groups have pressure files: `on` puts them into the unified tree, too.
+    /// Pressure files of the fixture's cgroups: `on` puts them into the unified tree, too.
     #[arg(long, default_value = "on", value_parser = ["on", "off"])]
     psi: String,
-    /// One batch container computes without pause, so that the agent has to watch the services: it
-    /// takes finer samples then.
+    /// Let one batch container compute without pause, so that the agent has to watch the services: it takes
+    /// finer samples then.
     #[arg(long)]
     batch_runs: bool,
-    /// The agent; else the `koordlet` beside this program.
+    /// The agent; else the `koordlet` next to this program.
     #[arg(long, value_name = "PATH")]
     koordlet: Option<PathBuf>,
-    /// Whose agent `--koordlet` is.
+    /// Origin of the agent in `--koordlet`.
     #[arg(long, default_value = "koord", value_parser = ["koord", "upstream"])]
     flavour: String,
     /// Measure Koordinator's koordlet, too, in turn with ours.
     #[arg(long, value_name = "PATH")]
     beside: Option<PathBuf>,
-    /// How often each agent is measured, each time as a new process; the median run counts.
+    /// Runs of each agent, each as a new process; the median run counts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=99))]
     repeat: u8,
     #[command(flatten)]
@@ -80,11 +80,11 @@ pub(crate) struct Args {
     keep: Option<PathBuf>,
 }
 
-/// What one run of one agent cost.
+/// Cost of one run of one agent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Cost {
-    /// Whose agent.
+    /// Origin of the agent.
     flavour: &'static str,
     /// Length of the measured window.
     seconds: f64,
@@ -103,7 +103,7 @@ pub(super) struct Cost {
     syscalls_per_sec: f64,
     /// System calls per second and container of the fixture.
     syscalls_per_container_per_sec: f64,
-    /// Which calls are counted, and how.
+    /// System calls that are counted, and the method.
     syscalls_counted: &'static str,
     /// Files it had open at the end.
     open_files: usize,
@@ -111,13 +111,13 @@ pub(super) struct Cost {
     threads: u64,
     /// Pods in the last NodeMetric it reported; `None` when it reported none.
     pods_reported: Option<usize>,
-    /// What it collects, by its own word.
+    /// Active collectors that it reports.
     collectors: Vec<String>,
-    /// What it does with that, by its own word.
+    /// Active strategies that it reports.
     strategies: Vec<String>,
     /// CPU time of everything else on the machine in the window, in percent of the machine.
     others_percent: f64,
-    /// What the hypervisor took in the window, in percent of the machine.
+    /// CPU time that the hypervisor stole in the window, in percent of the machine.
     steal_percent: f64,
     /// The resident set every minute, in MiB: with `--soak`.
     #[serde(rename = "rssEveryMinuteMiB", skip_serializing_if = "Vec::is_empty")]
@@ -222,7 +222,7 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
     })
 }
 
-/// The run whose CPU time is the median.
+/// Returns the run whose CPU time is the median.
 fn median(mut costs: Vec<Cost>) -> Option<Cost> {
     costs.sort_by(|a, b| a.cpu_millicores.total_cmp(&b.cpu_millicores));
     let middle = costs.len().checked_sub(1)? / 2;
@@ -298,7 +298,7 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
     Ok(cost)
 }
 
-/// How much more the last tenth of a series is than the first.
+/// Returns the mean of the last tenth of a series less that of the first.
 fn growth(series: &[f64]) -> Option<f64> {
     let part = (series.len() / 10).max(1);
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;

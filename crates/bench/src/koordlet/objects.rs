@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 /// The node's name.
 pub(crate) const NODE: &str = "bench";
-/// Where the pods are.
+/// Namespace of the pods.
 pub(crate) const NAMESPACE: &str = "bench";
 
-/// The classes of the pods.
+/// Returns the priority classes of the pods.
 pub(super) fn priority_classes() -> [Value; 2] {
     [("koord-prod", 9500), ("koord-batch", 5500)].map(
         |(name, value)| json!({"metadata": {"name": name}, "value": value, "globalDefault": false}),
     )
 }
 
-/// The node, whose kubelet listens on `port`.
+/// Returns the node, whose kubelet listens on `port`.
 pub(super) fn node(pods: usize, machine: Machine, port: u16) -> Value {
     let resources = json!({
         "cpu": machine.cpus.to_string(),
@@ -45,7 +45,7 @@ pub(super) fn node(pods: usize, machine: Machine, port: u16) -> Value {
     })
 }
 
-/// What the kubelet says of itself.
+/// Returns the kubelet's configuration.
 pub(super) fn configz() -> Value {
     json!({"kubeletconfig": {
         "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -59,8 +59,8 @@ pub(super) fn configz() -> Value {
     }})
 }
 
-/// Every strategy that has a switch is on. Nothing is evicted: the thresholds of memory are out of
-/// reach, those of CPU are not set.
+/// Returns a NodeSLO with every strategy that has a switch on. Nothing is evicted: the thresholds of memory
+/// are out of reach, those of CPU are not set.
 pub(super) fn node_slo() -> Value {
     let class = |identity: i64| {
         json!({
@@ -90,7 +90,7 @@ pub(super) fn node_slo() -> Value {
     })
 }
 
-/// As the manager creates it.
+/// Returns the NodeMetric that the manager creates.
 pub(super) fn node_metric() -> Value {
     json!({
         "metadata": {"name": NODE},
@@ -103,12 +103,12 @@ pub(super) fn node_metric() -> Value {
     })
 }
 
-/// The pods, as the kubelet lists them.
+/// Returns the pods that the kubelet lists.
 pub(super) fn pods(count: u32, containers: u32) -> Vec<Value> {
     (0..count).map(|index| pod(index, containers)).collect()
 }
 
-/// The name of pod `index`.
+/// Returns the name of pod `index`.
 pub(crate) fn pod_name(index: u32) -> String {
     format!("service-{index}-7d9c6bd5f-x{index:04}")
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Where the manager keeps the node's objects of Koordinator.
+/// API group version of the node's Koordinator objects.
 const SLO_API: &str = "/apis/slo.koordinator.sh/v1alpha1";
 
 /// A running cluster.
@@ -75,7 +75,7 @@ impl World {
         &self.local.kubeconfig
     }
 
-    /// How many pods the NodeMetric tells of; `None` when none was reported.
+    /// Returns the number of pods in the NodeMetric; `None` when none was reported.
     ///
     /// # Errors
     /// When it cannot be read.

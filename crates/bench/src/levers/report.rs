@@ -5,12 +5,12 @@ use koord_workload::statistics::{Verdict, median, range};
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// No batch work beside the plain service.
+/// Name of the cell without batch work for the plain service.
 pub(super) const ALONE: &str = "none";
-/// No batch work beside the service that walks through a table.
+/// Name of the cell without batch work for the service that walks through a table.
 pub(super) const ALONE_WALKING: &str = "none (for stream)";
 
-/// Where it was measured.
+/// Machine of the measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Machine {
     pub(super) cpus: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Machine {
     pub(super) cgroup: &'static str,
 }
 
-/// One window.
+/// Figures of one window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Run {
@@ -36,7 +36,7 @@ pub(crate) struct Run {
     pub(super) steal: f64,
     pub(super) strangers: f64,
     pub(super) send_lag_p99_us: f64,
-    /// Why it does not count.
+    /// Reason why the window does not count, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rejected: Option<String>,
 }
@@ -54,7 +54,7 @@ struct Summary {
     /// Windows that count, and all.
     counted: usize,
     windows: usize,
-    /// Against plain shares beside the same neighbour.
+    /// Comparison with plain shares and the same neighbour.
     p99_against_shares: &'static str,
     batch_against_shares: &'static str,
 }
@@ -99,7 +99,7 @@ impl LeverFigures {
     }
 }
 
-/// One per neighbour and lever, in the order of the table.
+/// Returns one summary per neighbour and lever, in the order of the table.
 fn summaries(runs: &[Run]) -> Vec<Summary> {
     let mut all: Vec<Summary> = Vec::new();
     let mut levers = vec![Lever::Shares];
@@ -118,7 +118,7 @@ fn summaries(runs: &[Run]) -> Vec<Summary> {
     all
 }
 
-/// When noise spoilt every window, all of them count.
+/// Summarizes the windows of a cell. If noise spoiled every window, all of them count.
 fn summary(
     neighbour: &'static str,
     lever: Lever,
@@ -168,7 +168,7 @@ fn verdict(verdict: Verdict) -> &'static str {
     }
 }
 
-/// The table, as Markdown.
+/// Formats the table as Markdown.
 pub(crate) fn text(report: &LeverFigures) -> String {
     let mut text = String::from(
         "| neighbour | lever | p99 ms [range] | against shares 2 | batch/s [range] | against \

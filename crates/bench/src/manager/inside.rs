@@ -1,4 +1,4 @@
-//! What the webhooks cost where the API server asks them in its own process, as in `koord up`.
+//! Cost of the webhooks when the API server calls them in its own process, as in `koord up`.
 
 use super::Args;
 use super::objects::{self, Cluster};
@@ -15,7 +15,7 @@ const ROUNDS: usize = 10;
 /// Different pods; each is sent once in a turn.
 const PODS: u32 = 1000;
 
-/// What was measured.
+/// Figures of webhooks in process.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct InProcessFigures {
@@ -23,7 +23,7 @@ pub(super) struct InProcessFigures {
     quotas: u32,
     /// Median of the creations of a pod by one task, as dry runs, without webhooks, microseconds.
     without_us: f64,
-    /// The same from a server that asks all webhooks of pods.
+    /// Median of the creations of a pod on a server that calls all webhooks of pods, microseconds.
     with_us: f64,
     /// The difference.
     pub(super) added_us: f64,

@@ -29,13 +29,13 @@ pub(super) enum Part {
     InProcess,
 }
 
-/// What to measure.
+/// Flags of `koord bench manager`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Measure these parts only, comma-separated.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     only: Vec<Part>,
-    /// The manager to measure; else the `koord-manager` beside this program, or the one inside it.
+    /// The manager to measure; else the `koord-manager` next to this program, or the one inside it.
     #[arg(long, value_name = "PROGRAM")]
     manager: Option<PathBuf>,
     /// Pods per second about which both webhooks are asked.
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// Recommendations, of a workload with two pods of three containers each.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     recommendations: u32,
-    /// How often a window is repeated because the machine was busy with something else.
+    /// Repeats of a window when the machine was busy with something else.
     #[arg(long, default_value_t = 2)]
     repeats: u32,
     /// Keep what the manager logs in this directory.
@@ -100,7 +100,7 @@ pub(super) struct ManagerFigures {
     /// Memory of a manager with many Recommendations, MiB.
     #[serde(rename = "recommenderRssMiB", skip_serializing_if = "Option::is_none")]
     recommender_rss_mib: Option<f64>,
-    /// What the webhooks add to the creation of a pod where they are asked in process, microseconds.
+    /// Time that the webhooks add to the creation of a pod when they run in process, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_process_webhook_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,7 +171,7 @@ struct Cost {
     peak_rss_mib: f64,
     /// CPU time of everything but the manager and this program, in percent of the machine.
     others_percent: f64,
-    /// What the hypervisor took, in percent of the machine.
+    /// CPU time that the hypervisor took, in percent of the machine.
     steal_percent: f64,
 }
 
@@ -189,8 +189,8 @@ impl From<WindowUse> for Cost {
 }
 
 impl Cost {
-    /// Whether the machine was busy with something else: the window says little then. The limits are
-    /// those of the co-location experiments.
+    /// Returns true if the machine was busy with something else, so that the window is unreliable. The limits
+    /// are those of the co-location experiments.
     fn is_noisy(&self) -> bool {
         self.others_percent > 4.0 || self.steal_percent > 1.5
     }

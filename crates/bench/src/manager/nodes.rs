@@ -19,15 +19,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// How long the manager has for what it does at its start.
+/// Time limit for the manager's work at its start.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How long a change of the settings may take.
+/// Time limit for a change of the settings to be applied.
 const REPLAN: Duration = Duration::from_secs(120);
-/// Without a write for so long, a change of the settings has come everywhere.
+/// Time without a write after which a change of the settings is complete.
 const CALM: Duration = Duration::from_millis(1500);
-/// How often it is looked.
+/// Interval between two checks of progress.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often the settings change.
+/// Number of changes of the settings.
 const REPLANS: u32 = 3;
 /// A kubelet writes the status of a node that does not change so many times more rarely than koordlet
 /// reports.
@@ -35,7 +35,7 @@ const HEARTBEATS: u64 = 5;
 /// Reports until the load of a node is where it was.
 const DAY: f64 = 60.0;
 
-/// What was measured.
+/// Figures of the controllers of nodes.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NodeFigures {
@@ -55,7 +55,7 @@ pub(super) struct NodeFigures {
     pub(super) cost: Cost,
     /// Windows that were thrown away because the machine was busy with something else.
     rejected: u32,
-    /// Whether the window that is reported should have been, too.
+    /// True if the reported window should have been rejected, too.
     noisy: bool,
     /// Seconds from the write of the settings until the last node and NodeSLO was written, median.
     pub(super) config_replan_sec: f64,
@@ -184,8 +184,8 @@ pub(super) async fn all(
     Ok(())
 }
 
-/// Every node reports once in an interval, one after the other; as rarely as kubelets do so, its status
-/// is written, too.
+/// Reports for every node once in an interval, one after the other; every [`HEARTBEATS`]-th time its status
+/// is written, too, as a kubelet does.
 async fn report_for_ever(cluster: Arc<Cluster>, args: Args) -> Result<()> {
     let pause = Duration::from_secs_f64(args.interval / f64::from(args.nodes));
     let mut due = tokio::time::interval(pause);
@@ -217,7 +217,8 @@ async fn report_for_ever(cluster: Arc<Cluster>, args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The load of a node over its mean: up and down by 40 % in [`DAY`] reports, each node at its own time.
+/// Returns the load of a node over its mean: up and down by 40 % in [`DAY`] reports, each node at its own
+/// phase.
 fn load_at(index: u32, round: u64) -> f64 {
     let turn = (round as f64 / DAY + f64::from(index % 97) / 97.0) * std::f64::consts::TAU;
     1.0 + 0.4 * turn.sin()
@@ -233,7 +234,7 @@ impl Watching {
         Ok(Self(watcher.context("watch")?))
     }
 
-    /// How many there are for so long. They are taken as they come: few are kept.
+    /// Counts the changes within a time. Each is read at once, because the store buffers few.
     async fn count(&mut self, window: Duration) -> Result<u64> {
         let end = tokio::time::Instant::now() + window;
         let mut count = 0;
@@ -249,7 +250,8 @@ fn lagged() -> anyhow::Error {
     anyhow::anyhow!("there were more changes than are kept")
 }
 
-/// Changes the settings, and waits until every node and NodeSLO says so; seconds until the last one did.
+/// Changes the settings, waits until every node and NodeSLO has them, and returns the seconds until the last
+/// one did.
 async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32) -> Result<f64> {
     tokio::time::sleep(CALM).await;
     let mut statuses = Watching::of(cluster, nodes_table())?;

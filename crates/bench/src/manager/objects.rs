@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Writes in progress at a time while the cluster is made.
 const WRITERS: usize = 32;
-/// How many quotas have children.
+/// Number of quotas with children.
 const PARENTS: u32 = 20;
 
 /// A cluster; its server ends with it.
@@ -21,7 +21,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// One with the definitions, the classes of priority and a namespace for pods.
+    /// Starts a cluster with the definitions, the priority classes and a namespace for pods.
     ///
     /// # Errors
     /// The server does not start.
@@ -33,8 +33,8 @@ impl Cluster {
         Ok(Self { local })
     }
 
-    /// Tells API servers of every webhook, as the manager's manifests do. Comes last: nobody answers
-    /// before the manager runs.
+    /// Registers every webhook at the API server, as the manager's manifests do. Comes last: no webhook
+    /// answers before the manager runs.
     ///
     /// # Errors
     /// They are refused.
@@ -89,10 +89,9 @@ impl Cluster {
     }
 }
 
-/// Does all of it, some at a time.
+/// Runs all futures, [`WRITERS`] at a time.
 ///
-/// # Errors
-/// The first that there is.
+/// The first error.
 pub(super) async fn each<F: Future<Output = Result<()>>>(
     work: impl Iterator<Item = F>,
 ) -> Result<()> {
@@ -140,7 +139,7 @@ fn profile(index: u32) -> Value {
     profile
 }
 
-/// The name of the quota that pod `index` is of: one without children.
+/// Returns the name of the quota of pod `index`: one without children.
 fn quota_of(index: u32, quotas: u32) -> String {
     let parents = parents(quotas);
     format!("quota-{}", parents + index % (quotas - parents).max(1))
@@ -172,7 +171,7 @@ fn quota(index: u32, count: u32) -> Value {
     })
 }
 
-/// Pod `index` as a ReplicaSet creates it, before any webhook saw it.
+/// Returns pod `index` as a ReplicaSet creates it, before admission.
 fn new_pod(index: u32, args: &super::Args) -> Value {
     let app = index % args.profiles;
     let mut pod = node::pod(app, 2);
@@ -228,7 +227,7 @@ fn new_pod(index: u32, args: &super::Args) -> Value {
     pod
 }
 
-/// The question about the creation of `pod`, as API servers ask it.
+/// Returns the AdmissionReview of the creation of `pod`, as API servers send it.
 pub(super) fn review(uid: &str, pod: &Value) -> Value {
     let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
     let resource = json!({"group": "", "version": "v1", "resource": "pods"});
@@ -255,7 +254,7 @@ pub(super) fn new_pods(count: u32, args: &super::Args) -> Vec<Value> {
     (0..count).map(|index| new_pod(index, args)).collect()
 }
 
-/// The name of node `index`.
+/// Returns the name of node `index`.
 pub(super) fn node_name(index: u32) -> String {
     format!("node-{index:05}")
 }
@@ -263,7 +262,7 @@ pub(super) fn node_name(index: u32) -> String {
 const NODE_CPUS: u32 = 32;
 const SINCE: &str = "2026-01-01T00:00:00Z";
 
-/// Node `index` as its kubelet and a cloud make it, with the images that it holds.
+/// Returns node `index` with the fields of its kubelet and a cloud, and with its images.
 pub(super) fn node(index: u32) -> Value {
     let name = node_name(index);
     let amounts = |cpu: u32, memory: u32| {
@@ -323,7 +322,7 @@ fn conditions(now: &str) -> Value {
     pressure.into_iter().chain([ready]).collect()
 }
 
-/// What a kubelet writes when nothing has changed.
+/// Returns the status that a kubelet writes when nothing has changed.
 pub(super) fn heartbeat() -> Value {
     json!({"status": {"conditions": conditions(&now())}})
 }
@@ -333,7 +332,7 @@ fn now() -> String {
     now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Pod `index` of a cluster with so many pods on each node, one after the other. Every third is a
+/// Returns pod `index` of a cluster with so many pods on each node, one after the other. Every third is a
 /// batch pod.
 pub(super) fn running_pod(index: u32, per_node: u32) -> Value {
     let mut pod = bare_pod(index, 1);
@@ -341,7 +340,7 @@ pub(super) fn running_pod(index: u32, per_node: u32) -> Value {
     pod
 }
 
-/// A pod without what the API server sets itself.
+/// Returns a pod without the fields that the API server sets.
 pub(super) fn bare_pod(index: u32, containers: u32) -> Value {
     node::without_server_fields(node::pod(index, containers))
 }
@@ -349,12 +348,12 @@ pub(super) fn bare_pod(index: u32, containers: u32) -> Value {
 /// Namespace and name of the pod of this number.
 pub(super) type NameOfPod = fn(u32) -> (String, String);
 
-/// The pods of [`running_pod`].
+/// Returns namespace and name of a pod of [`running_pod`].
 pub(super) fn name_of_running(index: u32) -> (String, String) {
     (node::NAMESPACE.to_owned(), node::pod_name(index))
 }
 
-/// What koordlet reports of node `index` at this load.
+/// Returns koordlet's report of node `index` at this load.
 pub(super) fn report(
     index: u32,
     per_node: u32,

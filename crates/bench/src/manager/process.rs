@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long a manager may take to serve webhooks.
+/// Time limit for a manager to serve webhooks.
 const START: Duration = Duration::from_secs(60);
-/// How often it is looked whether it does.
+/// Interval between two checks whether it does.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A request of a webhook that takes longer has failed: what an API server waits by default.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -132,15 +132,14 @@ impl Manager {
         self.process.pid()
     }
 
-    /// CPU time so far, user and system.
+    /// Returns the CPU time so far, user and system, in seconds.
     pub(super) fn cpu_seconds(&self) -> f64 {
         crate::meter::cpu_time_of(self.pid()).as_secs_f64()
     }
 
     /// Fails when it has ended.
     ///
-    /// # Errors
-    /// Tells the end of its log.
+    /// The end of its log.
     pub(super) fn alive(&mut self) -> Result<()> {
         self.process.check_running()
     }

@@ -27,11 +27,11 @@ const PODS_PER_NODE: u32 = 20;
 const DAYS: i64 = 9;
 /// Histories that differ in size.
 const SIZES: u32 = 97;
-/// How often pods are measured here at most, seconds; a minute by default.
+/// Longest interval between two measurements of pods here, in seconds; a minute by default.
 const ROUND: f64 = 10.0;
 const API: &str = "/apis/analysis.koordinator.sh/v1alpha1";
 
-/// What was measured.
+/// Figures of the recommender.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecommenderFigures {
@@ -120,7 +120,7 @@ fn namespace_of(recommendation: u32) -> String {
     format!("team-{}", recommendation / PER_NAMESPACE)
 }
 
-/// Of the pods here: `PODS` of each workload, one after the other.
+/// Returns namespace and name of a pod: `PODS` of each workload, one after the other.
 fn name_of_pod(pod: u32) -> (String, String) {
     let workload = pod / PODS;
     let name = format!("app-{workload}-7d9c6bd5f-{:05}", pod % PODS);
@@ -151,7 +151,7 @@ async fn fill(cluster: &Cluster, count: u32, nodes: u32) -> Result<()> {
     each((0..count).map(|index| workload(cluster, index, &histories))).await
 }
 
-/// A Deployment with its ReplicaSet and pods, and a Recommendation with its histories.
+/// Creates a Deployment with its ReplicaSet and pods, and a Recommendation with its histories.
 async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<()> {
     let namespace = namespace_of(index);
     let name = format!("app-{index}");
@@ -222,7 +222,7 @@ async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<
     Ok(())
 }
 
-/// The status of a checkpoint after [`DAYS`] of uses that swing by a factor of ten.
+/// Returns the status of a checkpoint after [`DAYS`] of uses that vary by a factor of ten.
 fn history(size: u32) -> Value {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
@@ -273,7 +273,8 @@ fn history(size: u32) -> Value {
 mod tests {
     use super::*;
 
-    /// What the manager cannot read would leave it without histories, and small.
+    /// Fields that the manager cannot parse would leave it without histories, and with too little memory in
+    /// the figures.
     #[test]
     fn histories_have_the_fields_of_checkpoints() {
         let status = history(3);

@@ -35,10 +35,11 @@ const PODS: u32 = 1000;
 const WARMUP: Duration = Duration::from_secs(3);
 /// Answers that are waited for at most, beyond a window.
 const LATE: Duration = Duration::from_secs(15);
-/// As [`Cost::is_noisy`] says it of others: the generator's own lag, 99th percentile, microseconds.
+/// Largest lag of the generator in a clean window, 99th percentile, microseconds; see [`Cost::is_noisy`] for
+/// other limits.
 const LAG_US: f64 = 150.0;
 
-/// How long one of the webhooks took, milliseconds.
+/// Latency of one of the webhooks, milliseconds.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Latency {
@@ -64,7 +65,7 @@ impl Latency {
     }
 }
 
-/// What was measured.
+/// Figures of the webhooks.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WebhookFigures {
@@ -72,33 +73,33 @@ pub(super) struct WebhookFigures {
     rate: f64,
     profiles: u32,
     quotas: u32,
-    /// Bytes of a question, on average.
+    /// Bytes of a request, on average.
     review_bytes: usize,
     /// Pods that were due in the window.
     pods: u64,
     /// Pods without two answers.
     failed: u64,
-    /// `/mutate-pod`, from the instant at which it should have been asked.
+    /// `/mutate-pod`, from the instant at which it was due.
     pub(super) mutate: Latency,
     /// `/validate-pod`, from the answer of the other.
     pub(super) validate: Latency,
-    /// Both together, from the instant at which the first should have been asked.
+    /// Both together, from the instant at which the first was due.
     both: Latency,
     /// `/healthz` of the same server at the same rate, just before: what HTTPS and the machine cost.
     baseline: Latency,
-    /// How late the generator itself was, 99th percentile, microseconds.
+    /// Lag of the generator itself, 99th percentile, microseconds.
     send_lag_p99_us: f64,
-    /// Whether it ran at real-time priority.
+    /// True if the generator ran at real-time priority.
     realtime: bool,
     #[serde(flatten)]
     cost: Cost,
     /// Windows that were thrown away because the machine was busy with something else.
     rejected: u32,
-    /// Whether the window that is reported should have been, too.
+    /// True if the reported window should have been rejected, too.
     noisy: bool,
 }
 
-/// What the two webhooks are asked about one pod.
+/// Requests to the two webhooks about one pod.
 struct Questions {
     mutate: Bytes,
     validate: Bytes,
@@ -166,8 +167,8 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<W
     }
 }
 
-/// The questions about every pod. Each is asked once, so that what comes of the pod is known: the
-/// profile's class and batch resources.
+/// Returns the requests about every pod. Each is sent once to check the result: the profile's class and batch
+/// resources.
 async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<Questions>> {
     let mut all = Vec::new();
     for (index, pod) in objects::new_pods(PODS, args).into_iter().enumerate() {
@@ -194,7 +195,7 @@ async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<Questions>> {
     Ok(all)
 }
 
-/// What an answer makes of the pod that was asked about.
+/// Applies the patch of an answer to the pod of its request.
 fn patched(pod: &Value, answer: &[u8]) -> Result<Value> {
     let answer: Value = serde_json::from_slice(answer)?;
     let patch = answer["response"]["patch"].as_str().context("no patch")?;
@@ -204,7 +205,7 @@ fn patched(pod: &Value, answer: &[u8]) -> Result<Value> {
     Ok(changed)
 }
 
-/// The body of an answer.
+/// Sends a request and returns the body of the answer.
 async fn ask(client: &Client, path: &str, body: Bytes) -> Result<Vec<u8>> {
     let request = if body.is_empty() {
         http::Request::get(path)
@@ -220,7 +221,7 @@ async fn ask(client: &Client, path: &str, body: Bytes) -> Result<Vec<u8>> {
     Ok(bytes.to_vec())
 }
 
-/// What the generator saw in its window.
+/// Measurements of the generator in its window.
 struct Seen {
     due: u64,
     first: Histogram<u64>,
@@ -240,7 +241,7 @@ async fn load(rate: f64, seconds: Duration, client: &Client, asked: Option<Asked
     let (sender, seen) = oneshot::channel();
     // A thread of its own: its priority ends with it.
     std::thread::spawn(move || {
-        // Who no longer waits wants no answer.
+        // A receiver that no longer waits needs no answer.
         let _ = sender.send(generate(rate, seconds, &client, asked, &runtime));
     });
     seen.await.context("the generator")?

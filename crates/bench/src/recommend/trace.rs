@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 const FIVE_MINUTES_MS: i64 = 300_000;
 const DAY_MS: i64 = 86_400_000;
 
-/// What one machine used, by time.
+/// Usage of one machine, ordered by time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Series {
     pub(super) samples: Vec<Measured>,
 }
 
-/// One sample.
+/// Usage at one time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
     /// Milliseconds since 1970, or since the trace began.
@@ -26,8 +26,8 @@ pub(super) struct Measured {
     pub(super) memory: Option<f64>,
 }
 
-/// All series below a path. Files of the same name that hold one day each (PlanetLab) are one
-/// series, in the order of their directories.
+/// Reads all series below a path. Files of the same name that hold one day each (PlanetLab) are one series,
+/// in the order of their directories.
 pub(super) fn read(path: &Path) -> Result<Vec<Series>> {
     let mut files = Vec::new();
     walk(path, &mut files)?;
@@ -81,8 +81,8 @@ fn walk(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// GWA-T-12: `Timestamp [ms]` (which is seconds), cores, capacity in MHz, CPU in MHz, CPU in
-/// percent, memory capacity in KB, memory in KB, ... between semicolons and tabs.
+/// Parses GWA-T-12: `Timestamp [ms]` (which is seconds), cores, capacity in MHz, CPU in MHz, CPU in percent,
+/// memory capacity in KB, memory in KB, ... between semicolons and tabs.
 fn bitbrains(text: &str) -> Result<Vec<Measured>> {
     let mut samples = Vec::new();
     for line in text.lines().skip(1) {
@@ -121,7 +121,7 @@ fn percent_by_time(text: &str) -> Result<Vec<Measured>> {
     Ok(samples)
 }
 
-/// A percentage each five minutes.
+/// Parses a percentage each five minutes.
 fn percent_by_line(text: &str) -> Result<Vec<Measured>> {
     let mut samples = Vec::new();
     for (at, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! What the runtime proxy adds to calls of which the runtime does next to nothing.
+//! Time that the runtime proxy adds to calls that cost the runtime next to nothing.
 
 use super::lanes::{Client, Pod, client};
 use super::times::Spread;
@@ -8,18 +8,18 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How many calls are in progress when throughput is measured.
+/// Concurrent calls when throughput is measured.
 const PARALLEL: usize = 16;
 
 /// An image that no runtime has.
 const NO_IMAGE: &str = "koord.local/none:1";
 
-/// Where the same runtime is called.
+/// Sockets of the same runtime.
 pub(super) struct Sockets {
     pub(super) direct: PathBuf,
-    /// Through a proxy that has nobody to ask.
+    /// Through a proxy without a hook server.
     pub(super) silent: PathBuf,
-    /// Through one that asks koordlet.
+    /// Through one that calls koordlet.
     pub(super) asking: PathBuf,
 }
 
@@ -31,15 +31,15 @@ pub(super) struct CallFigures {
     /// answers, the request is changed, and the runtime looks the image up. Without the proxy.
     #[serde(rename = "directCreate")]
     pub(super) direct: Spread,
-    /// Through a proxy that has nobody to ask.
+    /// CreateContainer through a proxy without a hook server.
     #[serde(rename = "silentCreate")]
     pub(super) silent: Spread,
-    /// Through one that asks koordlet.
+    /// CreateContainer through one that calls koordlet.
     #[serde(rename = "askingCreate")]
     pub(super) asking: Spread,
-    /// Version, which nobody looks into.
+    /// Version, a call that the proxy passes on unread.
     direct_passed: Spread,
-    /// The same through the proxy.
+    /// Version through the proxy.
     proxy_passed: Spread,
     direct_creates_per_sec: f64,
     silent_creates_per_sec: f64,
@@ -72,7 +72,7 @@ impl Call {
         }
     }
 
-    /// One of each client, in turns, so that what else the machine does hits all.
+    /// Times the call on each client, in turns, so that other load on the machine affects all.
     async fn spread<const N: usize>(&self, clients: &mut [Client; N], calls: usize) -> [Spread; N] {
         let mut times = [const { Vec::new() }; N];
         for _ in 0..calls {

@@ -1,4 +1,4 @@
-//! The same container again and again, in each of the ways.
+//! Repeated creation of the same container, in each of the ways.
 
 use super::node::batch_pod;
 use super::times::Spread;
@@ -14,21 +14,21 @@ use tonic::transport::Channel;
 /// The container's name.
 const NAME: &str = "batch";
 
-/// A process says its limits and ends: shares, quota and memory limit where there are controllers of
-/// version 1, quota with period and memory limit elsewhere.
+/// Shell command of a process that prints its limits and ends: shares, quota and memory limit with
+/// controllers of version 1, quota with period and memory limit elsewhere.
 const SAYS: &str = "cd /sys/fs/cgroup; if [ -e cpu/cpu.shares ]; then \
     echo said $(cat cpu/cpu.shares cpu/cpu.cfs_quota_us memory/memory.limit_in_bytes); else \
     echo said $(cat cpu.max memory.max); fi";
 
-/// What it says with the half core and 64 MiB that the pod is about (shares are 1,024 a core).
+/// Output with the half core and 64 MiB of the pod (shares are 1,024 a core).
 const ADJUSTED: [&str; 2] = ["said 512 50000 67108864", "said 50000 100000 67108864"];
 
-/// How long a process may take until it has spoken.
+/// Time limit for a process to print its limits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) type Client = RuntimeServiceClient<Channel>;
 
-/// A client of the runtime at a socket, or of a proxy there.
+/// Returns a client of the runtime at a socket, or of a proxy there.
 pub(super) fn client(socket: &Path) -> Client {
     RuntimeServiceClient::new(grpc::connect(socket))
         .max_decoding_message_size(grpc::MESSAGE_LIMIT)
@@ -43,7 +43,7 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    /// The call that creates the container for the `attempt`th time.
+    /// Returns the call that creates the container for the `attempt`th time.
     pub(super) fn create(&self, attempt: u32, image: &str) -> cri::CreateContainerRequest {
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata {
@@ -75,12 +75,12 @@ impl Pod {
     }
 }
 
-/// One way.
+/// One way to create containers.
 pub(super) struct Lane {
     client: Client,
     pod: Pod,
     logs: PathBuf,
-    /// Whether somebody is to adjust its containers.
+    /// True if koordlet is to adjust its containers.
     adjusts: bool,
     /// Containers so far.
     made: u32,
@@ -90,10 +90,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A batch pod of this UID in the runtime, called at `socket`.
+    /// Creates a batch pod of this UID in the runtime, called at `socket`.
     ///
-    /// # Errors
-    /// When there is no such pod to be had.
+    /// When the pod cannot be created.
     pub(super) async fn open(
         runtime: &Containerd,
         uid: &str,
@@ -157,8 +156,7 @@ impl Lane {
 
     /// Creates, starts and removes a container; its times are kept unless it is for `practice`.
     ///
-    /// # Errors
-    /// When the runtime refuses a call, or the container was adjusted though nobody was asked.
+    /// When the runtime refuses a call, or a container without hooks was adjusted.
     pub(super) async fn container(&mut self, practice: bool) -> Result<()> {
         let attempt = self.made;
         self.made += 1;
@@ -188,12 +186,12 @@ impl Lane {
             tracing::warn!(attempt, said, "a container is not adjusted");
             self.unadjusted += 1;
         }
-        // Otherwise nothing would be shown by those that are.
+        // Otherwise adjusted containers would prove nothing.
         anyhow::ensure!(self.adjusts || !adjusted, "adjusted, and nobody was asked");
         Ok(())
     }
 
-    /// As a kubelet does: again, while the runtime has not seen yet that the process has ended.
+    /// Removes the container like a kubelet: retries while the runtime has not seen the end of the process.
     async fn remove(&mut self, container_id: String) -> Result<(), tonic::Status> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -217,17 +215,17 @@ impl Lane {
         (self.create.len(), self.unadjusted)
     }
 
-    /// Of CreateContainer.
+    /// Returns the times of CreateContainer.
     pub(super) fn create_times(&self) -> Spread {
         Spread::of(&self.create)
     }
 
-    /// Of CreateContainer and StartContainer together.
+    /// Returns the times of CreateContainer and StartContainer together.
     pub(super) fn start_times(&self) -> Spread {
         Spread::of(&self.start)
     }
 
-    /// The runtime's name and version.
+    /// Returns the runtime's name and version.
     ///
     /// # Errors
     /// When it does not answer.
@@ -241,7 +239,7 @@ impl Lane {
     }
 }
 
-/// The line that a container's process has written; empty when none comes.
+/// Reads the line that a container's process has written; empty if there is none in time.
 async fn said(log: &Path) -> String {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {

@@ -17,13 +17,13 @@ use std::time::Duration;
 
 const NODE: &str = "bench";
 
-/// What koordlet counts its answers by.
+/// Histogram of koordlet's answers.
 const ANSWERS: &str = "koordlet_runtime_request_duration_milliseconds";
 
-/// How long an agent may take until it is asked.
+/// Time limit for an agent to get its first request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The group of a batch pod, as a kubelet makes it.
+/// Makes the cgroup of a batch pod, as a kubelet does.
 ///
 /// # Errors
 /// When it cannot be made.
@@ -35,12 +35,14 @@ pub(super) fn batch_pod(groups: &Groups, uid: &str) -> Result<CgroupPath> {
     Ok(path)
 }
 
-/// An API server with a node that has no pods: what agents know of those is what they are told.
+/// An API server with a node that has no pods: agents get the pods from the runtime only.
 pub(super) struct Cluster {
     local: LocalServer,
 }
 
 impl Cluster {
+    /// Starts an API server with the node.
+    ///
     /// # Errors
     /// When it cannot be started.
     pub(super) async fn start(directory: &Path) -> Result<Self> {
@@ -50,17 +52,16 @@ impl Cluster {
         Ok(Self { local })
     }
 
-    /// An agent that is asked already when this returns.
+    /// Starts an agent and waits for its first request.
     ///
-    /// # Errors
-    /// When nobody asks it.
+    /// When it gets no request in time.
     pub(super) async fn agent(&self, groups: &Groups, by: Asked<'_>) -> Result<Agent> {
         let mut runtime = Config::default();
         match by {
             Asked::ByRuntime(socket) => {
                 runtime.mode = Mode::Nri;
                 socket.clone_into(&mut runtime.nri.socket);
-                // Nobody else's registration is to be removed.
+                // The registrations of other agents stay.
                 runtime.server.directory = socket.with_extension("hooks");
             }
             Asked::ByProxy(directory, socket) => {
@@ -115,8 +116,7 @@ impl Cluster {
     }
 }
 
-/// Who asks an agent: a runtime at its socket, or a proxy that reads this directory and calls this
-/// socket.
+/// Caller of an agent: a runtime at its socket, or a proxy that reads this directory and calls this socket.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Asked<'a> {
     ByRuntime(&'a Path),
@@ -148,7 +148,7 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// The sum over the rows of a family.
+    /// Returns the sum over the rows of a metric family.
     fn metric(&self, name: &str, value: fn(&prometheus::proto::Metric) -> f64) -> f64 {
         let families = self.ctx.metrics.gather();
         let found = families.iter().filter(|family| family.name() == name);
@@ -180,7 +180,7 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// Serves at `socket`; who is asked stands in `hooks`.
+    /// Serves at `socket`, with the hook servers registered in `hooks`.
     ///
     /// # Errors
     /// When it cannot serve.

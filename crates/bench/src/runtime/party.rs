@@ -1,16 +1,18 @@
-//! Agents and proxies, which are processes of their own on a node: here each is a thread, on what its
-//! process runs on.
+//! Threads for agents and proxies, which are separate processes on a node: each thread has the same kind of
+//! runtime as its process.
 
 use anyhow::{Context as _, Result, anyhow};
 use koord_app::daemon;
 use std::thread::JoinHandle;
 
-/// One that runs.
+/// A future that runs on its own thread.
 pub(super) struct Party<T>(JoinHandle<T>);
 
 impl<T: Send + 'static> Party<T> {
+    /// Runs `run` on a thread with this name.
+    ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When the thread cannot be started.
     pub(super) fn start(name: &str, run: impl Future<Output = T> + Send + 'static) -> Result<Self> {
         let runtime = daemon::one_thread()?;
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -22,7 +24,7 @@ impl<T: Send + 'static> Party<T> {
         self.0.is_finished()
     }
 
-    /// What it ends with.
+    /// Waits for the future and returns its output.
     ///
     /// # Errors
     /// When it panicked.

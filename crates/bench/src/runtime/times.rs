@@ -13,7 +13,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Of all times measured; 0 of none.
+    /// Returns the percentiles of the times; 0 without any.
     pub(super) fn of(times: &[Duration]) -> Self {
         let mut times = times.to_vec();
         let mut at = |percent| time_percentile(&mut times, percent).as_secs_f64() * 1000.0;

@@ -1,5 +1,5 @@
-//! What the benchmark reads of pods, and how it creates them: as little as a load generator can, because its
-//! work is part of the CPU time that is measured.
+//! Pods as the benchmark reads and creates them: with as little work as possible, because a load generator's
+//! work is part of the measured CPU time.
 
 use bytes::Bytes;
 use k8s_openapi::api::core::v1::Pod;

@@ -15,9 +15,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
-/// How long a scheduler may take to start.
+/// Time limit for a scheduler to start.
 const START: Duration = Duration::from_secs(60);
-/// How often it is looked whether it has.
+/// Interval between two checks whether it has started.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const PROBE: &str = "probe";
 
@@ -32,7 +32,7 @@ pub(super) enum Running {
 }
 
 impl Running {
-    /// Ours, as a task.
+    /// Starts our scheduler as a task.
     pub(super) fn inside(options: &bench::Options, client: Client) -> Self {
         let context = Context::new();
         // Without a configuration file every koord plugin is on, with one kube-scheduler's are.
@@ -52,7 +52,7 @@ impl Running {
         }
     }
 
-    /// Another program; `{kubeconfig}` in its arguments is replaced.
+    /// Starts another program; `{kubeconfig}` in its arguments is replaced.
     pub(super) fn outside(command: &str, kubeconfig: &Path) -> Result<Self> {
         let kubeconfig = kubeconfig.to_string_lossy();
         let mut words = command
@@ -63,7 +63,7 @@ impl Running {
         Ok(Self::Outside(process.context("--scheduler")?))
     }
 
-    /// Waits until it places pods. Another program is tried with a pod of its own.
+    /// Waits until it places pods. Another program is tested with a pod of its own.
     pub(super) async fn ready(&mut self, client: &Client, objects: &ApiObjects) -> Result<()> {
         let until = Instant::now() + START;
         match self {
@@ -99,7 +99,7 @@ impl Running {
         Ok(())
     }
 
-    /// CPU time so far: of its process, which for ours is this one.
+    /// Returns the CPU time so far of the scheduler's process, which for ours is this one.
     pub(super) fn cpu(&self) -> Duration {
         match self {
             Self::Inside { .. } => meter::cpu_time(),
@@ -107,7 +107,7 @@ impl Running {
         }
     }
 
-    /// Memory now, of the same process.
+    /// Returns the memory of the scheduler's process, which for ours is this one.
     pub(super) fn rss_mib(&self) -> f64 {
         match self {
             Self::Inside { .. } => meter::rss_mib(),
