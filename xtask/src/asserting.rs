@@ -1,9 +1,8 @@
-//! Which tests assert nothing: they pass whatever the code does, and look like proof.
+//! Finds tests that assert nothing: they pass whatever the code does, and look like proof.
 //!
-//! A test asserts when it holds an asserting macro, asks for an error (`unwrap_err`, `expect_err`),
-//! or calls a function of its crate's tests, or of a `testing` module, that does. Functions are
-//! known by name alone, so a test can pass for asserting through a namesake; the other way round
-//! cannot be.
+//! A test asserts when it contains an asserting macro, requires an error (`unwrap_err`, `expect_err`), or
+//! calls a function of its crate's tests, or of a `testing` module, that does. Functions are matched by name
+//! alone, so a test can count as asserting because of a namesake; a test that asserts is never reported.
 
 use anyhow::{Context, Result};
 use proc_macro2::{TokenStream, TokenTree};
@@ -12,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
-/// What one function does, as far as assertions go.
+/// Assertions and calls of one function.
 #[derive(Default)]
 struct Function {
     asserts: bool,
@@ -22,17 +21,17 @@ struct Function {
 /// The functions of a crate's tests.
 #[derive(Default)]
 struct Tests {
-    /// By name; namesakes count as one.
+    /// Functions by name; namesakes count as one.
     functions: BTreeMap<String, Function>,
-    /// The tests themselves: file, name, and what they do.
+    /// The tests themselves: file, name, and assertions and calls.
     tests: Vec<(PathBuf, String, Function)>,
 }
 
-/// Tests in `sources` (paths with their text) that assert nothing, one sentence each.
+/// Returns the tests in `sources` (paths with their text) that assert nothing, one sentence each.
 ///
 /// # Errors
 ///
-/// A source that is no Rust.
+/// When a source is not valid Rust.
 pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<PathBuf, Tests> = BTreeMap::new();
     let mut shared = Tests::default();
@@ -74,7 +73,7 @@ fn is_shared(path: &Path) -> bool {
     path.ends_with("src/testing.rs") || path.ends_with("src/testing/mod.rs")
 }
 
-/// The names of all functions that assert, by themselves or through others.
+/// Returns the names of all functions that assert, by themselves or through others.
 fn asserting(of: [&Tests; 2]) -> BTreeSet<String> {
     let all = || of.iter().flat_map(|tests| &tests.functions);
     let mut found: BTreeSet<String> = BTreeSet::new();
@@ -127,7 +126,7 @@ pub(crate) fn for_tests(attributes: &[syn::Attribute]) -> bool {
 
 struct Reader<'a> {
     path: &'a Path,
-    /// Whether everything here is for tests.
+    /// True if all items here are for tests.
     in_tests: bool,
     known: &'a mut Tests,
 }

@@ -1,6 +1,6 @@
-//! Circles among the parts of a module or a crate: its files and folders, which may know each other in one
-//! direction only. What the module's own file declares is common to all of them and does not count,
-//! but a name that it passes on from a part does.
+//! Circles among the parts of a module or a crate: its files and folders, whose imports may go in one
+//! direction only. Declarations in the module's own file are common to all of them and do not count, but a
+//! name that it re-exports from a part does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -68,7 +68,7 @@ pub(crate) fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
     graph
 }
 
-/// The source without comments and tests.
+/// Returns the source without comments and tests.
 fn code(text: &str) -> String {
     let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
     let lines = text[..end].lines();
@@ -80,7 +80,7 @@ fn code(text: &str) -> String {
     out
 }
 
-/// What a module's own file gives on: name to part.
+/// Returns the names that a module's own file re-exports, with their part.
 fn passed_on(text: &str, parts: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     for (at, _) in text.match_indices("use ") {
@@ -97,7 +97,7 @@ fn passed_on(text: &str, parts: &BTreeSet<String>) -> BTreeMap<String, String> {
     out
 }
 
-/// The first words behind `prefix`, of a list of all its elements.
+/// Returns the first words after `prefix`; of a list, those of all its elements.
 fn named(code: &str, prefix: &str) -> Vec<String> {
     let word = |text: &str| -> String {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
@@ -134,7 +134,7 @@ fn named(code: &str, prefix: &str) -> Vec<String> {
     out
 }
 
-/// The parts that `start` reaches and that reach it, if there are any.
+/// Returns the parts that `start` reaches and that reach it, if there are any.
 fn circle(graph: &Graph, start: &str) -> Option<Vec<String>> {
     let reached = |from: &str| -> BTreeSet<String> {
         let mut seen = BTreeSet::new();

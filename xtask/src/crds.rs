@@ -1,6 +1,6 @@
-//! `cargo xtask crds DIR [VERSION]` rewrites the summary of upstream's custom resource definitions
-//! that a test of koord-api compares ours with. DIR is a checkout of Koordinator, VERSION what the
-//! summary says it was; without it, git is asked.
+//! `cargo xtask crds DIR [VERSION]` rewrites the summary of upstream's custom resource definitions that a
+//! test of koord-api compares ours with. DIR is a checkout of Koordinator, VERSION the version for the
+//! summary's first line; by default the commit that git reports.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -10,9 +10,9 @@ use std::process::Command;
 #[path = "../../crates/api/tests/it/summary.rs"]
 mod summary;
 
-/// Where the summary stands, from the root of the workspace.
+/// Path of the summary in the workspace.
 const SUMMARY: &str = "crates/api/tests/it/upstream-crds.txt";
-/// Where the definitions stand in upstream's repository.
+/// Path of the definitions in upstream's repository.
 const BASES: &str = "config/crd/bases";
 
 /// Rewrites the summary; its comment stays, but for its first line.
@@ -69,7 +69,7 @@ fn indented(text: &str) -> String {
     out
 }
 
-/// The commit of a checkout.
+/// Returns the commit of a checkout.
 fn head(from: &Path) -> Result<String> {
     let output = Command::new("git")
         .args(["rev-parse", "--short=8", "HEAD"])

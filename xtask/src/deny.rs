@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// What deny.toml says, as far as this checks it.
+/// The parts of deny.toml that this checks.
 #[derive(Deserialize)]
 struct Rules {
     licenses: Licenses,
@@ -42,7 +42,7 @@ struct LockedPackage {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for the workspace's own.
+    /// `None` for the workspace's own packages.
     source: Option<String>,
 }
 

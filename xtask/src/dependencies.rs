@@ -11,7 +11,8 @@ pub(crate) enum Kind {
     Build,
 }
 
-/// Whether one of `sources`, given relative to the package, uses the dependency `name` as its kind allows.
+/// Returns true if one of `sources`, given relative to the package, uses the dependency `name` as its kind
+/// allows.
 pub(crate) fn is_used(name: &str, kind: Kind, sources: &[(&Path, &str)]) -> bool {
     let name = name.replace('-', "_");
     sources.iter().any(|(path, text)| {
@@ -24,7 +25,7 @@ pub(crate) fn is_used(name: &str, kind: Kind, sources: &[(&Path, &str)]) -> bool
     })
 }
 
-/// Whether `text` has `name` outside of comments as the start of a path or in a `use`.
+/// Returns true if `text` has `name` outside of comments as the start of a path or in a `use`.
 fn names_crate(text: &str, name: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     text.lines().any(|line| {

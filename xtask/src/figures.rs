@@ -31,7 +31,7 @@ struct Measurement {
     id: String,
     /// The command as a reader types it; `koord` is the release build's.
     command: String,
-    /// How many times the command runs; a figure is the range of its values.
+    /// Number of runs of the command; a figure is the range of its values.
     repeat: usize,
     commit: String,
     date: String,
@@ -46,7 +46,7 @@ struct Figure {
     unit: String,
     /// The value's place in the command's JSON, as a JSON pointer.
     from: String,
-    /// What the value is multiplied with to be of the unit.
+    /// Factor that converts the value to the unit.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     scale: f64,
     /// Significant digits of the text.
@@ -397,7 +397,7 @@ fn build(root: &Path) -> Result<(PathBuf, String)> {
     Ok((root.join(target).join("release/koord"), commit))
 }
 
-/// Runs a measurement's command as often as it says, and returns the values of each figure.
+/// Runs a measurement's command [`Measurement::repeat`] times, and returns the values of each figure.
 fn values(measurement: &Measurement, program: &Path) -> Result<Vec<Vec<f64>>> {
     let directory = tempfile::tempdir().context("failed to create a directory")?;
     let file = directory.path().join("figures.json");

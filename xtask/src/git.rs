@@ -1,4 +1,4 @@
-//! What the repository's history tells about a commit.
+//! Queries to the repository's history.
 
 use anyhow::{Context, Result};
 use std::process::Command;
@@ -26,7 +26,7 @@ pub(crate) fn output(args: &[&str]) -> Result<Option<String>> {
     Ok(output.status.success().then_some(text))
 }
 
-/// Whether the whole history is here: neither a shallow clone nor a copy without one.
+/// Returns true if the whole history is here: neither a shallow clone nor a copy without one.
 pub(crate) fn is_complete() -> bool {
     static COMPLETE: OnceLock<bool> = OnceLock::new();
     *COMPLETE.get_or_init(|| {

@@ -173,7 +173,7 @@ fn missing_documents(sources: &[(PathBuf, String)], exists: &dyn Fn(&Path) -> bo
     faults
 }
 
-/// Whether `word` is written as an abbreviated commit is: hexadecimal, with digits and letters.
+/// Returns true if `word` looks like an abbreviated commit: hexadecimal, with digits and letters.
 fn is_commit(word: &str) -> bool {
     let hex = |c: char| matches!(c, '0'..='9' | 'a'..='f');
     (7..=40).contains(&word.len())

@@ -4,8 +4,8 @@
 //!
 //! * crates depend on each other only along the edges of docs/architecture.md, no product on a lab crate, and each
 //!   program is built of the packages that xtask/trees lists (see [`packages`]);
-//! * the modules of the API server know each other only along the edges of its `lib.rs`; the parts of such a module go
-//!   in no circle (see [`circles`]);
+//! * the modules of the API server import each other only along the edges of its `lib.rs`; the parts of such a module
+//!   do not import each other in circles (see [`circles`]);
 //! * modules of a crate do not import each other in circles (see [`circles`]);
 //! * types with many methods get no more (see [`methods`]);
 //! * no plugin of the scheduler imports another plugin (see [`plugins`]), and each lists the roles that it implements
@@ -14,9 +14,9 @@
 //! * every member inherits the workspace's lints;
 //! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
 //! * subjects of commits are `area: imperative subject` (see [`commits`]);
-//! * no crate has more words that a newcomer stumbles over, and types of one name, than its budget (see [`words`]);
+//! * no crate has more unclear words, and types of one name, than its budget (see [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
-//!   no file that has outgrown its reader;
+//!   no file that is too long;
 //! * tests of no crate sleep at more places than its budget (see [`sleeps`]);
 //! * sources use the dependencies that their manifests name, and the gate has a rule for each need of a skipped
 //!   test (see [`dependencies`]);
@@ -50,8 +50,8 @@ mod test_run;
 mod types;
 mod words;
 
-/// What the modules of crates/apiserver may name of each other, as `module` or `module::Item`;
-/// `kinds` is the crate of that name.
+/// Names that the modules of crates/apiserver may use of each other, as `module` or `module::Item`; `kinds`
+/// is the crate of that name.
 const MODULES: &[(&str, &[&str])] = &[
     ("kinds", &[]),
     ("store", &["kinds::Index", "kinds::TableId"]),
@@ -62,8 +62,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("server", &["authz", "kinds", "rest", "store"]),
 ];
 
-/// The modules of crates/apiserver whose parts must not go in a circle, and a crate. A log, its tables and their
-/// watchers are one thing: the store is not among them.
+/// The modules of crates/apiserver whose parts must not import each other in a circle, and a crate. A log,
+/// its tables and their watchers are one thing: the store is not among them.
 const NO_CIRCLES: [&str; 7] = [
     "object/src",
     "kinds/src",
@@ -74,7 +74,8 @@ const NO_CIRCLES: [&str; 7] = [
     "apiserver/src/server",
 ];
 
-/// Lines of a source file, tests and generated ones aside, after which it wants a split by meaning.
+/// Most lines of a source file, without tests; generated files are exempt. A longer one must be split by
+/// meaning.
 const LONG: usize = 900;
 
 fn main() -> Result<()> {
@@ -254,7 +255,7 @@ fn collect(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Resul
     Ok(())
 }
 
-/// The module of crates/apiserver that a file belongs to, and what it may name.
+/// Returns the module of crates/apiserver that a file belongs to, and the names that it may use.
 fn module_of(path: &Path) -> Option<(&'static str, &'static [&'static str])> {
     let path = path.strip_prefix("crates/apiserver/src").ok()?;
     let first = path.iter().next()?.to_str()?;
@@ -263,7 +264,7 @@ fn module_of(path: &Path) -> Option<(&'static str, &'static [&'static str])> {
     Some(*known)
 }
 
-/// What a line names of the crate's modules: `crate::store::{Index, Key}` is `store::Index` and
+/// Returns the names of the crate's modules in a line: `crate::store::{Index, Key}` is `store::Index` and
 /// `store::Key`.
 fn named_of_crate(code: &str) -> Vec<String> {
     let word = |text: &str| -> String {
@@ -338,7 +339,7 @@ fn source_faults(path: &Path, text: &str) -> Vec<String> {
     faults
 }
 
-/// Whether `word` stands in `code` outside string literals, as a word of its own.
+/// Returns true if `code` has `word` outside string literals, as a whole word.
 fn has_word(code: &str, word: &str) -> bool {
     let outside: String = code
         .split('"')

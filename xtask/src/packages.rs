@@ -1,8 +1,8 @@
-//! Which packages of the workspace may depend on which, and what each program is built of.
+//! Checks which packages of the workspace depend on which, and the packages that each program is built of.
 //!
-//! Product is what a cluster's operator installs, with its programs below `bins`. Lab is what shows that the product
-//! works: the embedded API server, simulated nodes, demos, benchmarks. Lab uses product; product never uses lab,
-//! except in integration tests.
+//! Product is the software that a cluster's operator installs, with its programs below `bins`. Lab shows that
+//! the product works: the embedded API server, simulated nodes, demos, benchmarks. Lab uses product; product
+//! never uses lab, except in integration tests.
 
 use crate::{dependencies, features};
 use anyhow::{Context, Result, bail};
@@ -14,11 +14,11 @@ use std::process::Command;
 /// A part of the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wing {
-    /// A library of what is installed.
+    /// A library of the product.
     Product,
     /// A package with one program and nothing else.
     Bin,
-    /// What is for development, demonstration and measurement.
+    /// A package for development, demonstration and measurement.
     Lab,
 }
 
@@ -226,8 +226,8 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ("xtask", Wing::Lab, &[]),
 ];
 
-/// What any package's tests may use besides its edges: the embedded API server is the test cluster, and
-/// the runtime's proxy asks koordlet; simulated nodes say what becomes of pods.
+/// Packages that any package's tests may use in addition to its edges: the embedded API server is the test
+/// cluster, the runtime's proxy calls koordlet, and simulated nodes run pods.
 const TESTS: &[&str] = &[
     "koord-apiserver",
     "koord-kube",
@@ -252,7 +252,7 @@ const UNIT_TESTS_WITH_LAB: &[&str] = &[
 /// The folder of the committed lists of the packages that programs are built of.
 const TREES: &str = "xtask/trees";
 
-/// What releases are built for.
+/// Target of the release builds.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 fn wing_of(name: &str) -> Option<Wing> {

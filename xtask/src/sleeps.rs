@@ -1,8 +1,8 @@
-//! Tests that sleep: they take the time that they sleep, and fail on a machine that is slower than their author's.
+//! Counts sleeps of tests: they make tests slow, and fail on a machine that is slower than their author's.
 //!
-//! A test waits for an event, or runs with paused time, where a sleep takes none. What is left of other sleeps is
-//! counted, per crate, in `xtask/sleeps.toml`, and the numbers only fall. A helper of tests counts although tests with
-//! paused time call it: it is not known which do.
+//! A test should wait for an event, or run in paused time, where a sleep takes none. Remaining sleeps are
+//! counted per crate in `xtask/sleeps.toml`, and the numbers only fall. A helper of tests counts even if only
+//! tests in paused time call it, because callers are not tracked.
 
 use crate::asserting::{for_tests, test_files};
 use anyhow::{Context, Result};
@@ -78,7 +78,7 @@ fn compare(budgets: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> 
 
 /// Counts sleeps in the test code of a file.
 struct Counter {
-    /// Whether everything that is visited is for tests.
+    /// True if all visited items are for tests.
     in_tests: bool,
     sleeps: usize,
 }

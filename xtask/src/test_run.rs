@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many test programs run at the same time.
+/// Number of test programs that run at the same time.
 const LANES: usize = 2;
 /// The test programs that take longest, the longest first. They start first, so that none is left at the end.
 const LONGEST: [&str; 12] = [
@@ -35,10 +35,10 @@ const TIME_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// The variable that names the file to which skipped tests are added; see `koord_host::testing`.
 const SKIPPED_FILE: &str = "KOORD_SKIPPED";
 
-/// What the command line selects.
+/// Selection on the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Selection {
-    /// The whole workspace when empty.
+    /// Packages to test; empty: the whole workspace.
     packages: Vec<String>,
     /// Filters and options of the test programs.
     arguments: Vec<String>,
@@ -192,7 +192,7 @@ fn parse_counts(output: &str) -> Option<TestCounts> {
     Some(TestCounts { passed, failed })
 }
 
-/// How a test program ended.
+/// Result of a test program.
 struct ProgramResult {
     name: String,
     took: Duration,

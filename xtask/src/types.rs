@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Where the table stands, from the root of the workspace.
+/// Path of the table in the workspace.
 const TABLE: &str = "crates/object/src/schema/types.txt";
 
-/// Types whose JSON is not what their Go declaration says, with the letter of the table.
+/// Types whose JSON differs from their Go declaration, with the letter of the table.
 const SPECIAL: &[(&str, &str)] = &[
     ("meta/v1.Time", "t"),
     ("meta/v1.MicroTime", "u"),
@@ -54,7 +54,7 @@ struct Member {
     tags: String,
 }
 
-/// One Go package.
+/// Declarations and imports of one Go package.
 #[derive(Default)]
 struct Package {
     declarations: BTreeMap<String, Declaration>,
@@ -64,8 +64,7 @@ struct Package {
 
 /// Rewrites the table.
 ///
-/// # Errors
-/// When a source cannot be read, or says what this parser does not know.
+/// When a source cannot be read, or has syntax that this parser does not support.
 pub(crate) fn run(root: &Path, from: PathBuf, version: Option<String>) -> Result<()> {
     let path = root.join(TABLE);
     let old = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -78,7 +77,7 @@ pub(crate) fn run(root: &Path, from: PathBuf, version: Option<String>) -> Result
     std::fs::write(&path, new).with_context(|| path.display().to_string())
 }
 
-/// The new text of the table.
+/// Returns the new text of the table.
 fn table(old: &str, sources: &mut Sources) -> Result<String> {
     let mut todo: BTreeSet<String> = old
         .lines()
@@ -192,7 +191,7 @@ fn marker<'a>(markers: &'a [String], name: &str) -> Option<&'a str> {
         .find_map(|m| m.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// What a type is in the table.
+/// Text of a type in the table.
 #[derive(Default)]
 struct Shown {
     text: String,
@@ -264,7 +263,7 @@ impl Sources {
             .with_context(|| format!("{package} does not declare {name}"))
     }
 
-    /// The line of one type, and the types it names.
+    /// Returns the line of one type, and adds the types it names to `used`.
     fn line(&mut self, full: &str, used: &mut BTreeSet<String>) -> Result<String> {
         let Declaration {
             markers,

@@ -1,15 +1,16 @@
-//! Words of comments and messages that a newcomer stumbles over, and what stands in their place; and type names
-//! that a crate has more than once, so that a search finds several.
+//! Words of comments and messages that are unclear to newcomers, with their replacements; and type names that
+//! a crate has more than once, so that a search finds several.
 //!
-//! Each crate has a budget of them in `xtask/words.toml`, which only falls: new text is free of them, old text is
-//! mended crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the budgets.
+//! Each crate has a budget of them in `xtask/words.toml`, which only falls: new text is free of them, old
+//! text is reworded crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the
+//! budgets.
 
 use anyhow::{Context, Result, bail};
 use regex::{Regex, RegexSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Where a pattern is looked for.
+/// Part of a line that a pattern is searched in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Comments, and string literals.

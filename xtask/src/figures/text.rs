@@ -10,7 +10,7 @@ const MARKER: &str = "<!-- figures:";
 pub(super) struct Marker {
     pub(super) line: usize,
     pub(super) ids: Vec<String>,
-    /// From the marker's end to the next empty line or marker.
+    /// Range from the marker's end to the next empty line or marker.
     pub(super) body: Range<usize>,
 }
 
@@ -63,7 +63,7 @@ fn match_words(document: &str, at: usize, figure: &str) -> Option<usize> {
     Some(document.len() - rest.len())
 }
 
-/// Whether a number goes on: with a digit, or with a point or comma and a digit.
+/// Returns true if a number continues: with a digit, or with a point or comma and a digit.
 fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
     match chars.next() {
         Some('.' | ',') => chars.next().is_some_and(|c| c.is_ascii_digit()),
