@@ -64,6 +64,7 @@ struct Package {
 
 /// Rewrites the table.
 ///
+/// # Errors
 /// When a source cannot be read, or has syntax that this parser does not support.
 pub(crate) fn run(root: &Path, from: PathBuf, version: Option<String>) -> Result<()> {
     let path = root.join(TABLE);

@@ -92,6 +92,7 @@ const PORT_PATIENCE: Duration = Duration::from_secs(5);
 /// Returns the address for the API server, and a note if the usual port is taken and any free one is used
 /// instead.
 ///
+/// # Errors
 /// When the requested port stays taken.
 pub(crate) async fn find_port(asked: Option<u16>) -> Result<(SocketAddr, Option<String>)> {
     find_port_like(asked, PORT, PORT_PATIENCE).await

@@ -91,7 +91,8 @@ impl Cluster {
 
 /// Runs all futures, [`WRITERS`] at a time.
 ///
-/// The first error.
+/// # Errors
+/// The error of the first future that fails.
 pub(super) async fn each<F: Future<Output = Result<()>>>(
     work: impl Iterator<Item = F>,
 ) -> Result<()> {

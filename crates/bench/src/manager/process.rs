@@ -139,7 +139,8 @@ impl Manager {
 
     /// Fails when it has ended.
     ///
-    /// The end of its log.
+    /// # Errors
+    /// When it has ended, with the end of its log.
     pub(super) fn alive(&mut self) -> Result<()> {
         self.process.check_running()
     }

@@ -92,6 +92,7 @@ pub(super) struct Lane {
 impl Lane {
     /// Creates a batch pod of this UID in the runtime, called at `socket`.
     ///
+    /// # Errors
     /// When the pod cannot be created.
     pub(super) async fn open(
         runtime: &Containerd,
@@ -156,6 +157,7 @@ impl Lane {
 
     /// Creates, starts and removes a container; its times are kept unless it is for `practice`.
     ///
+    /// # Errors
     /// When the runtime refuses a call, or a container without hooks was adjusted.
     pub(super) async fn container(&mut self, practice: bool) -> Result<()> {
         let attempt = self.made;

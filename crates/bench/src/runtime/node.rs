@@ -54,6 +54,7 @@ impl Cluster {
 
     /// Starts an agent and waits for its first request.
     ///
+    /// # Errors
     /// When it gets no request in time.
     pub(super) async fn agent(&self, groups: &Groups, by: Asked<'_>) -> Result<Agent> {
         let mut runtime = Config::default();

@@ -63,6 +63,7 @@ impl SimulatedCluster {
 
     /// Does `work`, and fails if a component ends before: results without it mean nothing.
     ///
+    /// # Errors
     /// When the work fails, or a component ends.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
