@@ -48,7 +48,8 @@ enum Command {
     /// Run koordlet on this node; its flags follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Koordlet(Flags),
-    /// Say in a NodeResourceTopology what is free in each NUMA node of this machine; its flags follow.
+    /// Publish the free resources of each NUMA node of this machine in a NodeResourceTopology; its flags
+    /// follow.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     TopologyExporter(Flags),
     /// Run koord-runtime-proxy on this node; its flags follow.

@@ -66,9 +66,9 @@ pub struct Options {
     pub simulated_nodes: usize,
     /// If set, this machine's node has [`koord_node::host_taint`] when there are simulated nodes.
     pub host_taint: bool,
-    /// The NUMA nodes of simulated nodes. With them and policy single-numa-node, the scheduler keeps
-    /// pods off nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy
-    /// and scope pod, NodeNUMAResource aligns by its own books, and some may be refused.
+    /// NUMA nodes of simulated nodes. With them and policy single-numa-node, the scheduler keeps pods off
+    /// nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy and scope pod,
+    /// NodeNUMAResource aligns by its own allocations, and kubelets may refuse some pods.
     pub topology: Option<koord_sim::Layout>,
     /// Directory of files that describe accelerators of this machine. If set, devices are reported.
     pub device_files: Option<PathBuf>,
@@ -437,7 +437,7 @@ impl Cluster {
         Some(address)
     }
 
-    /// Serves what koordlet hands over, once.
+    /// Serves koordlet's routes, once.
     fn koordlet_server(&self, listener: std::net::TcpListener) -> RouteServer {
         let (access, stop) = (self.access.clone(), self.context.shutdown.clone());
         let listener = Mutex::new(Some(listener));
@@ -448,8 +448,8 @@ impl Cluster {
         })
     }
 
-    /// Leaves in the cluster where its parts are to be asked, for `koord explain` and others that
-    /// only have a kubeconfig.
+    /// Writes the addresses of the components to a ConfigMap, for `koord explain` and other clients that only
+    /// have a kubeconfig.
     async fn tell_addresses(&self) -> Result<()> {
         let url = |address: Option<SocketAddr>| {
             address.map_or_else(String::new, |address| format!("http://{address}"))

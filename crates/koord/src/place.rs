@@ -78,8 +78,8 @@ pub(crate) fn make_private(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Keeps all files that this process makes from now on for its user. What it starts for others has a
-/// mask of its own.
+/// Makes all files that this process creates from now on private to its user. Child processes for others set
+/// their own mask.
 pub(crate) fn keep_files_private() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
@@ -129,7 +129,7 @@ async fn find_port_like(
 /// The control groups of one cluster's pods.
 #[derive(Debug)]
 pub(crate) struct Groups {
-    /// Above `kubepods`: the root for the machine's first cluster, a group of its own for others.
+    /// Parent of `kubepods`: the root for the machine's first cluster, a separate cgroup for others.
     pub(crate) parent: CgroupPath,
     /// The other cluster that holds the root cgroup, if this one does not.
     pub(crate) beside: Option<Holder>,

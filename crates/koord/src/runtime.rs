@@ -48,7 +48,7 @@ impl Chosen {
 }
 
 impl Args {
-    /// Asks the runtime, if one was named. koordlet's own socket, for a proxy, will be in `data_dir`.
+    /// Connects to the runtime, if one was named. koordlet's own socket, for a proxy, will be in `data_dir`.
     ///
     /// # Errors
     /// When it does not answer as a runtime.

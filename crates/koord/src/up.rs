@@ -57,7 +57,7 @@ pub struct Args {
     /// Port of the API server on 127.0.0.1; 0 takes any free one [default: 6443, or any if that is taken]
     #[arg(long)]
     pub port: Option<u16>,
-    /// Give pods all rights of this process, unless they give them up: root's, and the data directory.
+    /// Let pods keep all rights of this process, unless they drop them: root's, and the data directory.
     #[arg(long)]
     pub trusted_pods: bool,
     /// Keep objects in memory only: nothing survives a stop. Without --data-dir it has a directory
@@ -72,8 +72,8 @@ pub struct Args {
     /// Koordinator's own can take the place of one that is left out.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = components)]
     pub components: Selection,
-    /// A DeschedulerConfiguration for the descheduler. Without it, it has that of Koordinator's manifests, with
-    /// which it moves nothing but what PodMigrationJobs ask for.
+    /// A DeschedulerConfiguration for the descheduler. The default is that of Koordinator's manifests, with
+    /// which it only moves pods for PodMigrationJobs.
     #[arg(long, value_name = "FILE")]
     pub descheduler_config: Option<PathBuf>,
     /// The container runtime, if one runs the pods.
@@ -241,7 +241,7 @@ async fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Says that the cluster is up once it is, and waits until a component ends, which none should.
+/// Prints that the cluster is up once it is, and waits until a component ends, which none should.
 async fn serve(
     cluster: &mut Cluster,
     args: &Args,
@@ -294,7 +294,7 @@ impl Stop {
     }
 }
 
-/// Starts the same command in a session of its own, and waits until its cluster is up.
+/// Starts the same command in a separate session, and waits until its cluster is up.
 fn detach(args: &Args) -> Result<()> {
     let dir = args.data_dir();
     crate::place::make_private(&dir)?;

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 /// Between two tries to write to a data directory that takes no writes.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The API server, and what it is started with.
+/// The API server, and the inputs of its start.
 pub(super) struct Startup<'a> {
     pub(super) server: &'a Arc<ApiServer>,
     pub(super) client: &'a Client,

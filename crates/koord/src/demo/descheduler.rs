@@ -178,7 +178,7 @@ async fn play(stage: &mut Stage, args: &Args) -> Result<Outcome> {
         stage.setup.nodes.len(),
     ));
     stage.fill().await?;
-    // Until what is averaged is what is used.
+    // Until averaged usage equals current usage.
     stage.watch(SETTLING_SECONDS, |_| false).await?;
     console::warn("the other nodes join");
     stage.open().await?;

@@ -79,7 +79,7 @@ pub struct Args {
     /// for several.
     #[arg(long, value_parser = seconds)]
     pub phase_seconds: Option<f64>,
-    /// Requests per second. Defaults to what the scenario has, a quarter of what the CPUs could serve.
+    /// Requests per second. Defaults to the scenario's rate, a quarter of the CPUs' capacity.
     #[arg(long, value_parser = rate)]
     pub rate: Option<f64>,
     /// Write everything measured to this file, with a verdict for each neighbor and for all.
@@ -199,7 +199,7 @@ async fn run(args: &Args) -> Result<Suite> {
     let mut progress = Progress::new(selected.iter().map(windows).sum(), left);
     let mut scenarios = Vec::new();
     for (at, one) in selected.iter().enumerate() {
-        // What a scenario leaves of its share goes to the others.
+        // The unused share of a scenario goes to the others.
         let share = u32::try_from(selected.len() - at).unwrap_or(u32::MAX);
         let deadline = end.map(|end| {
             let now = Instant::now();
@@ -219,7 +219,7 @@ async fn run(args: &Args) -> Result<Suite> {
         scenarios.push(result);
     }
     let mut setup = scene.setup.clone();
-    // Whatever happened, nothing the demo started may stay behind.
+    // All that the demo started is removed, whatever happened.
     scene.close().await;
     setup.took_seconds = begun.elapsed().as_secs_f64();
     let single = match scenarios.as_slice() {
@@ -245,7 +245,7 @@ async fn run(args: &Args) -> Result<Suite> {
     })
 }
 
-/// Ctrl-C or a polite request to end. What was measured until then is reported.
+/// Ctrl-C or SIGTERM. The results until then are reported.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,
@@ -423,7 +423,7 @@ fn summarise(
     result
 }
 
-/// Prints and writes what was measured: the figures first, as nothing brings them back.
+/// Prints and writes the results: the figures first, as they cannot be repeated.
 fn finish(args: &Args, suite: &Suite) -> Result<()> {
     console::say("");
     console::say(table::text(suite));

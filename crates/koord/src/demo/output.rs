@@ -1,5 +1,4 @@
-//! The files a demo reads and writes. That they can be written is found out before anything is
-//! measured.
+//! Files that a demo reads and writes. They are checked to be writable before the measurement.
 
 use super::result::Suite;
 use crate::console;
@@ -28,7 +27,7 @@ pub fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that what was measured can be put into a page and, where it is asked for, a file of figures later.
+/// Checks that the page and, if requested, the file of figures can be written later.
 ///
 /// # Errors
 /// When one of them cannot be written, or both are the same file.
@@ -41,7 +40,7 @@ pub fn check_files(report: &Path, json: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a second use of a file.
+/// Checks that two options name different files.
 ///
 /// # Errors
 /// When both name one file; `what` says which options they belong to.
@@ -78,7 +77,7 @@ pub fn write_json(path: &Path, figures: &impl Serialize) -> Result<()> {
     write(path, &text)
 }
 
-/// Prints the table of a demo of simulated nodes, writes its figures where they are asked for, and its page, which has
+/// Prints the table of a demo of simulated nodes, writes its figures if requested, and its page, which has
 /// `pictures`.
 ///
 /// # Errors

@@ -202,7 +202,7 @@ pub struct Suite {
     pub complete: bool,
     /// The verdict over all scenarios; the exit code follows from it.
     pub verdict: SuiteVerdict,
-    /// Every scenario that was asked for.
+    /// Every selected scenario.
     pub scenarios: Vec<ScenarioResult>,
     /// Conditions of the measurement, and limits of what these figures show.
     pub caveats: Vec<String>,

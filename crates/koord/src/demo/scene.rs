@@ -182,7 +182,7 @@ impl Scene {
         self.setup.elsewhere_percent = median(self.elsewhere.iter().copied());
     }
 
-    /// Removes everything the demo made.
+    /// Removes all objects of the demo.
     pub(super) async fn close(mut self) {
         self.progress.set_message("stopping");
         if let Err(error) = self.leave().await {
@@ -241,7 +241,7 @@ impl Scene {
         .await
     }
 
-    /// Waits until the node offers what the batch pods ask for.
+    /// Waits until the node has the resources that the batch pods request.
     async fn room_for_batch(&mut self, seconds: u64) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
         let needed = i64::try_from(100 * self.setup.cpus).unwrap_or(i64::MAX);
@@ -475,7 +475,7 @@ fn progress_bar() -> indicatif::ProgressBar {
     bar
 }
 
-/// Asks every 100 ms until there is an answer.
+/// Polls every 100 ms until there is an answer.
 pub(super) async fn poll<T>(
     what: &str,
     seconds: u64,
@@ -506,7 +506,7 @@ mod tests {
         let defaults = config["resource-threshold-config"]["clusterStrategy"].clone();
         assert_eq!(threshold(Phase::BestEffort)["enable"], false);
         assert_eq!(threshold(Phase::Managed), defaults);
-        // What would run elsewhere is not taken from batch work.
+        // The usage of programs that would run elsewhere does not reduce batch work.
         assert_eq!(
             threshold(Phase::Suppressed)["cpuSuppressThresholdPercent"],
             70

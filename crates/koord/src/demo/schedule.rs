@@ -1,5 +1,5 @@
-//! The order in which the phases of a scenario are measured, and what a time budget has room for.
-//! Nothing here measures: the same windows give the same order.
+//! The order in which the phases of a scenario are measured, within a time budget. This module measures
+//! nothing itself: the same windows give the same order.
 
 use super::result::Phase;
 use super::verdict::ENOUGH;
@@ -46,7 +46,7 @@ impl Visit {
 pub enum Extent {
     /// One window of every phase per repeat, without a time limit.
     Repeats(usize),
-    /// Short warm-ups and as many windows as a time budget has room for.
+    /// Short warm-ups and as many windows as fit into a time budget.
     Budget,
 }
 
@@ -97,7 +97,7 @@ impl Schedule {
             if self.cost(visit) <= left_s || self.extent != Extent::Budget {
                 break visit;
             }
-            // What a verdict needs is measured as far as time allows.
+            // The windows that a verdict needs are measured as far as time allows.
             let needed = self.clean(visit.phase) < ENOUGH;
             visit.windows = if needed { ENOUGH } else { 0 };
             if needed && self.cost(visit) <= left_s {
@@ -197,7 +197,7 @@ fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
         (Phase::Managed, true) => 30.0,
         (Phase::Managed, false) => 12.0,
         (Phase::Alone, true) => 15.0,
-        // Memory fills, and what batch work drove out of it comes back.
+        // Memory fills, and data that batch work evicted from the page cache is read again.
         _ if reads_file => 6.0,
         (Phase::Alone, false) => 1.0,
         (Phase::BestEffort | Phase::Unmanaged, _) => 2.0,

@@ -8,7 +8,7 @@ use koord_kube::Client;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// Returns what `demo` measures, unless the user interrupts it.
+/// Returns the results of `demo`, unless the user interrupts it.
 ///
 /// # Errors
 /// The demo fails or is interrupted.

@@ -62,7 +62,7 @@ pub enum Chain {
     Default,
     /// NodeNUMAResource, by the kubelet's policy and the NUMA nodes that koordlet reports.
     Koordinator,
-    /// NodeResourceTopologyMatch, by what an exporter reports as free.
+    /// NodeResourceTopologyMatch, by the free resources that an exporter reports.
     Community,
 }
 

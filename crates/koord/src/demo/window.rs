@@ -12,8 +12,7 @@ use koord_workload::{load, monotonic_ns};
 const PAUSE_S: f64 = 0.3;
 
 impl Scene {
-    /// Sets a phase up, measures windows for as long as `again` asks for another, and clears the batch
-    /// pods away.
+    /// Sets a phase up, measures windows while `again` returns true, and deletes the batch pods.
     pub(super) async fn visit(
         &mut self,
         visit: Visit,
@@ -90,7 +89,7 @@ impl Scene {
         })
     }
 
-    /// Shows what is played.
+    /// Shows the current step.
     fn step_of(&self, visit: Visit, what: &str) -> Result<()> {
         let name = self.stage()?.scenario.name;
         self.step(&format!(

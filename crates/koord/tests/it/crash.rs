@@ -148,7 +148,7 @@ fn a_second_ctrl_c_does_not_wait_for_pods_and_leaves_nothing() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut up = Up::start(dir.path(), &["--memory"]);
-    // It does not end when it is asked to.
+    // It ignores SIGTERM.
     let script = format!("trap '' TERM; exec /bin/sleep {SECONDS}");
     runtime.block_on(run_a_pod(&up, &["/bin/sh", "-c", &script]));
     eventually_blocking("the pod's process", || (sleepers() == 1).then_some(()));

@@ -1,10 +1,10 @@
-//! Leaders that are real processes, killed at drawn moments of their work: with a certain write on the
-//! way to the API server, or done and not answered, or at any time. The server is in this process, the
-//! schedulers talk to it over a socket each. The objects are held against each other as in the
-//! scheduler's own failover tests, whose world and checks these are.
+//! Leaders that are real processes, killed at drawn moments of their work: while a certain write is in flight
+//! to the API server, or after it is done and before its response, or at any time. The server is in this
+//! process, the schedulers connect to it over a socket each. The objects are compared as in the scheduler's
+//! own failover tests, whose world and checks these are.
 //!
-//! `KOORD_DEATHS` is how many there are, 12 otherwise, and `KOORD_SEED` where drawing begins;
-//! docs/measurements.md has a recorded run.
+//! `KOORD_DEATHS` sets how many there are, by default 12, and `KOORD_SEED` the seed; docs/measurements.md has
+//! a recorded run.
 
 mod aim;
 #[path = "../../../plugins/tests/it/failover/checks.rs"]

@@ -1,4 +1,4 @@
-//! `koord demo` met with what it cannot use: arguments, files, machines that lack something, Ctrl-C.
+//! `koord demo` with unusable input: arguments, files, machines that miss something, Ctrl-C.
 
 use crate::harness::exclusive;
 use koord::demo::result::{ScenarioResult, Suite};
@@ -100,7 +100,7 @@ fn files_that_cannot_be_written_are_told_before_anything_is_measured() {
     refuses(dir, &["--json", "."], 1, &["cannot write .", "a directory"]);
     let same = ["--json", "a", "--report", "./a"];
     refuses(dir, &same, 1, &["--json and --report both name a"]);
-    // What was there is still there, and nothing new.
+    // An old file is unchanged, and there is no new one.
     std::fs::write(dir.join("old.html"), "old").expect("written");
     refuses(
         dir,
@@ -126,7 +126,7 @@ fn figures_that_are_none_are_named() {
     refuses(dir, &from, 1, &["a.json is empty"]);
     is("{\"setup\": ");
     refuses(dir, &from, 1, &["a.json is not what", "line 1"]);
-    // As of a version that knew less.
+    // Written by an older version with fewer fields.
     is("{\"setup\": {\"cpus\": 2}, \"phases\": []}");
     refuses(dir, &from, 1, &["a.json is not what", "missing field"]);
     std::fs::write(dir.join("a.json"), [0xff, 0xfe]).expect("written");
@@ -180,8 +180,8 @@ fn help_names_the_exit_codes() {
     }
 }
 
-/// Starts it, waits until the first window is measured, asks it to end as Ctrl-C does, and gives its
-/// exit code and what it wrote.
+/// Starts it, waits until the first window is measured, interrupts it as Ctrl-C does, and returns its exit
+/// code and figures.
 fn interrupted(dir: &Path, mut command: Command) -> Option<(Option<i32>, Value)> {
     let mut child: Child = match command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn() {
         Ok(child) => child,

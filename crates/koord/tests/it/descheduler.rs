@@ -153,7 +153,7 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
             jobs.values().filter(done).count() == 2
         })
         .await;
-        // What is seen of pods may be older than what is seen of jobs.
+        // The watched pods may be older than the watched jobs.
         let new: Vec<_> = jobs
             .all
             .values()
@@ -369,7 +369,7 @@ fn the_program_writes_its_configuration_and_names_mistakes() {
     ] {
         assert!(first.contains(part), "{part}: {first}");
     }
-    // What was written says the same again.
+    // The written configuration gives the same output again.
     let again = dir.path().join("again.yaml").display().to_string();
     let output = run(&["--config", &shown.0, "--write-config-to", &again]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -432,7 +432,7 @@ async fn apply(client: &Client, file: &str) {
     }
 }
 
-/// `--find-targets` needs what `targets.yaml` adds, and all of it.
+/// `--find-targets` needs exactly the rights that `targets.yaml` adds.
 #[tokio::test]
 async fn who_finds_targets_has_just_the_rights_that_takes() {
     let clock = koord_app::Clock::system();
@@ -478,7 +478,7 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
         rights.collect::<BTreeSet<_>>()
     };
     let given = rights("targets.yaml");
-    // Beyond [`PATIENCE`], what is missing is named below.
+    // After [`PATIENCE`], the assertion below names missing rights.
     let all = told.wait_for(|[refused, used]| {
         assert_eq!(
             *refused,
@@ -490,7 +490,7 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
     drop(tokio::time::timeout(PATIENCE, all).await);
     let [_, every] = told.borrow().clone();
     let unused: Vec<_> = given.difference(&every).map(String::as_str).collect();
-    // With awareNetworkTopology, which `--scheduler-config` may say.
+    // Needed with awareNetworkTopology, a setting of `--scheduler-config`.
     let known = ["list", "watch"]
         .map(|verb| format!("{verb} clusternetworktopologies.scheduling.koordinator.sh"));
     assert_eq!(unused, known, "given, and nothing uses it");

@@ -1,4 +1,4 @@
-//! Starts `koord up` as a process of its own and talks to it.
+//! Starts `koord up` as a separate process and connects to it.
 
 use koord_kube::Client;
 use std::io::{BufRead, BufReader};
@@ -8,14 +8,14 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static MACHINE: RwLock<()> = RwLock::new(());
 
-/// Keeps clusters of other tests away: of a test that measures the machine, counts what a cluster leaves on it, or
-/// has more than one cluster.
+/// Excludes clusters of other tests: for a test that measures the machine, counts what a cluster leaves on
+/// it, or has more than one cluster.
 pub(crate) fn exclusive() -> RwLockWriteGuard<'static, ()> {
     MACHINE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps tests away that need the machine for themselves. A cluster that is not the machine's first has ports and
-/// control groups of its own.
+/// Excludes tests that need the machine for themselves. A cluster that is not the machine's first has
+/// separate ports and cgroups.
 pub(crate) fn shared() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -58,7 +58,7 @@ impl Up {
             }
             welcome += &line;
         };
-        // The rest of what it prints is drained so that it never blocks on a full pipe.
+        // The rest of its output is drained so that it never blocks on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self {
             child,

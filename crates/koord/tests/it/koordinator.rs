@@ -1,5 +1,5 @@
-//! Koordinator's chain, whole: koordlet reports a machine's CPUs and NUMA nodes, NodeNUMAResource chooses by
-//! that, koordlet binds the containers to what was chosen and reports what is left.
+//! Koordinator's whole chain: koordlet reports a machine's CPUs and NUMA nodes, NodeNUMAResource chooses CPUs
+//! by the report, koordlet binds the containers to them and reports the remaining ones.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::extension::{CpuSharedPool, ResourceStatus};
@@ -114,7 +114,7 @@ impl Stage {
     }
 
     /// Waits until the pod is bound, starts it as the kubelet does, and waits until its container runs on the
-    /// CPUs that it was given.
+    /// allocated CPUs.
     async fn runs(&self, name: &str) -> ResourceStatus {
         let bound = eventually_within(WITHIN, name, async || {
             let pod = self.pods().get(name).await.unwrap();

@@ -100,8 +100,8 @@ fn a_newcomers_session() {
 
     deployment_avoids_host(&kubectl, &this);
 
-    // koordlet has measured, the manager has published. Nothing is left over of CPUs that others keep
-    // busy, and only then.
+    // koordlet has measured, the manager has published. There are no batch resources only if other processes
+    // keep the CPUs busy.
     eventually_blocking("batch resources on the node", || {
         let get = |args: &[&str]| {
             let text = kubectl.ok(args, None);

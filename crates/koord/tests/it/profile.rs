@@ -13,7 +13,7 @@ const PROFILE: &str = include_str!("../../../../docs/examples/profile.yaml");
 /// The documentation's pod; whether it fits depends on how busy the machine is.
 const EXAMPLE: &str = include_str!("../../../../docs/examples/profile-pod.yaml");
 
-/// Runs on this machine. It asks for memory only: of CPUs that others keep busy nothing may be left.
+/// Runs on this machine. It requests memory only: a busy machine may have no reclaimed CPUs left.
 const HERE: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -55,7 +55,7 @@ fn get(kubectl: &Kubectl<'_>, what: &[&str]) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Applies both pods, unlabelled as they are, and looks at what becomes of them.
+/// Applies both pods without labels, and checks the results.
 fn session(kubectl: &Kubectl<'_>) {
     for pod in [HERE, SIMULATED] {
         kubectl.ok(&["apply", "-f", "-"], Some(pod));
@@ -102,7 +102,7 @@ fn session(kubectl: &Kubectl<'_>) {
         (limit.trim() == (32_u64 << 20).to_string()).then_some(())
     });
 
-    // What was decided once stays, and what does not go together is refused.
+    // Labels that were set at creation are immutable, and invalid combinations are refused.
     let relabel = [
         "label",
         "pod",
@@ -158,7 +158,7 @@ fn memory_group(text: &str) -> PathBuf {
     }
 }
 
-/// Takes the webhooks of `koord up` away and lets a koord-manager of its own serve the same ones.
+/// Removes the webhooks of `koord up` and serves the same ones from a separate koord-manager.
 struct OverHttps(Child);
 
 impl OverHttps {

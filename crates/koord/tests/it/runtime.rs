@@ -151,7 +151,7 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
             log.contains("end").then_some(log)
         });
         let shares = format!("cpu/cpu.shares{shares}");
-        // Nobody but a hook gives a batch pod a limit: to a kubelet it has none.
+        // Only a hook sets a batch pod's limit: for a kubelet it has none.
         let memory = "memory/memory.limit_in_bytes=33554432\n";
         assert!(
             log.contains(&shares) && log.contains(memory),

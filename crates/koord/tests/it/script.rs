@@ -80,7 +80,7 @@ fn run(kubeconfig: &Path, line: &str, input: &str, environment: &[(&str, &str)])
         .spawn()
         .expect("kubectl starts");
     let mut stdin = child.stdin.take().expect("a pipe");
-    // A command that reads nothing may be gone.
+    // A command that reads no input may have ended.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     child.wait_with_output().expect("kubectl ends")
@@ -223,10 +223,10 @@ fn a_day_of_kubectl_with_watch_lists() {
     assert_eq!(up.interrupt(), Some(0));
 }
 
-/// A way to the server for clients that do not ask for aggregated discovery.
+/// A proxy to the server for clients that do not request aggregated discovery.
 struct Legacy {
     client: Client,
-    /// Documents of one group version that were asked for.
+    /// Requested documents of one group version.
     group_versions: AtomicU32,
 }
 

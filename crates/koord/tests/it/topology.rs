@@ -1,6 +1,6 @@
-//! The community's chain, whole: a kubelet with NUMA nodes serves PodResources, the exporter of real
-//! nodes asks it and writes a NodeResourceTopology, NodeResourceTopologyMatch places by that, and the
-//! kubelet admits.
+//! The community's whole chain: a kubelet with NUMA nodes serves PodResources, the exporter of real nodes
+//! queries it and writes a NodeResourceTopology, NodeResourceTopologyMatch places by that, and the kubelet
+//! admits.
 
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "sim-0";
 
-/// A simulated node whose kubelet can be asked, and a scheduler.
+/// A simulated node with a pod resources API, and a scheduler.
 struct Stage {
     client: Client,
     dir: tempfile::TempDir,
@@ -107,7 +107,7 @@ impl Stage {
         let settings = Settings {
             node: NODE.to_owned(),
             socket,
-            // Only what the kubelet writes asks for a look.
+            // Only the kubelet's writes trigger a report.
             interval: Duration::ZERO,
             kubelet: ConfigSource::File(dir.join("config.yaml")),
             state_dir: Some(dir.clone()),

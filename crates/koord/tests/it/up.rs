@@ -55,7 +55,7 @@ fn a_start_that_fails_leaves_the_running_cluster_alone() {
     }
     refused(&koord(dir.path(), &["up", "--detach"]), &["already"]);
 
-    // A taken port is found before anything is written, too.
+    // A taken port is detected before anything is written, too.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("its number").port().to_string();
     let other = tempfile::tempdir().expect("a directory");
@@ -201,7 +201,7 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
     assert_eq!(up.interrupt(), Some(0));
     assert!(kubeconfig.exists());
 
-    // A start that never gets as far as its node tells what the store says of nodes before.
+    // A start without simulated nodes removes those of the last start.
     let mut up = Up::start(dir.path(), &[]);
     let nodes = runtime.block_on(async {
         let nodes: Api<Node> = Api::all(up.client().await);
@@ -214,7 +214,7 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
     assert_eq!(with_host_key(&nodes.items[0]), []);
     assert_eq!(up.interrupt(), Some(0));
 
-    // The taint is back with simulated nodes, unless it is not wanted.
+    // The taint is back with simulated nodes, unless a flag disables it.
     for (args, taints) in [
         (&["--nodes", "1"][..], vec![koord_node::host_taint()]),
         (&["--nodes", "1", "--no-host-taint"], vec![]),
@@ -244,7 +244,7 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
     assert!(down.status.success(), "{}", text(&down.stderr));
     refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);
 
-    // One that cannot start says why, not that it is up.
+    // A start that fails prints the reason, not that the cluster is up.
     std::fs::write(dir.path().join("node"), "in the way")
         .or_else(|_| {
             std::fs::remove_dir_all(dir.path().join("node"))?;
@@ -281,7 +281,7 @@ fn explain(up: &Up, args: &[&str]) -> Output {
 fn explain_asks_the_cluster_of_the_kubeconfig() {
     let _machine = exclusive();
     let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    // The usual ports belong to a cluster that knows nothing of these pods.
+    // The usual ports belong to a cluster without these pods.
     let mut other = Up::start(dirs[0].path(), &["--memory"]);
     let mut up = Up::start(dirs[1].path(), &["--memory"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -327,8 +327,8 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
     }
 }
 
-/// Kubelets of simulated nodes that align, an exporter, and the scheduler that follows it: what finds no NUMA
-/// node waits, and no pod fails.
+/// Kubelets of simulated nodes that align, an exporter, and the scheduler that uses its reports: a pod that
+/// fits no NUMA node waits, and no pod fails.
 #[test]
 fn simulated_nodes_with_numa_nodes_refuse_no_pod() {
     let _machine = shared();
@@ -475,7 +475,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
             "--kubelet-config-uri=http://127.0.0.1:{port}/configz"
         ))
         .arg(given("api-auth-token-file", &token))
-        // This kubelet's managers are off: it has no file of theirs whose change would ask for a look.
+        // This kubelet's managers are off: it has no state file of theirs to watch.
         .args(["--kubelet-state-dir=", "--sleep-interval=1s", "--port=0"])
         .spawn()
         .expect("the exporter starts");

@@ -133,7 +133,7 @@ impl Wire {
         }
     }
 
-    /// Asks it to leave, and it leaves in order. Where the machine is busy, it may have lost its lease and left
+    /// Stops it, and waits for an orderly end. On a busy machine, it may have lost its lease and ended
     /// before.
     pub(crate) async fn stop(&self) {
         self.has_left();

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// Workloads: name, pods for each of the first nodes, and milli-CPUs that a pod uses; it asks for 500.
+/// Workloads: name, pods for each of the first nodes, and milli-CPUs that a pod uses; it requests 500.
 const WORKLOADS: [(&str, usize, u32); 4] = [
     ("search", 2, 2400),
     ("api", 3, 1500),
@@ -30,7 +30,7 @@ const WORKLOADS: [(&str, usize, u32); 4] = [
 ];
 /// Time limit for nodes and pods to appear.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at the loads.
+/// Interval between two samples of the loads.
 const SAMPLE: Duration = Duration::from_millis(500);
 
 /// A cluster of simulated nodes.
@@ -128,7 +128,8 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Waits for the nodes, and has all of them report what they use; in a cluster that is the manager's.
+    /// Waits for the nodes, and creates their NodeMetrics so that all report usage; in a cluster the manager
+    /// does that.
     async fn measured(&mut self) -> Result<()> {
         let stop = self.cluster.context.shutdown.clone();
         let mut nodes =
@@ -218,7 +219,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Looks at the loads for `seconds`, or until `is_enough` of the last look.
+    /// Samples the loads for `seconds`, or until `is_enough` of the last sample.
     pub(super) async fn watch(
         &mut self,
         seconds: u32,

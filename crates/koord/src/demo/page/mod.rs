@@ -24,8 +24,8 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Returns a whole document with a title, rules of style besides the shared ones, and the headline and whatever
-    /// else `content` appends.
+    /// Returns a whole document with a title, style rules in addition to the shared ones, and the headline
+    /// and other content that `content` appends.
     pub(super) fn document(title: &str, style: &str, content: impl FnOnce(&mut Self)) -> String {
         let mut page = Self::default();
         write!(
@@ -41,7 +41,7 @@ impl Page {
         page.html
     }
 
-    /// Returns what `content` appends, for a place in another page.
+    /// Returns the HTML that `content` appends, for a place in another page.
     pub(super) fn fragment(content: impl FnOnce(&mut Self)) -> String {
         let mut page = Self::default();
         content(&mut page);
@@ -54,7 +54,8 @@ impl Page {
         let _ = self.html.write_fmt(html);
     }
 
-    /// Appends an element: its tag with attributes, such as `p class="soft"`, and what `content` appends.
+    /// Appends an element: its tag with attributes, such as `p class="soft"`, around the HTML that `content`
+    /// appends.
     pub(super) fn element(&mut self, tag: &str, content: impl FnOnce(&mut Self)) {
         write!(self, "<{tag}>");
         content(self);

@@ -196,7 +196,7 @@ fn measured(page: &mut Page, scenario: &ScenarioResult, suite: &Suite) {
     details(page, false, "Every run", |page| runs(page, scenario));
 }
 
-/// Appends what a click on its summary shows or hides.
+/// Appends content that a click on its summary shows or hides.
 fn details(page: &mut Page, is_open: bool, summary: &str, content: impl FnOnce(&mut Page)) {
     let tag = if is_open { "details open" } else { "details" };
     page.element(tag, |page| {

@@ -173,7 +173,7 @@ impl Last {
                 let told = allotted(&serde_json::from_str(&self.body).unwrap());
                 assert_eq!(node(before), None, "{what}: told too late");
                 assert!(told.is_string(), "{what}: {}", self.body);
-                // Whoever died before may have told it the same.
+                // An earlier leader may have written the same.
                 assert!(!done || allotted(after) == told, "{what}: {after}");
             }
             Moment::AnyTime => {}

@@ -139,7 +139,7 @@ impl Tap {
     }
 
     async fn tell(&self, status: ExitStatus, last: Option<Last>) {
-        // Nobody else leads yet: the lease has not run out.
+        // No other leader exists yet: the lease has not run out.
         let identity = self.wire.identity();
         let death = Death {
             last,
@@ -150,7 +150,7 @@ impl Tap {
         };
         let teller = self.death.lock().unwrap().take();
         if let Some(teller) = teller {
-            // Nobody may listen any more.
+            // The receiver may be gone.
             drop(teller.send(death));
         }
     }
@@ -222,7 +222,7 @@ impl Death {
 }
 
 impl Process {
-    /// Starts a scheduler that has a socket of its own.
+    /// Starts a scheduler with a separate socket.
     pub(super) async fn start(
         world: &FailoverWorld,
         dir: &Path,
@@ -277,7 +277,7 @@ impl Process {
         self.tap.wire.died(&mut self.died).await
     }
 
-    /// Asks it to leave, and it leaves in order.
+    /// Stops it, and waits for an orderly end.
     pub(super) async fn stop(self) {
         self.tap.wire.stop().await;
     }

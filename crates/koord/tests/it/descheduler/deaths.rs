@@ -1,9 +1,10 @@
-//! Leaders that are real processes, started as manifests do with targets asked for, and killed at drawn moments in the
-//! middle of migrations: with a write on its way to the API server, which is lost, or done and not answered, or comes
-//! late, once the next leader has done the same. The server, simulated nodes and koord's scheduler, which takes its time
-//! with reservations, are in this process, the deschedulers talk to the server over a socket each.
+//! Leaders that are real processes, started with the flags of the manifests and with targets, and killed at
+//! drawn moments in the middle of migrations: while a write is in flight to the API server, which is lost, or
+//! done without a response, or comes late, once the next leader has made the same one. The server, simulated
+//! nodes and koord's scheduler, which delays reservations, are in this process, the deschedulers connect to
+//! the server over a socket each.
 //!
-//! `KOORD_DESCHEDULER_DEATHS` is how many there are, 6 otherwise, and `KOORD_SEED` where drawing begins;
+//! `KOORD_DESCHEDULER_DEATHS` sets how many there are, by default 6, and `KOORD_SEED` the seed;
 //! docs/measurements.md has a recorded run.
 
 mod process;
@@ -267,7 +268,7 @@ impl Cluster {
         close(false).await;
     }
 
-    /// Waits until no node is hot and nothing moves; limits hold all the way.
+    /// Waits until no node is hot and nothing moves; limits hold at all times.
     async fn settled(&mut self) {
         let wait = async {
             loop {
@@ -285,7 +286,7 @@ impl Cluster {
                 }
             }
         };
-        // Dropped and begun again with each death: what matters is that something goes on.
+        // The wait starts again with each death: the time limit is for any progress.
         if tokio::time::timeout(PATIENCE, wait).await.is_err() {
             let states = self.jobs.all.values().map(|job| &job.status);
             panic!("nodes stay hot: {:#?}", states.collect::<Vec<_>>());
@@ -367,7 +368,7 @@ impl Cluster {
         let lost = failed.iter();
         let mut lost = lost.filter(|uid| !there.contains(*uid) && !moved.contains(*uid));
         assert_eq!(lost.next(), None, "{jobs:?}");
-        // Whoever is gone has a job that says so, and was evicted with room reserved, once.
+        // Each pod that is gone has a successful job, and was evicted once, with a reservation.
         let gone: BTreeSet<_> = self
             .first
             .keys()
@@ -378,7 +379,7 @@ impl Cluster {
         let mut evicted: Vec<_> = evictions.into_iter().map(|one| one.uid).collect();
         evicted.sort();
         assert!(evicted.iter().eq(&moved), "{evicted:?}");
-        // Every reservation was used, or is gone.
+        // Every reservation was used, or is deleted.
         let held: Api<Reservation> = Api::all(self.client.clone());
         for one in held.list(&ListParams::default()).await.unwrap().items {
             let owners = one.status.clone().unwrap_or_default().current_owners;

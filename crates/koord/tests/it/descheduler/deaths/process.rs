@@ -298,7 +298,7 @@ impl Tap {
         let part = part.into_iter().find(|part| path.ends_with(part));
         let death = Death {
             status,
-            // Nobody else leads yet: the lease has not run out.
+            // No other leader exists yet: the lease has not run out.
             holder: holder(&self.shared.client).await,
             identity: self.wire.identity(),
             unfinished: unfinished(&jobs(&self.shared.client).await),
@@ -309,7 +309,7 @@ impl Tap {
             ),
         };
         if let Some(teller) = self.death.lock().unwrap().take() {
-            // Nobody may listen any more.
+            // The receiver may be gone.
             drop(teller.send(death));
         }
     }
@@ -327,7 +327,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a descheduler that has a socket of its own.
+    /// Starts a descheduler with a separate socket.
     pub(super) async fn start(shared: &Arc<Shared>, dir: &Path, aim: Aim) -> Self {
         let (death, died) = oneshot::channel();
         let tap = Arc::new(Tap {
