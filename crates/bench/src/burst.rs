@@ -1,10 +1,8 @@
-//! `koord bench burst`: a service whose load comes in bursts, with a CPU limit, without and with CPU
-//! burst.
+//! `koord bench burst`: a service whose load comes in bursts, with a CPU limit, without and with CPU burst.
 //!
-//! The limit is above what the service needs on average and below what it needs in a burst: without
-//! CPU burst it is throttled though it stays within its limit. Who sets `cpu.cfs_burst_us` is the real
-//! koordlet, told by NodeSLO; it runs in both modes. A service of the same kind without a limit is
-//! the reference.
+//! The limit is above the service's average usage and below its usage in a burst: without CPU burst it is
+//! throttled though it stays within its limit. The real koordlet sets `cpu.cfs_burst_us`, as NodeSLO
+//! configures it; it runs in both modes. A service of the same kind without a limit is the reference.
 
 use super::koordlet::agent::{Agent, Program, Settings};
 use super::koordlet::fixture::Groups;
@@ -58,7 +56,7 @@ pub(crate) struct Args {
     by: String,
     #[command(flatten)]
     settings: Settings,
-    /// Keep what the agent logs and writes in this directory.
+    /// Keep logs and files of the agent in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Pods that come or go each minute.
     #[arg(long, default_value_t = 6)]
     pub changes: u32,
-    /// Time between two looks that nothing asks for, as the exporter takes it.
+    /// Interval of the exporter's periodic checks, a flag of the exporter.
     #[arg(long, default_value = "60s")]
     pub sleep_interval: String,
     /// Length of the measurement, in seconds.
@@ -121,7 +121,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
         let report = reports.get(&name).await.context("the report")?;
         anyhow::Ok(report.metadata.generation.unwrap_or_default())
     };
-    // What is done once at the start is over.
+    // The exporter's work at its start is over.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (before, cpu, writes) = (exporter.counters()?, exporter.cpu()?, generation().await?);
     let began = Instant::now();

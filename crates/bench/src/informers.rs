@@ -21,12 +21,13 @@ use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// Objects that are read before memory is measured: what the program and the allocator take is not in the figures.
+/// Objects that are parsed before memory is measured: the memory of program and allocator is not in the
+/// figures.
 const FIRST: usize = 100;
 
 /// Twenty of each workload, all on nodes.
 const PODS: &str = "pods.v1.";
-/// Each of a StatefulSet of its own, with a claim.
+/// Each of a different StatefulSet, with a claim.
 const ALONE: &str = "pods.v1. (alone)";
 
 const KINDS: [&str; 9] = [
@@ -78,7 +79,7 @@ struct KindBytes {
     kind: String,
     /// Resident bytes of an object.
     whole_bytes: f64,
-    /// Resident bytes of the part of it that is kept.
+    /// Resident bytes of the stored form.
     kept_bytes: f64,
 }
 
@@ -98,7 +99,7 @@ pub(super) fn run(args: &Args) -> Result<Option<InformerFigures>> {
         if !args.only.is_empty() && !args.only.iter().any(|only| only == kind) {
             continue;
         }
-        // In a process of its own, so that nothing freed is used again.
+        // In a separate process, so that freed memory is not reused.
         let bytes = |part: &str| -> Result<f64> {
             let out = Command::new(&program)
                 .args(["bench", "informers", "--only", kind, "--here", part])
@@ -141,7 +142,8 @@ pub(super) fn table(report: &InformerFigures) -> String {
 
 type Held = Vec<Arc<dyn Any + Send + Sync>>;
 
-/// Reads `count` objects from their JSON, as informers do, and holds what is kept of them or, if `whole`, all.
+/// Parses `count` objects from their JSON, as informers do, and holds the stored form or, if `whole`, the
+/// whole object.
 fn read<K: DeserializeOwned + Any + Send + Sync>(
     watch: &Watch,
     count: usize,
@@ -182,7 +184,7 @@ fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Resu
 /// Returns the resident bytes that each of `count` objects takes.
 fn measure(kind: &str, part: Part, count: usize) -> Result<f64> {
     let alike = PodInterner::default();
-    // What a few take is what the program and the allocator take.
+    // The first objects account for the memory of program and allocator.
     let few = hold(kind, part, FIRST, &alike)?;
     let before = rss_mib();
     let held = hold(kind, part, count, &alike)?;

@@ -29,11 +29,11 @@ const OVERHEAD_US: f64 = 25.0;
 const SERVICE_SHARES: i64 = 512;
 /// CPU shares that the kubelet gives best-effort cgroups.
 const BATCH_SHARES: i64 = 2;
-/// The cap of everything together, as Koordinator's default has it: part of the machine.
+/// Koordinator's default cap of total CPU usage, as a part of the machine.
 const CAP: f64 = 0.65;
 /// CFS period, in microseconds.
 const PERIOD_US: f64 = 100_000.0;
-/// The slice that the service's threads ask for: the shortest there is.
+/// Time slice of the service's threads: the shortest that the kernel accepts.
 const SLICE: Duration = Duration::from_micros(100);
 
 /// Kinds of neighbours, and the scenarios of the demo that they are from.
@@ -77,11 +77,11 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A means to hold batch work back, on top of the kubelet's weight.
+/// A means to throttle batch work, in addition to the kubelet's weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 enum Lever {
-    /// The kubelet's weight and nothing else.
+    /// Only the kubelet's weight.
     Shares,
     /// `cpu.idle` on the groups of batch pods.
     IdlePods,
@@ -89,9 +89,9 @@ enum Lever {
     IdleClass,
     /// Batch work on one CPU.
     Partition,
-    /// Batch work has what the service leaves of 65 % of the machine.
+    /// Batch work gets 65 % of the machine less the service's usage.
     Quota,
-    /// The service's threads ask for the shortest time slice.
+    /// The service's threads set the shortest time slice.
     Slice,
 }
 
@@ -362,7 +362,7 @@ impl Scene {
             Lever::Partition => {
                 let last: CpuSet = self.cpus.iter().last().into_iter().collect();
                 let cpus = if pulled { &last } else { &self.cpus };
-                // What is below a group may never have more than it.
+                // A child cgroup may never have CPUs that its parent does not have.
                 let containers = self.batch.iter().map(|(_, container)| container);
                 let pods = self.batch.iter().map(|(pod, _)| pod);
                 let mut groups: Vec<&Cgroup> = containers.chain(pods).collect();

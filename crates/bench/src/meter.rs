@@ -1,5 +1,5 @@
-//! The meter of all benchmarks: CPU time, memory and system calls of a process, read from `/proc`, and what the rest
-//! of the machine did meanwhile.
+//! The meter of all benchmarks: CPU time, memory and system calls of a process, read from `/proc`, and the
+//! usage of the rest of the machine.
 
 use anyhow::{Context as _, Result};
 use koord_host::procfs;
@@ -71,7 +71,7 @@ pub(crate) struct Spent {
 }
 
 impl Counters {
-    /// Reads them now.
+    /// Reads the counters now.
     ///
     /// # Errors
     /// The process is gone, or a file has another form.
@@ -201,7 +201,7 @@ impl Window {
         })
     }
 
-    /// Returns what was used since the window began, which does not end it.
+    /// Returns the usage since the window began; the window continues.
     ///
     /// # Errors
     /// The process has ended.

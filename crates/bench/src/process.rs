@@ -1,4 +1,4 @@
-//! Programs that are measured, each a process of its own.
+//! Processes of measured programs.
 
 use anyhow::{Context as _, Result, bail};
 use std::fs::File;

@@ -287,7 +287,7 @@ fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums
             }
         }
         for &(time, value) in samples {
-            // Both are learned together; the other one is not looked at.
+            // CPU and memory are learned together; the other one is ignored.
             let sample = Sample {
                 pod: "p",
                 time,

@@ -32,7 +32,7 @@ impl Report {
         }
     }
 
-    /// Returns what is printed.
+    /// Returns the text that is printed.
     fn text(&self) -> &str {
         self.table
             .as_deref()

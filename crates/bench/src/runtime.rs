@@ -74,7 +74,7 @@ pub(super) struct RuntimeFigures {
     create: Ways,
     /// CreateContainer and StartContainer, until the process runs.
     start: Ways,
-    /// Calls through the proxy of which the runtime does next to nothing.
+    /// Calls through the proxy that cost the runtime next to nothing.
     #[serde(flatten)]
     calls: calls::CallFigures,
     /// The runtime.
@@ -128,7 +128,8 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
         .tempdir_in(&args.directory)
         .with_context(|| format!("--directory {}", args.directory.display()))?;
     let at = |name: &str| directory.path().join(name);
-    // Removed after what runs in them has ended: what is declared first is dropped last.
+    // Removed after the processes in them have ended: locals are dropped in reverse order of their
+    // declaration.
     let groups;
     let Some(containerd) = containerd(args, &at("run")) else {
         return Ok(None);

@@ -143,7 +143,7 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigure
     }
     prepare(&client, &objects).await?;
 
-    // A pod informer of our own sees bindings as any client does.
+    // A separate pod informer gets bindings like any client.
     let mut informer =
         Informer::<Placement>::start(connect("watcher").await?, Default::default(), stop.clone());
     let created: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
@@ -223,7 +223,7 @@ fn by_class(objects: &mut ApiObjects) -> BTreeMap<String, i32> {
     classes
 }
 
-/// Nodes and everything else that is there before the pods.
+/// Creates nodes and all other objects that exist before the pods.
 async fn prepare(client: &Client, objects: &ApiObjects) -> Result<()> {
     let post = PostParams::default();
     let namespaces: Api<Namespace> = Api::all(client.clone());

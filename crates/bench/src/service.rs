@@ -1,4 +1,4 @@
-//! The demo's service in a container of its own, and the demo's load on it.
+//! The demo's service in a separate container, and the demo's load on it.
 
 use super::koordlet::fixture::{Groups, Shape};
 use anyhow::{Context as _, Result, bail};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Time limit for a service to listen.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A service in a container of its own.
+/// A service in a separate container.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) pod: Cgroup,

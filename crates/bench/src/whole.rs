@@ -161,7 +161,7 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     let began = Instant::now();
     let mut up = Up::start(dir.path(), args.nodes)?;
     let client = up.client(dir.path()).await?;
-    // With this machine's. Lists of all of them would be much of what is measured.
+    // Including this machine's node. Lists of all nodes would be much of the measured load.
     until("all nodes exist", || exist(&client, NODES, args.nodes + 1)).await?;
     until("all nodes are Ready", || nodes_ready(&client, args.nodes)).await?;
     let nodes_ready_sec = began.elapsed().as_secs_f64();

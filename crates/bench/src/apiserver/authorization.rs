@@ -28,7 +28,7 @@ impl AuthorizationFigures {
     }
 }
 
-/// A server with what is read from it.
+/// A server with the client that reads from it.
 struct Served {
     server: Arc<ApiServer>,
     client: Client,

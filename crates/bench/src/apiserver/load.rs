@@ -70,11 +70,11 @@ pub(super) struct Measured {
     pub(super) cpu_us: f64,
 }
 
-/// The body of a request, ready but for what makes each one different.
+/// The body of a request with placeholders for the parts that differ.
 #[derive(Clone)]
 struct Template(Arc<str>);
 
-/// The uid of what all pods belong to, without which they would be collected as garbage.
+/// UID of the owner of all pods. Without an owner they would be garbage-collected.
 #[derive(Debug, Clone)]
 pub(super) struct Owner(Arc<str>);
 
@@ -295,7 +295,7 @@ pub(super) async fn in_process(
     .await
 }
 
-/// Creates per second of one task in process of which nothing is stored.
+/// Measures dry-run creates per second of one task in process.
 pub(super) async fn dry_creates(
     service: Router,
     owner: &Owner,

@@ -1,9 +1,9 @@
-//! Measures this API server: how fast it writes, reads and delivers, and how much memory it takes.
+//! Measures this API server: rates of writes, reads and watch events, and memory.
 //!
-//! Client and server share the machine, and so its CPUs: the figures of a measurement over HTTP
-//! include the cost of the client. All controllers run and roles decide, as in `koord up`: who sends
-//! requests over HTTP is a user with the ClusterRole `admin`, in no group that may do everything.
-//! Callers in the process act as the administrator, as the components of `koord up` do.
+//! Client and server share the machine, and so its CPUs: the figures of a measurement over HTTP include the
+//! cost of the client. All controllers run and roles decide, as in `koord up`: requests over HTTP are sent by
+//! a user with the ClusterRole `admin`, in no group that may do everything. Callers in the process act as the
+//! administrator, as the components of `koord up` do.
 
 mod authorization;
 mod client;
@@ -170,8 +170,8 @@ pub struct ModeFigures {
     pub mode: &'static str,
     /// Creates of pods per second through the in-process service.
     pub in_process_creates_per_s: f64,
-    /// CPU microseconds of one such create: what it costs also on a machine that is busy with
-    /// something else. A million divided by it is the rate of one core.
+    /// CPU microseconds of one such create, a figure that other load on the machine does not change. A
+    /// million divided by it is the rate of one core.
     pub in_process_create_cpu_us: f64,
     /// Watches that were open, each on the pods of one node, while the next was measured.
     pub node_watches: usize,
@@ -202,8 +202,8 @@ pub struct ModeFigures {
     pub streams_per_connection: usize,
     /// Delivery of watch events over TLS.
     pub watch: WatchFigures,
-    /// Milliseconds until the server is ready again after a restart with what was written;
-    /// only when durable.
+    /// Milliseconds until the server is ready again after a restart with the stored objects; only when
+    /// durable.
     pub reopen_ms: Option<f64>,
     /// Objects there were then.
     pub reopen_objects: Option<usize>,
@@ -215,7 +215,7 @@ pub struct ModeFigures {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchFigures {
-    /// Writes per second that were asked for.
+    /// Intended writes per second.
     pub rate_per_s: u32,
     /// Writes per second that were made.
     pub achieved_per_s: f64,
@@ -410,7 +410,7 @@ async fn measure_mode(
     let (address, stop, serving) = serve(&server).await?;
     let client = Client::new(&server, address, options, owner.clone())?;
 
-    // A watch on everything that is written, as there always is in a cluster.
+    // A watch on all writes, as a cluster always has.
     let watch = load::drain_watch(server.service(), stop.clone());
     let crowd = options.connections * options.streams;
     let service = || server.service();

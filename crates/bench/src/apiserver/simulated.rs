@@ -34,7 +34,7 @@ pub struct SimulatedFigures {
     pods: f64,
 }
 
-/// Measures on a server of its own, in memory.
+/// Measures on a separate server, in memory.
 pub async fn run() -> Result<SimulatedFigures> {
     let server = ApiServer::open(Config::memory(Clock::system())).await?;
     server.install_crds(koord_api::crd_values()).await?;
@@ -71,7 +71,7 @@ fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
     found["status"].as_str()
 }
 
-/// Waits until `count` objects of a table are `done`; each is looked at until it is.
+/// Waits until `count` objects of a table are `done`; each is checked until it is.
 async fn all(
     server: &Arc<ApiServer>,
     plural: &str,

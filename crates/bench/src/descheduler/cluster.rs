@@ -1,5 +1,5 @@
-//! A simulated cluster with hot spots: pods that use more or less than they ask for, a scheduler that places what
-//! comes, reports by node, and an API server's word on budgets.
+//! A simulated cluster with hot spots: pods that use more or less than they request, a scheduler that places
+//! new pods, reports by node, and the API server's check of budgets.
 
 use super::jobs::Jobs;
 use jiff::{SignedDuration, Timestamp};
@@ -114,7 +114,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Creates a cluster in which one node in ten is hot and one in fifty has room for a big pod.
+    /// Creates a cluster in which one node in ten is hot and one in fifty has capacity for a big pod.
     pub(super) fn new(nodes: usize, pods: usize) -> Result<Self, ProfileError> {
         let shapes = Shapes::new(Arc::default());
         let now: Timestamp = Timestamp::from_second(1_767_268_800).unwrap_or_default();

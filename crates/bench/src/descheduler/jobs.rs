@@ -131,7 +131,7 @@ impl Jobs {
         out
     }
 
-    /// Ends what is done or out of time, and sweeps what has ended long ago.
+    /// Ends jobs that are done or timed out, and deletes old ended jobs.
     fn finish(&mut self, cluster: &Cluster) {
         let now = cluster.now;
         let age = |job: &PodMigrationJob| {

@@ -104,7 +104,7 @@ pub(super) struct DeschedulerFigures {
     pub nodes: usize,
     pub pods: usize,
     pub minutes: u64,
-    /// The longest, from what informers hold to the plan.
+    /// Longest time from the informers' stores to the plan.
     pub cycle_ms: f64,
     /// The most that the process took, the simulated cluster included.
     #[serde(rename = "rssMiB")]
@@ -156,7 +156,7 @@ pub(super) struct Run {
     pub pods_without_node_most: usize,
     /// Pods that stayed because no node would take them, summed over cycles.
     pub no_target: usize,
-    /// Pods that stayed, by the rule that kept them, summed over cycles.
+    /// Pods that were not moved, by the rule that prevented it, summed over cycles.
     pub kept: BTreeMap<&'static str, usize>,
     #[serde(rename = "rssMiB")]
     pub rss_mib: f64,

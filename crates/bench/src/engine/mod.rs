@@ -98,14 +98,14 @@ pub struct EngineFigures {
     pub profile: String,
     pub cpus: usize,
     pub pods_bound_before: usize,
-    /// Scheduling cycles, with those that refused or that made room.
+    /// Scheduling cycles, with those that rejected the pod or preempted others.
     pub attempts: usize,
     /// Shared answers that the pod's own check of the chosen node refused: 0, or a plugin's
     /// signature is incomplete.
     pub mismatches: u64,
     pub cpu_seconds_per_1000_pods: f64,
     pub rss_mib: f64,
-    /// The engine that looks at every node for every pod, in the same process.
+    /// The engine that evaluates every node for every pod, in the same process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baseline: Option<Baseline>,
     /// The scenario without the updates that come meanwhile, in the same process.
@@ -321,7 +321,7 @@ impl Run {
             attempts: 0,
             gave_up: false,
         };
-        // What the objects ask for before any pod comes, such as pods that stand for them.
+        // Handles the engine's requests before any pod comes, such as pods that represent reservations.
         run.settle();
         run.busy = Duration::ZERO;
         run.attempts = 0;
@@ -383,7 +383,7 @@ impl Run {
         out
     }
 
-    /// Decides until no pod is ready, and does what the engine asks for.
+    /// Decides until no pod is ready, and handles the engine's requests.
     fn settle(&mut self) {
         let now = self.now;
         let mut idle = 0;
@@ -426,7 +426,7 @@ impl Run {
         self.timed(|engine| engine.object_changed(&change, now));
     }
 
-    /// Shows what comes of a write.
+    /// Passes the changes that follow a write to the engine.
     fn written(&mut self, write: &Write) {
         for change in storage::provision(write, &self.numbers) {
             self.object(&change);

@@ -167,7 +167,7 @@ struct Before {
     pods: usize,
 }
 
-/// A cluster and what happens in it.
+/// A cluster and its events.
 #[derive(Debug, Default)]
 pub(crate) struct Fixture {
     pub(crate) nodes: Vec<Arc<Node>>,

@@ -1,4 +1,4 @@
-//! Claims and volumes of the scenario `volumes`, and the controller that makes and binds what is asked for.
+//! Claims and volumes of the scenario `volumes`, and a controller that provisions and binds volumes.
 
 use super::objects::{NAMESPACE, added, node_name, parse};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -152,8 +152,8 @@ fn volume(number: usize, node: usize, is_local: bool) -> PersistentVolume {
     parse(volume)
 }
 
-/// Makes the volume for a claim for which the scheduler chose a node, and binds it: what the informers
-/// show then.
+/// Makes and binds the volume for a claim for which the scheduler chose a node, and returns the informers'
+/// changes.
 pub(crate) fn provision(write: &Write, nodes: &FxHashMap<String, usize>) -> Vec<ObjectChange> {
     let (Verb::Patch(patch), "persistentvolumeclaims") = (&write.verb, write.plural) else {
         return Vec::new();

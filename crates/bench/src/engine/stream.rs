@@ -9,7 +9,7 @@ use koord_scheduler::framework::ObjectChange;
 use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
 
-/// The pods by node, and what it takes to read the reports about them.
+/// Pods by node, and the time to parse the reports about them.
 #[derive(Debug, Default)]
 pub(crate) struct Exporters {
     /// Fingerprint parts of the pods, by node.

@@ -115,7 +115,8 @@ mod tests {
         let change = replica_set(7);
         let set = change.new_as::<ReplicaSet>().unwrap();
         let spec = set.spec.as_ref().unwrap();
-        // What it demands of them: that their pods are theirs, and have a container each.
+        // The API server requires that the selector matches the template's labels, and that it has a named
+        // container.
         let template = spec.template.as_ref().unwrap();
         let labels = template.metadata.as_ref().unwrap().labels.as_ref();
         assert_eq!(spec.selector.match_labels.as_ref(), labels);

@@ -1,4 +1,4 @@
-//! The agent under test: a process of its own.
+//! The process of the agent under test.
 
 use super::fixture::Groups;
 use super::objects::NODE;
@@ -145,7 +145,7 @@ impl Agent {
     /// Fails when it has ended.
     ///
     /// # Errors
-    /// Tells the end of its log.
+    /// When it has ended, with the end of its log.
     pub(crate) fn alive(&mut self) -> Result<()> {
         self.process.check_running()
     }

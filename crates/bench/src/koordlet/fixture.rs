@@ -95,16 +95,16 @@ pub(crate) struct Groups {
     root: Root,
     /// The directory for `--cgroup-root-dir`.
     cgroup_dir: PathBuf,
-    /// The real group that everything is in.
+    /// The real cgroup above all others.
     top: Option<CgroupPath>,
     processes: Vec<Child>,
     _tree: Option<fake::Tree>,
 }
 
 impl Groups {
-    /// Makes the outermost. `directory` takes links that make it look like the root of all groups:
-    /// nothing of the machine's own is touched. Plain directories where groups cannot be made, or
-    /// where `fake` asks for them. With `psi` they are in the unified tree, too.
+    /// Makes the top cgroup. `directory` gets links that make it look like the cgroup root: cgroups of the
+    /// machine itself stay as they are. Uses plain directories where cgroups cannot be made, or if `fake` is
+    /// set. With `psi` they are in the unified tree, too.
     ///
     /// # Errors
     /// When a group or a link cannot be made.
@@ -165,7 +165,7 @@ impl Groups {
         })
     }
 
-    /// Makes a group and those above it.
+    /// Makes a cgroup and its parents.
     ///
     /// # Errors
     /// What the kernel answers.
@@ -175,7 +175,7 @@ impl Groups {
         Ok(group)
     }
 
-    /// Starts this program's `workload` in a group; nothing where groups are not real.
+    /// Starts this program's `workload` in a cgroup; does nothing if cgroups are not real.
     ///
     /// # Errors
     /// When it cannot be started or moved.
@@ -196,7 +196,7 @@ impl Groups {
         Ok(group.add_process(pid)?)
     }
 
-    /// Ends what runs in a group and below, and waits until nothing is left.
+    /// Ends the processes in a cgroup and below, and waits until it is empty.
     ///
     /// # Errors
     /// When processes cannot be listed or ended, or do not end in time.
@@ -217,7 +217,8 @@ impl Groups {
         }
     }
 
-    /// Gives the whole of it the greatest weight, so that others on this machine get next to nothing.
+    /// Sets the greatest weight for the top cgroup, so that other processes on this machine get next to no
+    /// CPU time.
     ///
     /// # Errors
     /// What the kernel answers.

@@ -1,4 +1,4 @@
-//! A kubelet as far as an agent asks one: its pods and its configuration, over TLS.
+//! A kubelet with the two endpoints that an agent reads, pods and configuration, over TLS.
 
 use anyhow::{Context as _, Result};
 use axum::Router;
@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 /// The kubelet's directory, below the one of the run.
 pub(super) const DIRECTORY: &str = "kubelet";
 
-/// Serves `/pods` and `/configz` on a free port of this host until `stop`; returns the port. Its certificate is in
-/// `directory`, where a kubelet has one that it signed itself and koordlet looks for it.
+/// Serves `/pods` and `/configz` on a free port of this host until `stop`; returns the port. Its certificate
+/// is in `directory`, at the kubelet's path for a self-signed one, where koordlet reads it.
 ///
 /// # Errors
 /// When there is no port, or the certificate can be neither made nor written.

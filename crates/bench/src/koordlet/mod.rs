@@ -1,10 +1,10 @@
-//! `koord bench koordlet`: what the node agent costs, seen from outside.
+//! `koord bench koordlet`: the cost of the node agent, measured from outside.
 //!
-//! The agent is a process of its own, started with the flags of Koordinator's stock manifest. It finds
-//! what a node has: an API server over HTTPS with the node's objects, a kubelet that serves pods and
-//! configuration over TLS, kubelet-shaped cgroups with a process in every container. All of that is
-//! this program's, so only the agent is in the figures. Koordinator's own koordlet can be measured on
-//! the same fixture, in turn with ours.
+//! The agent is a separate process, started with the flags of Koordinator's stock manifest. Its environment
+//! is that of a node: an API server over HTTPS with the node's objects, a kubelet that serves pods and
+//! configuration over TLS, kubelet-shaped cgroups with a process in every container. All of that is part of
+//! this program, so only the agent is in the figures. Koordinator's own koordlet can be measured on the same
+//! fixture, in turn with ours.
 
 pub(super) mod agent;
 pub(super) mod fixture;
@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// Use plain directories in place of real cgroups. No process runs in them.
     #[arg(long)]
     fake: bool,
-    /// Keep what the agents log and write in this directory.
+    /// Keep logs and files of the agents in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
@@ -184,7 +184,7 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
     let mut runs = Vec::new();
     for round in 0..args.repeat {
         for (program, costs) in programs.iter().zip(&mut costs) {
-            // Each agent gets a cluster of its own: what another one left there costs nothing.
+            // Each agent gets a new cluster, so that objects of the other one cost it nothing.
             let work = directory.join(format!("{round}-{}", program.flavour().name()));
             let world = World::start(
                 &work,

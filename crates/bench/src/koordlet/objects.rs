@@ -1,5 +1,5 @@
-//! The objects of the node under test, in the shapes that a kubelet and Koordinator's manager give
-//! them. A pod has what real ones have besides what an agent needs: that is what an agent parses.
+//! The objects of the node under test, with the fields that a kubelet and Koordinator's manager set. A pod
+//! also has fields that an agent does not need, as real ones do: the agent parses them, too.
 
 use super::fixture::{Machine, Shape};
 use serde_json::{Value, json};

@@ -30,7 +30,7 @@ pub(crate) struct Run {
     pub(super) p999_us: f64,
     pub(super) requests: u64,
     pub(super) errors: u64,
-    /// Operations of batch work per second, of its own kind.
+    /// Operations of batch work per second; their unit depends on the neighbour.
     pub(super) batch_per_s: f64,
     pub(super) cpu_utilization: f64,
     pub(super) steal: f64,
@@ -59,7 +59,7 @@ struct Summary {
     batch_against_shares: &'static str,
 }
 
-/// A lever that this machine lacks.
+/// A lever that this machine does not have.
 #[derive(Debug, Clone, Serialize)]
 struct Absent {
     lever: Lever,
@@ -245,7 +245,7 @@ mod tests {
             run(Lever::IdlePods, 1500.0, 105.0, false),
             run(Lever::Quota, 2500.0, 60.0, false),
             run(Lever::Quota, 9000.0, 70.0, false),
-            // Noise counts only where there is nothing else.
+            // Noisy windows count only if there are no others.
             run(Lever::Shares, 500.0, 10.0, true),
             run(Lever::Slice, 700.0, 100.0, true),
         ];

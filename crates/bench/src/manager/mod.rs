@@ -1,8 +1,8 @@
-//! `koord bench manager`: what koord-manager costs, seen from outside.
+//! `koord bench manager`: the cost of koord-manager, measured from outside.
 //!
-//! The manager is a process of its own, ours or Koordinator's, started with the flags that both take. It
-//! finds an API server over HTTPS with a cluster's objects; that server and whoever puts load on it are
-//! this program, so only the manager is in the figures.
+//! The manager is a separate process, ours or Koordinator's, started with the flags that both have. It uses
+//! an API server over HTTPS with a cluster's objects; that server and the load generator are part of this
+//! program, so only the manager is in the figures.
 
 mod inside;
 mod nodes;
@@ -25,7 +25,7 @@ pub(super) enum Part {
     Nodes,
     /// Recommendations with histories, pods and metrics.
     Recommender,
-    /// Webhooks that the API server of `koord up` asks without a socket.
+    /// Webhooks that the API server of `koord up` calls without a socket.
     InProcess,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// The manager to measure; else the `koord-manager` next to this program, or the one inside it.
     #[arg(long, value_name = "PROGRAM")]
     manager: Option<PathBuf>,
-    /// Pods per second about which both webhooks are asked.
+    /// Pods per second that are sent to both webhooks.
     #[arg(long, default_value_t = 500.0)]
     rate: f64,
     /// Length of each measured window, in seconds.
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Repeats of a window when the machine was busy with something else.
     #[arg(long, default_value_t = 2)]
     repeats: u32,
-    /// Keep what the manager logs in this directory.
+    /// Keep the manager's logs in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
@@ -76,16 +76,16 @@ impl Args {
     }
 }
 
-/// The figures that have a goal, and all others. What was not measured is absent.
+/// The figures that have a goal, and all others. Parts that were not measured are absent.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ManagerFigures {
     /// The program that was measured.
     manager: String,
-    /// 99th percentile of what `/mutate-pod` takes, milliseconds.
+    /// 99th percentile of the latency of `/mutate-pod`, milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     mutate_p99_ms: Option<f64>,
-    /// 99th percentile of what `/validate-pod` takes, milliseconds.
+    /// 99th percentile of the latency of `/validate-pod`, milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     validate_p99_ms: Option<f64>,
     /// Cores that the controllers take while nodes report.
@@ -155,7 +155,7 @@ async fn measure(args: &Args) -> Result<ManagerFigures> {
     Ok(report)
 }
 
-/// A process in a window: what it took, and what else the machine did.
+/// Usage of a process and of the rest of the machine in a window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Cost {

@@ -1,5 +1,5 @@
-//! A cluster of many nodes that report: what the controllers take of the machine, and how long a change
-//! of the settings takes to reach every node.
+//! A cluster of many nodes that report: the controllers' use of the machine, and the time until a change of
+//! the settings reaches every node.
 
 use super::objects::{self, Cluster};
 use super::process::{Manager, Program};
@@ -105,7 +105,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<N
         published,
     )
     .await?;
-    // One more round, so that what the start left behind is done.
+    // One more round, so that remaining work of the start is done.
     tokio::time::sleep(Duration::from_secs_f64(args.interval)).await;
     let mut rejected = 0;
     let (cost, node_writes_per_sec) = loop {
@@ -126,7 +126,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<N
         let per_sec = written as f64 / cost.seconds - kubelets;
         break (cost, per_sec.max(0.0));
     };
-    // Nobody else writes while the settings change.
+    // No reports are written while the settings change.
     reports.shutdown().await;
     let before = manager.cpu_seconds();
     let mut replans_sec = Vec::new();

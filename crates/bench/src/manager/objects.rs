@@ -250,7 +250,7 @@ pub(super) fn review(uid: &str, pod: &Value) -> Value {
     })
 }
 
-/// Pods of which each has a profile and a quota of its own in turn.
+/// Returns pods, each with the next profile and quota in turn.
 pub(super) fn new_pods(count: u32, args: &super::Args) -> Vec<Value> {
     (0..count).map(|index| new_pod(index, args)).collect()
 }

@@ -1,4 +1,4 @@
-//! The manager under test: a process of its own.
+//! The process of the manager under test.
 
 use crate::process::{Process, free_port};
 use anyhow::{Context as _, Result, bail};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const START: Duration = Duration::from_secs(60);
 /// Interval between two checks whether it does.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A request of a webhook that takes longer has failed: what an API server waits by default.
+/// Timeout of a webhook request: the API server's default.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A program, with the argument that goes before its flags.
@@ -63,13 +63,13 @@ impl Program {
 /// A running manager.
 pub(super) struct Manager {
     process: Process,
-    /// Asks its webhooks.
+    /// Client of its webhooks.
     pub(super) webhooks: Client,
 }
 
 impl Manager {
-    /// Starts one with `flags` besides those that every one gets, and waits until it serves webhooks.
-    /// Its files and its log are in `work`.
+    /// Starts a manager with `flags` in addition to the common ones, and waits until it serves webhooks. Its
+    /// files and its log are in `work`.
     ///
     /// # Errors
     /// It cannot be started, or serves nothing.
@@ -92,7 +92,7 @@ impl Manager {
                 "--metrics-addr=0",
                 "--health-probe-addr=0",
                 "--enable-pprof=false",
-                // The default, 30 requests per second, is a setting and not what a manager can do.
+                // The default, 30 requests per second, is a setting and not the manager's own limit.
                 "--rest-config-qps=100000",
                 "--rest-config-burst=100000",
             ])
@@ -103,8 +103,8 @@ impl Manager {
             .env("POD_NAMESPACE", koord_api::configmap::NAMESPACE);
         let log = work.join("manager.log");
         let process = Process::start_logging("manager", &mut command, log)?;
-        // Its certificate names localhost and is signed by itself. Over HTTP/1.1 with connections that
-        // are kept and made as needed, as kube-apiserver asks webhooks.
+        // Its certificate is self-signed and names localhost. HTTP/1.1 with a pool of connections, as
+        // kube-apiserver uses for webhooks.
         let url = format!("https://127.0.0.1:{port}");
         let webhooks = connect(&url, &Trust::Any, None, ANSWER_WITHIN)?;
         let mut manager = Self { process, webhooks };

@@ -1,5 +1,5 @@
-//! A manager with many Recommendations whose containers have histories of days, which it reads from
-//! their checkpoints at its start, and whose pods are measured.
+//! A manager with many Recommendations whose containers have histories of days, which it loads from their
+//! checkpoints at its start, and whose pods are measured.
 
 use super::nodes::all;
 use super::objects::{self, Cluster, each};

@@ -1,9 +1,9 @@
-//! Pods' AdmissionReviews over HTTPS, at a rate that does not wait for answers.
+//! Pods' AdmissionReviews over HTTPS, at a rate that does not depend on the answers.
 //!
-//! A pod is due at an instant that was drawn in advance (Poisson arrivals). At that instant
-//! `/mutate-pod` is asked, and once it has answered, `/validate-pod` about the pod that came of it, as an
-//! API server does. What `/mutate-pod` takes counts from the intended instant, so a stall shows in
-//! every pod that it delays. The thread that sends asks for real-time priority.
+//! A pod is due at an instant that was drawn in advance (Poisson arrivals). At that instant a request to
+//! `/mutate-pod` is sent, and after its answer one to `/validate-pod` with the mutated pod, as an API server
+//! does. The latency of `/mutate-pod` counts from the intended instant, so a stall shows in every pod that it
+//! delays. The sending thread requests real-time priority.
 
 use super::objects::{self, Cluster};
 use super::process::{Manager, Program};
@@ -85,7 +85,7 @@ pub(super) struct WebhookFigures {
     pub(super) validate: Latency,
     /// Both together, from the instant at which the first was due.
     both: Latency,
-    /// `/healthz` of the same server at the same rate, just before: what HTTPS and the machine cost.
+    /// `/healthz` of the same server at the same rate, just before: the latency of HTTPS and the machine.
     baseline: Latency,
     /// Lag of the generator itself, 99th percentile, microseconds.
     send_lag_p99_us: f64,
@@ -231,15 +231,15 @@ struct Seen {
     realtime: bool,
 }
 
-/// Pods to ask about, and what is done when the window begins.
+/// Requests to send, and a callback for the begin of the window.
 type Asked = (Arc<[Questions]>, Box<dyn FnOnce() + Send>);
 
-/// Asks for `seconds` after [`WARMUP`]; without pods, for `/healthz`.
+/// Sends the requests for `seconds` after [`WARMUP`]; without requests, gets `/healthz`.
 async fn load(rate: f64, seconds: Duration, client: &Client, asked: Option<Asked>) -> Result<Seen> {
     // A client belongs to the runtime that its connections live in.
     let (client, runtime) = (client.clone(), Handle::current());
     let (sender, seen) = oneshot::channel();
-    // A thread of its own: its priority ends with it.
+    // A separate thread: its priority ends with it.
     std::thread::spawn(move || {
         // A receiver that no longer waits needs no answer.
         let _ = sender.send(generate(rate, seconds, &client, asked, &runtime));
@@ -329,7 +329,7 @@ fn generate(
                 report(done);
             }
         };
-        // Who is later than that has failed.
+        // Later answers count as failed.
         let _ = tokio::time::timeout(LATE, rest).await;
         tasks.shutdown().await;
     });
@@ -337,7 +337,7 @@ fn generate(
     Ok(seen.into_inner())
 }
 
-/// Says why a pod had no two answers.
+/// Logs why a pod did not get both answers.
 fn report(done: Result<Result<()>, tokio::task::JoinError>) {
     match done {
         Ok(Ok(())) => {}

@@ -1,4 +1,4 @@
-//! Reading public traces of what machines used. Each format is known by its first line.
+//! Parsers of public traces of machines' usage. The first line identifies the format.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;

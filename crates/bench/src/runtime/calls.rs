@@ -27,8 +27,8 @@ pub(super) struct Sockets {
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CallFigures {
-    /// CreateContainer of an image that is not there: the proxy reads the request, the hook server
-    /// answers, the request is changed, and the runtime looks the image up. Without the proxy.
+    /// CreateContainer of an image that does not exist: the proxy reads the request, the hook server answers,
+    /// the request is changed, and the runtime looks the image up. Without the proxy.
     #[serde(rename = "directCreate")]
     pub(super) direct: Spread,
     /// CreateContainer through a proxy without a hook server.
@@ -48,7 +48,7 @@ pub(super) struct CallFigures {
     proxy_passed_per_sec: f64,
 }
 
-/// A call whose answer does not matter.
+/// A call whose answer is ignored.
 #[derive(Clone)]
 enum Call {
     Create(Box<cri::CreateContainerRequest>),
