@@ -169,7 +169,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_item_macro(&mut self, item: &'ast syn::ItemMacro) {
-        // A macro that writes tests is a function of its own name; `proptest!` holds tests.
+        // A macro that writes tests is a function with the macro's name; `proptest!` holds tests.
         if let Some(name) = &item.ident {
             self.note(name.to_string(), false, item.mac.tokens.clone());
         } else if item.mac.path.is_ident("proptest")

@@ -3,7 +3,7 @@
 use crate::git::{self, Age};
 use anyhow::Result;
 
-/// The first commit whose successors are checked: before it subjects had other forms.
+/// The first commit whose successors are checked: earlier subjects had other forms.
 const SINCE: &str = "58c66ad0";
 /// Longest subject, in characters.
 const LONGEST: usize = 72;
@@ -38,7 +38,7 @@ fn problem(subject: &str) -> Option<&'static str> {
     if subject.chars().count() > LONGEST {
         return Some("subject has more than 72 characters");
     }
-    // An imperative comes first, so these tell of a state.
+    // An imperative comes first, so these verbs mean an indicative sentence.
     let indicative = [" is ", " are ", " was "].map(|verb| what.find(verb));
     let clause = [
         " that ",

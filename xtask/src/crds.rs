@@ -53,8 +53,8 @@ pub(crate) fn run(root: &Path, from: &Path, version: Option<String>) -> Result<(
     std::fs::write(&path, new).with_context(|| path.display().to_string())
 }
 
-/// Moves what follows the first line of a quoted text to the right: some of upstream's go on as far
-/// to the left as their key stands, which YAML does not allow.
+/// Indents the continuation lines of quoted texts: some of upstream's are not indented more than their key,
+/// which YAML does not allow.
 fn indented(text: &str) -> String {
     let mut out = String::new();
     let mut inside = false;

@@ -113,7 +113,7 @@ fn violations(rules: &Rules, packages: &[LockedPackage]) -> Vec<String> {
     faults
 }
 
-/// Says why the license of `package` does not do.
+/// Checks the license of `package`, and returns the reason if it is not allowed.
 fn check_license(package: &LockedPackage, allow: &[String]) -> Result<(), String> {
     let license = package.license.as_deref().ok_or("has no license")?;
     let expression = Expression::parse_mode(license, ParseMode::LAX)

@@ -269,7 +269,7 @@ fn list(record: &Record, documents: &[(PathBuf, String)], json: bool) -> Result<
             });
         }
     }
-    // What README names first.
+    // The figures that README names come first.
     rows.sort_by_key(|row| !row.documents.iter().any(|name| name == "README.md"));
     if json {
         println!("{}", serde_json::to_string_pretty(&rows)?);

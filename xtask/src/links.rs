@@ -22,7 +22,7 @@ pub(crate) fn faults(
     Ok(faults)
 }
 
-/// Replaces code by spaces: fenced blocks, and what stands between backquotes.
+/// Replaces code by spaces: fenced blocks, and text between backquotes.
 fn without_code(text: &str) -> String {
     let mut fenced = false;
     let mut out = String::with_capacity(text.len());
@@ -182,7 +182,7 @@ fn is_commit(word: &str) -> bool {
         && word.contains(|c: char| c.is_ascii_alphabetic())
 }
 
-/// Returns the words of `text` that are written as commits are, each with its line.
+/// Returns the words of `text` that look like commits, each with its line.
 fn commits(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -281,7 +281,7 @@ mod tests {
     fn missing_commit_is_a_fault() {
         let text = "x\n(0000000a) a7a1b76b".to_owned();
         let found = missing_commits(&[(PathBuf::from("a.md"), text)]).expect("git answers");
-        // A clone that is shallow, or no clone, cannot tell.
+        // A shallow clone, or a copy without a history, cannot be checked.
         if git::is_complete() {
             assert_eq!(found, ["a.md:2: no such commit: 0000000a"]);
         } else {

@@ -208,7 +208,7 @@ fn crate_circles(texts: &[(PathBuf, String)]) -> Vec<String> {
     faults
 }
 
-/// Rows of the differences from upstream whose last column, the reason, is empty.
+/// Returns the rows of the differences from upstream whose last column, the reason, is empty.
 fn rows_without_end(text: &str) -> Vec<String> {
     let empty = |line: &str| {
         let row = line.strip_prefix('|').and_then(|l| l.strip_suffix('|'));
@@ -243,7 +243,7 @@ fn collect(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Resul
         let path = entry.path();
         if path.is_dir() {
             let name = entry.file_name();
-            // What cargo builds; a module may have the name.
+            // Output of cargo; a module may have the name.
             let is_built = name == "target" && !directory.ends_with("src");
             if !is_built && !name.as_encoded_bytes().starts_with(b".") {
                 collect(&path, extension, found)?;

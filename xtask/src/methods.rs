@@ -1,5 +1,5 @@
-//! Types with many methods, and how many each may have. A type whose methods stand in many files can be changed
-//! from everywhere; parts with an invariant of their own are types of their own.
+//! Limits on the number of methods of a type. A type whose methods are in many files can be changed from
+//! everywhere; parts with an invariant should be separate types.
 
 use anyhow::{Context, Result};
 use std::collections::btree_map::Entry;

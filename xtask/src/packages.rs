@@ -16,7 +16,7 @@ use std::process::Command;
 enum Wing {
     /// A library of the product.
     Product,
-    /// A package with one program and nothing else.
+    /// A package with one program only.
     Bin,
     /// A package for development, demonstration and measurement.
     Lab,
@@ -260,7 +260,7 @@ fn wing_of(name: &str) -> Option<Wing> {
     row.map(|(_, wing, _)| *wing)
 }
 
-/// Returns what is wrong with the manifests of the workspace at `root`, and with its lists of packages.
+/// Returns the faults of the manifests of the workspace at `root`, and of its lists of packages.
 ///
 /// # Errors
 /// When cargo cannot list packages or a file cannot be read.

@@ -3,10 +3,11 @@
 use crate::circles;
 use std::path::Path;
 
-/// The module of what plugins share.
+/// Module of the code that plugins share.
 const COMMON: &str = "common";
 
-/// Returns the imports from plugin to plugin, and from what they share to a plugin, in the crate whose files these are.
+/// Returns the imports from plugin to plugin, and from the shared module to a plugin, in the crate whose
+/// files these are.
 pub(crate) fn faults(files: &[(&Path, &str)]) -> Vec<String> {
     let mut faults = Vec::new();
     for (module, imported) in circles::graph("plugins", files) {

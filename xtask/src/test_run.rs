@@ -67,7 +67,7 @@ impl Selection {
     }
 }
 
-/// A line of what cargo prints with `--message-format=json`.
+/// A line of cargo's output with `--message-format=json`.
 #[derive(Deserialize)]
 struct CargoMessage {
     reason: String,
@@ -158,7 +158,7 @@ fn test_programs(messages: &str, root: &Path) -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
-/// Returns the programs of [`LONGEST`] that `programs` lack.
+/// Returns the programs of [`LONGEST`] that are not in `programs`.
 fn not_built(programs: &[TestProgram]) -> Vec<&'static str> {
     let is_built = |name: &&str| programs.iter().any(|program| program.name == *name);
     LONGEST.into_iter().filter(|name| !is_built(name)).collect()
@@ -171,7 +171,7 @@ struct TestCounts {
     failed: Vec<String>,
 }
 
-/// Returns what a test program printed about its tests; `None` when it ended without a summary.
+/// Returns the counts of tests in a test program's output; `None` when it ended without a summary.
 ///
 /// A program that a test starts may print a summary of its own, so the last one counts.
 fn parse_counts(output: &str) -> Option<TestCounts> {

@@ -243,7 +243,7 @@ impl Sources {
         self.packages.get(name).context("the package was just read")
     }
 
-    /// `core/v1.Pod` of what a package writes as `Pod` or `v1.Pod`.
+    /// Returns the full name of a type, such as `core/v1.Pod` for `Pod` or `v1.Pod` in a package's source.
     fn full_name(&mut self, go_type: &str, package: &str) -> Result<String> {
         let Some((alias, name)) = go_type.split_once('.') else {
             return Ok(format!("{package}.{go_type}"));
@@ -353,7 +353,7 @@ impl Sources {
             }
             Body::Alias(target) => {
                 out.markers.extend(declaration.markers);
-                // A list of strings that is a type of its own is a message in protobuf.
+                // A named type of a list of strings is a message in protobuf.
                 if target == "[]string" && package != "meta/v1" {
                     out.text.push('W');
                     return Ok(());

@@ -112,7 +112,7 @@ const SHARED: [&str; 10] = [
     "Args", "Config", "Error", "Key", "Metrics", "Options", "Plan", "Report", "Snapshot", "State",
 ];
 
-/// A hit: its line, counted from one, the text that matched and what to write instead.
+/// A hit: its line, counted from one, the matched text and the replacement.
 pub(crate) struct Hit {
     line: usize,
     found: String,
