@@ -38,7 +38,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Why the node ended.
+/// An error that ends the node.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The machine cannot be read.
@@ -195,7 +195,8 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     Ok(())
 }
 
-/// What containers can be granted, and the files they see. A runtime has views of its own.
+/// Returns the file views for containers and the rights that containers can be granted. With a container
+/// runtime the views are empty, because the runtime sets up its own.
 fn rights(options: &Options) -> (Views, Rights) {
     let mut hidden = options.hidden.clone();
     hidden.push(options.data_dir.clone());
@@ -216,7 +217,8 @@ fn rights(options: &Options) -> (Views, Rights) {
     (views, rights)
 }
 
-/// Whether containers can be confined, and how that is told.
+/// Sets up control groups. Returns them, or `None` when containers run unconfined, and the value of the
+/// confinement annotation.
 async fn confine(
     options: &Options,
     root: &Root,
@@ -326,7 +328,8 @@ async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: 
     state.note(|state| state.pods.clear());
 }
 
-/// How often the Node is compared with what it must say: the kubelet's `nodeStatusUpdateFrequency`.
+/// Interval at which the Node is compared with its desired content: the kubelet's
+/// `nodeStatusUpdateFrequency`.
 const STATUS_CHECK: Duration = Duration::from_secs(10);
 
 /// Registers the Node and keeps its status fresh: it is written when it is due, and at the next look
@@ -444,7 +447,7 @@ async fn heartbeat(shared: Arc<Shared>, uid: oneshot::Receiver<Option<String>>) 
         .await;
 }
 
-/// The tasks of the pods, and who gets which change.
+/// The tasks of the pods, and the dispatch of changes to them.
 struct Pods {
     shared: Arc<Shared>,
     runner: Arc<dyn Runner>,
@@ -540,7 +543,7 @@ impl Pods {
         }
     }
 
-    /// Whether a pod must not run here, with reason and message.
+    /// Returns the reason and message for rejecting `pod`, or `None` if it may run here.
     fn admit(&self, pod: &Pod) -> Option<(String, String)> {
         let over = |pod: &Pod| {
             let phase = pod

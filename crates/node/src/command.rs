@@ -1,4 +1,4 @@
-//! What a container runs: command, arguments, environment, directory, user.
+//! The command of a container: program, arguments, environment, directory, user.
 
 use crate::container_request::{Asked, Unstartable};
 use crate::security::{Rights, Security};
@@ -15,22 +15,22 @@ pub struct Invocation {
     pub env: Vec<(String, String)>,
     /// Working directory.
     pub dir: Option<PathBuf>,
-    /// What it may do.
+    /// Its security context.
     pub security: Security,
 }
 
-/// What the node knows beside the pod, for the downward API.
+/// Facts about the node for the downward API and the container's rights.
 #[derive(Debug, Clone, Default)]
 pub struct HostFacts {
     /// Address of the node; the pod's address as well, since every pod uses the host's network.
     pub ip: String,
     /// Search path for programs.
     pub path: String,
-    /// What the node can grant a container, and keep from it.
+    /// Rights that the node can grant a container or withhold from it.
     pub rights: Rights,
 }
 
-/// What `container` of `pod` asks for. `env` is what there is before its own variables.
+/// Returns the request of `container` of `pod`. `env` holds the variables that precede its own.
 pub(crate) fn asked(
     pod: &Pod,
     container: &Container,
@@ -109,7 +109,7 @@ impl Asked {
     }
 }
 
-/// Everything needed to start `container` of `pod` as a process.
+/// Returns everything needed to start `container` of `pod` as a process.
 ///
 /// # Errors
 /// When it has no command or needs something that this node does not have.
@@ -212,7 +212,7 @@ fn value_of(
     ))
 }
 
-/// The downward API's fields.
+/// Returns the value of a downward API field.
 fn field_of(pod: &Pod, path: &str, host: &HostFacts) -> Option<String> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref();

@@ -22,11 +22,11 @@ use std::time::Duration;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
-/// How long the output of an ended container may stay open, in the hands of a process that left
-/// the container's group.
+/// How long the output of an ended container may stay open, held by a process that left the container's
+/// group.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
-/// What stands before `://` in the ids of containers.
+/// Scheme of container ids: the part before `://`.
 const SCHEME: &str = "koord";
 
 /// Runs containers as processes of this machine.
@@ -42,7 +42,7 @@ struct Running {
     /// Its process, and the process group of that.
     pid: u32,
     group: Option<CgroupPath>,
-    /// What its commands are given, too.
+    /// How it was started; commands run in it get the same environment and rights.
     invocation: Invocation,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Debug for Running {
     }
 }
 
-/// A new container id: 64 hex digits.
+/// Returns a new container id: 64 hex digits.
 pub(crate) fn new_id() -> String {
     let mut id = String::with_capacity(64);
     for _ in 0..4 {

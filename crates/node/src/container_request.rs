@@ -1,11 +1,11 @@
-//! What a container asks for, and why it is refused.
+//! A container's request to its runner, and the errors for one that cannot be started.
 
 use std::path::PathBuf;
 
-/// Why a container cannot be started. The text is for the user.
+/// An error that prevents a container from starting. The text is shown to the user.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unstartable {
-    /// There is nothing to run: images are not pulled here.
+    /// The container has no command: images are not pulled here.
     #[error(
         "container {container:?} has no command: this node runs commands of the host and does not \
          pull images ({image:?}); set spec.containers[].command"
@@ -23,13 +23,13 @@ pub enum Unstartable {
         container: String,
         /// The field of the container.
         field: String,
-        /// What is wrong with it.
+        /// The problem with the field.
         reason: String,
     },
 }
 
 impl Unstartable {
-    /// The reason of the container's waiting state.
+    /// Returns the reason of the container's waiting state.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -39,16 +39,16 @@ impl Unstartable {
     }
 }
 
-/// What a container asks for, whoever runs it.
+/// A container's request, independent of the runner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// In place of the image's entry point, if it is not empty.
+    /// Replaces the image's entry point, if not empty.
     pub(crate) command: Vec<String>,
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) dir: Option<PathBuf>,
     pub(crate) uid: Option<u32>,
     pub(crate) gid: Option<u32>,
-    /// It must not run as root.
+    /// The container must not run as root.
     pub(crate) not_root: bool,
 }

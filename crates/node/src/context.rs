@@ -1,4 +1,4 @@
-//! What the tasks of the node share.
+//! State shared by the tasks of the node.
 
 use crate::command::HostFacts;
 use crate::groups::Groups;
@@ -17,11 +17,11 @@ use koord_kube::events::Recorder;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// The variable that says which container a process belongs to. Without groups it is the only way
-/// to find a process that left the process group of its container.
+/// Environment variable with the container id of a process. Without groups it is the only way to find a
+/// process that left the process group of its container.
 pub(crate) const MARK: &str = "KOORD_CONTAINER_ID";
 
-/// What all tasks of the node use.
+/// State shared by all tasks of the node.
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) root: Root,
@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     pub(crate) table: Table,
     /// Held by this alone, so that [`Execs`](crate::Execs) ends with it.
     pub(crate) places: Arc<Places>,
-    /// Of the machine's files.
+    /// Views of the machine's files for containers.
     pub(crate) views: Views,
     pub(crate) backoff: Backoff,
     pub(crate) shutdown: CancellationToken,

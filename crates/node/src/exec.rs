@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Largest piece of output, in bytes.
 const PIECE: usize = 32 << 10;
-/// How long the output of an ended command may stay open in the hands of what it left behind.
+/// How long the output of an ended command may stay open, held by processes that it left behind.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
-/// What a command in a container that is a process needs: the container's group and surroundings.
+/// The container process that a command runs in: its id, group and invocation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) id: &'a str,
@@ -109,7 +109,7 @@ pub(crate) async fn spawn(
     })
 }
 
-/// Waits for the end of a command, or kills it, and tells how it ended.
+/// Waits for the end of a command, or kills it, and sends its exit code.
 async fn watch(
     mut spawned: Spawned,
     readers: Vec<tokio::task::AbortHandle>,
@@ -144,7 +144,7 @@ async fn watch(
             }
         }
     };
-    // The client has gone when nobody listens.
+    // Without a receiver the client is gone.
     let _ = tell.send(exit.map(Exit::code));
     // What the command left behind may hold its output open for ever.
     tokio::time::sleep(OUTPUT_GRACE).await;
@@ -181,9 +181,9 @@ fn reader(
     tokio::spawn(pass).abort_handle()
 }
 
-/// Writes what is sent to a command. A terminal is told the end by its own character.
+/// Writes the received input to a command. A terminal gets the end-of-file character at the end.
 fn writer(stream: OwnedFd, is_terminal: bool) -> mpsc::Sender<Bytes> {
-    /// What ends the input of a terminal in its usual mode (Ctrl-D).
+    /// Ends the input of a terminal in its usual mode (Ctrl-D).
     const END: u8 = 4;
     let (sender, mut pieces) = mpsc::channel::<Bytes>(WAITING);
     tokio::task::spawn_blocking(move || {

@@ -6,7 +6,7 @@ use koord_host::{CgroupPath, Controller, HostError, Root};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What containers are confined in; on v1 each is a hierarchy of its own.
+/// Controllers that confine containers; on v1 each has a hierarchy of its own.
 const CONTROLLERS: [Controller; 4] = [
     Controller::Cpu,
     Controller::Cpuacct,
@@ -14,20 +14,19 @@ const CONTROLLERS: [Controller; 4] = [
     Controller::Memory,
 ];
 
-/// How often an emptied group is tried to be removed while the kernel still finishes its last
-/// process.
+/// Number of attempts to remove an emptied group while the kernel still finishes its last process.
 const REMOVE_ATTEMPTS: u32 = 50;
-/// How often a process that does not die is looked at.
+/// Interval of the checks for a process that does not die.
 const STUCK: Duration = Duration::from_secs(1);
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Why groups cannot be used.
+/// An error that prevents the use of control groups.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The kernel refuses.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// What is made cannot be recorded, so it must not be made.
+    /// A new group cannot be recorded, so it is not created.
     #[error(transparent)]
     State(#[from] StateError),
     /// A group of that name is there and was not made by this node.
@@ -59,7 +58,8 @@ impl Groups {
         })
     }
 
-    /// A container runtime makes groups below those of pods, in every hierarchy.
+    /// Uses every controller, because a container runtime creates groups below those of pods in every
+    /// hierarchy.
     pub(crate) fn shared_with_a_runtime(&mut self) {
         self.controllers = &Controller::ALL;
     }
@@ -117,7 +117,7 @@ impl Groups {
         Ok(path)
     }
 
-    /// The files through which a process enters a group.
+    /// Returns the files through which a process enters a group.
     pub(crate) fn entrances(&self, path: &CgroupPath) -> Vec<std::path::PathBuf> {
         self.root.cgroup(path).entrances()
     }
@@ -129,7 +129,7 @@ impl Groups {
         Ok(())
     }
 
-    /// How often the kernel killed in the group for lack of memory.
+    /// Returns the number of OOM kills in the group; 0 if it cannot be read.
     pub(crate) fn oom_kills(&self, path: &CgroupPath) -> u64 {
         self.root
             .cgroup(path)
@@ -191,7 +191,7 @@ impl Groups {
     fn remove_elsewhere(&self, path: &CgroupPath) {
         let trees = std::fs::read_dir(self.root.sys("fs/cgroup"));
         for tree in trees.into_iter().flatten().flatten() {
-            // Most have none, or it is somebody else's as well.
+            // Most hierarchies have no such group, or another program uses it as well.
             let _ = std::fs::remove_dir(path.under(&tree.path()));
         }
     }
@@ -219,7 +219,8 @@ impl Groups {
         }
     }
 
-    /// Whether another made a group in `path`, or in the groups of QoS classes below it; it is not ours to kill.
+    /// Returns whether `path`, or a QoS class below it, holds groups that this node did not create; these
+    /// must not be killed.
     ///
     /// What is in a pod that was made here belongs to that pod.
     fn has_foreign_groups(&self, path: &CgroupPath) -> bool {
@@ -366,7 +367,7 @@ mod tests {
         );
     }
 
-    /// Another cluster may come between the end of a process and its restart.
+    /// Another cluster may create groups between the end of a process and its restart.
     #[tokio::test]
     async fn groups_made_later_by_others_are_left_alone() {
         let tree = fake::Tree::hybrid("0-3").unwrap();

@@ -1,5 +1,5 @@
-//! The small part of the kubelet's HTTP interface that others read, for those who may: callers are told
-//! by their bearer tokens, and what they may is asked as a kubelet asks it.
+//! The part of the kubelet's HTTP interface that other components read. Access is delegated as in a kubelet:
+//! bearer tokens by TokenReview, permissions by SubjectAccessReview.
 
 use crate::context::Shared;
 use crate::logs::LogOptions;
@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long answers about callers are valid: the kubelet's defaults for tokens and refusals, and the
-/// former for permissions too.
+/// How long results of token and access reviews are cached: the kubelet's defaults for tokens and refusals;
+/// permissions use the TTL of tokens.
 const TOKEN_TTL: Duration = Duration::from_secs(120);
 const REFUSED_TTL: Duration = Duration::from_secs(30);
 
-/// The routes behind their guard. Health is for everybody, as on a kubelet's health port.
+/// Returns the routes behind their guard. `/healthz` is open to all clients, as on a kubelet's health port.
 pub(crate) fn router(shared: Arc<Shared>) -> Result<Router, OpenPathError> {
     let options = GuardOptions {
         always_allow_paths: vec!["/healthz".to_owned()],

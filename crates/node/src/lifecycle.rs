@@ -1,9 +1,9 @@
-//! When the containers of a pod start, restart and are done. Pure: state and time in, actions out.
+//! Decides when the containers of a pod start, restart and are done. Pure: state and time in, actions out.
 
 use jiff::Timestamp;
 use std::time::Duration;
 
-/// What happens to containers that end.
+/// Restart policy of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "Kubernetes' own names")]
 pub enum RestartPolicy {
@@ -13,7 +13,7 @@ pub enum RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// From `spec.restartPolicy`; anything unknown is the default, `Always`.
+    /// Parses `spec.restartPolicy`; an unknown value is the default, `Always`.
     #[must_use]
     pub fn parse(text: Option<&str>) -> Self {
         match text {
@@ -32,7 +32,7 @@ impl RestartPolicy {
     }
 }
 
-/// How a container ended.
+/// The end of a container's run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// Exit code; 128 + signal when it was killed.
@@ -41,34 +41,34 @@ pub struct Ended {
     pub signal: Option<i32>,
     /// `Completed`, `Error`, `OOMKilled`, `StartError` ...
     pub reason: String,
-    /// For the user; may be empty.
+    /// Message for the user; may be empty.
     pub message: String,
-    /// When it started.
+    /// Start time.
     pub started_at: Timestamp,
-    /// When it ended.
+    /// End time.
     pub finished_at: Timestamp,
     /// The container's id.
     pub id: String,
 }
 
-/// What a container is doing.
+/// State of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Not started (again) yet.
+    /// Waiting for its first start or a restart.
     Waiting {
         /// `ContainerCreating`, `PodInitializing`, `CrashLoopBackOff`, `ErrImageNeverPull` ...
         reason: String,
-        /// For the user; may be empty.
+        /// Message for the user; may be empty.
         message: String,
     },
-    /// It runs.
+    /// Running.
     Running {
         /// Since when.
         started_at: Timestamp,
         /// The container's id.
         id: String,
     },
-    /// It ended and will not be started again, or not yet.
+    /// Ended; not started again, or not yet.
     Terminated(Ended),
 }
 
@@ -77,32 +77,33 @@ pub enum State {
 pub struct Record {
     /// Its name.
     pub name: String,
-    /// Whether it is an init container.
+    /// True for an init container.
     pub init: bool,
-    /// An init container that goes on running beside the main ones.
+    /// True for an init container that keeps running next to the main containers.
     pub sidecar: bool,
-    /// What it is doing.
+    /// Current state.
     pub state: State,
-    /// How it ended the last time, if it was started again since.
+    /// End of the previous run; `None` if the container was not restarted.
     pub last: Option<Ended>,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u32,
     /// Failures in a row, which lengthen the pause.
     pub failures: u32,
-    /// How often in a row what it needs could not be had, and when it is asked for again.
+    /// Number of consecutive failures to get what the container needs, such as its image, and the time of the
+    /// next attempt.
     pub wanting: Option<(u32, Timestamp)>,
     /// The runtime's name of its image, once that is known.
     pub image_id: Option<String>,
-    /// It can never run: a configuration that this node cannot honour.
+    /// True if it can never run: its configuration is not supported by this node.
     pub hopeless: bool,
     /// Its startup probe has succeeded in this run, or it has none.
     pub started: bool,
-    /// Its readiness probe says so, or it has none.
+    /// True if its readiness probe succeeds or it has none.
     pub ready: bool,
 }
 
 impl Record {
-    /// A container that was never started.
+    /// Creates the record of a container that was never started.
     #[must_use]
     pub fn new(name: &str, init: bool, sidecar: bool) -> Self {
         Self {
@@ -124,7 +125,7 @@ impl Record {
         }
     }
 
-    /// What it needs could not be had at `now`.
+    /// Records that something the container needs was not available at `now`.
     pub fn lacks(&mut self, reason: &str, message: String, backoff: &Backoff, now: Timestamp) {
         let times = self.wanting.map_or(1, |(times, _)| times.saturating_add(1));
         let pause = backoff.pause(times.saturating_add(1));
@@ -135,19 +136,19 @@ impl Record {
         };
     }
 
-    /// Whether it runs.
+    /// Returns whether the container runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running { .. })
     }
 
-    /// Whether it runs and its startup probe has succeeded, if it has one.
+    /// Returns whether the container runs and its startup probe, if it has one, has succeeded.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.is_running() && self.started
     }
 
-    /// Whether it has started and its readiness probe, if it has one, says that it is ready.
+    /// Returns whether the container has started and its readiness probe, if it has one, succeeds.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.has_started() && self.ready
@@ -160,7 +161,7 @@ impl Record {
         }
     }
 
-    /// Whether it was started at least once and has ended well.
+    /// Returns whether the container has ended with exit code 0.
     #[must_use]
     pub fn succeeded(&self) -> bool {
         self.ended().is_some_and(|ended| ended.exit_code == 0)
@@ -177,7 +178,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The pause before the next start after `failures` ends in a row: 0, base, 2·base, ... max.
+    /// Returns the delay before the next start after `failures` consecutive ends: 0, base, 2·base, ... max.
     #[must_use]
     pub fn pause(&self, failures: u32) -> Duration {
         if failures <= 1 {
@@ -187,7 +188,8 @@ impl Backoff {
         self.base.saturating_mul(factor).min(self.max)
     }
 
-    /// How many ends in a row there are after one more, of a run of `ran`.
+    /// Returns the number of consecutive ends after one more, of a run that took `ran`. A run of at least
+    /// twice the maximum delay resets the count.
     #[must_use]
     pub fn count(&self, failures: u32, ran: Duration) -> u32 {
         if ran >= self.max.saturating_mul(2) {
@@ -198,20 +200,20 @@ impl Backoff {
     }
 }
 
-/// What to do now.
+/// Actions that are due now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Step {
     /// Containers to start, by index.
     pub start: Vec<usize>,
     /// Containers that wait for their pause to pass: index and pause.
     pub backing_off: Vec<(usize, Duration)>,
-    /// When to look again although nothing happened.
+    /// Time of the next decision if no event comes before.
     pub wake_at: Option<Timestamp>,
     /// The outcome, once nothing runs and nothing will be started.
     pub outcome: Option<Outcome>,
 }
 
-/// How a pod ended.
+/// Final outcome of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the two terminal phases")]
 pub enum Outcome {

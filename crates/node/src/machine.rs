@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
-/// Annotation on the Node that says whether containers are confined.
+/// Annotation on the Node with the confinement of containers.
 pub const CONFINEMENT_ANNOTATION: &str = "node.koordinator.sh/confinement";
 
-/// Annotation on the Node that says in one line what its pods may do.
+/// Annotation on the Node that describes the rights of its pods in one line.
 pub const RIGHTS_ANNOTATION: &str = "node.koordinator.sh/pod-rights";
 
-/// Before the reason, in [`CONFINEMENT_ANNOTATION`], when containers are not confined.
+/// Prefix of the reason in [`CONFINEMENT_ANNOTATION`] when containers are not confined.
 pub(crate) const UNCONFINED: &str = "unconfined: ";
 
-/// Why containers are not confined, from the value of [`CONFINEMENT_ANNOTATION`]; `None` when they
-/// are.
+/// Returns the reason why containers are not confined, from the value of [`CONFINEMENT_ANNOTATION`]; `None`
+/// when they are confined.
 #[must_use]
 pub fn unconfined(confinement: &str) -> Option<&str> {
     confinement.strip_prefix(UNCONFINED)
@@ -42,7 +42,7 @@ pub fn host_taint() -> Taint {
     }
 }
 
-/// What the machine has, read once at start.
+/// Resources and properties of the machine, read once at start.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Machine {
     /// Online CPUs.
@@ -109,7 +109,7 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// The address from which packets to the world would be sent. Nothing is sent to find out.
+/// Returns the source address of packets to the Internet, from the routing table; no packet is sent.
 fn primary_ip() -> IpAddr {
     let ask = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -127,7 +127,7 @@ fn storage_of(dir: &std::path::Path) -> i64 {
         .unwrap_or(0)
 }
 
-/// What to tell about the node beside the machine.
+/// Reported facts about the node in addition to the machine.
 #[derive(Debug, Clone)]
 pub struct NodeFacts<'a> {
     /// Name of the Node.
@@ -171,8 +171,8 @@ pub fn metadata(facts: &NodeFacts<'_>) -> Value {
     }})
 }
 
-/// The Node's status as a strategic merge patch: resources that others publish (batch-cpu and the
-/// like) are not named and so stay as they are.
+/// Returns the Node's status as a strategic merge patch. Resources that other components publish (batch-cpu
+/// and the like) are left out and so keep their values.
 #[must_use]
 pub fn status(
     machine: &Machine,
@@ -232,7 +232,7 @@ pub fn status(
     })
 }
 
-/// Whether a Node's conditions are not those of `status`, times aside.
+/// Returns whether a Node's conditions differ from those of `status`, ignoring times.
 #[must_use]
 pub(crate) fn conditions_differ(node: &Node, status: &Value) -> bool {
     let known = node

@@ -1,4 +1,4 @@
-//! What the node is told at start.
+//! Options of the node.
 
 use crate::logs::Logs;
 use crate::places::Execs;
@@ -15,16 +15,16 @@ use tokio_util::sync::CancellationToken;
 pub struct Options {
     /// Name of the Node object; [`host_name`] by default.
     pub node_name: String,
-    /// Where the state file and the container logs are kept, and PodResources is served.
+    /// Directory of the state file, the container logs and the PodResources socket.
     pub data_dir: PathBuf,
     /// Group above `kubepods`; the root of the hierarchies by default.
     pub cgroup_parent: CgroupPath,
-    /// Where `/pods` and the logs are served; nothing is served when `None`. The bound port is in
-    /// the Node's `status.daemonEndpoints`.
+    /// Address that serves `/pods` and the logs; nothing is served when `None`. The bound port is in the
+    /// Node's `status.daemonEndpoints`.
     pub listen: Option<SocketAddr>,
     /// Most pods that may run.
     pub max_pods: u32,
-    /// Labels of the Node beside the well-known ones.
+    /// Labels of the Node in addition to the well-known ones.
     pub labels: Vec<(String, String)>,
     /// Taints that the Node is created with, as a kubelet's `--register-with-taints`; a Node that exists keeps
     /// its own.
@@ -56,7 +56,7 @@ pub struct Options {
     pub trusted_pods: bool,
     /// Run containers without control groups even where they could be used.
     pub unconfined: bool,
-    /// Who runs the containers; this node itself, as processes, when `None`.
+    /// Container runtime that runs the containers; when `None` this node runs them as processes.
     pub runtime: Option<Runtime>,
     /// Cancelled, containers that are being stopped are killed at once.
     pub hurry: CancellationToken,
@@ -132,8 +132,8 @@ impl From<Args> for Options {
     }
 }
 
-/// The machine's host name as a valid object name, as the kubelet makes it: lower case, and what
-/// a DNS name cannot hold replaced by `-`.
+/// Returns the machine's host name as a valid object name, like the kubelet: in lower case, with `-` for
+/// characters that a DNS name cannot hold.
 #[must_use]
 pub fn host_name() -> String {
     let name = Root::system()

@@ -67,10 +67,10 @@ impl Execs {
         live.ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))
     }
 
-    /// Whether a container runs.
+    /// Checks that a container runs.
     ///
     /// # Errors
-    /// A sentence that says that it does not.
+    /// A sentence for the user if it does not run.
     pub fn check(&self, namespace: &str, pod: &str, container: &str) -> Result<(), String> {
         self.find([namespace, pod, container]).map(drop)
     }
@@ -91,7 +91,7 @@ impl Execs {
     }
 }
 
-/// The name under which a container is found.
+/// Returns the key by which a container is found.
 pub(crate) fn key_of(key: &LogKey) -> [String; 3] {
     [
         key.namespace.clone(),

@@ -1,4 +1,4 @@
-//! What a pod asks of this node: QoS class, amounts, and the control groups that follow from them.
+//! Resource requirements of a pod: QoS class, amounts, and the control groups derived from them.
 //!
 //! Everything here is a function of the pod. The rules are the kubelet's with the cgroupfs driver.
 
@@ -21,7 +21,7 @@ pub enum Qos {
 }
 
 impl Qos {
-    /// As in `status.qosClass`.
+    /// Returns the value of `status.qosClass`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -31,7 +31,7 @@ impl Qos {
         }
     }
 
-    /// The directory of the class below `kubepods`; guaranteed pods have none.
+    /// Returns the directory of the class below `kubepods`; empty for guaranteed pods.
     #[must_use]
     pub fn dir(self) -> &'static str {
         match self {
@@ -75,20 +75,21 @@ pub struct GroupSettings {
     pub memory_limit: Option<i64>,
 }
 
-/// CPU weight for `milli` requested milli-CPUs: milli · 1024 / 1000, from 2 to 262144.
+/// Returns the CPU weight for `milli` requested milli-CPUs: milli · 1024 / 1000, from 2 to 262144.
 #[must_use]
 pub fn shares_of(milli: i64) -> i64 {
     (milli.max(0).saturating_mul(1024) / 1000).clamp(2, 262_144)
 }
 
-/// CFS quota for a limit of `milli` milli-CPUs in a period of 100 ms, at least 1 ms.
+/// Returns the CFS quota in microseconds for a limit of `milli` milli-CPUs in a period of 100 ms, at least 1
+/// ms.
 #[must_use]
 pub fn quota_of(milli: i64) -> i64 {
     milli.saturating_mul(100).max(1000)
 }
 
 impl Amounts {
-    /// The amounts of one container. A request that is not given defaults to the limit.
+    /// Returns the amounts of one container. A missing request defaults to the limit.
     ///
     /// # Errors
     /// When a quantity cannot be understood.
@@ -121,7 +122,7 @@ impl Amounts {
         })
     }
 
-    /// The settings of the container's group.
+    /// Returns the settings of the container's group.
     #[must_use]
     pub fn settings(&self) -> GroupSettings {
         let positive = |amount: Option<i64>| amount.filter(|amount| *amount > 0);
@@ -133,7 +134,7 @@ impl Amounts {
     }
 }
 
-/// Main containers and init containers that go on running beside them.
+/// Returns the main containers and the sidecars, which keep running next to them.
 fn resident(pod: &Pod) -> impl Iterator<Item = &Container> {
     let spec = pod.spec.as_ref();
     let main = spec.into_iter().flat_map(|spec| &spec.containers);
@@ -143,7 +144,7 @@ fn resident(pod: &Pod) -> impl Iterator<Item = &Container> {
     main.chain(init.filter(|container| is_sidecar(container)))
 }
 
-/// The QoS class of a pod: what the API server wrote into its status, else computed.
+/// Returns the QoS class of a pod: the one in its status, else the computed one.
 #[must_use]
 pub fn qos_of(pod: &Pod) -> Qos {
     match pod
@@ -183,7 +184,8 @@ pub fn qos_of(pod: &Pod) -> Qos {
     }
 }
 
-/// Milli-CPUs the containers of a pod request at most at once, see [`requests::peak`].
+/// Returns the largest sum of milli-CPUs that the containers of a pod request at the same time, see
+/// [`requests::peak`].
 #[must_use]
 pub fn cpu_request_of(pod: &Pod) -> i64 {
     let milli = |_, container: &Container| {
@@ -196,7 +198,7 @@ pub fn cpu_request_of(pod: &Pod) -> i64 {
     total
 }
 
-/// The settings of the pod's group: sums over its containers; a limit only if every container has
+/// Returns the settings of the pod's group: sums over its containers; a limit only if every container has
 /// one.
 ///
 /// # Errors
@@ -235,7 +237,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout below `parent`.
+    /// Returns the layout below `parent`.
     ///
     /// # Errors
     /// When the parent is so deep that no group fits below it.
@@ -245,7 +247,7 @@ impl Layout {
         })
     }
 
-    /// The directory of a QoS class.
+    /// Returns the path of a QoS class.
     ///
     /// # Errors
     /// When the path is too long.
@@ -253,7 +255,7 @@ impl Layout {
         self.kubepods.join(qos.dir())
     }
 
-    /// The group of a pod.
+    /// Returns the path of a pod's group.
     ///
     /// # Errors
     /// When the uid is no valid directory name.
@@ -269,7 +271,7 @@ impl Layout {
     }
 }
 
-/// The control group of a pod on a node whose groups are below `parent`; `None` when the pod has no
+/// Returns the control group of a pod on a node whose groups are below `parent`; `None` when the pod has no
 /// uid yet.
 #[must_use]
 pub fn pod_cgroup_path(parent: &CgroupPath, pod: &Pod) -> Option<CgroupPath> {
@@ -277,7 +279,7 @@ pub fn pod_cgroup_path(parent: &CgroupPath, pod: &Pod) -> Option<CgroupPath> {
     Layout::below(parent).ok()?.pod(qos_of(pod), uid).ok()
 }
 
-/// CPU weight of the `burstable` directory: what its pods request together.
+/// Returns the CPU weight of the `burstable` directory: the weight for the summed requests of its pods.
 #[must_use]
 pub fn burstable_shares<'a>(pods: impl Iterator<Item = &'a Pod>) -> i64 {
     shares_of(

@@ -1,5 +1,5 @@
-//! The kubelet's PodResources service of this node. Its managers of CPUs, memory and devices are off, as
-//! `/configz` says: no container has anything for itself alone, and none can have.
+//! The kubelet's PodResources service of this node. The CPU, memory and device managers are off, as in
+//! `/configz`: no container has exclusive resources, and none can have any.
 
 use crate::table::Table;
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -30,7 +30,7 @@ fn is_over(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// With the containers that stay: sidecars, then the others.
+/// Lists a pod with its long-running containers: sidecars first, then the main containers.
 fn listed(pod: &Pod) -> PodResources {
     let spec = pod.spec.as_ref();
     let first = spec.and_then(|spec| spec.init_containers.as_ref());

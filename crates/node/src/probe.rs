@@ -16,10 +16,10 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// As much of an answer is read and told, in bytes.
+/// Maximum bytes of an answer that are read and reported.
 const SHOWN: usize = 10 << 10;
 
-/// What a probe is for.
+/// Kind of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "Kubernetes' own names")]
 pub enum Kind {
@@ -38,7 +38,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a probe asks.
+/// Check that a probe runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// A command in the container; well is exit code 0.
@@ -61,25 +61,25 @@ pub enum Action {
 /// A probe, with Kubernetes' defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// What it is for.
+    /// Kind of the probe.
     pub kind: Kind,
-    /// What it asks.
+    /// Check that it runs.
     pub action: Action,
-    /// After the container's start.
+    /// Delay after the container's start.
     pub delay: Duration,
     /// Between two questions.
     pub period: Duration,
-    /// For one answer.
+    /// Timeout of one check.
     pub timeout: Duration,
-    /// So many good answers in a row count.
+    /// Number of consecutive successes that count as success.
     pub success: u32,
-    /// So many bad answers in a row count.
+    /// Number of consecutive failures that count as failure.
     pub failure: u32,
     /// Between SIGTERM and SIGKILL where it ends the container; the pod's when `None`.
     pub grace: Option<Duration>,
 }
 
-/// The probes of a container, and for each that cannot be run why not. `ip` is the pod's address.
+/// Returns the probes of a container, and a message for each that cannot be run. `ip` is the pod's address.
 #[must_use]
 pub fn specs(container: &Container, ip: &str) -> (Vec<Spec>, Vec<String>) {
     let given = [
@@ -222,21 +222,21 @@ impl Run {
     }
 }
 
-/// What the probes of a container say.
+/// A result of a container's probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
     /// The startup probe has succeeded.
     Started,
     /// The container is ready, or no longer.
     Ready(bool),
-    /// One answer was bad.
+    /// One check failed.
     Unhealthy(Kind, String),
     /// The container is to be ended, with this grace when it is not the pod's.
     Dead(Kind, Option<Duration>),
 }
 
-/// Runs the probes of one start of a container, and tells `to` with the container's id, until that
-/// is closed.
+/// Runs the probes of one start of a container and sends the results with the container's id to `to`, until
+/// that is closed.
 pub(crate) async fn watch(
     live: Arc<dyn Live>,
     specs: Vec<Spec>,
@@ -262,7 +262,7 @@ struct Asker {
 }
 
 impl Asker {
-    /// Whether somebody still listens.
+    /// Sends a result. Returns false if the receiver is closed.
     fn tell(&self, said: Said) -> bool {
         self.to.send((self.live.id().to_owned(), said)).is_ok()
     }
@@ -339,7 +339,7 @@ impl Asker {
     }
 }
 
-/// One GET, of which only the status counts.
+/// Sends one HTTP GET and checks only the status of the response.
 async fn get(
     address: &str,
     host: &str,

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(10);
 
-/// What the API should say.
+/// Desired state of the pod in the API.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Desired {
     pub(crate) status: PodStatus,
@@ -21,7 +21,7 @@ pub(crate) struct Desired {
     pub(crate) delete: bool,
 }
 
-/// A task that makes the API say it. Only the newest wish counts.
+/// A task that writes the desired state to the API. Only the newest one counts.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     wish: watch::Sender<Option<Desired>>,
@@ -51,7 +51,7 @@ impl Publisher {
         Self { wish, task }
     }
 
-    /// Wishes the API to say `desired`; repeats are ignored.
+    /// Sets the desired state; repeats are ignored.
     pub(crate) fn want(&self, desired: Desired) {
         self.wish.send_if_modified(|wish| {
             let new = wish.as_ref() != Some(&desired);

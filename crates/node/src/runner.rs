@@ -1,5 +1,5 @@
-//! Who runs containers: the seam between what pods need and what carries it out. [`container`](crate::container)
-//! starts processes of this machine, [`cri`](crate::cri) asks a container runtime.
+//! Interface between pods and what runs their containers. [`container`](crate::container) starts processes of
+//! this machine, [`cri`](crate::cri) uses a container runtime.
 
 use crate::context::Shared;
 use crate::lifecycle::Ended;
@@ -12,13 +12,13 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_host::CgroupPath;
 use std::sync::Arc;
 
-/// Starts containers, and ends what pods had beside them.
+/// Starts containers, and removes other resources that pods held.
 pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
-    /// What stands before `://` in the ids of containers.
+    /// Returns the scheme of container ids: the part before `://`.
     fn scheme(&self) -> &str;
 
-    /// Has the image of a container, and says by which name it is to be started. May be dropped at
-    /// any time.
+    /// Ensures that the image of a container is present and returns the name to start it by. The future may
+    /// be dropped at any time.
     fn image<'a>(
         &'a self,
         shared: &'a Shared,
@@ -51,14 +51,14 @@ pub(crate) struct Wanted<'a> {
     pub(crate) container: &'a Container,
     /// The pod's group, if there is one.
     pub(crate) group: Option<&'a CgroupPath>,
-    /// How often it was started before.
+    /// Number of earlier starts.
     pub(crate) attempt: u32,
-    /// What [`Runner::image`] said.
+    /// Result of [`Runner::image`].
     pub(crate) image: &'a str,
 }
 
 impl Wanted<'_> {
-    /// Where its log is found.
+    /// Returns the key of its log.
     pub(crate) fn log_key(&self) -> LogKey {
         let meta = &self.pod.metadata;
         LogKey {
@@ -73,7 +73,7 @@ impl Wanted<'_> {
 /// A container that was started, and its end.
 pub(crate) struct Started {
     pub(crate) live: Arc<dyn Live>,
-    /// Resolves when it has ended and everything it said is in the log.
+    /// Resolves when the container has ended and all its output is in the log.
     pub(crate) exit: BoxFuture<'static, Exited>,
     /// The pod's address, when it is not the node's.
     pub(crate) ip: Option<String>,
@@ -82,15 +82,15 @@ pub(crate) struct Started {
 /// A container that could not be started.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It cannot be, ever: reason and message of its state.
+    /// The container can never start: reason and message of its state.
     Never(String, String),
-    /// What it needs, its image for example, cannot be had now: reason and message of its state.
+    /// A dependency, such as the image, is not available now: reason and message of its state.
     Later(String, String),
-    /// This start failed.
+    /// The start failed.
     Start {
         /// The container's id.
         id: String,
-        /// For the user.
+        /// Message for the user.
         message: String,
     },
 }
@@ -103,14 +103,14 @@ pub(crate) struct Exited {
     pub(crate) code: i32,
     /// The signal that killed it, where that is known.
     pub(crate) signal: Option<i32>,
-    /// As in [`Ended`].
+    /// See [`Ended`].
     pub(crate) reason: String,
-    /// As in [`Ended`].
+    /// See [`Ended`].
     pub(crate) message: String,
 }
 
 impl Exited {
-    /// What is told about the end.
+    /// Converts the result into the record of the container's end.
     pub(crate) fn ended(self, started_at: Timestamp, finished_at: Timestamp) -> Ended {
         Ended {
             exit_code: self.code,

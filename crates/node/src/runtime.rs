@@ -12,34 +12,34 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// How long a runtime may take for an answer, as the kubelet has it.
+/// Timeout of a request to the runtime, as in the kubelet.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-/// The same at the start.
+/// Timeout of the requests at connect.
 const FIRST: Duration = Duration::from_secs(10);
 
-/// Why a container runtime cannot be used.
+/// An error that prevents the use of a container runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// Not an endpoint.
+    /// The endpoint is invalid.
     #[error("runtime endpoint {0:?} is not unix:// and the absolute path of a socket")]
     Endpoint(String),
     /// Nobody listens.
     #[error("runtime endpoint {endpoint}: {source}")]
     Socket {
-        /// As it was given.
+        /// The given endpoint.
         endpoint: String,
         /// The answer.
         source: std::io::Error,
     },
-    /// It is not a runtime.
+    /// The server at the endpoint is not a container runtime.
     #[error("{endpoint} does not answer as a container runtime (CRI v1): {reason}")]
     NotCri {
-        /// As it was given.
+        /// The given endpoint.
         endpoint: String,
-        /// What it said.
+        /// The runtime's error.
         reason: String,
     },
-    /// It makes control groups by another scheme.
+    /// The runtime uses another cgroup driver.
     #[error("the runtime at {0} uses the cgroup driver systemd; only cgroupfs is supported here")]
     Driver(String),
 }
@@ -56,10 +56,10 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Asks who is at `endpoint`, `unix:///path/of/socket`.
+    /// Connects to the runtime at `endpoint`, `unix:///path/of/socket`.
     ///
     /// # Errors
-    /// When nobody listens there, or not a runtime.
+    /// When no server listens there, or it is not a container runtime.
     pub async fn connect(endpoint: &str) -> Result<Self, RuntimeError> {
         let path = socket(endpoint)?;
         let failed = |source| RuntimeError::Socket {
@@ -113,7 +113,7 @@ impl Runtime {
         }
     }
 
-    /// As it was given to [`Runtime::connect`].
+    /// Returns the endpoint as given to [`Runtime::connect`].
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
@@ -132,19 +132,20 @@ impl Runtime {
         &self.name
     }
 
-    /// Name and version as in a Node's `containerRuntimeVersion`.
+    /// Returns name and version in the format of a Node's `containerRuntimeVersion`.
     #[must_use]
     pub fn version(&self) -> String {
         format!("{}://{}", self.name, self.version)
     }
 
-    /// The program that made the socket, while it runs: the runtime, or a proxy before it.
+    /// Returns the path of the program that created the socket: the runtime, or a proxy in front of it.
+    /// `None` if it no longer runs.
     #[must_use]
     pub fn listener(&self) -> Option<&Path> {
         self.listener.as_deref()
     }
 
-    /// Whether it has a network for pods.
+    /// Returns whether the runtime has a network for pods.
     #[must_use]
     pub fn has_network(&self) -> bool {
         self.network
@@ -169,7 +170,7 @@ fn socket(endpoint: &str) -> Result<PathBuf, RuntimeError> {
     Ok(path.into())
 }
 
-/// A call with a limit on its time.
+/// Runs a call with a timeout.
 pub(crate) fn ask<'a, T: 'a>(
     limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, Status>> + Send + 'a,
@@ -186,7 +187,7 @@ pub(crate) fn ask<'a, T: 'a>(
     .boxed()
 }
 
-/// What a status says to people: its message, or what its code means.
+/// Returns the text of a status for users: its message, or the meaning of its code.
 pub(crate) fn said(status: &Status) -> String {
     let source = std::error::Error::source(status).map(ToString::to_string);
     match (status.message(), source) {
@@ -196,7 +197,7 @@ pub(crate) fn said(status: &Status) -> String {
     }
 }
 
-/// Whether it is said of something that is not there.
+/// Returns whether the status means that the object does not exist.
 pub(crate) fn is_gone(status: &Status) -> bool {
     status.code() == Code::NotFound
 }

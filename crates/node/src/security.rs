@@ -1,4 +1,4 @@
-//! What a container that is a process of this machine may do: its security context, honored or refused.
+//! Rights of a container that is a process of this machine: its security context, honored or refused.
 //!
 //! Unless it asks for more, a container has no capabilities, gains none by what it runs, and sees the
 //! machine's files read-only but for temporary ones, without the node's data directory.
@@ -10,7 +10,7 @@ use koord_host::{Capabilities, MountNamespace};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a process is started with beyond its command.
+/// Settings of a process in addition to its command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Security {
     /// User id; the node's when `None`.
@@ -21,13 +21,13 @@ pub struct Security {
     pub groups: Option<Vec<u32>>,
     /// Capabilities; the node's when `None`.
     pub capabilities: Option<Capabilities>,
-    /// Whether programs that it runs can give it no more rights.
+    /// True if programs that it runs cannot raise its rights (`no_new_privs`).
     pub no_new_privileges: bool,
     /// The files that it sees.
     pub files: Files,
 }
 
-/// Which of the machine's files a container sees.
+/// View of the machine's files in a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Files {
     /// All, as the node does.
@@ -66,7 +66,7 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    /// Makes both views, without the directories in `hidden`, or says why there are none.
+    /// Creates both views, without the directories in `hidden`. The error is the reason why there are none.
     pub(crate) fn new(hidden: &[PathBuf]) -> Result<Self, String> {
         if !koord_host::is_root() {
             return Err("koord does not run as root".to_owned());
@@ -87,14 +87,14 @@ impl Views {
     }
 }
 
-/// What this node can restrict and grant.
+/// Rights that this node can restrict and grant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rights {
     /// The node's user id.
     pub uid: u32,
-    /// What the node may hand on.
+    /// Capabilities that the node may pass on.
     pub capabilities: Capabilities,
-    /// Why the machine's files cannot be kept from containers, if so.
+    /// Reason why the machine's files cannot be hidden from containers; `None` if they can.
     pub unguarded: Option<String>,
     /// Containers have the node's rights unless they give them up.
     pub trusted: bool,
@@ -220,7 +220,7 @@ impl Rights {
         })
     }
 
-    /// In the order of container runtimes: `ALL` first, then what is added, then what is dropped.
+    /// Computes the capabilities in the order of container runtimes: `ALL` first, then additions, then drops.
     fn capabilities(
         &self,
         own: &SecurityContext,
@@ -271,7 +271,7 @@ impl Rights {
 /// The largest id of a user or group in Kubernetes.
 const MOST_ID: u32 = i32::MAX as u32;
 
-/// The first field that needs what processes of this machine do not have.
+/// Returns the first field that needs a feature which processes of this machine do not have.
 fn unsupported(
     own: &SecurityContext,
     of_pod: &PodSecurityContext,

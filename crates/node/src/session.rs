@@ -9,31 +9,32 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Pieces that may wait between a command and its client.
 pub(crate) const WAITING: usize = 16;
 
-/// What to run in a container.
+/// A command to run in a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExecOptions {
     /// Program and arguments; must not be empty.
     pub command: Vec<String>,
-    /// Whether it reads anything.
+    /// True if it gets standard input.
     pub stdin: bool,
-    /// Whether it has a terminal; then everything it writes is standard output.
+    /// True if it gets a terminal; then all its output is standard output.
     pub tty: bool,
 }
 
 /// A command that runs; dropping [`Session::exit`] kills it.
 pub struct Session {
-    /// What it reads, if it does; dropped at the end.
+    /// Its standard input, if it has one; dropped at the end of the input.
     pub stdin: Option<mpsc::Sender<Bytes>>,
-    /// What it writes, with whether that is its standard error; ends with the command.
+    /// Its output, with true for standard error; closed when the command ends.
     pub output: mpsc::Receiver<(bool, Bytes)>,
-    /// How it ends.
+    /// Result of the command.
     pub exit: Ending,
     /// Its terminal, if it has one.
     pub terminal: Option<Terminal>,
 }
 
 impl Session {
-    /// A command whose output comes at its end: exit code, standard output, standard error.
+    /// Returns a session whose output arrives when the command ends: exit code, standard output, standard
+    /// error.
     pub(crate) fn collected(
         run: impl Future<Output = Result<(i32, Vec<u8>, Vec<u8>), String>> + Send + 'static,
     ) -> Self {
@@ -49,7 +50,7 @@ impl Session {
             let ended = match done {
                 Ok((code, out, err)) => {
                     for (is_error, bytes) in [(false, out), (true, err)] {
-                        // The client has gone when nobody listens.
+                        // Without a receiver the client is gone.
                         if !bytes.is_empty() {
                             let _ = pieces.send((is_error, bytes.into())).await;
                         }

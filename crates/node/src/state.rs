@@ -1,5 +1,5 @@
-//! What this node has made on the machine, on disk: so that a next start can clean up after a
-//! crash, and touches nothing that is not its own.
+//! Record on disk of everything that this node created on the machine, so that the next start can clean up
+//! after a crash without touching anything else.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -45,15 +45,15 @@ pub struct State {
     pub runtime: Option<String>,
 }
 
-/// Why the state cannot be used.
+/// An error that prevents the use of the state file.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The file system refuses.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was attempted.
+        /// The operation that failed.
         operation: &'static str,
-        /// On which file.
+        /// Path of the file.
         path: PathBuf,
         /// The answer.
         source: io::Error,
@@ -160,20 +160,20 @@ impl StateFile {
         Ok(result)
     }
 
-    /// As [`StateFile::change`], where a failure must not stop the work: it is logged.
+    /// Like [`StateFile::change`], but only logs a failure.
     pub fn note(&self, change: impl FnOnce(&mut State)) {
         if let Err(error) = self.change(change) {
             tracing::warn!(%error, "state not saved; a crash now would leave processes or groups");
         }
     }
 
-    /// A copy of the state.
+    /// Returns a copy of the state.
     #[must_use]
     pub fn snapshot(&self) -> State {
         self.state.lock().clone()
     }
 
-    /// Whether the group at `path` was created here.
+    /// Returns whether this node created the group at `path`.
     #[must_use]
     pub fn owns(&self, path: &str) -> bool {
         self.state.lock().groups.contains(path)

@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// What the status depends on beside the pod itself.
+/// Inputs of the status in addition to the pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
     /// The containers, init containers first.
     pub records: &'a [Record],
-    /// Set once the pod is over.
+    /// Outcome of the pod once it is over.
     pub outcome: Option<Outcome>,
     /// A pod that this node refused or gave up: reason and message of the status.
     pub refused: Option<(&'a str, &'a str)>,
@@ -22,16 +22,16 @@ pub struct Facts<'a> {
     pub ip: &'a str,
     /// Address of the pod.
     pub pod_ip: &'a str,
-    /// What stands before `://` in the ids of containers.
+    /// Scheme of container ids: the part before `://`.
     pub scheme: &'a str,
-    /// When the node first saw the pod.
+    /// Time at which the node first saw the pod.
     pub start_time: Timestamp,
     /// Now.
     pub now: Timestamp,
 }
 
-/// The status of `pod` now. Conditions keep their transition time while their value stays, and
-/// conditions of others are left out, to be merged by type.
+/// Returns the current status of `pod`. Conditions keep their transition time while their value is unchanged.
+/// Conditions of other components are left out; the patch merges by type.
 #[must_use]
 pub fn pod_status(pod: &Pod, facts: &Facts<'_>) -> PodStatus {
     let statuses = |init: bool| -> Vec<ContainerStatus> {
@@ -241,8 +241,8 @@ fn terminated(ended: &Ended, scheme: &str) -> ContainerStateTerminated {
     }
 }
 
-/// What a status in the API says about a container, to go on from after a restart of this node.
-/// A container that was running then is not any more: it was killed with the node.
+/// Restores a container's record from its status in the API, after a restart of this node. A container that
+/// was running is recorded as ended, because it was killed with the node.
 pub fn resume(record: &mut Record, status: &ContainerStatus, now: Timestamp) {
     record.restarts = u32::try_from(status.restart_count).unwrap_or(0);
     let id = |id: &Option<String>| {

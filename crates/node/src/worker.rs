@@ -1,4 +1,4 @@
-//! One task per pod: starts its containers, watches them, tells the API, and stops them.
+//! One task per pod: starts its containers, watches them, reports to the API, and stops them.
 
 use crate::container;
 use crate::context::Shared;
@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// What the agent tells a pod's task.
+/// A message from the agent to a pod's task.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// The pod changed.
@@ -76,14 +76,14 @@ pub(crate) struct Worker {
     ip: Option<String>,
     started: Timestamp,
     publisher: Publisher,
-    /// What the probes of its containers say.
+    /// Results of the containers' probes.
     said: mpsc::UnboundedReceiver<(String, Said)>,
     to_say: mpsc::UnboundedSender<(String, Said)>,
     /// Containers that a probe ends, and when they are killed.
     doomed: Vec<(Instant, String)>,
 }
 
-/// Why the task goes from running to stopping.
+/// Reason for which the task goes from running to stopping.
 enum Why {
     /// The pod has a deletion timestamp.
     Deleted,
@@ -94,7 +94,7 @@ enum Why {
 }
 
 impl Worker {
-    /// The task of `pod`. `refused` names reason and message for a pod that must not run here.
+    /// Creates the task of `pod`. `refused` holds reason and message for a pod that must not run here.
     pub(crate) fn new(
         shared: Arc<Shared>,
         runner: Arc<dyn Runner>,
@@ -160,7 +160,7 @@ impl Worker {
         self.publisher.finish().await;
     }
 
-    /// The pod's life until it is to be stopped.
+    /// Runs the pod until it must be stopped, and returns the reason.
     async fn serve(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Why {
         loop {
             if self.pod.metadata.deletion_timestamp.is_some() {
@@ -190,7 +190,7 @@ impl Worker {
                     Instant::now() + Duration::try_from(wait).unwrap_or(Duration::ZERO)
                 });
                 if self.outcome.is_some() {
-                    // What still runs beside a finished pod are its sidecars.
+                    // The only containers of a finished pod that still run are its sidecars.
                     self.stop(self.grace(), None).await;
                 }
             }
@@ -227,7 +227,7 @@ impl Worker {
         })
     }
 
-    /// The pod's address.
+    /// Returns the pod's address.
     fn ip(&self) -> &str {
         self.ip.as_deref().unwrap_or(&self.shared.host.ip)
     }
@@ -289,7 +289,8 @@ impl Worker {
         )
     }
 
-    /// Has the image of a container, while the pod may be told to end: then this says why.
+    /// Ensures that the image of a container is present. If the pod must stop meanwhile, the outer error is
+    /// the reason.
     async fn image(
         &mut self,
         container: &Container,
@@ -428,7 +429,7 @@ impl Worker {
         Some(AbortOnDrop(tokio::spawn(watch).abort_handle()))
     }
 
-    /// Acts on what a probe of the container `id` says.
+    /// Handles a probe result of the container `id`.
     fn hear(&mut self, id: &str, said: Said) {
         let Some(running) = self.running.iter().find(|running| running.live.id() == id) else {
             return;
@@ -683,7 +684,7 @@ async fn at(wake: Option<Instant>) {
     }
 }
 
-/// The containers of a pod, going on from what its status says.
+/// Returns the records of a pod's containers, restored from its status.
 fn records_of(pod: &Pod, now: Timestamp) -> Vec<Record> {
     let Some(spec) = &pod.spec else {
         return Vec::new();

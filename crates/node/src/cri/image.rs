@@ -8,7 +8,7 @@ use koord_kube::events::{Severity, reference};
 use koord_rpc::cri;
 use tonic::Status;
 
-/// When an image is pulled.
+/// Image pull policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
     Always,
@@ -16,7 +16,8 @@ enum Policy {
     Never,
 }
 
-/// The policy of a container; without one images are pulled each time when their tag may move.
+/// Returns the pull policy of a container. The default is `Always` for a tag that may move, else
+/// `IfNotPresent`.
 fn policy(container: &Container) -> Policy {
     match container.image_pull_policy.as_deref() {
         Some("Always") => Policy::Always,
@@ -35,7 +36,7 @@ fn policy(container: &Container) -> Policy {
 }
 
 impl Runtime {
-    /// What the runtime knows of an image, if it has it.
+    /// Returns the runtime's status of an image; `None` if the image is not present.
     pub(super) async fn known(&self, image: &str) -> Result<Option<cri::Image>, Status> {
         let request = cri::ImageStatusRequest {
             image: Some(spec(image)),
@@ -45,7 +46,7 @@ impl Runtime {
         Ok(answer.image)
     }
 
-    /// Has the image of a container, and says its id.
+    /// Ensures that the image of a container is present, by its pull policy, and returns the image id.
     pub(super) async fn have(
         &self,
         shared: &Shared,

@@ -1,4 +1,4 @@
-//! Pods through a container runtime that speaks the CRI, or a proxy before it.
+//! Runs pods through a container runtime that implements the CRI, or a proxy in front of it.
 //!
 //! A pod gets a sandbox in its group, with the kubelet's labels and the data directory of this node as
 //! its owner; containers write their logs where those of processes would be. Pods have the host's

@@ -1,4 +1,4 @@
-//! What a container runtime is asked for, as functions of the pod. Names and rules are the kubelet's.
+//! CRI requests built from a pod. Names and rules are the kubelet's.
 
 use crate::container_request::Asked;
 use crate::pod::{Amounts, Qos, qos_of};
@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 /// Labels by which the kubelet's pods and containers are known in a runtime.
 pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
-/// See [`POD_NAME`].
+/// Label with the pod's namespace.
 pub(crate) const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// See [`POD_NAME`].
+/// Label with the pod's uid.
 pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
-/// See [`POD_NAME`].
+/// Label with the container's name.
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// Annotation with the number of restarts.
 const RESTARTS: &str = "io.kubernetes.container.restartCount";
@@ -22,7 +22,7 @@ pub(crate) const OWNER: &str = "node.koordinator.sh/owner";
 /// Microseconds of a CFS period.
 const PERIOD: i64 = 100_000;
 
-/// What is not shown, and not to be written, in containers without privileges.
+/// Paths that are masked in containers without privileges.
 const MASKED: [&str; 10] = [
     "/proc/asound",
     "/proc/acpi",
@@ -43,14 +43,14 @@ const READ_ONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
-/// What the requests depend on beside the pod.
+/// Inputs of the requests in addition to the pod.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     /// Value of [`OWNER`].
     pub(crate) owner: &'a str,
     /// The pod's group, absolute; empty for the runtime's own.
     pub(crate) group: &'a str,
-    /// Whether the runtime has a network for pods.
+    /// True if the runtime has a network for pods.
     pub(crate) network: bool,
     /// The pod's log directory.
     pub(crate) logs: &'a str,
@@ -58,8 +58,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) memory: i64,
 }
 
-/// How readily the kernel kills a container for lack of memory, by its QoS class: burstable ones the
-/// less the more of the machine's `memory` they request.
+/// Returns the OOM score adjustment of a container by its QoS class. For burstable containers it falls with
+/// the requested share of the machine's `memory`.
 pub(crate) fn oom_score_adj(pod: &Pod, request: Option<i64>, memory: i64) -> i64 {
     let class = pod
         .spec
@@ -114,7 +114,7 @@ fn id(value: i64) -> cri::Int64Value {
     cri::Int64Value { value }
 }
 
-/// The sandbox of a pod.
+/// Returns the sandbox configuration of a pod.
 pub(crate) fn sandbox(pod: &Pod, attempt: u32, around: &Surroundings<'_>) -> cri::PodSandboxConfig {
     let (meta, none) = (&pod.metadata, PodSpec::default());
     let spec = pod.spec.as_ref().unwrap_or(&none);
@@ -187,7 +187,7 @@ fn supplemental(spec: &PodSpec) -> Vec<i64> {
     groups.into_iter().flatten().chain(own).collect()
 }
 
-/// One start of a container, with its log at `log` below the pod's directory.
+/// Returns the configuration of a container's `attempt`-th start.
 pub(crate) fn container(
     pod: &Pod,
     container: &Container,

@@ -22,11 +22,11 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tonic::Status;
 
-/// How often the runtime is asked which containers run.
+/// Interval at which the runtime's containers are listed.
 const LOOK: Duration = Duration::from_millis(500);
-/// Between two attempts of what must be done in the end.
+/// Delay between two attempts of a cleanup.
 const AGAIN: Duration = Duration::from_millis(500);
-/// As many attempts are made, so that a runtime that is gone for good stops nobody for ever.
+/// Maximum number of attempts, so that a runtime that is gone for good does not block the node forever.
 const ATTEMPTS: u32 = 20;
 
 /// Runs pods through a container runtime.
@@ -48,7 +48,7 @@ impl Drop for Runtimed {
     }
 }
 
-/// A runtime, and who asks it.
+/// A runtime, and the owner label of the sandboxes that this node creates in it.
 #[derive(Debug, Clone)]
 struct Ours {
     runtime: Runtime,
@@ -64,7 +64,7 @@ struct Sandbox {
 }
 
 impl Ours {
-    /// The sandboxes of this node; of one pod only, when it is named.
+    /// Returns the ids of this node's sandboxes, or only of the pod with `uid` if it is set.
     async fn sandboxes(&self, uid: Option<&str>) -> Result<Vec<String>, Status> {
         let mut label_selector = BTreeMap::from([(OWNER.to_owned(), self.owner.clone())]);
         label_selector.extend(uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())));
@@ -99,7 +99,7 @@ impl Ours {
         Ok(found.len())
     }
 
-    /// As [`Ours::remove`], again and again while the runtime does not answer.
+    /// Like [`Ours::remove`], retried up to [`ATTEMPTS`] times after errors.
     async fn remove_for_sure(&self, uid: Option<&str>) -> Result<usize, Status> {
         let mut attempts = 1;
         loop {
@@ -166,8 +166,7 @@ fn gone_is_well(result: Result<(), Status>) -> Result<(), Status> {
     }
 }
 
-/// Stops and removes all that the node with this data directory has in a runtime; says how many
-/// sandboxes that were.
+/// Stops and removes all sandboxes of the node with this data directory in a runtime. Returns their number.
 pub(crate) async fn clear(runtime: &Runtime, owner: &str) -> Result<usize, String> {
     let ours = Ours {
         runtime: runtime.clone(),
@@ -193,7 +192,7 @@ impl Runtimed {
         }
     }
 
-    /// The pod's sandbox, made when it has none that is ready.
+    /// Returns the pod's ready sandbox, creating one if there is none.
     async fn sandbox(
         &self,
         pod: &Pod,
@@ -258,7 +257,7 @@ impl Runtimed {
         if asked.not_root && asked.uid.is_none() {
             let known = self.ours.runtime.known(wanted.image).await;
             let known = known.map_err(|status| later("ImageInspectError", said(&status)))?;
-            // A name instead of a number may be root's, too, but nobody calls it so.
+            // A user name instead of a number may have uid 0, too; this is unlikely and not checked.
             let root = known.is_none_or(|image| match image.uid {
                 Some(uid) => uid.value == 0,
                 None => image.username.is_empty(),
@@ -376,7 +375,7 @@ async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
     let mut told = false;
     loop {
         tokio::time::sleep(LOOK).await;
-        // Whoever waits for an end has a receiver beside the runner's own.
+        // A task that waits for a container's end holds a receiver in addition to the runner's own.
         if seen.receiver_count() < 2 {
             continue;
         }
@@ -446,7 +445,7 @@ async fn ended(
                     message: status.message,
                 };
             }
-            // It runs: it was started while the runtime made its list. Or nobody knows.
+            // Running: it was started while the runtime made its list. Or the state is unknown.
             Ok(_) => {}
             Err(status) if is_gone(&status) => {
                 return Exited {

@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// How far a log that is being written has come.
+/// Progress of a log that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Progress {
     /// Bytes written in total.
     bytes: u64,
-    /// How often the file was rotated.
+    /// Number of rotations of the file.
     rotations: u32,
     /// The container has ended.
     closed: bool,
@@ -41,7 +41,7 @@ struct Inner {
     live: Mutex<HashMap<PathBuf, watch::Receiver<Progress>>>,
 }
 
-/// Which container of which pod.
+/// Identifies a container of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct LogKey {
     pub(crate) namespace: String,
@@ -51,7 +51,7 @@ pub(crate) struct LogKey {
 }
 
 impl Logs {
-    /// The logs below `<data_dir>/logs`.
+    /// Returns the logs below `<data_dir>/logs`.
     #[must_use]
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self(Arc::new(Inner {
@@ -60,7 +60,7 @@ impl Logs {
         }))
     }
 
-    /// The log of a container. The error is a sentence for the user.
+    /// Opens the log of a container. The error is a sentence for the user.
     #[must_use]
     pub fn open<'a>(
         &'a self,
@@ -91,8 +91,8 @@ impl Logs {
         Ok(writer)
     }
 
-    /// Follows the log of the `attempt`-th start of a container that somebody else writes; where he
-    /// writes it is [`Tail::path`].
+    /// Follows the log of the `attempt`-th start of a container that another process writes to
+    /// [`Tail::path`].
     pub(crate) fn adopt(&self, key: &LogKey, attempt: u32) -> io::Result<Tail> {
         let dir = self
             .pod_dir(&key.namespace, &key.pod, &key.uid)
@@ -148,7 +148,7 @@ impl Logs {
                 .to_str()
                 .and_then(|name| name.split_once(".log")?.0.parse().ok());
             if number.is_some_and(|number: u32| number.saturating_add(keep) <= attempt) {
-                // The log of a start long ago: nothing is lost that anybody can ask for.
+                // The log of an old start, which no request can select.
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -166,7 +166,7 @@ impl Logs {
         self.0.live.lock().get(path).cloned()
     }
 
-    /// The directory of the youngest pod with this name; several exist for a moment when a pod is
+    /// Returns the directory of the youngest pod with this name. Several exist for a moment when a pod is
     /// deleted and created again.
     fn newest_pod_dir(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
         let prefix = format!("{namespace}_{pod}_");
@@ -184,7 +184,7 @@ impl Logs {
     }
 }
 
-/// A log that somebody else writes.
+/// A log that another process writes.
 #[derive(Debug)]
 pub(crate) struct Tail {
     logs: Logs,
@@ -195,12 +195,12 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// The file.
+    /// Returns the path of the log file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Lets readers see what was written, and says how much there is, in bytes.
+    /// Makes new output visible to readers and returns the size of the file in bytes.
     pub(crate) fn look(&self) -> u64 {
         let size = fs::metadata(&self.path).map_or(0, |file| file.len());
         self.progress.send_if_modified(|progress| {
@@ -228,7 +228,7 @@ impl Tail {
         self.progress
             .send_modify(|progress| progress.rotations = rotations);
         if let Some(oldest) = rotations.checked_sub(files.max(1)) {
-            // One more file than wanted harms nobody.
+            // A surplus file does no harm.
             let _ = fs::remove_file(rotated(&self.path, oldest));
         }
         Ok(Ok(()))
@@ -242,7 +242,7 @@ impl Drop for Tail {
     }
 }
 
-/// The file of a log after `rotation` rotations, when there were `rotations` in all.
+/// Returns the file of a log after `rotation` rotations, of `rotations` in all.
 fn file_of(path: &Path, rotation: u32, rotations: u32) -> PathBuf {
     if rotation >= rotations {
         path.to_owned()

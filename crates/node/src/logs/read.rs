@@ -12,28 +12,28 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{mpsc, watch};
 
-/// What a reader of a log wants.
+/// Options of a log request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogOptions {
     /// Go on with what is written later, until the container ends.
     pub follow: bool,
-    /// Only the last so many lines.
+    /// Number of lines from the end of the log; all when `None`.
     pub tail_lines: Option<u64>,
-    /// Only what was written in the last so many seconds before `now`.
+    /// Age of the oldest line, in seconds before `now`.
     pub since_seconds: Option<i64>,
     /// The present, for `since_seconds`; the system's time when `None`.
     pub now: Option<Timestamp>,
-    /// Only what was written at or after this time.
+    /// Time of the oldest line.
     pub since_time: Option<Timestamp>,
     /// Stop after so many bytes.
     pub limit_bytes: Option<u64>,
-    /// Put the time before each line.
+    /// Adds the time before each line.
     pub timestamps: bool,
     /// The start before the current one.
     pub previous: bool,
 }
 
-/// A log as it is read.
+/// The content of a log as a stream.
 pub type LogStream = BoxStream<'static, Result<Bytes, io::Error>>;
 
 pub(super) async fn open(
@@ -87,7 +87,7 @@ pub(super) async fn open(
     let begun = begun.map_err(|error| format!("log of container {container:?}: {error}"))?;
     tokio::spawn(async move {
         if let Err(error) = reading.go_on(begun).await {
-            // The reader gets the error; if it is gone already nobody wants it.
+            // The reader gets the error unless it is gone already.
             let _ = reading.sender.send(Err(error)).await;
         }
     });
@@ -114,7 +114,7 @@ fn attempts(dir: &Path) -> Vec<u32> {
     numbers
 }
 
-/// Rotated files that are still there, oldest first.
+/// Returns the numbers of the rotated files that exist, oldest first.
 fn rotations_on_disk(path: &Path) -> Vec<u32> {
     let Some((dir, name)) = path
         .parent()
@@ -144,7 +144,7 @@ struct Reading {
     sender: mpsc::Sender<Result<Bytes, io::Error>>,
 }
 
-/// What a log holds when its reading begins.
+/// The content of a log when a read begins.
 struct Begun {
     /// Rotated files, newest first.
     before: Vec<Vec<u8>>,
@@ -297,7 +297,7 @@ fn full_lines(text: &[u8]) -> u64 {
         .sum()
 }
 
-/// One line of a log file.
+/// A line of a log file.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry<'l> {
     time: &'l str,

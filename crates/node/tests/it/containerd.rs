@@ -20,7 +20,7 @@ async fn started(containerd: &Containerd, world: &World) -> RunningNode {
     world.start_with(options(containerd, world).await).await
 }
 
-/// How many sandboxes and containers there are.
+/// Returns the numbers of sandboxes and containers.
 async fn left(containerd: &Containerd) -> (usize, usize) {
     let channel = grpc::connect(containerd.socket());
     let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
@@ -33,7 +33,7 @@ async fn left(containerd: &Containerd) -> (usize, usize) {
     )
 }
 
-/// A pod of busybox with these scripts.
+/// Returns the spec of a busybox pod that runs `script`.
 fn spec(policy: &str, script: &str) -> Value {
     json!({
         "restartPolicy": policy, "terminationGracePeriodSeconds": 30,
@@ -188,7 +188,7 @@ async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
     assert_eq!(state(&stays)["terminated"]["exitCode"], 7);
     drop(going);
 
-    // The next run finds what the last one left, although it is told of no runtime.
+    // The next run finds what the last one left, although it has no runtime configured.
     node.crash(world.dir.path()).await;
     assert_eq!(left(&containerd).await, (1, 1));
     let node = world.start().await;

@@ -353,7 +353,8 @@ async fn pods_and_logs_are_served() {
     node.stop().await;
 }
 
-/// As an exporter of NUMA nodes asks a kubelet whose managers are off: it learns which pods there are.
+/// The PodResources service answers like a kubelet whose managers are off: it lists the pods, for example for
+/// an exporter of NUMA nodes.
 #[tokio::test(flavor = "multi_thread")]
 async fn pod_resources_lists_the_pods_that_have_not_ended() {
     use koord_rpc::grpc;

@@ -1,11 +1,11 @@
-//! What pods may do on the machine.
+//! Tests for the rights of pods on the machine.
 
 use crate::support::{World, container};
 use koord_host::MountNamespace;
 use koord_node::{ExecOptions, Execs, Options, RIGHTS_ANNOTATION};
 use serde_json::{Value, json};
 
-/// Whether this machine lets pods be restricted; says so when it does not.
+/// Returns whether pods can be restricted on this machine; records a skipped test if not.
 fn can_restrict() -> bool {
     if !koord_host::is_root() {
         koord_host::testing::skip("root", "other users cannot be taken");
@@ -20,7 +20,7 @@ fn can_restrict() -> bool {
     }
 }
 
-/// Prints who it is, and what it reached of what it must not.
+/// Returns a script that prints its own identity and each protected thing that it reached.
 fn attack(data_dir: &std::path::Path) -> String {
     format!(
         "grep -E '^(Uid|Gid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr '\\t' ' '; \

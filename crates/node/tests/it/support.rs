@@ -41,8 +41,8 @@ impl RunningNode {
         self.task.await.unwrap();
     }
 
-    /// As `kill -9` would: nothing is cleaned up, and the thread that started the containers is
-    /// gone. Returns once the tasks have let go of `dir`, as the end of a process would.
+    /// Ends the node like `kill -9`: nothing is cleaned up, and the thread that started the containers is
+    /// gone. Returns once the tasks have released `dir`, as at the end of a process.
     pub(crate) async fn crash(self, dir: &std::path::Path) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
@@ -63,7 +63,7 @@ impl World {
         Self::with_clock(Clock::system()).await
     }
 
-    /// As [`World::new`], with `clock` for the API server and the node.
+    /// Like [`World::new`], with `clock` for the API server and the node.
     pub(crate) async fn with_clock(clock: Clock) -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Whether groups can be made here; says so when they cannot.
+    /// Returns whether groups can be created here; records a skipped test if not.
     pub(crate) fn can_confine(&self) -> bool {
         let group = self.root.cgroup(&self.parent);
         let made = self.root.has_cgroups() && group.create(&[Controller::Cpu]).is_ok();
@@ -127,7 +127,7 @@ impl World {
         RunningNode { ctx, task }
     }
 
-    /// A token of a new service account.
+    /// Creates a service account and returns a token of it.
     pub(crate) async fn token(&self, name: &str) -> String {
         use k8s_openapi::api::authentication::v1::TokenRequest;
         use k8s_openapi::api::core::v1::ServiceAccount;
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// Waits for a pod to be as `check` wants it.
+    /// Waits until `check` accepts the pod.
     pub(crate) async fn pod_when(&self, name: &str, check: impl Fn(&Pod) -> bool) -> Pod {
         let api = self.pods();
         self.until(name, || async {
@@ -272,7 +272,7 @@ impl World {
         .await
     }
 
-    /// The group of a pod on this world's node.
+    /// Returns the group of a pod on this world's node.
     pub(crate) fn group(&self, pod: &Pod) -> koord_host::Cgroup {
         let path = koord_node::pod_cgroup_path(&koord_host::CgroupPath::root(), pod).unwrap();
         self.root.cgroup(&self.parent.join(path.as_str()).unwrap())
@@ -286,7 +286,7 @@ pub(crate) fn phase_of(pod: &Pod) -> &str {
         .unwrap_or("")
 }
 
-/// The status of the only container, as JSON.
+/// Returns the status of the only container as JSON.
 pub(crate) fn container(pod: &Pod) -> Value {
     let status = pod
         .status
