@@ -32,21 +32,21 @@ const POD_ADDRESSES: u32 = 0x007f_fffe;
 /// Reports that may wait for a free request; a node whose report does not fit is late by a second.
 const WAITING_REPORTS: usize = 4096;
 
-/// How long containers take to stop when their pod is deleted: long enough to be seen.
+/// Time that containers take to stop when their pod is deleted: long enough to be observed.
 const STOPPING: Duration = Duration::from_millis(200);
 
-/// From a change of what a kubelet lists to the exporter's report of it.
+/// Delay from a change of a kubelet's list to the exporter's report of it.
 const EXPORTED_AFTER: Duration = Duration::from_millis(100);
-/// After which a pod is looked at again whose node's kubelet has not started, and a report that waits
-/// for pods.
+/// Delay of the retry for a pod whose node's kubelet has not started, and for a report that waits for the
+/// list of pods.
 const KUBELET_STARTS: Duration = Duration::from_millis(50);
-/// Who owns the fields of a simulated node's NodeResourceTopology.
+/// Field manager of a simulated node's NodeResourceTopology.
 const EXPORTER: &str = "koord-sim";
 
-/// So many pods get an Event that says what a simulated node is.
+/// Maximum number of pods that get a `Simulated` Event.
 const TOLD: u32 = 100;
 
-/// What the workers share.
+/// State shared by the workers.
 struct Shared {
     client: Client,
     ctx: Context,
@@ -58,7 +58,7 @@ struct Shared {
     floors: Arc<Floors>,
     /// Nodes whose kubelet lists something else than before.
     export_queue: WorkQueue<String>,
-    /// Whether all pods of before are known.
+    /// True once all existing pods are listed.
     listed: AtomicBool,
     next_address: AtomicU32,
     recorder: Recorder,
@@ -337,7 +337,7 @@ impl Shared {
         }
     }
 
-    /// A pod that runs keeps its place, also when the simulation is started again.
+    /// Admits a running pod again, so that it keeps its resources when the simulation restarts.
     fn readmit(&self, pod: &Pod) {
         let name = node_of(pod);
         let Some(node) = self.nodes.get(&ObjectKey::new("", name)) else {
@@ -374,7 +374,7 @@ impl Shared {
         self.export_queue.add_after(node.to_owned(), EXPORTED_AFTER);
     }
 
-    /// What the kubelet of a node with NUMA nodes says of a new pod.
+    /// Returns the admission decision for a new pod of the kubelet of a node with NUMA nodes.
     fn admit(&self, key: &ObjectKey, pod: &Pod, node: &Node) -> Admission {
         // Pods that run come first, and are all known once all are listed.
         if !self.listed.load(Ordering::Acquire) {
@@ -385,7 +385,7 @@ impl Shared {
             self.export(node_of(pod));
             let now = self.pods.get(key).map(|kept| kept.pod().metadata.uid);
             if now.as_ref() != Some(&pod.metadata.uid) {
-                // Gone meanwhile, and nobody will say so again.
+                // Deleted meanwhile, and no other event will release it.
                 self.release(pod);
             }
         }
@@ -407,7 +407,7 @@ impl Shared {
         }
     }
 
-    /// Says of a pod that nothing runs. Of thousands, nobody reads it.
+    /// Records an Event that the pod is only simulated, for the first [`TOLD`] pods.
     fn tell(&self, pod: &Pod, node: &Node) {
         if self.told.fetch_add(1, Ordering::Relaxed) < TOLD {
             let message = format!(
@@ -561,7 +561,7 @@ async fn work_on_exports(shared: Arc<Shared>) {
     }
 }
 
-/// Writes what koordlet says into the report that an exporter makes.
+/// Writes koordlet's annotations into the report that an exporter makes.
 async fn annotate(shared: &Shared, api: &Api<NodeResourceTopology>, name: &String) {
     let Some(change) = shared.floors.beside(name) else {
         return;

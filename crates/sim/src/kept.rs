@@ -4,10 +4,10 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_kube::{Cacheable, Text};
 
-/// What is kept of a pod.
+/// A cached pod.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// Whether it is being deleted.
+    /// True if it is being deleted.
     pub(crate) deleting: bool,
     text: Text<Pod>,
 }
@@ -21,7 +21,7 @@ impl Kept {
         }
     }
 
-    /// The object, without what nothing here reads.
+    /// Decodes the object, without the fields that this crate does not read.
     pub(crate) fn pod(&self) -> Pod {
         self.text.read()
     }

@@ -36,22 +36,22 @@ use std::time::Duration;
 
 /// Label of a node that is simulated, for selectors: the text `true`.
 pub const NODE_LABEL: &str = "sim.koordinator.sh/node";
-/// Annotation of a simulated node with NUMA nodes: JSON of a [`Layout`], read when the node appears.
-/// Its kubelet refuses pods that cannot be aligned, and a NodeResourceTopology says what is free.
+/// Annotation of a simulated node with NUMA nodes: JSON of a [`Layout`], read when the node appears. Its
+/// kubelet rejects pods that cannot be aligned, and a NodeResourceTopology reports the free resources.
 pub const TOPOLOGY_ANNOTATION: &str = "sim.koordinator.sh/topology";
-/// Pod annotation: a Go duration a pod of a Job runs before it succeeds. Without it, its command says
-/// how it ends, if it is as plain as `sleep 30`, `false` or `sh -c "exit 1"`; else it succeeds at once.
-/// Other pods that are not started again end as such a command says, or run until they are deleted.
+/// Pod annotation: the time that a pod of a Job runs before it succeeds, a Go duration. Without it, the
+/// command determines the end if it is as plain as `sleep 30`, `false` or `sh -c "exit 1"`; else the pod
+/// succeeds at once. Other pods that are not restarted end by such a command, or run until they are deleted.
 pub const DURATION_ANNOTATION: &str = "sim.koordinator.sh/duration";
 /// Pod annotation that picks a usage profile: `diurnal`, `batch` or `idle`.
 pub const USAGE_ANNOTATION: &str = "sim.koordinator.sh/usage";
 
-/// What to simulate.
+/// Options of the simulation.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How many nodes to create, `sim-0` and on. Nodes of a larger earlier run are deleted.
+    /// Number of nodes to create, `sim-0` and on. Nodes of a larger earlier run are deleted.
     pub nodes: usize,
-    /// What each of them looks like.
+    /// Properties of each node.
     pub template: NodeTemplate,
     /// Seed of all usage curves.
     pub seed: u64,
@@ -59,15 +59,15 @@ pub struct Options {
     pub heartbeat_interval: Duration,
     /// Time between two usage samples of a node.
     pub sample_interval: Duration,
-    /// Time between two reports of a node whose NodeMetric does not say.
+    /// Time between two reports of a node whose NodeMetric does not set it.
     pub report_interval: Duration,
-    /// Least time between two reports of a node on which no pod starts or ends, whatever its NodeMetric says: 30 s by
-    /// default, as koordlet has it.
+    /// Minimum time between two reports of a node on which no pod starts or ends, regardless of its
+    /// NodeMetric: 30 s by default, as in koordlet.
     pub least_report_interval: Duration,
-    /// Nodes whose kubelets serve PodResources, for an exporter that reports what they have given away
-    /// instead of the simulation.
+    /// Nodes whose kubelets serve PodResources, for an exporter that reports the allocated resources instead
+    /// of the simulation.
     pub kubelets: Kubelets,
-    /// How many requests may be under way at once for pods, and again for leases and reports.
+    /// Maximum number of in-flight requests for pods, and again for leases and reports.
     pub concurrency: usize,
 }
 
@@ -87,7 +87,7 @@ impl Default for Options {
     }
 }
 
-/// Why the simulation cannot run.
+/// An error that prevents the simulation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An interval is zero, or nothing may be under way.
@@ -103,7 +103,7 @@ pub enum Error {
     Node {
         /// The node.
         node: String,
-        /// What the API server says.
+        /// The API server's error.
         source: koord_kube::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! What happens to a pod on a simulated node: a pure decision from the pod to the next step.
+//! Lifecycle of a pod on a simulated node: a pure decision from the pod to the next step.
 
 use crate::DURATION_ANNOTATION;
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The next step for a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
-    /// Nothing to do now.
+    /// No step now.
     Nothing,
     /// Look again later.
     Wait(Duration),
@@ -26,13 +26,13 @@ pub(crate) enum Step {
 /// Addresses a pod gets when it starts.
 #[derive(Debug, Clone)]
 pub(crate) struct Addresses {
-    /// Of its node.
+    /// Address of its node.
     pub(crate) host: String,
-    /// Its own.
+    /// Address of the pod.
     pub(crate) pod: String,
 }
 
-/// The next step for `pod`, which is bound to a simulated node.
+/// Returns the next step for `pod`, which is bound to a simulated node.
 pub(crate) fn step(pod: &Pod, now: Timestamp, addresses: impl FnOnce() -> Addresses) -> Step {
     let meta = &pod.metadata;
     if meta.deletion_timestamp.is_some() {
@@ -68,7 +68,7 @@ pub(crate) fn step(pod: &Pod, now: Timestamp, addresses: impl FnOnce() -> Addres
     }
 }
 
-/// The condition is there and true.
+/// Returns whether the condition exists and is true.
 fn holds(status: &PodStatus, kind: &str) -> bool {
     let conditions = status.conditions.iter().flatten();
     conditions
@@ -76,7 +76,7 @@ fn holds(status: &PodStatus, kind: &str) -> bool {
         .any(|condition| condition.status == "True")
 }
 
-/// All conditions hold that others set and the pod's readiness waits for.
+/// Returns whether all readiness gates of the pod are true.
 fn gates_hold(pod: &Pod, status: &PodStatus) -> bool {
     let gates = pod.spec.iter().flat_map(|spec| &spec.readiness_gates);
     gates
@@ -84,7 +84,7 @@ fn gates_hold(pod: &Pod, status: &PodStatus) -> bool {
         .all(|gate| holds(status, &gate.condition_type))
 }
 
-/// Says which generation of the pod is the one that "runs", if that is not said yet.
+/// Returns the step that sets the observed generation to the pod's, if it differs.
 fn seen(pod: &Pod, status: &PodStatus) -> Step {
     let generation = pod.metadata.generation;
     if generation.is_none() || status.observed_generation == generation {
@@ -107,7 +107,7 @@ const OURS: [&str; 5] = [
     "Ready",
 ];
 
-/// How the containers of a pod end by themselves.
+/// The end of a pod whose containers end by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct End {
     /// Time from the start of the pod.
@@ -116,9 +116,9 @@ struct End {
     code: i32,
 }
 
-/// How the pod ends, `None` if it does not. A pod of a Job says how long it runs, by annotation (an
-/// unreadable one counts as absent); what is left is read from the commands, as far as they say it
-/// plainly. Of a Job's pod that says nothing, nothing is left to wait for.
+/// Returns the end of the pod; `None` if it runs until it is deleted. For a pod of a Job the annotation sets
+/// its run time (an invalid value counts as absent). Otherwise the end is derived from the commands, as far
+/// as they are plain. A pod of a Job without either ends at once.
 fn end(pod: &Pod) -> Option<End> {
     let job = pod.metadata.owner_references.iter().flatten();
     let job = job.into_iter().any(|owner| owner.kind == "Job");
@@ -156,7 +156,7 @@ fn end(pod: &Pod) -> Option<End> {
     (all.code == 0 || policy != Some("OnFailure")).then_some(all)
 }
 
-/// What a container's command says about its end.
+/// The end that a container's command implies.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Nothing,
@@ -213,7 +213,7 @@ fn time(now: Timestamp) -> Value {
     json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
 
-/// The conditions of the pod with `ours` set on top; others, such as PodScheduled, are kept.
+/// Returns the conditions of the pod with `ours` set on top; others, such as PodScheduled, are kept.
 fn conditions(
     pod: &Pod,
     status: &PodStatus,
@@ -247,7 +247,7 @@ fn conditions(
     Value::Array(all)
 }
 
-/// The status of the pod once all its containers run.
+/// Returns the status of the pod once all its containers run.
 fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp) -> PodStatus {
     let spec = pod.spec.clone().unwrap_or_default();
     let ready = if gates_hold(pod, status) {
@@ -312,7 +312,7 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
     serde_json::from_value(written).unwrap_or_default()
 }
 
-/// The patch that ends a running pod with this exit code.
+/// Returns the patch that ends a running pod with this exit code.
 fn finished(pod: &Pod, status: &PodStatus, code: i32, now: Timestamp) -> Value {
     let mut status = status.clone();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
@@ -357,7 +357,7 @@ fn finished(pod: &Pod, status: &PodStatus, code: i32, now: Timestamp) -> Value {
     patch
 }
 
-/// An id of the shape runtimes give: 64 hexadecimal digits.
+/// Returns an id in the format of container runtimes: 64 hexadecimal digits.
 fn container_id(uid: &str, container: &str) -> String {
     let digits: String = (0..4)
         .map(|part| {

@@ -8,7 +8,7 @@ use koord_api::resources;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 
-/// What a simulated machine looks like.
+/// Properties of a simulated machine.
 #[derive(Debug, Clone)]
 pub struct NodeTemplate {
     /// Capacity and allocatable. Default: 32 CPUs, 128 Gi, 110 pods.
@@ -22,7 +22,7 @@ pub struct NodeTemplate {
 }
 
 impl NodeTemplate {
-    /// A machine with these NUMA nodes, and as much CPU, memory and devices as they have together.
+    /// Returns a template with these NUMA nodes and their total CPU, memory and devices.
     #[must_use]
     pub fn with_numa(layout: Layout) -> Self {
         let mut template = Self::default();
@@ -54,18 +54,18 @@ impl Default for NodeTemplate {
     }
 }
 
-/// Name of simulated node `index`, from 0.
+/// Returns the name of simulated node `index`, from 0.
 #[must_use]
 pub fn name(index: usize) -> String {
     format!("sim-{index}")
 }
 
-/// The index of a node named by [`name`].
+/// Returns the index of a node named by [`name`].
 pub(crate) fn index(name: &str) -> Option<usize> {
     name.strip_prefix("sim-")?.parse().ok()
 }
 
-/// Whether this crate created `node`, so that it may also delete it.
+/// Returns whether this crate created `node`, so that it may also delete it.
 pub(crate) fn is_own(node: &Node) -> bool {
     let marked = node
         .metadata
@@ -81,7 +81,7 @@ pub(crate) fn is_own(node: &Node) -> bool {
             .is_some_and(|name| index(name).is_some())
 }
 
-/// Whether `node` was created by an earlier run and is none of `nodes` now.
+/// Returns whether `node` was created by an earlier run and is not one of the first `nodes` nodes.
 #[must_use]
 pub fn is_surplus(node: &Node, nodes: usize) -> bool {
     let name = node.metadata.name.as_deref().unwrap_or_default();
@@ -158,7 +158,7 @@ const CONDITIONS: [(&str, &str, &str, &str); 5] = [
     ),
 ];
 
-/// Whether `node` says that it is ready.
+/// Returns whether the `Ready` condition of `node` is true.
 pub(crate) fn is_ready(node: &Node) -> bool {
     node.status
         .as_ref()
@@ -170,7 +170,7 @@ pub(crate) fn is_ready(node: &Node) -> bool {
         })
 }
 
-/// The address of a managed node: the one it has, else one made from its index or name.
+/// Returns the address of a managed node: the one it has, else one made from its index or name.
 pub(crate) fn address(node: &Node) -> String {
     let given = node
         .status
@@ -193,10 +193,10 @@ pub(crate) fn address(node: &Node) -> String {
     })
 }
 
-/// What `node` has if it does not say: what its own NUMA nodes have, or what the template has.
+/// Returns the default capacity of `node`: that of its own NUMA nodes, else the template's.
 fn capacity(node: &Node, template: &NodeTemplate) -> ResourceList {
     let mut capacity = template.capacity.clone();
-    // A malformed one is told where its kubelet is started.
+    // An invalid layout is logged where its kubelet is started.
     if let Ok(Some(layout)) = Layout::of(node) {
         let of_template = template.numa.iter().flat_map(|numa| numa.devices.keys());
         for resource in of_template {
@@ -207,7 +207,7 @@ fn capacity(node: &Node, template: &NodeTemplate) -> ResourceList {
     capacity
 }
 
-/// The status patch that makes `node` ready. Capacity it already has is kept.
+/// Returns the status patch that makes `node` ready. Existing capacity is kept.
 pub(crate) fn ready_status(node: &Node, template: &NodeTemplate, now: Timestamp) -> Value {
     let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let conditions: Vec<Value> = CONDITIONS

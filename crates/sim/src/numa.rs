@@ -1,9 +1,9 @@
-//! Simulated nodes with NUMA nodes: their kubelets admit pods or refuse them, and an exporter says in
-//! a NodeResourceTopology what is left.
+//! Simulated nodes with NUMA nodes: their kubelets admit or reject pods, and an exporter reports the free
+//! resources in a NodeResourceTopology.
 //!
-//! The kubelet is [`kubelet`](crate::kubelet), the exporter [`koord_model::export`]. A kubelet lives as
-//! long as this process knows its node. One that is started again gives the pods that run already
-//! what they need before any other: which CPUs these had is not remembered.
+//! The kubelet is [`kubelet`](crate::kubelet), the exporter [`koord_model::export`]. A kubelet lives as long
+//! as its node is in this process's cache. A restarted one allocates for the pods that run already before any
+//! other; their former CPUs are not stored.
 
 mod layout;
 mod seen;
@@ -27,15 +27,15 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-/// One node's kubelet.
+/// The kubelet of one node.
 struct Floor {
     kubelet: Kubelet,
     /// Namespace and name of each pod that runs, by uid.
     pods: FxHashMap<String, (String, String)>,
     owner: Value,
-    /// What was written last, if it is there.
+    /// The last written report; `None` if the object does not exist.
     written: Option<Value>,
-    /// What others keep in the zones.
+    /// Entries of other components in the zones.
     foreign: Vec<Zone>,
 }
 
@@ -47,10 +47,10 @@ pub(crate) struct Floors {
     refused: Mutex<FxHashMap<String, String>>,
 }
 
-/// What becomes of a pod.
+/// Admission decision for a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// Nothing here speaks against it. `true` if what is free has changed.
+    /// The pod is admitted. `true` if the free resources have changed.
     Admitted(bool),
     /// Reason and message of its status.
     Refused(String, String),
@@ -59,8 +59,8 @@ pub(crate) enum Admission {
 }
 
 impl Floors {
-    /// A node is there. `Ok(true)` if its kubelet has just started; an error only the first time that its
-    /// layout is seen.
+    /// Adds a node. Returns `Ok(true)` if its kubelet has just started, and an error only the first time that
+    /// its layout is seen.
     pub(crate) fn add(&self, node: &Node) -> Result<bool, LayoutError> {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let layout = Layout::of(node);
@@ -106,7 +106,8 @@ impl Floors {
         self.refused.lock().remove(node);
     }
 
-    /// The object of `node` is this now, or gone. Whether it has to be written again.
+    /// Stores the current object of `node`, `None` when it was deleted. Returns whether it has to be written
+    /// again.
     pub(crate) fn seen(&self, node: &str, object: Option<&Seen>) -> bool {
         let mut floors = self.floors.lock();
         let Some(floor) = floors.get_mut(node) else {
@@ -147,8 +148,8 @@ impl Floors {
         }
     }
 
-    /// A pod runs that has nothing here for itself: an exporter counts it all the same. Whether that is
-    /// new.
+    /// Counts a running pod without exclusive resources; an exporter lists it all the same. Returns whether
+    /// it is new.
     pub(crate) fn count(&self, node: &str, pod: &Pod) -> bool {
         let mut floors = self.floors.lock();
         let Some(floor) = floors.get_mut(node) else {
@@ -158,7 +159,7 @@ impl Floors {
         floor.pods.insert(uid, name_of(pod)).is_none()
     }
 
-    /// A pod has ended or is gone. Whether the kubelet of `node` knew it.
+    /// Removes a pod that has ended or was deleted. Returns whether the kubelet of `node` had it.
     pub(crate) fn release(&self, node: &str, uid: &str) -> bool {
         let mut floors = self.floors.lock();
         let Some(floor) = floors.get_mut(node) else {
@@ -168,7 +169,7 @@ impl Floors {
         floor.pods.remove(uid).is_some()
     }
 
-    /// What there is to write about `node`; `None` if that was written last.
+    /// Returns the report about `node`; `None` if it equals the last written one.
     pub(crate) fn report(&self, node: &str) -> Option<Value> {
         let floors = self.floors.lock();
         let floor = floors.get(node)?;
@@ -176,7 +177,8 @@ impl Floors {
         (floor.written.as_ref() != Some(&report)).then_some(report)
     }
 
-    /// What there is to write about `node` beside an exporter's report; `None` if that was written last.
+    /// Returns the additions to an exporter's report about `node`; `None` if they equal the last written
+    /// ones.
     pub(crate) fn beside(&self, node: &str) -> Option<Value> {
         let floors = self.floors.lock();
         let floor = floors.get(node)?;
@@ -184,12 +186,12 @@ impl Floors {
         (floor.written.as_ref() != Some(&change)).then_some(change)
     }
 
-    /// Something about the kubelet of `node`, if that is up.
+    /// Returns the result of `about` for the kubelet of `node`, if that is up.
     fn ask<T>(&self, node: &str, about: impl FnOnce(&Floor) -> T) -> Option<T> {
         self.floors.lock().get(node).map(about)
     }
 
-    /// The report was written.
+    /// Records that the report was written.
     pub(crate) fn reported(&self, node: &str, report: Value) {
         if let Some(floor) = self.floors.lock().get_mut(node) {
             floor.written = Some(report);
@@ -203,7 +205,7 @@ fn name_of(pod: &Pod) -> (String, String) {
 }
 
 impl Floor {
-    /// The object as an exporter and koordlet write it together.
+    /// Returns the object as an exporter and koordlet write it together.
     fn report(&self, node: &str) -> Value {
         let kubelet = &self.kubelet;
         let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
@@ -229,7 +231,7 @@ impl Floor {
         })
     }
 
-    /// What koordlet says of the machine.
+    /// Returns koordlet's annotations about the machine.
     fn annotations(&self) -> Value {
         let kubelet = &self.kubelet;
         let cpu = |cpu: &koord_model::cpuset::Cpu| {
@@ -320,7 +322,7 @@ mod tests {
         );
     }
 
-    /// What is wrong with a layout is told when it is, and when it is something else.
+    /// An invalid layout is reported once, and again when it changes.
     #[test]
     fn a_layout_that_cannot_be_is_told_once() {
         let floors = Floors::default();
@@ -337,7 +339,7 @@ mod tests {
         floors.add(&bad(20)).unwrap_err();
     }
 
-    /// It ran before its kubelet was started again, and what it had went to others.
+    /// The pod ran before its kubelet restarted, and its resources went to other pods.
     #[test]
     fn a_pod_that_runs_unaligned_is_in_the_fingerprint() {
         let floors = Floors::default();

@@ -1,5 +1,5 @@
-//! Pods that a simulated node does not start, as a kubelet would not: a scheduler would never have
-//! chosen the node, but nobody asked one.
+//! Rejection of pods by a simulated node, as by a kubelet: a scheduler would never have chosen the node, but
+//! the pod was bound without one.
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort, Node, Pod};
 use koord_api::quantity::Quantity;
@@ -77,13 +77,13 @@ where
     taken.then(|| ("NodePorts".to_owned(), message.to_owned()))
 }
 
-/// The pod has ended for good.
+/// Returns whether the pod has ended for good.
 pub(crate) fn ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// A scheduler bound the pod.
+/// Returns whether a scheduler bound the pod.
 fn chosen(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|s| s.conditions.as_ref());
     conditions
@@ -97,7 +97,7 @@ fn ports(pod: &Pod) -> Vec<&ContainerPort> {
     ports.filter(|port| port.host_port.is_some()).collect()
 }
 
-/// The same port of the same protocol on an address of both.
+/// Returns whether two host ports conflict: equal port and protocol, on overlapping addresses.
 fn meet(a: &ContainerPort, b: &ContainerPort) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
     let address = |port: &ContainerPort| {

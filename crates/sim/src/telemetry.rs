@@ -1,4 +1,4 @@
-//! What the simulated koordlets measure and report.
+//! Measurements and reports of the simulated koordlets.
 //!
 //! One task owns this state. Nothing here does I/O: samples go in with the time, reports come out.
 
@@ -20,17 +20,17 @@ use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Windows of usage percentiles where the NodeMetric does not say.
+/// Default windows of usage percentiles where the NodeMetric does not set them.
 const WINDOWS: [GoDuration; 3] = [
     GoDuration::from_mins(5),
     GoDuration::from_mins(10),
     GoDuration::from_mins(30),
 ];
-/// Window of plain averages where the NodeMetric does not say, in seconds.
+/// Default window of plain averages where the NodeMetric does not set it, in seconds.
 const AVERAGE_SECONDS: i64 = 300;
 /// Longest history that is kept, in seconds.
 const HISTORY_SECONDS: i64 = 1800;
-/// What the system of a node uses: share of its CPU, and bytes.
+/// Usage of a node's system: share of its CPU, and bytes.
 const SYSTEM: (f64, f64) = (0.01, 1_073_741_824.0);
 /// Margin on top of the highest usage when the unused part of requests is predicted.
 const SAFETY: f64 = 1.1;
@@ -45,7 +45,7 @@ pub(crate) struct Telemetry {
     report_interval: Duration,
     least_report_interval: Duration,
     nodes: FxHashMap<String, NodeState>,
-    /// Which node a pod is on.
+    /// Node of each pod.
     places: FxHashMap<ObjectKey, String>,
 }
 
@@ -55,12 +55,12 @@ struct NodeState {
     capacity: Usage,
     /// The NodeMetric's spec; nothing is reported without one.
     spec: Option<NodeMetricSpec>,
-    /// In Unix milliseconds.
+    /// Time of the next sample in Unix milliseconds.
     next_sample: Option<i64>,
-    /// In Unix seconds, as the next.
+    /// Time of the last and the next report in Unix seconds.
     last_report: Option<i64>,
     next_report: Option<i64>,
-    /// Whether pods started or ended since the last sample, and between the last report and that sample.
+    /// True if pods started or ended since the last sample, and between the last report and that sample.
     changed: bool,
     change_sampled: bool,
     pods: FxHashMap<ObjectKey, PodState>,
@@ -463,7 +463,7 @@ impl NodeState {
     }
 }
 
-/// The share of `wanted` that fits into `room`, 0 to 1.
+/// Returns the share of `wanted` that fits into `room`, 0 to 1.
 fn share(room: f64, wanted: f64) -> f64 {
     if wanted > room {
         (room / wanted).max(0.0)
@@ -642,8 +642,8 @@ mod tests {
         serde_json::to_value(late).unwrap();
     }
 
-    /// The times of reports of a node, in seconds, whose NodeMetric asks for one every `asked` seconds. A pod starts
-    /// after 100 seconds.
+    /// Returns the times of a node's reports, in seconds, when its NodeMetric sets an interval of `asked`
+    /// seconds. A pod starts after 100 seconds.
     fn times(asked: i64) -> Vec<i64> {
         let mut telemetry = telemetry();
         let state = telemetry.nodes.get_mut("sim-0").unwrap();

@@ -1,4 +1,4 @@
-//! How much a simulated pod uses at a moment: a pure function of the pod, the time and a seed.
+//! Usage of a simulated pod at a moment: a pure function of the pod, the time and a seed.
 
 use crate::USAGE_ANNOTATION;
 use k8s_openapi::api::core::v1::Pod;
@@ -9,7 +9,7 @@ pub const KWOK_CPU_ANNOTATION: &str = "kwok.x-k8s.io/usage-cpu";
 /// Annotation of kwok: constant memory usage, a quantity in bytes.
 pub const KWOK_MEMORY_ANNOTATION: &str = "kwok.x-k8s.io/usage-memory";
 
-/// What a pod that asks for nothing uses: kwok's 1m and 1Mi.
+/// Usage of a pod without requests: kwok's 1m and 1Mi.
 const IDLE: Usage = Usage {
     cpu: 1.0,
     memory: 1_048_576.0,
@@ -65,7 +65,7 @@ pub struct Generator {
     seed: u64,
 }
 
-/// What a pod asks for, as native amounts whichever resources it uses.
+/// Requests and limits of a pod, as native amounts whichever resources it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Demand {
     /// Requested.
@@ -75,9 +75,9 @@ pub struct Demand {
 }
 
 impl Generator {
-    /// The curve of `pod`. kwok's usage annotations give a constant; otherwise
-    /// `sim.koordinator.sh/usage` picks the shape; otherwise batch, mid and free pods are `batch` and
-    /// all others `diurnal`. Pods of one owner share the time of their humps.
+    /// Returns the curve of `pod`. kwok's usage annotations give a constant; otherwise
+    /// `sim.koordinator.sh/usage` picks the shape; otherwise batch, mid and free pods are `batch` and all
+    /// others `diurnal`. Pods of one owner share the time of their humps.
     #[must_use]
     pub fn of_pod(pod: &Pod, seed: u64) -> Self {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
@@ -151,7 +151,7 @@ impl Generator {
         }
     }
 
-    /// What the pod wants at `unix_seconds`, `age_seconds` after it started. Limits are kept.
+    /// Returns the demand of the pod at `unix_seconds`, `age_seconds` after it started, capped by its limits.
     #[must_use]
     pub fn at(&self, unix_seconds: i64, age_seconds: f64) -> Usage {
         // Noise changes with the quarter of a minute, so samples of one tick agree.
@@ -183,7 +183,7 @@ impl Generator {
     }
 }
 
-/// Whether a pod runs on reclaimed resources and yields to others.
+/// Returns whether a pod runs on reclaimed resources and yields to others.
 #[must_use]
 pub fn is_batch(pod: &Pod) -> bool {
     qos::pod_qos_class(pod) == QosClass::Be
@@ -193,8 +193,8 @@ pub fn is_batch(pod: &Pod) -> bool {
         )
 }
 
-/// What the containers of a pod ask for together. Batch and mid resources count as cpu and memory;
-/// unreadable amounts count as 0. Init containers do not count: they have ended.
+/// Returns the sum of the requests and limits of a pod's containers. Batch and mid resources count as cpu and
+/// memory; invalid amounts count as 0. Init containers do not count: they have ended.
 #[must_use]
 pub fn demand(pod: &Pod) -> Demand {
     let mut sum = Demand::default();
@@ -239,7 +239,7 @@ fn day_shape(unix_seconds: i64, phase_hours: f64) -> f64 {
     now + (next - now) * hour.fract()
 }
 
-/// A stable hash of a text: the same in every run and on every machine.
+/// Returns a stable hash of a text: equal in every run and on every machine.
 #[must_use]
 pub fn hash(seed: u64, text: &str) -> u64 {
     let mut state = 0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -267,7 +267,7 @@ fn between(seed: u64, stream: u64, low: f64, high: f64) -> f64 {
     low + (high - low) * unit(seed.wrapping_add(stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
-/// Roughly normal, mean 0 and deviation 1: the sum of four uniform numbers.
+/// Returns a roughly normal number, mean 0 and deviation 1: the sum of four uniform numbers.
 fn normal(seed: u64, tick: i64) -> f64 {
     let seed = seed ^ mix(tick.cast_unsigned());
     let sum: f64 = (10..14)

@@ -6,7 +6,7 @@ use super::machine::{CpuManager, Machine, Settings};
 use koord_model::cpuset::{Cpu, CpuSet, Topology, packed};
 use koord_model::numa::NumaMask;
 
-/// CPUs that nobody has for itself and that are not reserved.
+/// CPUs that are neither exclusive to a container nor reserved.
 #[derive(Debug, Clone)]
 pub(super) struct Cpus {
     managed: bool,
@@ -28,8 +28,8 @@ impl Cpus {
         }
     }
 
-    /// Where `count` CPUs could come from. Those in `reuse` must be among them: a container takes over
-    /// what init containers before it had.
+    /// Returns the NUMA nodes that could provide `count` CPUs. Those in `reuse` must be among the CPUs: a
+    /// container takes over the CPUs of earlier init containers.
     pub(super) fn offer(&self, machine: &Machine, count: usize, reuse: &CpuSet) -> Offer {
         if !self.managed || count == 0 {
             return None;

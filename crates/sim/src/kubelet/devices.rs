@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Devices(BTreeMap<String, BTreeSet<String>>);
 
 impl Devices {
-    /// Healthy devices that nobody holds.
+    /// Returns the healthy devices that no container holds.
     pub(super) fn free<'a>(
         &'a self,
         machine: &'a Machine,
@@ -24,7 +24,8 @@ impl Devices {
         })
     }
 
-    /// Where the devices could come from, for each resource. Those in `reuse` must be near.
+    /// Returns the NUMA nodes that could provide the devices, for each resource. Those in `reuse` must be
+    /// near.
     pub(super) fn offers(
         &self,
         machine: &Machine,

@@ -1,20 +1,20 @@
-//! Which NUMA nodes providers could serve a request from, and what the topology manager makes of it.
+//! Topology hints of the providers, and their merge by the topology manager.
 
 use super::machine::{Machine, Settings};
 use koord_model::alignment::Policy;
 use koord_model::numa::NumaMask;
 
-/// One way to serve a request.
+/// A topology hint: one way to serve a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hint {
-    /// From these NUMA nodes; `None`: from any.
+    /// NUMA nodes that serve the request; `None` for any.
     pub mask: Option<NumaMask>,
-    /// Whether no way takes fewer NUMA nodes on an empty machine.
+    /// True if no hint has fewer NUMA nodes on an empty machine.
     pub preferred: bool,
 }
 
 impl Hint {
-    /// No preference.
+    /// The hint without a preference.
     pub const ANY: Self = Self {
         mask: None,
         preferred: true,
@@ -24,7 +24,7 @@ impl Hint {
 /// The ways to serve one resource: none means that there is no way; `None` that it does not matter.
 pub type Offer = Option<Vec<Hint>>;
 
-/// All hints of a resource whose least number of NUMA nodes is `least`, from the masks that serve it.
+/// Returns the hints of a resource from the masks that serve it. Those with `least` NUMA nodes are preferred.
 pub(super) fn rank(masks: Vec<NumaMask>, least: u32) -> Vec<Hint> {
     let hint = |mask: NumaMask| Hint {
         mask: Some(mask),
@@ -33,7 +33,7 @@ pub(super) fn rank(masks: Vec<NumaMask>, least: u32) -> Vec<Hint> {
     masks.into_iter().map(hint).collect()
 }
 
-/// Whether the policy admits a pod for which this is the best.
+/// Returns whether the policy admits a pod with this best hint.
 #[must_use]
 pub fn admits(policy: Policy, best: Hint) -> bool {
     match policy {
@@ -42,10 +42,10 @@ pub fn admits(policy: Policy, best: Hint) -> bool {
     }
 }
 
-/// The best combination of one hint of each offer.
+/// Returns the best combination of one hint of each offer.
 ///
-/// A combination is what its hints have in common, and is preferred if all of them are, and the masks
-/// that say something are the same.
+/// A combination is the intersection of its hints. It is preferred if all of them are and the masks that are
+/// set are equal.
 #[must_use]
 pub fn merge(machine: &Machine, settings: &Settings, offers: &[Offer]) -> Hint {
     let all = machine.nodes();
@@ -87,7 +87,7 @@ pub fn merge(machine: &Machine, settings: &Settings, offers: &[Offer]) -> Hint {
     }
 }
 
-/// The hints of an offer; with `single`, those of one NUMA node, or of any.
+/// Returns the hints of an offer; with `single`, only those of one NUMA node or without a mask.
 fn list(offer: &Offer, single: bool) -> Vec<Hint> {
     let hints = match offer {
         None => vec![Hint::ANY],
@@ -104,7 +104,7 @@ fn list(offer: &Offer, single: bool) -> Vec<Hint> {
         .collect()
 }
 
-/// The most NUMA nodes that any resource needs at least, preferred or not.
+/// Returns the largest of the resources' minimum numbers of NUMA nodes, preferred or not.
 pub(super) fn width(lists: &[Vec<Hint>]) -> u32 {
     let least = |hints: &Vec<Hint>| {
         let masks = hints.iter().filter_map(|hint| hint.mask);
@@ -137,7 +137,7 @@ impl Common {
     }
 }
 
-/// Which of two combinations is taken.
+/// Order of two combinations.
 pub(super) struct Order<'a> {
     pub(super) machine: &'a Machine,
     pub(super) closest: bool,
@@ -183,7 +183,7 @@ impl Order<'_> {
         left < right || (left == right && narrower)
     }
 
-    /// The sum of the distances of all ordered pairs, and how many there are.
+    /// Returns the sum of the distances of all ordered pairs, and the number of pairs.
     fn spread(&self, mask: NumaMask) -> (u64, u64) {
         let from = |a: u8| {
             mask.ids()

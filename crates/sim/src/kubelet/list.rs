@@ -1,7 +1,7 @@
-//! What the kubelet's PodResources service lists: what containers can have, and what they have.
+//! Content of the kubelet's PodResources service: allocatable resources, and the resources of containers.
 //!
-//! Source: `kubernetes/kubernetes` v1.35, `pkg/kubelet/apis/podresources`: init containers that ended
-//! are not listed, though what nobody took over from them stays theirs until the pod ends.
+//! Source: `kubernetes/kubernetes` v1.35, `pkg/kubelet/apis/podresources`: init containers that ended are not
+//! listed, though resources that no later container took over from them stay allocated until the pod ends.
 
 use super::{CpuManager, Held, Kubelet};
 use koord_model::cpuset::CpuSet;
@@ -9,7 +9,7 @@ use koord_model::export::{Block, Devices, Machine, Node, Share};
 use koord_model::numa::NumaMask;
 
 impl Kubelet {
-    /// The machine as the kernel describes it.
+    /// Returns the machine as the kernel describes it.
     #[must_use]
     pub fn exported(&self) -> Machine {
         let nodes = self.machine.nodes();
@@ -29,8 +29,8 @@ impl Kubelet {
         nodes.ids().map(node).collect()
     }
 
-    /// `GetAllocatableResources`: CPUs and memory with the static policy of their managers only, as
-    /// without it nobody has them alone.
+    /// Returns `GetAllocatableResources`: CPUs and memory only if their managers have the static policy,
+    /// because otherwise no container has them exclusively.
     #[must_use]
     pub fn allocatable(&self) -> Share {
         let mut share = Share {
@@ -97,7 +97,8 @@ impl Kubelet {
     }
 }
 
-/// One entry for each device and NUMA node that it is near; without nodes if its plugin does not say.
+/// Returns one entry for each pair of a device and a NUMA node near it; an entry without nodes if its plugin
+/// does not report any.
 fn each(
     resource: &str,
     devices: impl Iterator<Item = (String, Option<NumaMask>)>,

@@ -5,12 +5,12 @@ use koord_model::cpuset::{CpuSet, Topology};
 use koord_model::numa::NumaMask;
 use std::collections::BTreeMap;
 
-/// What a NUMA node has of one kind of memory, in bytes.
+/// Memory of one kind on a NUMA node, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
     /// All of it.
     pub capacity: u64,
-    /// What containers can have.
+    /// Memory available to containers.
     pub allocatable: u64,
 }
 
@@ -19,9 +19,9 @@ pub struct Memory {
 pub struct Device {
     /// Its id, unique in its resource.
     pub id: String,
-    /// The NUMA nodes that it is near; `None` if its plugin does not say.
+    /// NUMA nodes near the device; `None` if its plugin does not report them.
     pub nodes: Option<NumaMask>,
-    /// Whether its plugin calls it healthy.
+    /// True if its plugin reports it as healthy.
     pub healthy: bool,
 }
 
@@ -32,8 +32,8 @@ pub struct Machine {
     pub topology: Topology,
     /// Memory by NUMA node and kind: `memory`, `hugepages-2Mi`. NUMA nodes without CPUs have some, too.
     pub memory: BTreeMap<u8, BTreeMap<String, Memory>>,
-    /// Distance from one NUMA node to another, as in the ACPI SLIT; 10 to itself and 20 to the others
-    /// where it is not told.
+    /// Distance from one NUMA node to another, as in the ACPI SLIT. A missing entry means 10 to itself and 20
+    /// to the others.
     pub distances: BTreeMap<(u8, u8), u32>,
     /// Devices by resource name.
     pub devices: BTreeMap<String, Vec<Device>>,
@@ -47,7 +47,7 @@ impl Machine {
         self.topology.nodes().chain(memory).collect()
     }
 
-    /// The distance from `a` to `b`.
+    /// Returns the distance from `a` to `b`.
     #[must_use]
     pub fn distance(&self, a: u8, b: u8) -> u32 {
         let known = self.distances.get(&(a, b)).copied();
@@ -58,7 +58,7 @@ impl Machine {
 /// `cpuManagerPolicy` of the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CpuManager {
-    /// `none`: nobody has CPUs for itself.
+    /// `none`: no container has exclusive CPUs.
     #[default]
     None,
     /// `static`
@@ -70,7 +70,7 @@ pub enum CpuManager {
     },
 }
 
-/// How a kubelet is set.
+/// Settings of a kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `topologyManagerPolicy`
@@ -83,7 +83,7 @@ pub struct Settings {
     pub max_nodes: usize,
     /// `cpuManagerPolicy`
     pub cpu: CpuManager,
-    /// Whether `memoryManagerPolicy` is `Static`.
+    /// True if `memoryManagerPolicy` is `Static`.
     pub memory: bool,
 }
 
@@ -100,7 +100,7 @@ impl Default for Settings {
     }
 }
 
-/// Why a kubelet would not start.
+/// An error that prevents a kubelet from starting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// Aligning costs exponentially more with each NUMA node.
@@ -109,17 +109,17 @@ pub enum SettingsError {
          (max-allowable-numa-nodes), and the machine has {nodes}"
     )]
     Nodes {
-        /// What the machine has.
+        /// Number of NUMA nodes of the machine.
         nodes: usize,
-        /// What is allowed.
+        /// Maximum number.
         most: usize,
     },
     /// A reserved CPU that there is not.
     #[error("reserved CPUs {reserved}: the machine has {all}")]
     Reserved {
-        /// What is reserved.
+        /// Reserved CPUs.
         reserved: CpuSet,
-        /// What there is.
+        /// CPUs of the machine.
         all: CpuSet,
     },
 }

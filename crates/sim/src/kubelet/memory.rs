@@ -9,18 +9,18 @@ use std::collections::BTreeMap;
 /// Memory that a container holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Which: `memory`, `hugepages-2Mi`.
+    /// Kind of memory: `memory`, `hugepages-2Mi`.
     pub kind: String,
-    /// How much, in bytes.
+    /// Size in bytes.
     pub size: u64,
     /// The NUMA nodes that it is bound to.
     pub nodes: NumaMask,
-    /// What was taken for it from each of them, in bytes; less than the size where an init container
-    /// has handed some on.
+    /// Bytes taken for it from each NUMA node; less than the size in total if an init container handed some
+    /// on.
     pub taken: BTreeMap<u8, u64>,
 }
 
-/// What init containers hand on: bytes by the NUMA nodes that they are bound to, and kind.
+/// Memory that init containers hand on: bytes by the NUMA nodes that they are bound to, and by kind.
 pub(super) type Reuse = BTreeMap<(NumaMask, String), u64>;
 
 /// The memory of one NUMA node.
@@ -28,7 +28,7 @@ pub(super) type Reuse = BTreeMap<(NumaMask, String), u64>;
 struct Bank {
     free: BTreeMap<String, u64>,
     allocatable: BTreeMap<String, u64>,
-    /// How many blocks it has a part in.
+    /// Number of blocks that include this NUMA node.
     blocks: usize,
     /// The NUMA nodes that these are bound to; itself while there is none.
     group: NumaMask,
@@ -71,8 +71,8 @@ impl Banks {
         banks.map(of).fold(0, u64::saturating_add)
     }
 
-    /// Whether a block on exactly these NUMA nodes may join the ones that are there: a NUMA node takes
-    /// part in blocks of one group only.
+    /// Returns whether a block on exactly these NUMA nodes is compatible with the existing ones: a NUMA node
+    /// takes part in blocks of one group only.
     fn joins(&self, mask: NumaMask) -> bool {
         let banks = || mask.ids().filter_map(|node| self.0.get(&node));
         if mask.count() == 1 {
@@ -81,7 +81,7 @@ impl Banks {
         banks().all(|bank| bank.blocks == 0 || bank.group == mask)
     }
 
-    /// Where all kinds could come from; the same for each kind.
+    /// Returns the hints for all kinds together, which apply to each kind.
     fn hints(&self, machine: &Machine, wants: &BTreeMap<String, u64>, reuse: &Reuse) -> Vec<Hint> {
         let nodes = machine.nodes();
         let mut least = nodes.count();
@@ -110,8 +110,8 @@ impl Banks {
         rank(masks, least)
     }
 
-    /// What to say of the kinds in `wants`. That none can be had is said as no preference, as a kubelet
-    /// does: the taking will fail.
+    /// Returns the offers for the kinds in `wants`. If none can be had, the offer is "no preference", as in a
+    /// kubelet: the allocation will fail.
     pub(super) fn offers(
         &self,
         machine: &Machine,
@@ -125,7 +125,7 @@ impl Banks {
         wants.keys().map(|_| Some(hints.clone())).collect()
     }
 
-    /// Takes `wants` from the NUMA nodes of `hint`, or more than these where they have too little.
+    /// Allocates `wants` from the NUMA nodes of `hint`, or from more NUMA nodes if these have too little.
     pub(super) fn take(
         &mut self,
         machine: &Machine,
@@ -186,7 +186,7 @@ impl Banks {
         Ok(blocks.collect())
     }
 
-    /// A block of which `fresh` bytes come from the NUMA nodes, in order.
+    /// Allocates a block of which `fresh` bytes come from the NUMA nodes, in order.
     fn take_one(&mut self, kind: &str, size: u64, nodes: NumaMask, mut fresh: u64) -> Block {
         let mut taken = BTreeMap::new();
         for node in nodes.ids() {
@@ -231,7 +231,8 @@ impl Banks {
     }
 }
 
-/// The preferred and narrowest of `hints`, and whether it is preferred.
+/// Returns the best of `hints`: a preferred one if there is one, then the narrowest. The flag is true if it
+/// is preferred.
 fn best(hints: &[Hint]) -> Option<(NumaMask, bool)> {
     let masks = hints
         .iter()

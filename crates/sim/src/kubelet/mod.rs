@@ -1,14 +1,15 @@
-//! What a kubelet does with a pod that was bound to its node: whether its topology manager admits it,
-//! and which CPUs, memory and devices its containers hold from then on.
+//! Admission of pods by a kubelet: the decision of its topology manager, and the CPUs, memory and devices
+//! that its containers hold from then on.
 //!
-//! This is the judge of [`koord_model::alignment`], which predicts the same from less, and shares no rule
-//! with it. [`Kubelet`] is one kubelet: providers (`cpus`, `memory`, `devices`) say which NUMA
-//! nodes could serve a request, [`hint`] merges what they say and decides, then each provider takes.
+//! This is the reference for [`koord_model::alignment`], which predicts the same decision from less
+//! information, and shares no rule with it. [`Kubelet`] is one kubelet: providers (`cpus`, `memory`,
+//! `devices`) return the NUMA nodes that could serve a request, [`hint`] merges these and decides, then each
+//! provider allocates.
 //!
-//! Source of rules and words: `kubernetes/kubernetes` v1.35, `pkg/kubelet/cm/topologymanager`,
-//! `cpumanager` (policy `static`), `memorymanager` (policy `Static`) and `devicemanager`. What a
-//! kubelet does after a restart (it asks anew what its containers hold already), pod-level resources
-//! and options that change which CPUs of a NUMA node are taken, but not of which, are not simulated.
+//! Source of rules and terms: `kubernetes/kubernetes` v1.35, `pkg/kubelet/cm/topologymanager`, `cpumanager`
+//! (policy `static`), `memorymanager` (policy `Static`) and `devicemanager`. Not simulated: a kubelet's
+//! restart (it allocates again what its containers hold already), pod-level resources, and options that
+//! change which CPUs of a NUMA node are taken, but not of which NUMA node.
 
 mod cpus;
 mod devices;
@@ -29,18 +30,18 @@ use koord_model::alignment::{Policy, Role, Scope};
 use koord_model::cpuset::CpuSet;
 use std::collections::BTreeMap;
 
-/// Why a pod is refused: `reason` and `message` as the kubelet puts them into the pod's status, the
-/// message after "Pod was rejected: ".
+/// The rejection of a pod: `reason` and `message` of the kubelet in the pod's status, the message after "Pod
+/// was rejected: ".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// One of `TopologyAffinityError`, `SMTAlignmentError` and `UnexpectedAdmissionError`.
+    /// Reason: `TopologyAffinityError`, `SMTAlignmentError` or `UnexpectedAdmissionError`.
     pub reason: &'static str,
-    /// What the kubelet says of it.
+    /// The kubelet's message.
     pub message: String,
 }
 
 impl Refusal {
-    /// The NUMA nodes do not agree with the policy.
+    /// Returns the rejection by the topology manager's policy.
     fn affinity() -> Self {
         Self {
             reason: "TopologyAffinityError",
@@ -48,7 +49,7 @@ impl Refusal {
         }
     }
 
-    /// A provider could not take what it had said it could.
+    /// Returns the rejection after a provider failed to allocate what it had offered.
     fn unexpected(error: &str) -> Self {
         Self {
             reason: "UnexpectedAdmissionError",
@@ -57,12 +58,12 @@ impl Refusal {
     }
 }
 
-/// What a container of an admitted pod holds for itself alone.
+/// Exclusive resources of a container of an admitted pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Held {
     /// Its name.
     pub container: String,
-    /// Whether it ended before the main containers started. What it held is kept for its pod.
+    /// True if it ended before the main containers started. Its resources stay allocated to its pod.
     pub ended: bool,
     /// CPUs; none if it runs on the shared ones.
     pub cpus: CpuSet,
@@ -72,7 +73,7 @@ pub struct Held {
     pub devices: BTreeMap<String, Vec<String>>,
 }
 
-/// One kubelet and what its pods hold.
+/// A kubelet and the resources of its pods.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
     machine: Machine,
@@ -83,7 +84,7 @@ pub struct Kubelet {
     pods: BTreeMap<String, Vec<Held>>,
 }
 
-/// What init containers of the pod under admission leave to the containers after them.
+/// Resources that init containers of the pod under admission leave to later containers.
 #[derive(Debug, Clone, Default)]
 struct Reuse {
     cpus: CpuSet,
@@ -92,7 +93,7 @@ struct Reuse {
 }
 
 impl Kubelet {
-    /// A kubelet without pods.
+    /// Creates a kubelet without pods.
     ///
     /// # Errors
     /// When a kubelet with these settings would not start on the machine.
@@ -108,13 +109,13 @@ impl Kubelet {
         })
     }
 
-    /// The machine.
+    /// Returns the machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// How the kubelet is set.
+    /// Returns the kubelet's settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -154,14 +155,14 @@ impl Kubelet {
         true
     }
 
-    /// What the containers of the pod hold, in the order in which they start; `None` of a pod that
+    /// Returns the resources of the pod's containers, in the order in which they start; `None` for a pod that
     /// was not admitted.
     #[must_use]
     pub fn held(&self, uid: &str) -> Option<&[Held]> {
         self.pods.get(uid).map(Vec::as_slice)
     }
 
-    /// The UIDs of the pods that were admitted, ascending.
+    /// Returns the uids of the admitted pods, ascending.
     pub fn pods(&self) -> impl Iterator<Item = &str> {
         self.pods.keys().map(String::as_str)
     }
@@ -186,13 +187,13 @@ impl Kubelet {
         self.machine.topology.all().difference(reserved)
     }
 
-    /// What is free of memory `kind` on NUMA node `node`, in bytes; without the static policy all.
+    /// Returns the free memory of `kind` on NUMA node `node`, in bytes; without the static policy all of it.
     #[must_use]
     pub fn free_memory(&self, node: u8, kind: &str) -> u64 {
         self.memory.free(node, kind)
     }
 
-    /// How many healthy devices of `resource` nobody holds that are near NUMA node `node`.
+    /// Returns the number of healthy, unallocated devices of `resource` near NUMA node `node`.
     #[must_use]
     pub fn free_devices(&self, node: u8, resource: &str) -> usize {
         let free = self.devices.free(&self.machine, resource);
@@ -218,7 +219,7 @@ impl Kubelet {
         Ok(held)
     }
 
-    /// The NUMA nodes to take from, and whether they are as good as can be; `None`: any.
+    /// Returns the merged hint if the policy admits it.
     fn merge(&self, offers: &[Offer]) -> Result<Option<Hint>, Refusal> {
         let best = hint::merge(&self.machine, &self.settings, offers);
         if hint::admits(self.settings.policy, best) {
@@ -260,7 +261,7 @@ impl Kubelet {
         offers
     }
 
-    /// Each provider takes for the container, in the order in which the kubelet asks them.
+    /// Allocates from each provider for the container, in the kubelet's order of providers.
     fn take(
         &mut self,
         pod: &Pod,
@@ -297,7 +298,7 @@ impl Kubelet {
             }
         }
         if self.settings.memory && pod.guaranteed && !container.memory.is_empty() {
-            // Without a policy nobody has preferred anything.
+            // Without a policy there is no preferred hint.
             let hint = hint.unwrap_or(Hint {
                 mask: None,
                 preferred: false,

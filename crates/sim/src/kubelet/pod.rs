@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct Container {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Role of the container.
     pub role: Role,
     /// CPU, in thousandths of a core.
     pub cpu: u64,
@@ -26,15 +26,15 @@ pub struct Container {
 pub struct Pod {
     /// Its UID.
     pub uid: String,
-    /// Whether its QoS class is Guaranteed.
+    /// True if its QoS class is Guaranteed.
     pub guaranteed: bool,
     /// Its containers in the order in which they start: init containers first.
     pub containers: Vec<Container>,
 }
 
 impl Pod {
-    /// Reads `pod`; a resource for which `is_device` says so is one of a device plugin. Amounts that
-    /// cannot be read count as absent.
+    /// Reads `pod`. A resource is one of a device plugin if `is_device` returns true for it. Invalid amounts
+    /// count as absent.
     #[must_use]
     pub fn read(pod: &core::Pod, is_device: impl Fn(&str) -> bool) -> Self {
         let spec = pod.spec.as_ref();
@@ -54,7 +54,7 @@ impl Pod {
         }
     }
 
-    /// How many CPUs the container has for itself.
+    /// Returns the number of exclusive CPUs of the container.
     pub(super) fn whole_cpus(&self, container: &Container) -> usize {
         if self.guaranteed && container.cpu.is_multiple_of(1000) {
             usize::try_from(container.cpu / 1000).unwrap_or(usize::MAX)
@@ -63,7 +63,7 @@ impl Pod {
         }
     }
 
-    /// What the containers need at most at once.
+    /// Returns the peak of the containers' joint requirements.
     pub(super) fn peak(
         &self,
         of: impl Fn(&Container) -> BTreeMap<String, u64>,

@@ -1,4 +1,4 @@
-//! One kubelet and pods.
+//! Tests of one kubelet and its pods.
 
 mod admission;
 mod list;

@@ -1,4 +1,4 @@
-//! What NUMA nodes a simulated node has, and how its kubelet aligns.
+//! NUMA layout of a simulated node and its kubelet's topology settings.
 
 use crate::TOPOLOGY_ANNOTATION;
 use crate::kubelet::{CpuManager, Device, Kubelet, Machine, Memory, Settings};
@@ -17,7 +17,7 @@ use std::str::FromStr;
 const MOST_NODES: u8 = 8;
 /// The most CPUs of a NUMA node.
 const MOST_CPUS: u32 = 1024;
-/// Memory of a NUMA node for each of its CPUs, unless it is told: 4 Gi.
+/// Default memory of a NUMA node for each of its CPUs: 4 Gi.
 const MEMORY_PER_CPU: i64 = 4 << 30;
 
 /// The NUMA nodes of a machine and its kubelet's settings: JSON of the annotation
@@ -26,7 +26,7 @@ const MEMORY_PER_CPU: i64 = 4 << 30;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Layout {
-    /// How many NUMA nodes, 1 to 8.
+    /// Number of NUMA nodes, 1 to 8.
     pub numa_nodes: u8,
     /// CPUs of each, 1 to 1024.
     pub cpus_per_node: u32,
@@ -52,7 +52,7 @@ fn container() -> String {
     Scope::Container.as_str().to_owned()
 }
 
-/// Why there is no such machine, or no kubelet would start on it.
+/// An invalid layout: there is no such machine, or no kubelet would start on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LayoutError(String);
@@ -64,7 +64,7 @@ impl LayoutError {
 }
 
 impl Layout {
-    /// A machine of so many NUMA nodes with so many CPUs each.
+    /// Creates the layout of a machine with `numa_nodes` NUMA nodes of `cpus_per_node` CPUs each.
     ///
     /// # Errors
     /// When there is no such machine.
@@ -81,7 +81,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// What the annotation of `node` says; `None` without one.
+    /// Parses the annotation of `node`; `None` without one.
     ///
     /// # Errors
     /// When it is malformed.
@@ -154,7 +154,7 @@ impl Layout {
         self.memory_per_node.map_or(by_cpu, |memory| memory.value())
     }
 
-    /// CPU, memory and devices of the whole machine.
+    /// Returns CPU, memory and devices of the whole machine.
     #[must_use]
     pub fn capacity(&self) -> ResourceList {
         let memory = self.memory().saturating_mul(i64::from(self.numa_nodes));
@@ -172,7 +172,7 @@ impl Layout {
         .collect()
     }
 
-    /// A kubelet on such a machine.
+    /// Creates a kubelet on such a machine.
     ///
     /// # Errors
     /// When it would not start.

@@ -1,17 +1,17 @@
-//! What is kept of a NodeResourceTopology: what others have in it.
+//! Cached part of a NodeResourceTopology: the entries of other components.
 
 use koord_api::topology::Zone;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::Cacheable;
 use koord_model::export;
 
-/// What is kept of the object of one node.
+/// Cached part of the NodeResourceTopology of one node.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) name: Box<str>,
     uid: Option<Box<str>>,
     version: Option<Box<str>>,
-    /// See [`export::foreign`].
+    /// Zones with the entries of other components, see [`export::foreign`].
     pub(crate) foreign: Vec<Zone>,
 }
 

@@ -1,5 +1,5 @@
-//! What an exporter finds of a simulated node: its kubelet's PodResources service and files, and `/sys` as
-//! the kernel of such a machine would show it.
+//! Input of an exporter on a simulated node: its kubelet's PodResources service and files, and `/sys` as the
+//! kernel of such a machine would show it.
 
 use super::{Floor, Floors};
 use koord_model::alignment::{Policy, Scope};
@@ -16,25 +16,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tonic::Status;
 
-/// Simulated nodes whose kubelets can be asked. Each has a directory of its name below `dir`, with what
-/// is in `/var/lib/kubelet` otherwise: `pod-resources/kubelet.sock`, `config.yaml` and
-/// `cpu_manager_state`; and `sys`. What they have given away is reported by whoever asks them.
+/// Simulated nodes whose kubelets serve PodResources. Each has a directory of its name below `dir`, with the
+/// content of `/var/lib/kubelet`: `pod-resources/kubelet.sock`, `config.yaml` and `cpu_manager_state`; and
+/// `sys`. Their allocated resources are reported by the exporter that reads the service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kubelets {
-    /// Where the directories are.
+    /// Parent of the directories.
     pub dir: PathBuf,
     /// The nodes.
     pub nodes: BTreeSet<String>,
 }
 
 impl Kubelets {
-    /// The directory of `node`'s kubelet, if it can be asked.
+    /// Returns the directory of `node`'s kubelet, if it serves PodResources.
     #[must_use]
     pub fn dir_of(&self, node: &str) -> Option<PathBuf> {
         self.nodes.contains(node).then(|| self.dir.join(node))
     }
 
-    /// Where the kubelet whose directory is `dir` serves PodResources.
+    /// Returns the PodResources socket of the kubelet whose directory is `dir`.
     #[must_use]
     pub fn socket(dir: &Path) -> PathBuf {
         lister::socket(dir)
@@ -44,7 +44,7 @@ impl Kubelets {
 /// Starts to serve `node`, whose directory is `dir`, until `stop`.
 ///
 /// # Errors
-/// When a file cannot be written, or nobody can listen there.
+/// When a file cannot be written, or the socket cannot be opened.
 pub(crate) fn serve(
     floors: &Arc<Floors>,
     node: &str,
@@ -98,7 +98,7 @@ fn config(policy: Policy, scope: Scope) -> String {
     )
 }
 
-/// The kernel's files of NUMA nodes.
+/// Writes the kernel's files of NUMA nodes.
 fn sysfs(machine: &Machine, dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let online: CpuSet = machine.keys().map(|node| u32::from(*node)).collect();

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
-    /// To the same server, which takes a second to list pods.
+    /// A client of the same server that takes a second to list pods.
     slow: Client,
     clock: Clock,
     sim: Option<(CancellationToken, JoinHandle<Result<(), koord_sim::Error>>)>,
@@ -26,7 +26,7 @@ impl Cluster {
     pub(crate) async fn start() -> Self {
         let clock = Clock::following_tokio("2026-01-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock.clone());
-        // Pods here name owners and nodes that do not exist; nobody shall tidy them up.
+        // Pods here name owners and nodes that do not exist; no controller must delete them.
         config.controllers = koord_app::flags::Selection::none();
         let server = ApiServer::open(config).await.unwrap();
         server.install_crds(koord_api::crd_values()).await.unwrap();
@@ -51,7 +51,7 @@ impl Cluster {
         self.simulate_with(nodes, self.client.clone());
     }
 
-    /// A simulation that knows all pods a second late.
+    /// Starts a simulation whose list of pods is a second late.
     pub(crate) fn simulate_slowly(&mut self, nodes: usize) {
         self.simulate_with(nodes, self.slow.clone());
     }
@@ -81,7 +81,7 @@ impl Cluster {
         api.create(&PostParams::default(), &object).await.unwrap()
     }
 
-    /// Watches until `done` says so, for at most an hour of the simulation's time.
+    /// Watches until `done` returns true, for at most an hour of the simulation's time.
     pub(crate) async fn until<K>(&self, mut done: impl FnMut(&Change<K>) -> bool) -> Change<K>
     where
         K: kube_core::Resource<DynamicType = ()>
@@ -108,7 +108,7 @@ impl Cluster {
         }
     }
 
-    /// As [`Cluster::until`], for an object that exists.
+    /// Like [`Cluster::until`], for an object that exists.
     pub(crate) async fn until_is<K>(&self, mut done: impl FnMut(&K) -> bool) -> Arc<K>
     where
         K: kube_core::Resource<DynamicType = ()>

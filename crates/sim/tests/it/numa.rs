@@ -31,14 +31,14 @@ fn phase<'a>(pod: &'a Pod, name: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The report says that so many CPUs are available in the NUMA nodes.
+/// Returns whether the report lists `want` available CPUs in the NUMA nodes.
 fn free(report: &NodeResourceTopology, want: [i64; 2]) -> bool {
     let of = |zone: usize| &report.spec.zones[zone].resources[0];
     let found = [of(0), of(1)].map(|cpu| (&*cpu.name, cpu.available.value()));
     found == want.map(|cpus| ("cpu", cpus))
 }
 
-/// A cluster with a simulated node of two NUMA nodes with eight CPUs each.
+/// Starts a cluster with a simulated node of two NUMA nodes with eight CPUs each.
 async fn cluster_of_one_node() -> Cluster {
     let mut cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
@@ -91,7 +91,7 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
     cluster.stop_simulation().await;
 }
 
-/// koord-manager has its part in the zones, and somebody deletes the report.
+/// koord-manager has entries in the zones, and a user deletes the report.
 #[tokio::test(start_paused = true)]
 async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
     let mut cluster = cluster_of_one_node().await;
@@ -127,7 +127,7 @@ async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
     cluster.stop_simulation().await;
 }
 
-/// A simulation that has not seen the pods yet must not say that their CPUs are free.
+/// A simulation that has not listed the pods yet must not report their CPUs as free.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_reported_before_all_pods_are_known() {
     let mut cluster = cluster_of_one_node().await;

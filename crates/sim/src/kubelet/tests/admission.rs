@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 pub(super) const GI: u64 = 1 << 30;
 
-/// NUMA nodes of so many CPUs each, two threads to a core, and so many bytes of memory.
+/// Returns a machine of `nodes` NUMA nodes with `cpus` CPUs each, two threads to a core, and `memory` bytes
+/// each.
 pub(super) fn machine(nodes: u8, cpus: u32, memory: u64) -> Machine {
     let cpu = |id: u32| {
         let node = (id / cpus) as u8;
@@ -90,7 +91,7 @@ fn reason(kubelet: &mut Kubelet, pod: &Pod) -> &'static str {
 const AFFINITY: &str = "TopologyAffinityError";
 use Role::{Init, Main, Sidecar};
 
-/// The end of acceptance case 1: what the scheduler must not bind.
+/// Last part of acceptance case 1: a placement that the scheduler must not bind.
 #[test]
 fn ac_1_a_pod_of_two_numa_nodes_is_refused_where_one_is_asked_for() {
     for scope in [Scope::Container, Scope::Pod] {
@@ -166,7 +167,7 @@ fn ac_3_containers_or_the_pod_are_aligned() {
     assert_eq!(place(Scope::Pod, side), (AFFINITY, vec![]), "4 beside 7");
 }
 
-/// What an init container had is used first, so its NUMA node is everybody's.
+/// Containers reuse the CPUs of an init container first, so all are bound to its NUMA node.
 #[test]
 fn containers_stay_where_an_init_container_was() {
     let mut kubelet = kubelet(
@@ -243,7 +244,7 @@ fn whole_cores_or_nothing() {
     );
 }
 
-/// That memory is short is no hint against a NUMA node; it fails when it is taken.
+/// Lack of memory is no hint against a NUMA node; the allocation fails.
 #[test]
 fn too_little_memory_is_unexpected() {
     let mut kubelet = kubelet(
@@ -262,7 +263,7 @@ fn too_little_memory_is_unexpected() {
     assert_eq!(reason(&mut kubelet, &pod("b", &[(Main, 2, 6)])), AFFINITY);
 }
 
-/// A NUMA node has blocks of its own or of a group, not both.
+/// A NUMA node has blocks either of its own or of a group.
 #[test]
 fn memory_of_one_numa_node_and_of_several_do_not_mix() {
     let mut kubelet = kubelet(machine(4, 10, 4 * GI), Policy::BestEffort, Scope::Container);
@@ -276,9 +277,9 @@ fn memory_of_one_numa_node_and_of_several_do_not_mix() {
     assert_eq!(nodes(&kubelet, "two"), 0b1);
 }
 
-/// Acceptance case 4, and devices that say nothing.
-/// With the scope `pod`, the memory manager hints for the kinds that main containers ask for. What init
-/// containers alone ask for says nothing, and is looked for when they are given theirs.
+/// Acceptance case 4, and devices without NUMA nodes. With the scope `pod`, the memory manager returns hints
+/// for the kinds that main containers request. Kinds that only init containers request give no hint and are
+/// searched for at allocation.
 #[test]
 fn kinds_of_init_containers_alone_are_no_hint_for_the_pod() {
     let huge = "hugepages-2Mi";
@@ -317,7 +318,7 @@ fn kinds_of_init_containers_alone_are_no_hint_for_the_pod() {
     // have to be given both NUMA nodes, which is not as good as was promised.
     let only_init = admit(Scope::Pod, &[true, false], Policy::SingleNumaNode);
     assert_eq!(only_init, ("UnexpectedAdmissionError", None));
-    // Whoever is told of the pages goes where they are.
+    // A hint for the pages leads to the NUMA node that has them.
     let both = admit(Scope::Pod, &[true, true], Policy::SingleNumaNode);
     assert_eq!(both, ("", Some(vec![2, 2])));
     let own = admit(Scope::Container, &[true, false], Policy::SingleNumaNode);
@@ -366,7 +367,7 @@ fn devices_that_there_are_not_are_unexpected() {
     );
 }
 
-/// Acceptance case 5: who is not Guaranteed, or asks for parts of cores, has CPUs of nobody.
+/// Acceptance case 5: a pod that is not Guaranteed, or requests fractions of cores, has no exclusive CPUs.
 #[test]
 fn ac_5_only_guaranteed_pods_have_cpus_and_memory_of_their_own() {
     let mut machine = machine(2, 10, 32 * GI);
@@ -447,8 +448,8 @@ fn role() -> impl Strategy<Value = Role> {
 }
 
 proptest! {
-    /// Whatever comes and goes: nothing is held twice, nothing that there is not; with
-    /// `single-numa-node` what a container holds lies in one NUMA node; and in the end all is free.
+    /// Random pods come and go: nothing is allocated twice or beyond the machine; with `single-numa-node` a
+    /// container's resources are in one NUMA node; and in the end all is free.
     #[test]
     fn the_books_balance(
         (nodes, cpus) in (1u8..5, 1u32..6),

@@ -1,4 +1,4 @@
-//! What PodResources lists.
+//! Tests of the PodResources list.
 
 use super::super::*;
 use super::admission::{GI, kubelet, machine, pod, with_devices};
@@ -40,7 +40,7 @@ fn a_device_near_two_numa_nodes_is_listed_twice_and_counted_once() {
     }
 }
 
-/// Only the static policy gives CPUs away.
+/// Only the static policy makes CPUs exclusive.
 #[test]
 fn without_a_cpu_manager_no_cpus_are_allocatable() {
     let mut settings = Settings::default();

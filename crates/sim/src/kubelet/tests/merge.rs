@@ -39,7 +39,8 @@ fn settings(policy: Policy) -> Settings {
     }
 }
 
-/// Eight NUMA nodes in two boards of two sockets, as in `commonNUMAInfoEightNodes`.
+/// Returns eight NUMA nodes in two boards of two sockets, like upstream Kubernetes'
+/// `commonNUMAInfoEightNodes`.
 fn boards() -> Machine {
     let rows = [
         [10, 11, 12, 12, 30, 30, 30, 30],

@@ -1,4 +1,5 @@
-//! What the scheduler predicts, and what the kubelet does: no pod is placed to be refused.
+//! Compares the scheduler's prediction with the kubelet's decision: no pod is placed that the kubelet
+//! rejects.
 
 use super::super::*;
 use super::admission::{GI, devices, kubelet, machine, pod, with_devices};
@@ -12,7 +13,7 @@ use proptest::prelude::*;
 
 const DEVICE: &str = "ex.com/a";
 
-/// What an exporter would say of the kubelet.
+/// Returns the zones that an exporter would report for the kubelet.
 fn zones(kubelet: &Kubelet, device: ResourceId) -> Vec<Zone> {
     let shared = kubelet.shared_cpus();
     let zone = |node: u8| {
@@ -34,7 +35,7 @@ fn zones(kubelet: &Kubelet, device: ResourceId) -> Vec<Zone> {
     kubelet.machine().nodes().ids().map(zone).collect()
 }
 
-/// The same, as an exporter finds it in what the kubelet lists.
+/// Returns the zones that the exporter computes from the kubelet's list, for comparison with [`zones`].
 fn exported(kubelet: &Kubelet, table: &ResourceTable) -> Vec<Zone> {
     let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
     let listed: Vec<_> = listed.map(|(_, share)| share).collect();
@@ -101,7 +102,7 @@ fn predicted(kubelet: &Kubelet, pod: &Pod) -> bool {
     single(&ask(pod, device), kubelet.settings().scope, free, on_node).is_ok()
 }
 
-/// Two NUMA nodes of ten CPUs; on the first, so many are taken.
+/// Returns a kubelet with two NUMA nodes of ten CPUs; `taken` CPUs of the first are allocated.
 fn busy(taken: u64) -> Kubelet {
     let mut machine = machine(2, 10, 32 * GI);
     devices(&mut machine, DEVICE, &[Some(0), Some(1), Some(1)]);
@@ -112,7 +113,7 @@ fn busy(taken: u64) -> Kubelet {
     kubelet
 }
 
-/// Of pods whose init containers leave CPUs or devices: whether they are predicted and admitted.
+/// Compares prediction and admission for pods whose init containers leave CPUs or devices.
 #[test]
 fn what_an_init_container_leaves_binds_those_after_it() {
     let judge = |taken: u64, pod: &Pod| {
@@ -169,8 +170,8 @@ fn role() -> impl Strategy<Value = Role> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Guaranteed pods of whole CPUs, one after the other, each with a report of its own: what is
-    /// predicted is admitted; and of pods without init containers, what is admitted was predicted.
+    /// Guaranteed pods of whole CPUs, one after the other, each with a report of its own: every pod predicted
+    /// to fit is admitted, and every admitted pod without init containers was predicted to fit.
     #[test]
     fn what_is_placed_is_admitted(
         (nodes, cores) in (1u8..5, 1u32..6),
