@@ -84,13 +84,13 @@ impl Capabilities {
         Self(self.0 & !other.0)
     }
 
-    /// Whether `other` is a part of this set.
+    /// Returns whether `other` is a subset of this set.
     #[must_use]
     pub fn contains(self, other: Self) -> bool {
         other.0 & !self.0 == 0
     }
 
-    /// Whether a process with them can mount file systems, and so see and change what is hidden from
+    /// Returns whether a process with them can mount file systems, and so see and change what is hidden from
     /// it.
     pub(crate) fn can_mount(self) -> bool {
         self.contains(Self(CapabilitySet::SYS_ADMIN.bits()))
@@ -101,7 +101,7 @@ impl Capabilities {
     }
 }
 
-/// Every capability that a kernel may have, also those without a name here, one at a time.
+/// Returns every capability that a kernel may have, including those without a name here, one at a time.
 pub(crate) fn single_sets() -> impl Iterator<Item = CapabilitySet> {
     (0..u64::BITS).map(|number| CapabilitySet::from_bits_retain(1 << number))
 }

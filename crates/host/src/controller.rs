@@ -17,7 +17,7 @@ pub enum Controller {
 }
 
 impl Controller {
-    /// Every controller that this crate knows.
+    /// All controllers.
     pub const ALL: [Self; 10] = [
         Self::Cpu,
         Self::Cpuacct,
@@ -31,7 +31,7 @@ impl Controller {
         Self::PerfEvent,
     ];
 
-    /// The name in mount options and v1 directory names.
+    /// Returns the name in mount options and v1 directory names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

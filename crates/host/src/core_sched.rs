@@ -1,4 +1,4 @@
-//! Core scheduling: cookies that say which tasks may share a physical core.
+//! Core scheduling: cookies that determine which tasks may share a physical core.
 //!
 //! A cookie is made on a task and copied from task to task; it has no name. Source: the kernel's
 //! `Documentation/admin-guide/hw-vuln/core-scheduling.rst`.
@@ -6,32 +6,32 @@
 use std::io;
 use std::os::raw::{c_int, c_ulong};
 
-/// From `linux/prctl.h`.
+/// Constant of `linux/prctl.h`.
 const PR_SCHED_CORE: c_int = 62;
 const GET: c_ulong = 0;
 const CREATE: c_ulong = 1;
 const SHARE_TO: c_ulong = 2;
 const SHARE_FROM: c_ulong = 3;
-/// One thread.
+/// Scope of a single thread.
 const THREAD: c_ulong = 0;
-/// A process with all its threads.
+/// Scope of a process with all its threads.
 const PROCESS: c_ulong = 1;
 
-/// Something to do with the cookie of a process, all its threads included.
+/// An operation on the cookie of a process, all its threads included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cookie {
-    /// Nothing: what is it?
+    /// Reads the cookie.
     Get,
-    /// A new one.
+    /// Creates a new cookie.
     New,
-    /// That of another process.
+    /// Copies the cookie of another process.
     From(u32),
-    /// None.
+    /// Removes the cookie.
     Clear,
 }
 
 impl Cookie {
-    /// Reads what a write to a process's cookie says: `new`, `from PID`, or `0` for none.
+    /// Parses a value that is written to a process's cookie: `new`, `from PID`, or `0` for none.
     pub(crate) fn parse(value: &str) -> Option<Self> {
         match value {
             "new" => Some(Self::New),
@@ -117,7 +117,7 @@ fn prctl(
     Ok(())
 }
 
-/// Whether this kernel and machine can do it at all.
+/// Returns whether this kernel and machine support core scheduling.
 #[must_use]
 pub fn is_supported() -> bool {
     get(0).is_ok()
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// A kernel without it says so, and nothing is tried again and again.
+    /// A kernel without core scheduling reports it as unsupported, and nothing is retried.
     #[test]
     fn a_kernel_without_it_is_unsupported() {
         let tree = Tree::v2("0-1").unwrap();

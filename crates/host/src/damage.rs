@@ -1,4 +1,5 @@
-//! What the kernel never writes: valid files, damaged at random. No parser may panic on them.
+//! Randomly damaged variants of valid kernel files, which the kernel never writes. No parser may panic on
+//! them.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -21,13 +22,13 @@ const PIECES: [&str; 12] = [
     "nan",
 ];
 
-/// Gives `parse` thousands of damaged variants of `sample`; it says whether it took them.
+/// Runs `parse` on thousands of damaged variants of `sample`; it returns whether it accepted them.
 ///
-/// Each variant has up to three places where some bytes were cut and a piece put in their stead.
+/// Each variant has up to three places where some bytes were cut and a piece was inserted instead.
 ///
 /// # Panics
-/// When `parse` panics, refuses `sample` itself, or never takes, or never refuses, a variant: then
-/// the damage was not what tests it.
+/// When `parse` panics, rejects `sample` itself, or never accepts, or never rejects, a variant: then the
+/// damage does not test it.
 #[track_caller]
 pub(crate) fn survives(sample: &str, mut parse: impl FnMut(&str) -> bool) {
     assert!(parse(sample), "the sample itself is refused: {sample:?}");

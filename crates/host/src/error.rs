@@ -10,9 +10,9 @@ pub type Result<T> = std::result::Result<T, HostError>;
 /// Content that does not have the expected format, without the place it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
-    /// What was expected.
+    /// The expected format.
     pub expected: &'static str,
-    /// What was found, shortened.
+    /// The actual content, shortened.
     pub found: String,
 }
 
@@ -35,13 +35,13 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// What can go wrong between us and the kernel.
+/// An error of an operation on the kernel's interfaces.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A file or directory operation failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was attempted: "read", "create", ...
+        /// The operation that failed: "read", "create", ...
         operation: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -58,12 +58,12 @@ pub enum HostError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A file does not have the format that we know.
+    /// A file does not have the expected format.
     #[error("{}: {malformed}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What was expected and found.
+        /// The expected format and the actual content.
         malformed: Malformed,
     },
     /// A value that this resource cannot take; nothing was written.
@@ -73,7 +73,7 @@ pub enum HostError {
         resource: &'static str,
         /// The refused value.
         value: String,
-        /// What would have been valid.
+        /// The valid values.
         expected: &'static str,
     },
     /// The resource has no file in the mounted cgroup version.
@@ -89,7 +89,7 @@ pub enum HostError {
     Path {
         /// The refused path.
         path: String,
-        /// Why it was refused.
+        /// The reason for the rejection.
         reason: &'static str,
     },
     /// A system call on something that is not a file failed.
@@ -127,7 +127,7 @@ impl HostError {
         }
     }
 
-    /// The operating system's error number, if there is one.
+    /// Returns the operating system's error number, if there is one.
     #[must_use]
     pub fn os_error(&self) -> Option<i32> {
         match self {
@@ -138,13 +138,13 @@ impl HostError {
         }
     }
 
-    /// Whether the group, process or file does not exist (any more).
+    /// Returns whether the group, process or file does not exist (any more).
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.os_error().is_some_and(gone)
     }
 
-    /// Whether the resource does not exist on this kernel or in this cgroup version.
+    /// Returns whether the resource does not exist on this kernel or in this cgroup version.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Unsupported { .. })
@@ -159,7 +159,7 @@ impl HostError {
             .is_some_and(|code| transient.contains(&code))
     }
 
-    /// Whether we lack the right, or the tree is read-only.
+    /// Returns whether this process lacks the right, or the tree is read-only.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.os_error()
@@ -167,7 +167,8 @@ impl HostError {
     }
 }
 
-/// ENOENT: no such file; ENODEV: open cgroup file of a removed group; ESRCH: process is gone.
+/// Returns whether an error number means that something no longer exists. ENOENT: no such file; ENODEV: open
+/// cgroup file of a removed group; ESRCH: process is gone.
 pub(crate) fn gone(code: i32) -> bool {
     matches!(
         code,

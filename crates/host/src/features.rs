@@ -1,4 +1,4 @@
-//! What this kernel offers, found by looking and not by version numbers.
+//! Features of this kernel, found by probing and not by version numbers.
 
 use crate::cgroup::{PressureKind, Resource};
 use crate::controller::Controller;
@@ -8,14 +8,14 @@ use crate::resctrl;
 use crate::root::{Root, Version};
 use std::fmt;
 
-/// How the cgroup trees are mounted.
+/// Layout of the mounted cgroup trees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupMode {
-    /// No cgroup tree at all.
+    /// Without any cgroup tree.
     None,
-    /// One hierarchy per controller.
+    /// A hierarchy per controller.
     V1,
-    /// Like `V1`, with the unified tree mounted in addition.
+    /// [`CgroupMode::V1`] with the unified tree mounted in addition.
     Hybrid,
     /// The unified tree only.
     V2,
@@ -28,7 +28,7 @@ pub enum CgroupMode {
     reason = "each is one mechanism that is there or not"
 )]
 pub struct KernelFeatures {
-    /// How cgroups are mounted.
+    /// Layout of the cgroup trees.
     pub mode: CgroupMode,
     /// `cpu.cfs_quota_us` or `cpu.max`.
     pub cfs_quota: bool,
@@ -64,7 +64,7 @@ pub struct KernelFeatures {
     pub kidled: bool,
     /// Block I/O throttling: `blkio.throttle.*` or `io.max`.
     pub blkio: bool,
-    /// Whether the cpu hierarchy can be written by us.
+    /// True if this process can write the cpu hierarchy.
     pub writable: bool,
 }
 
@@ -77,8 +77,8 @@ pub fn probe(root: &Root) -> Result<KernelFeatures> {
     probe_at(root, &CgroupPath::root())
 }
 
-/// As [`probe`], looking into `group` first. A negative answer for a group that does not exist
-/// yet means nothing: probe again.
+/// Like [`probe`], but probes `group` first. A negative result for a group that does not exist yet means
+/// nothing: probe again.
 ///
 /// # Errors
 /// As [`probe`].
@@ -149,7 +149,7 @@ fn is_writable(root: &Root) -> bool {
 }
 
 impl KernelFeatures {
-    /// One line per mechanism, for a start log.
+    /// Returns one line per mechanism, for the log at start.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let yes_no = |has: bool| if has { "yes" } else { "no" };

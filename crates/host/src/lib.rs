@@ -74,7 +74,7 @@ pub use resctrl::{ResctrlGroup, Schema};
 pub use root::{Dirs, Root, Version};
 pub use target::{Attribute, ResctrlFile, SchedFeature, Sysctl, Target, TargetKind};
 
-/// Whether this process has root's effective user id.
+/// Returns whether this process has root's effective user id.
 #[must_use]
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -86,7 +86,7 @@ pub fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Size in bytes of the file system that holds `path`.
+/// Returns the size in bytes of the file system that holds `path`.
 ///
 /// # Errors
 /// When the path does not exist or cannot be asked.

@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 /// Devices that do no harm.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-/// Where sockets of system services are: user 0 may give them orders.
+/// Directories with the sockets of system services, which user 0 can control.
 const SOCKETS: [&str; 2] = ["/run", "/var/run"];
-/// How a directory that is hidden looks: empty, and without permissions.
+/// Mount options of a hidden directory: empty, and without permissions.
 const HIDDEN: &str = "mode=0000,size=4k";
 
 /// A mount namespace that started processes enter, see the module documentation.
@@ -199,7 +199,7 @@ fn protect(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The flags of a mount that a change must repeat, from its options in mountinfo.
+/// Returns the flags that a remount must repeat, from the mount's options in mountinfo.
 fn flags_of(options: &str) -> libc::c_ulong {
     options.split(',').fold(0, |flags, option| {
         flags

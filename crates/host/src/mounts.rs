@@ -11,7 +11,7 @@ pub(crate) struct Mounts {
     pub(crate) unified: Option<PathBuf>,
 }
 
-/// One line of mountinfo, reduced to what is needed here.
+/// A line of mountinfo, reduced to the fields in use.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     point: String,
@@ -89,8 +89,8 @@ pub(crate) fn relevant_mounts(all: Vec<Mount>, prefix: &Path, cgroup_dir: &Path)
     mounts
 }
 
-/// cpu and cpuacct are often one hierarchy behind two names (symbolic links): each tree is listed
-/// once. The unified tree comes last, with no v1 controllers.
+/// Lists each tree once: cpu and cpuacct are often one hierarchy with two names (symbolic links). The unified
+/// tree comes last, with no v1 controllers.
 pub(crate) fn distinct_trees(
     v1: &[(Controller, PathBuf)],
     unified: Option<&Path>,
@@ -108,7 +108,7 @@ pub(crate) fn distinct_trees(
     trees
 }
 
-/// What the directory names say: `cgroup.controllers` marks a unified tree, a directory named
+/// Derives the mounts from directory names: `cgroup.controllers` marks a unified tree, a directory named
 /// after controllers (`cpu,cpuacct`) a v1 hierarchy.
 pub(crate) fn mounts_by_layout(cgroup_dir: &Path) -> Mounts {
     let is_unified = |dir: &Path| dir.join("cgroup.controllers").exists();

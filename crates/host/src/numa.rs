@@ -18,13 +18,13 @@ pub struct NumaNode {
     pub memory: u64,
     /// Huge pages of each size: the size in bytes, and how many there are.
     pub huge_pages: BTreeMap<u64, u64>,
-    /// Distance to NUMA nodes by number, as in the ACPI SLIT (10 is local); empty where the machine
-    /// does not tell.
+    /// Distance to NUMA nodes by number, as in the ACPI SLIT (10 is local); empty where the machine does not
+    /// report it.
     pub distances: BTreeMap<u32, u32>,
 }
 
-/// The NUMA nodes of the machine, by number, but for those that are there for the distances of devices
-/// (generic initiators) and have neither CPUs nor memory. A kernel without NUMA support has none.
+/// Returns the NUMA nodes of the machine, by number. Nodes that exist for the distances of devices only
+/// (generic initiators), without CPUs and memory, are left out. A kernel without NUMA support has none.
 ///
 /// # Errors
 /// When a file cannot be read or understood.
@@ -58,8 +58,8 @@ pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
     all.iter().filter_map(|id| node(*id).transpose()).collect()
 }
 
-/// The numbers of all online NUMA nodes, also of those that exist for devices only: the kernel's list
-/// of distances has one for each.
+/// Returns the numbers of all online NUMA nodes, including those that exist for devices only: the kernel's
+/// list of distances has one entry for each.
 fn every_node(root: &Root) -> Result<Vec<u32>> {
     let online: Option<CpuSet> =
         root.read_with(&root.sys("devices/system/node/online"), cpuset::parse)?;
@@ -106,8 +106,8 @@ fn huge_pages(root: &Root, dir: &std::path::Path) -> Result<BTreeMap<u64, u64>> 
     Ok(pages)
 }
 
-/// The CPUs of each type on a machine whose CPUs differ, by type (`core`, `atom`), as the kernel's
-/// performance counters tell them; none elsewhere.
+/// Returns the CPUs by type (`core`, `atom`) on a machine with different CPUs, from the kernel's performance
+/// counters; empty elsewhere.
 ///
 /// # Errors
 /// When a file cannot be read or understood.
@@ -137,7 +137,7 @@ mod tests {
     struct Sys(tempfile::TempDir);
 
     impl Sys {
-        /// A machine of these NUMA nodes: CPUs, KiB of memory, distances.
+        /// Creates a machine with these NUMA nodes: CPUs, KiB of memory, distances.
         fn new(online: &str, nodes: &[(u32, &str, u64, &str)]) -> Self {
             let sys = Self(tempfile::tempdir().unwrap());
             sys.put("online", online);
@@ -298,7 +298,7 @@ mod tests {
         assert!(error.contains("cpu_core/cpus"), "{error}");
     }
 
-    /// This machine's own.
+    /// Checks the machine that runs the test.
     #[test]
     fn the_real_machine_adds_up() {
         let root = Root::system().unwrap();

@@ -1,5 +1,5 @@
-//! NVIDIA's management library (NVML), loaded while running: which GPUs there are, and what goes wrong with
-//! them. Machines without it lose nothing: [`Nvml::load`] says why there is none.
+//! NVIDIA's management library (NVML), loaded at run time: lists GPUs and reports their faults. On machines
+//! without the library [`Nvml::load`] returns the reason.
 //!
 //! The functions and structures are those of NVML 11 and later, whose names carry versions: they do not
 //! change. The library may be called from any thread.
@@ -24,7 +24,7 @@ pub const XIDS_OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 pub struct Gpu {
     /// Its UUID, such as `GPU-1f…`.
     pub uuid: String,
-    /// Its name, such as `NVIDIA A100-SXM4-80GB`; empty where the library does not tell.
+    /// Product name, such as `NVIDIA A100-SXM4-80GB`; empty where the library does not report it.
     pub name: String,
     /// The number of its device file.
     pub minor: i32,
@@ -34,12 +34,12 @@ pub struct Gpu {
     pub address: String,
 }
 
-/// What went wrong with a GPU.
+/// A fault of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Xid {
-    /// What: NVIDIA's number.
+    /// NVIDIA's Xid number.
     pub code: u64,
-    /// Whose PCI address; `None` is every GPU.
+    /// PCI address of the GPU; `None` for every GPU.
     pub address: Option<String>,
 }
 
@@ -56,7 +56,7 @@ impl Nvml {
         Ok(Self(Arc::new(Library::load(path)?)))
     }
 
-    /// The driver's version, such as `535.104.05`.
+    /// Returns the driver's version, such as `535.104.05`.
     ///
     /// # Errors
     /// What the library answers.
@@ -64,7 +64,7 @@ impl Nvml {
         self.0.driver_version()
     }
 
-    /// The GPUs, and of those that cannot be asked why.
+    /// Returns the GPUs, and an error for each that cannot be queried.
     ///
     /// # Errors
     /// When not even their number can be had.
@@ -98,8 +98,8 @@ impl Nvml {
         })
     }
 
-    /// Subscribes to what goes wrong with the GPUs of these addresses. Those that are too old to tell are
-    /// listed, with those that cannot be subscribed to and why.
+    /// Subscribes to faults of the GPUs with these addresses. The result lists those that are too old to
+    /// report faults, and those whose subscription failed, with the error.
     ///
     /// # Errors
     /// When the library has no events.
@@ -139,7 +139,7 @@ impl HealthSubscription {
         Ok(xid.filter(|xid| !XIDS_OF_APPLICATIONS.contains(&xid.code)))
     }
 
-    /// Why the GPU of this address is not there any more; `None` when it is.
+    /// Returns the error for a GPU that is no longer present at this address; `None` when it is present.
     #[must_use]
     pub fn absence(&self, address: &str) -> Option<NvmlError> {
         self.set.library().by_address(address).err()

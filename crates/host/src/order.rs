@@ -1,11 +1,11 @@
-//! How the values of one kind relate along a hierarchy.
+//! Order of the values of one kind along a hierarchy.
 
 use crate::cpuset;
 
-/// How the values of a target relate to those of its parents and children.
+/// Relation between a target's values and those of its parents and children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Not at all.
+    /// Unrelated.
     Plain,
     /// A number that a child should not exceed: larger is looser, -1 is no limit. Grows from the
     /// root down, shrinks from the leaves up.
@@ -16,9 +16,9 @@ pub enum Order {
 }
 
 impl Order {
-    /// What to write on the way from the root to the leaves, when `wanted` is (partly) looser than
-    /// `current`. `None` when nothing may be written before the children were: the exact value
-    /// follows on the way back.
+    /// Returns the value to write on the way from the root to the leaves, when `wanted` is (partly) looser
+    /// than `current`. `None` when the children must be written first: the exact value follows on the way
+    /// back.
     #[must_use]
     pub fn loosened(self, current: &str, wanted: &str) -> Option<String> {
         match self {

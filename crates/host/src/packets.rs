@@ -354,8 +354,8 @@ impl Assembler {
         self.push(0x85, (0, 0), 0, helper);
     }
 
-    /// The byte of the packet at the offset in register 2, into register 8; to the count where there
-    /// is none.
+    /// Loads the byte of the packet at the offset in register 2 into register 8; jumps to the count where
+    /// there is none.
     fn load_byte(&mut self) {
         const SKB_LOAD_BYTES: i32 = 26;
         self.copy(1, 6);
@@ -378,7 +378,7 @@ impl Assembler {
     }
 }
 
-/// The program, whose numbers are in `map`. It lets every packet pass.
+/// Returns the program, which stores its counts in `map` and lets every packet pass.
 fn program(map: RawFd) -> Vec<Instruction> {
     const GET_LOCAL_STORAGE: i32 = 81;
     const TCP: i32 = 6;
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(code.last().map(|one| one.code), Some(0x95));
     }
 
-    /// What the test below runs in its group; does nothing by itself.
+    /// Helper process of the test below, run in its group; does nothing by itself.
     #[test]
     fn sender() {
         let Ok(places) = std::env::var(PLACES) else {

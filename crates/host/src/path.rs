@@ -19,7 +19,7 @@ impl CgroupPath {
     /// Longest accepted component in bytes (the kernel's `NAME_MAX`).
     pub const MAX_COMPONENT: usize = 255;
 
-    /// The root group of every hierarchy.
+    /// Returns the root group of every hierarchy.
     #[must_use]
     pub fn root() -> Self {
         Self(Arc::from(""))
@@ -76,7 +76,7 @@ impl CgroupPath {
         Self::new(&format!("{}/{}", self.0, relative.0))
     }
 
-    /// The group above; `None` for the root.
+    /// Returns the group above; `None` for the root.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         if self.is_root() {
@@ -88,19 +88,19 @@ impl CgroupPath {
         })
     }
 
-    /// The last component; empty for the root.
+    /// Returns the last component; empty for the root.
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.rsplit('/').next().unwrap_or("")
     }
 
-    /// Whether this is the root group.
+    /// Returns whether this is the root group.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Number of components.
+    /// Returns the number of components.
     #[must_use]
     pub fn depth(&self) -> usize {
         if self.is_root() {
@@ -110,7 +110,7 @@ impl CgroupPath {
         }
     }
 
-    /// Whether `self` is `ancestor` or below it.
+    /// Returns whether `self` is `ancestor` or below it.
     #[must_use]
     pub fn is_within(&self, ancestor: &Self) -> bool {
         ancestor.is_root()
@@ -127,7 +127,7 @@ impl CgroupPath {
         &self.0
     }
 
-    /// The directory of this group below `mount`.
+    /// Returns the directory of this group below `mount`.
     #[must_use]
     pub fn under(&self, mount: &Path) -> PathBuf {
         if self.is_root() {

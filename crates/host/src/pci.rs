@@ -1,4 +1,4 @@
-//! Where PCI functions sit in the machine, from sysfs.
+//! Location of PCI functions in the machine, from sysfs.
 
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::root::Root;
@@ -6,18 +6,18 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where a PCI function sits.
+/// Location of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PciLocation {
     /// Its address, such as `0000:3b:00.0`.
     pub address: String,
-    /// Its NUMA node; 0 where the kernel knows none.
+    /// Its NUMA node; 0 where the kernel reports none.
     pub numa_node: i32,
     /// The root complex above it, such as `pci0000:3a`; empty where sysfs shows none.
     pub root_complex: String,
 }
 
-/// The functions that the driver `driver` has, by address.
+/// Returns the functions bound to the driver `driver`, by address.
 ///
 /// # Errors
 /// When the driver's directory is there and cannot be listed.
@@ -28,7 +28,7 @@ pub fn of_driver(root: &Root, driver: &str) -> Result<Vec<String>> {
     Ok(names.filter(|name| is_address(name)).collect())
 }
 
-/// Where the function `address` sits; `None` when there is no such function.
+/// Returns the location of the function `address`; `None` when there is no such function.
 ///
 /// # Errors
 /// When its files cannot be read or understood.
@@ -42,7 +42,7 @@ pub fn place(root: &Root, address: &str) -> Result<Option<PciLocation>> {
     }
 }
 
-/// As [`place`], of the function whose directory is really at `dir`.
+/// Like [`place`], for the function whose resolved directory is `dir`.
 pub(crate) fn place_of(root: &Root, dir: &Path) -> Result<PciLocation> {
     let node = root.read_with(&dir.join("numa_node"), |text| {
         let node = text.trim().parse::<i32>();
@@ -59,7 +59,8 @@ pub(crate) fn place_of(root: &Root, dir: &Path) -> Result<PciLocation> {
     })
 }
 
-/// Whether `text` is the address of a PCI function: domain (four digits or more), bus, device and function.
+/// Returns whether `text` is the address of a PCI function: domain (four digits or more), bus, device and
+/// function.
 #[must_use]
 pub fn is_address(text: &str) -> bool {
     let hex = |text: &str, len: usize| {
@@ -93,7 +94,7 @@ fn is_root_complex(name: &str) -> bool {
     (4..=8).contains(&domain.len()) && bus.len() == 2 && hex(domain) && hex(bus)
 }
 
-/// The names in a directory, sorted; `None` where there is no such directory.
+/// Returns the names in a directory, sorted; `None` where there is no such directory.
 pub(crate) fn names(dir: &Path) -> Result<Option<Vec<String>>> {
     let failed = |source| HostError::io("list", dir, source);
     let entries = match fs::read_dir(dir) {
@@ -115,7 +116,7 @@ pub(crate) fn names(dir: &Path) -> Result<Option<Vec<String>>> {
     Ok(Some(names))
 }
 
-/// Where a link of sysfs leads; `None` where there is none.
+/// Resolves a link of sysfs; `None` where there is none.
 pub(crate) fn real(link: &Path) -> Result<Option<PathBuf>> {
     match fs::canonicalize(link) {
         Ok(path) => Ok(Some(path)),
@@ -124,7 +125,7 @@ pub(crate) fn real(link: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub(crate) fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What is counted.
+/// A counted event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// CPU cycles (hardware).
@@ -113,15 +113,15 @@ impl Counters {
         }))
     }
 
-    /// How many descriptors this holds.
+    /// Returns the number of open file descriptors.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         self.cpus.iter().map(Vec::len).sum()
     }
 
-    /// What was counted so far, in the order of the events, summed over the CPUs. Where the
-    /// hardware has too few counters for all who count, the values are extrapolated to the time in
-    /// which something of the group ran; `None` when something ran and nothing of it was counted.
+    /// Returns the counts so far, in the order of the events, summed over the CPUs. Where the hardware has
+    /// too few counters for all readers, the values are extrapolated to the time in which tasks of the group
+    /// ran; `None` when tasks ran and none of that time was counted.
     ///
     /// # Errors
     /// When the kernel refuses to read.
@@ -151,18 +151,18 @@ impl Counters {
     }
 }
 
-/// What was counted on one CPU.
+/// Counts on one CPU.
 struct Reading {
     /// Nanoseconds in which something of the group ran.
     enabled: u64,
     /// Nanoseconds of `enabled` in which the events had counters.
     running: u64,
-    /// By event.
+    /// Count of each event.
     values: Vec<u64>,
 }
 
-/// The sums of `events` values over all CPUs. A CPU on which they never had counters counts as the
-/// others do on average.
+/// Returns the sums of `events` values over all CPUs. A CPU on which the events never had counters counts
+/// with the average of the others.
 fn total(cpus: &[Reading], events: usize) -> Option<Vec<u64>> {
     let (mut time, mut counted_time) = (0_u64, 0_u64);
     let mut sums = vec![0_u64; events];

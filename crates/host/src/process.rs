@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 
-/// What to start and where.
+/// Program, arguments and environment of a process to start.
 #[derive(Debug, Clone, Default)]
 pub struct Spawn {
     /// Program, looked up in `PATH` of `env` when it has no slash.
@@ -41,23 +41,23 @@ pub struct Spawn {
     pub groups: Option<Vec<u32>>,
     /// All that user 0 may do beyond other users, then and later; what we may when `None`.
     pub capabilities: Option<Capabilities>,
-    /// Whether programs that it runs give it no more rights, as with set-user-ID.
+    /// True if programs that it runs cannot raise its rights, for example by set-user-ID.
     pub no_new_privileges: bool,
     /// The files that it sees; ours when `None`.
     pub namespace: Option<Arc<MountNamespace>>,
-    /// What its standard streams are.
+    /// Kind of its standard streams.
     pub streams: Streams,
 }
 
-/// What the standard streams of a process are.
+/// Kind of the standard streams of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Streams {
-    /// Nothing to read; pipes for what it writes.
+    /// Empty standard input; pipes for the output.
     #[default]
     Output,
     /// Three pipes.
     Piped,
-    /// One terminal, which is the controlling one of a session of its own.
+    /// A terminal, which is the controlling one of a session of its own.
     Terminal,
 }
 
@@ -71,28 +71,28 @@ pub struct Spawned {
     pub start_ticks: u64,
     /// Becomes readable when the process ends.
     pub pidfd: OwnedFd,
-    /// What the process writes to its standard output.
+    /// Read end of its standard output.
     pub stdout: Option<OwnedFd>,
-    /// What the process writes to its standard error.
+    /// Read end of its standard error.
     pub stderr: Option<OwnedFd>,
-    /// What the process reads from its standard input, with [`Streams::Piped`].
+    /// Write end of its standard input, with [`Streams::Piped`].
     pub stdin: Option<OwnedFd>,
     /// The other side of its terminal, with [`Streams::Terminal`].
     pub terminal: Option<OwnedFd>,
     child: Child,
 }
 
-/// How a process ended.
+/// The exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It returned this code.
+    /// Exit code of a process that returned.
     Code(i32),
-    /// This signal killed it.
+    /// Signal that killed the process.
     Signal(i32),
 }
 
 impl Exit {
-    /// The code as a shell and a container runtime report it: 128 + signal for a killed process.
+    /// Returns the code that a shell and a container runtime report: 128 + signal for a killed process.
     #[must_use]
     pub fn code(self) -> i32 {
         match self {
@@ -103,7 +103,7 @@ impl Exit {
 }
 
 impl Spawned {
-    /// How the process ended; `None` when it still runs.
+    /// Returns the exit status of the process; `None` while it runs.
     ///
     /// # Errors
     /// When it was already reaped elsewhere.
@@ -246,7 +246,7 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
     })
 }
 
-/// Our side of a new terminal, and three handles of the other.
+/// Returns the parent's side of a new terminal, and three handles of the child's side.
 fn open_terminal(namespace: Option<&MountNamespace>) -> Result<(OwnedFd, [Stdio; 3])> {
     use rustix::fs::{Mode, OFlags, openat};
     use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
@@ -295,7 +295,7 @@ pub fn signal_group(pgid: u32, signal: Signal) -> Result<()> {
     }
 }
 
-/// SIGTERM to every process of the group.
+/// Sends SIGTERM to every process of the group.
 ///
 /// # Errors
 /// As [`signal_group`].
@@ -303,7 +303,7 @@ pub fn terminate_group(pgid: u32) -> Result<()> {
     signal_group(pgid, Signal::TERM)
 }
 
-/// SIGKILL to every process of the group.
+/// Sends SIGKILL to every process of the group.
 ///
 /// # Errors
 /// As [`signal_group`].
@@ -311,7 +311,7 @@ pub fn kill_group(pgid: u32) -> Result<()> {
     signal_group(pgid, Signal::KILL)
 }
 
-/// A descriptor that becomes readable when process `pid` ends; `None` when there is none.
+/// Returns a pidfd, which becomes readable when process `pid` ends; `None` when there is no such process.
 ///
 /// # Errors
 /// When the system has no descriptor left.
@@ -327,8 +327,8 @@ pub fn watch(pid: u32) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// SIGKILL to `pid`, but only if it is still the process that started at `start_ticks`. Race free:
-/// a descriptor is held while the identity is checked. Returns whether it was signalled.
+/// Sends SIGKILL to `pid`, but only if it is still the process that started at `start_ticks`. Race-free: a
+/// pidfd is held while the identity is checked. Returns whether it was signaled.
 ///
 /// # Errors
 /// When we lack the right, or procfs cannot be read.
@@ -352,13 +352,13 @@ pub fn kill_if_same(root: &Root, pid: u32, start_ticks: u64) -> Result<bool> {
     }
 }
 
-/// SIGKILL to every process that was started with the variable `name` set to one of `values`, and
-/// to what such processes start meanwhile: a process inherits its environment, also when it leaves
-/// its process group and its parents are gone. Processes whose environment we may not read are
-/// left alone. Returns how many were signalled.
+/// Sends SIGKILL to every process that was started with the variable `name` set to one of `values`, and to
+/// processes that these start meanwhile: a process inherits its environment, even when it leaves its process
+/// group and its parents are gone. Processes whose environment cannot be read are skipped. Returns the number
+/// of signaled processes.
 ///
 /// # Errors
-/// When `/proc` cannot be listed, or a process cannot be signalled; the others are all the same.
+/// When `/proc` cannot be listed, or a process cannot be signaled; the others are signaled nevertheless.
 pub fn kill_by_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Result<usize> {
     let mut signalled = BTreeSet::new();
     let mut failure = None;
@@ -381,7 +381,7 @@ pub fn kill_by_environment(root: &Root, name: &str, values: &BTreeSet<String>) -
     failure.map_or(Ok(signalled.len()), Err)
 }
 
-/// How often [`kill_by_environment`] looks for what was started meanwhile.
+/// Maximum number of rounds in which [`kill_by_environment`] searches for processes started meanwhile.
 const MAX_ROUNDS: usize = 100;
 
 /// Process ids and start times.

@@ -1,5 +1,5 @@
-//! RDMA adapters: their device files, as the kernel numbers them, and which there are ([`adapters`]). sysfs
-//! tells path and numbers also where `/dev` is another's, as in a container.
+//! RDMA adapters: the list of adapters ([`adapters`]), and their device files with the kernel's numbers.
+//! sysfs has path and numbers even where `/dev` is a different one, as in a container.
 
 mod inventory;
 
@@ -15,13 +15,13 @@ use std::path::Path;
 pub struct CharDevice {
     /// Its file on the host.
     pub path: String,
-    /// Which driver.
+    /// Major number: the driver.
     pub major: u32,
-    /// Which of its devices.
+    /// Minor number: the device of the driver.
     pub minor: u32,
 }
 
-/// The connection manager, which all adapters share.
+/// Returns the connection manager, which all adapters share.
 ///
 /// # Errors
 /// The machine has none.
@@ -29,7 +29,7 @@ pub fn connection_manager(root: &Root) -> Result<CharDevice> {
     numbered(root, "rdma_cm", &root.sys("class/misc/rdma_cm/dev"))
 }
 
-/// The verbs of the PCI function `address`: the first by name, where it has more.
+/// Returns the verbs device of the PCI function `address`: the first by name if it has several.
 ///
 /// # Errors
 /// There is no such function, or it has no verbs.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub struct Scratch(Vec<u8>);
 
 impl Scratch {
-    /// A buffer that holds the usual files without growing.
+    /// Creates a buffer that holds the usual files without growing.
     #[must_use]
     pub fn new() -> Self {
         Self(vec![0; 4096])
@@ -83,7 +83,7 @@ impl<T> Reader<T> {
         }
     }
 
-    /// The current content, parsed; `None` when the group or process vanished since the file was
+    /// Reads and parses the current content; `None` when the group or process vanished since the file was
     /// opened.
     ///
     /// # Errors
@@ -98,8 +98,8 @@ impl<T> Reader<T> {
         }
     }
 
-    /// The current content; `None` when the group or process vanished or the file is empty
-    /// (no file that is worth a reader is ever empty).
+    /// Reads the current content; `None` when the group or process vanished or the file is empty (no file
+    /// that is worth a reader is ever empty).
     ///
     /// # Errors
     /// When the kernel refuses to read or the content is not UTF-8.
@@ -142,7 +142,7 @@ impl<T> Reader<T> {
         }
     }
 
-    /// The file this reads.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

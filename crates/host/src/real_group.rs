@@ -7,7 +7,7 @@ use crate::{Cgroup, CgroupPath, Controller, Result, Root};
 pub(crate) struct RealGroup(pub(crate) Cgroup);
 
 impl RealGroup {
-    /// `None`, and said so, where no group can be made.
+    /// Creates the group. Returns `None`, recorded as a skipped test, where no group can be created.
     #[track_caller]
     pub(crate) fn new(name: &str, controllers: &[Controller]) -> Result<Option<Self>> {
         let root = Root::system()?;

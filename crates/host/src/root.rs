@@ -1,4 +1,4 @@
-//! Where the kernel's pseudo-filesystems are, and which cgroup hierarchies are mounted.
+//! Locations of the kernel's pseudo-filesystems, and the mounted cgroup hierarchies.
 
 pub use crate::controller::Controller;
 
@@ -16,18 +16,18 @@ use std::sync::atomic::AtomicBool;
 /// The directories under which the kernel is found. In a container they are often bind mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dirs {
-    /// procfs, usually `/proc`.
+    /// Mount point of procfs, usually `/proc`.
     pub proc: PathBuf,
-    /// sysfs, usually `/sys`.
+    /// Mount point of sysfs, usually `/sys`.
     pub sys: PathBuf,
-    /// What is at `fs` in sysfs, with resctrl: in a container often a mount of its own.
+    /// The directory `fs` of sysfs, with resctrl: in a container often a mount of its own.
     pub sys_fs: PathBuf,
     /// The directory that holds (v1, hybrid) or is (v2) the cgroup tree, usually `/sys/fs/cgroup`.
     pub cgroup: PathBuf,
 }
 
 impl Dirs {
-    /// The usual places below `prefix` (`/` for the running machine).
+    /// Returns the usual directories below `prefix` (`/` for the running machine).
     #[must_use]
     pub fn below(prefix: &Path) -> Self {
         Self {
@@ -39,12 +39,12 @@ impl Dirs {
     }
 }
 
-/// Which cgroup version carries the resource controllers.
+/// The cgroup version that carries the resource controllers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Version {
-    /// One hierarchy per controller; a unified tree may be mounted, too (hybrid).
+    /// A hierarchy per controller; a unified tree may be mounted, too (hybrid).
     V1,
-    /// One unified tree with all controllers.
+    /// A unified tree with all controllers.
     V2,
 }
 
@@ -128,12 +128,12 @@ struct Inner {
     /// Each mounted tree once, by its real path, with the v1 controllers that it carries.
     trees: Vec<(PathBuf, Vec<Controller>)>,
     writer: Arc<dyn KernelWriter>,
-    /// Whether the runtime was seen to use the quadratic formula of weights.
+    /// True if the runtime was seen to use the quadratic formula of weights.
     quadratic_weights: AtomicBool,
 }
 
 impl Root {
-    /// The running machine.
+    /// Opens the running machine.
     ///
     /// # Errors
     /// When `/proc/self/mountinfo` is there but cannot be read or understood.
@@ -141,8 +141,8 @@ impl Root {
         Self::below(Path::new("/"))
     }
 
-    /// A machine whose `/proc` and `/sys` are below `prefix`. Mount points in
-    /// `<prefix>/proc/self/mountinfo` are taken as seen from inside the prefix.
+    /// Opens a machine whose `/proc` and `/sys` are below `prefix`. Mount points in
+    /// `<prefix>/proc/self/mountinfo` are relative to the prefix.
     ///
     /// # Errors
     /// As [`Root::system`].
@@ -150,7 +150,7 @@ impl Root {
         Self::build(Dirs::below(prefix), prefix, Arc::new(RealWriter))
     }
 
-    /// A machine whose pseudo-filesystems are at explicit places.
+    /// Opens a machine with explicit directories of the pseudo-filesystems.
     ///
     /// # Errors
     /// As [`Root::system`].
@@ -158,7 +158,7 @@ impl Root {
         Self::build(dirs, Path::new("/"), Arc::new(RealWriter))
     }
 
-    /// As [`Root::below`], with every change going through `writer`.
+    /// Like [`Root::below`], with every change going through `writer`.
     ///
     /// # Errors
     /// As [`Root::system`].
@@ -199,12 +199,12 @@ impl Root {
         })))
     }
 
-    /// Whether the runtime was seen to use the quadratic formula of weights.
+    /// Returns the flag that is set once the runtime was seen to use the quadratic formula of weights.
     pub(crate) fn quadratic_weights(&self) -> &AtomicBool {
         &self.0.quadratic_weights
     }
 
-    /// The directories this root was made with.
+    /// Returns the directories this root was made with.
     #[must_use]
     pub fn dirs(&self) -> &Dirs {
         &self.0.dirs
@@ -225,13 +225,13 @@ impl Root {
         }
     }
 
-    /// Which version carries the controllers. Hybrid set-ups are [`Version::V1`].
+    /// Returns the version that carries the controllers. Hybrid set-ups are [`Version::V1`].
     #[must_use]
     pub fn version(&self) -> Version {
         self.0.version
     }
 
-    /// The mount point of a v1 hierarchy.
+    /// Returns the mount point of a v1 hierarchy.
     #[must_use]
     pub fn v1_mount(&self, controller: Controller) -> Option<&Path> {
         self.0
@@ -241,7 +241,7 @@ impl Root {
             .map(|(_, path)| path.as_path())
     }
 
-    /// The v1 controllers that are mounted.
+    /// Returns the v1 controllers that are mounted.
     pub fn v1_controllers(&self) -> impl Iterator<Item = Controller> + '_ {
         self.0.v1.iter().map(|(controller, _)| *controller)
     }
@@ -253,19 +253,19 @@ impl Root {
         self.0.unified.as_deref()
     }
 
-    /// Whether v1 hierarchies and the unified tree are both mounted.
+    /// Returns whether v1 hierarchies and the unified tree are both mounted.
     #[must_use]
     pub fn is_hybrid(&self) -> bool {
         self.0.version == Version::V1 && self.0.unified.is_some()
     }
 
-    /// Whether any cgroup tree was found.
+    /// Returns whether any cgroup tree was found.
     #[must_use]
     pub fn has_cgroups(&self) -> bool {
         self.0.unified.is_some() || !self.0.v1.is_empty()
     }
 
-    /// Where files of `controller` are for the running version: its own v1 hierarchy, or the
+    /// Returns the directory of `controller`'s files in the running version: its own v1 hierarchy, or the
     /// unified tree on v2.
     #[must_use]
     pub fn mount_of(&self, controller: Controller) -> Option<&Path> {
@@ -275,7 +275,7 @@ impl Root {
         }
     }
 
-    /// Every distinct mounted tree that carries one of `controllers`, and the unified tree.
+    /// Returns every distinct mounted tree that carries one of `controllers`, and the unified tree.
     pub fn trees<'a>(&'a self, controllers: &'a [Controller]) -> impl Iterator<Item = &'a Path> {
         self.0
             .trees
@@ -312,7 +312,7 @@ impl Root {
             .transpose()
     }
 
-    /// As [`Root::read_with`], for a file of short records, as a group's are: with fewer system calls.
+    /// Like [`Root::read_with`], with fewer system calls for a file of short records, such as a group's.
     pub(crate) fn read_short<T>(
         &self,
         path: &Path,

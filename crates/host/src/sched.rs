@@ -6,7 +6,7 @@ use rustix::process::Pid;
 use std::io;
 use std::time::Duration;
 
-/// Which thread a call is about; a process id names its main thread.
+/// Thread that a call applies to; a process id names its main thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadTarget {
     /// The calling thread.
@@ -49,7 +49,7 @@ pub fn set_affinity(target: ThreadTarget, cpus: &CpuSet) -> Result<()> {
     check(code, || format!("sched_setaffinity({target:?}, {cpus})"))
 }
 
-/// The CPUs on which `target` may run.
+/// Returns the CPUs on which `target` may run.
 ///
 /// # Errors
 /// When the thread is gone.
@@ -79,7 +79,7 @@ pub fn set_fifo(priority: i32) -> Result<()> {
     set_fifo_of(ThreadTarget::Current, priority)
 }
 
-/// As [`set_fifo`], for another thread.
+/// Like [`set_fifo`], for another thread.
 ///
 /// # Errors
 /// As [`set_fifo`], or when the thread is gone.
@@ -111,8 +111,8 @@ fn set_scheduler(target: ThreadTarget, policy: i32, priority: i32) -> Result<()>
     })
 }
 
-/// The time slice that the fair scheduler gives `target`, a thread of the normal policy; `None` where
-/// the kernel does not tell one (before 6.12).
+/// Returns the time slice of the fair scheduler for `target`, a thread of the normal policy; `None` where the
+/// kernel does not report one (before 6.12).
 ///
 /// # Errors
 /// When the thread is gone.

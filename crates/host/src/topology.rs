@@ -6,7 +6,7 @@ use crate::root::Root;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Where one online CPU sits.
+/// Location of an online CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CpuLocation {
     /// Logical CPU number.
@@ -17,7 +17,7 @@ pub struct CpuLocation {
     pub socket: u32,
     /// NUMA node.
     pub node: u32,
-    /// Id of the last-level (L3) cache; the socket where the machine tells none.
+    /// Id of the last-level (L3) cache; the socket where the machine reports none.
     pub l3: u32,
 }
 
@@ -30,7 +30,7 @@ pub struct CpuTopology {
     pub online: CpuSet,
     /// NUMA nodes that have memory or CPUs.
     pub nodes: Vec<u32>,
-    /// Whether hyper-threading is active.
+    /// True if hyper-threading is active.
     pub smt: bool,
 }
 
@@ -89,19 +89,19 @@ impl CpuTopology {
         })
     }
 
-    /// Number of online CPUs.
+    /// Returns the number of online CPUs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.cpus.len()
     }
 
-    /// Whether no CPU was found.
+    /// Returns whether no CPU was found.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cpus.is_empty()
     }
 
-    /// The CPUs for which `belongs` holds.
+    /// Returns the CPUs for which `belongs` returns true.
     pub fn cpus_where(&self, belongs: impl Fn(&CpuLocation) -> bool) -> CpuSet {
         self.cpus
             .iter()
@@ -110,7 +110,7 @@ impl CpuTopology {
             .collect()
     }
 
-    /// The NUMA node of `cpu`.
+    /// Returns the NUMA node of `cpu`.
     #[must_use]
     pub fn node_of(&self, cpu: u32) -> Option<u32> {
         self.cpus
@@ -120,7 +120,7 @@ impl CpuTopology {
     }
 }
 
-/// The online CPUs; empty where the machine does not tell.
+/// Returns the online CPUs; empty where the machine does not report them.
 ///
 /// # Errors
 /// When the file cannot be read or understood.
@@ -132,13 +132,13 @@ fn list(root: &Root, relative: &str) -> Result<Option<CpuSet>> {
     root.read_with(&root.sys(relative), cpuset::parse)
 }
 
-/// sysfs uses -1 for "unknown".
+/// Reads a number; `None` for -1, which sysfs uses for "unknown".
 fn number(root: &Root, relative: &str) -> Result<Option<u32>> {
     let value = root.read_with(&root.sys(relative), crate::reader::signed)?;
     Ok(value.and_then(|value| u32::try_from(value).ok()))
 }
 
-/// Online NUMA nodes without those that exist for devices only. A kernel without NUMA support has
+/// Returns the online NUMA nodes without those that exist for devices only. A kernel without NUMA support has
 /// node 0.
 pub(crate) fn node_ids(root: &Root) -> Result<Vec<u32>> {
     let initiators = list(root, "devices/system/node/has_generic_initiator")?.unwrap_or_default();

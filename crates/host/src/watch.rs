@@ -1,4 +1,5 @@
-//! Being told when directories come and go below watched ones (inotify), and when files change.
+//! Notifications about directories created and removed below watched ones, and about changes of files
+//! (inotify).
 
 mod files;
 mod inotify;
@@ -12,7 +13,7 @@ use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// What happened below a watched directory.
+/// A change below a watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// A directory was made.
@@ -71,12 +72,12 @@ impl Watch {
         Ok(id.is_some())
     }
 
-    /// The directories under watch, in no order.
+    /// Returns the directories under watch, in no order.
     pub fn dirs(&self) -> impl Iterator<Item = &Path> {
         self.dirs.values().map(PathBuf::as_path)
     }
 
-    /// What happened since the last call, in order; never waits.
+    /// Returns the changes since the last call, in order; does not wait.
     ///
     /// # Errors
     /// When the kernel's queue cannot be read.
@@ -200,7 +201,7 @@ mod tests {
         assert_eq!(watches(&watch), 1, "the kernel keeps no other");
     }
 
-    /// How many watches the kernel has behind a descriptor.
+    /// Returns the number of the kernel's watches behind a descriptor.
     fn watches(watch: &Watch) -> usize {
         let info = format!("/proc/self/fdinfo/{}", watch.as_raw_fd());
         let info = fs::read_to_string(info).unwrap();

@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What [`Cgroup::kill`] found.
+/// Result of [`Cgroup::kill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KillReport {
     /// Processes that were sent SIGKILL.
@@ -18,7 +18,7 @@ pub struct KillReport {
 }
 
 impl Cgroup {
-    /// Whether the group's directory exists in any mounted tree.
+    /// Returns whether the group's directory exists in any mounted tree.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.root()
@@ -112,7 +112,7 @@ impl Cgroup {
             .write(&dir.join("cgroup.subtree_control"), &value.join(" "))
     }
 
-    /// The child groups in the tree that carries `controller`. Empty when the group is gone.
+    /// Returns the child groups in the tree that carries `controller`. Empty when the group is gone.
     ///
     /// # Errors
     /// When the directory exists but cannot be listed.
@@ -180,7 +180,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The directory of this group in every mounted tree.
+    /// Returns the directory of this group in every mounted tree.
     #[must_use]
     pub fn dirs(&self) -> Vec<PathBuf> {
         if self.path().is_root() {
@@ -192,7 +192,7 @@ impl Cgroup {
             .collect()
     }
 
-    /// The processes directly in this group, in any tree. Empty when the group is gone.
+    /// Returns the processes directly in this group, in any tree. Empty when the group is gone.
     ///
     /// # Errors
     /// When a `cgroup.procs` cannot be read or understood.
@@ -200,7 +200,7 @@ impl Cgroup {
         self.ids("cgroup.procs")
     }
 
-    /// The processes in this group and below it, in any tree.
+    /// Returns the processes in this group and below it, in any tree.
     ///
     /// # Errors
     /// As [`Cgroup::procs`].
@@ -216,9 +216,9 @@ impl Cgroup {
         Ok(all.into_iter().collect())
     }
 
-    /// The processes directly in this group, in the tree of its CPU controller: for groups that have
-    /// the same processes in every tree, as a container's, at the price of one file. Empty when the
-    /// group is gone.
+    /// Returns the processes directly in this group, in the tree of its CPU controller. Reads one file only,
+    /// for groups that have the same processes in every tree, such as a container's. Empty when the group is
+    /// gone.
     ///
     /// # Errors
     /// When the file cannot be read or understood.
@@ -230,7 +230,7 @@ impl Cgroup {
             .unwrap_or_default())
     }
 
-    /// The threads directly in this group.
+    /// Returns the threads directly in this group.
     ///
     /// # Errors
     /// When the file cannot be read or understood.
@@ -264,7 +264,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The `cgroup.procs` files through which a process enters this group, for
+    /// Returns the `cgroup.procs` files through which a process enters this group, for
     /// [`crate::process::Spawn`].
     #[must_use]
     pub fn entrances(&self) -> Vec<PathBuf> {

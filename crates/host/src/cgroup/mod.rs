@@ -1,4 +1,4 @@
-//! One control group, seen through every mounted hierarchy.
+//! A control group, across all mounted hierarchies.
 
 mod lifecycle;
 pub mod psi;
@@ -21,7 +21,7 @@ use crate::reader::{self, Reader};
 use crate::root::{Root, Version};
 use std::path::PathBuf;
 
-/// What a write did.
+/// Result of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The file.
@@ -30,11 +30,11 @@ pub struct Written {
     pub old: String,
     /// The requested value, in v1 units.
     pub new: String,
-    /// Whether the file was written: `false` when it already said `new`.
+    /// True if the file was written, false if it already held `new`.
     pub changed: bool,
 }
 
-/// A control group. Holding one says nothing about whether the group exists.
+/// A handle of a control group. The group need not exist.
 #[derive(Debug, Clone)]
 pub struct Cgroup {
     root: Root,
@@ -42,7 +42,7 @@ pub struct Cgroup {
 }
 
 impl Root {
-    /// The group at `path`, seen through all hierarchies. Does not check that it exists.
+    /// Returns the group at `path`, across all hierarchies. Does not check that it exists.
     #[must_use]
     pub fn cgroup(&self, path: &CgroupPath) -> Cgroup {
         Cgroup::new(self.clone(), path.clone())
@@ -54,19 +54,19 @@ impl Cgroup {
         Self { root, path }
     }
 
-    /// Where in the hierarchies.
+    /// Returns the path below the hierarchies' roots.
     #[must_use]
     pub fn path(&self) -> &CgroupPath {
         &self.path
     }
 
-    /// The machine.
+    /// Returns the machine.
     #[must_use]
     pub fn root(&self) -> &Root {
         &self.root
     }
 
-    /// The directory in the tree that carries `controller`; `None` when it is not mounted.
+    /// Returns the directory in the tree that carries `controller`; `None` when it is not mounted.
     #[must_use]
     pub fn dir(&self, controller: Controller) -> Option<PathBuf> {
         self.root
@@ -74,7 +74,7 @@ impl Cgroup {
             .map(|mount| self.path.under(mount))
     }
 
-    /// The directory in the unified tree.
+    /// Returns the directory in the unified tree.
     #[must_use]
     pub fn unified_dir(&self) -> Option<PathBuf> {
         self.root
@@ -82,7 +82,7 @@ impl Cgroup {
             .map(|mount| self.path.under(mount))
     }
 
-    /// The file of `resource`. PSI files are taken from the unified tree where one is mounted.
+    /// Returns the file of `resource`. PSI files are in the unified tree where one is mounted.
     ///
     /// # Errors
     /// [`HostError::Unsupported`] when the mounted version has no such file.
@@ -106,13 +106,13 @@ impl Cgroup {
         Ok(dir.join(name))
     }
 
-    /// Whether the group has a file for `resource`.
+    /// Returns whether the group has a file for `resource`.
     #[must_use]
     pub fn supports(&self, resource: Resource) -> bool {
         self.file(resource).is_ok_and(|path| path.exists())
     }
 
-    /// The value of `resource` in v1 units; `None` when the group or the file is gone.
+    /// Returns the value of `resource` in v1 units; `None` when the group or the file is gone.
     ///
     /// # Errors
     /// When the version has no such file, or it cannot be read or understood.
@@ -141,7 +141,7 @@ impl Cgroup {
         self.root.read_short(&self.file(resource)?, parse)
     }
 
-    /// CPU weight in shares.
+    /// Returns the CPU weight in shares.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -149,7 +149,7 @@ impl Cgroup {
         self.number(Resource::CpuShares)
     }
 
-    /// CFS quota in microseconds per period; -1 is unlimited.
+    /// Returns the CFS quota in microseconds per period; -1 is unlimited.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -157,7 +157,7 @@ impl Cgroup {
         self.number(Resource::CfsQuota)
     }
 
-    /// CFS period in microseconds.
+    /// Returns the CFS period in microseconds.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -165,7 +165,7 @@ impl Cgroup {
         self.number(Resource::CfsPeriod)
     }
 
-    /// CFS burst in microseconds.
+    /// Returns the CFS burst in microseconds.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -173,7 +173,7 @@ impl Cgroup {
         self.number(Resource::CfsBurst)
     }
 
-    /// Whether the group has the idle policy.
+    /// Returns whether the group has the idle policy.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -181,7 +181,7 @@ impl Cgroup {
         Ok(self.number(Resource::CpuIdle)?.map(|idle| idle == 1))
     }
 
-    /// The configured CPU list; empty on v2 when nothing is configured.
+    /// Returns the configured CPU list; empty on v2 when nothing is configured.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -189,7 +189,7 @@ impl Cgroup {
         self.parsed(Resource::CpusetCpus, cpuset::parse)
     }
 
-    /// The CPUs that the group can really use.
+    /// Returns the CPUs that the group can actually use.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -197,7 +197,7 @@ impl Cgroup {
         self.parsed(Resource::CpusetCpusEffective, cpuset::parse)
     }
 
-    /// CPU time used so far, in nanoseconds.
+    /// Returns the CPU time used so far, in nanoseconds.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -207,7 +207,7 @@ impl Cgroup {
             .map(|usage| u64::try_from(usage).unwrap_or(0)))
     }
 
-    /// Throttling counters.
+    /// Returns the throttling counters.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -215,7 +215,7 @@ impl Cgroup {
         self.parsed(Resource::CpuStat, CpuStat::parse)
     }
 
-    /// Memory charged to the group, in bytes, page cache included.
+    /// Returns the memory charged to the group, in bytes, page cache included.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -223,7 +223,7 @@ impl Cgroup {
         self.parsed(Resource::MemoryUsage, reader::number)
     }
 
-    /// Memory limit in bytes; -1 is unlimited.
+    /// Returns the memory limit in bytes; -1 is unlimited.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -231,7 +231,7 @@ impl Cgroup {
         self.number(Resource::MemoryLimit)
     }
 
-    /// Memory by kind, with descendants.
+    /// Returns the memory by kind, with descendants.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -242,7 +242,7 @@ impl Cgroup {
         )
     }
 
-    /// Memory per NUMA node, in pages, indexed by node id.
+    /// Returns the memory per NUMA node, in pages, with the node id.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -253,7 +253,7 @@ impl Cgroup {
         })
     }
 
-    /// How often the kernel killed for lack of memory in this group.
+    /// Returns the number of OOM kills in this group.
     ///
     /// # Errors
     /// As [`Cgroup::value`].
@@ -272,7 +272,7 @@ impl Cgroup {
         }
     }
 
-    /// A reader of the CPU time used, in nanoseconds.
+    /// Returns a reader of the CPU time used, in nanoseconds.
     ///
     /// # Errors
     /// When the file exists but cannot be opened.
@@ -284,7 +284,7 @@ impl Cgroup {
         Reader::open(self.file(Resource::CpuacctUsage)?, parse)
     }
 
-    /// A reader of the throttling counters.
+    /// Returns a reader of the throttling counters.
     ///
     /// # Errors
     /// When the file exists but cannot be opened.
@@ -292,7 +292,7 @@ impl Cgroup {
         Reader::open(self.file(Resource::CpuStat)?, CpuStat::parse)
     }
 
-    /// A reader of the memory kinds.
+    /// Returns a reader of the memory kinds.
     ///
     /// # Errors
     /// When the file exists but cannot be opened.
@@ -301,7 +301,7 @@ impl Cgroup {
         Reader::open(self.file(Resource::MemoryStat)?, parse)
     }
 
-    /// A reader of the charged memory, in bytes.
+    /// Returns a reader of the charged memory, in bytes.
     ///
     /// # Errors
     /// When the file exists but cannot be opened.
@@ -309,7 +309,7 @@ impl Cgroup {
         Reader::open(self.file(Resource::MemoryUsage)?, reader::number)
     }
 
-    /// A reader of pressure; `None` when the group has no PSI files or PSI is switched off.
+    /// Returns a reader of pressure; `None` when the group has no PSI files or PSI is switched off.
     ///
     /// # Errors
     /// When the file exists but cannot be opened.

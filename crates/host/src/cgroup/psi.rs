@@ -4,7 +4,7 @@ use super::Resource;
 use crate::error::{HostError, Malformed, Result};
 use crate::root::Root;
 
-/// Which resource tasks wait for.
+/// Resource that stalled tasks wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the kernel's own names")]
 pub enum PressureKind {
@@ -17,7 +17,7 @@ impl PressureKind {
     /// All three.
     pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Io];
 
-    /// The cgroup file.
+    /// Returns the cgroup file.
     #[must_use]
     pub fn resource(self) -> Resource {
         match self {
@@ -38,7 +38,7 @@ impl PressureKind {
     }
 }
 
-/// One line of a pressure file.
+/// A line of a pressure file.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PressureLine {
     /// Share of the last 10 s that was stalled, in percent.
@@ -54,7 +54,7 @@ pub struct PressureLine {
 /// A pressure file.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Pressure {
-    /// At least one task was stalled.
+    /// Line for the time in which at least one task was stalled.
     pub some: PressureLine,
     /// All tasks were stalled. Kernels before 5.13 have no such line for CPU.
     pub full: Option<PressureLine>,

@@ -17,13 +17,13 @@ use Controller::{Blkio, Cpu, Cpuacct, Cpuset, Memory, NetCls};
 pub const MIN_SHARES: i64 = 2;
 /// Upper bound of `cpu.shares`.
 pub const MAX_SHARES: i64 = 262_144;
-/// What a new group starts with.
+/// CPU shares of a new group.
 pub const DEFAULT_SHARES: i64 = 1024;
 /// The CFS bandwidth period that everything here assumes by default, in microseconds.
 pub const DEFAULT_PERIOD_US: i64 = 100_000;
 /// Smallest CFS quota that the kernel accepts, in microseconds.
 pub const MIN_QUOTA_US: i64 = 1000;
-/// v1 reports "no memory limit" as the largest page-aligned number.
+/// Memory limit that v1 reports for "no limit": the largest page-aligned number.
 const V1_UNLIMITED_MEMORY: i64 = 9_223_372_036_854_771_712;
 
 /// `cpu.shares` to `cpu.weight` (1..=10000): 1 + (shares - 2) · 9999 / 262142.
@@ -91,7 +91,7 @@ pub enum Resource {
     NetClsClassid,
 }
 
-/// What values a resource takes.
+/// Kind of values that a resource takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     ReadOnly,
@@ -103,7 +103,7 @@ enum Kind {
     Limit,
     /// A CPU or node list.
     List,
-    /// One process or thread id per write.
+    /// A process or thread id, one per write.
     Pid,
     /// `MAJ:MIN value` with a minimum value.
     Device(i64),
@@ -246,13 +246,13 @@ impl Resource {
         }
     }
 
-    /// The cgroup v1 file name, which is also the name in logs and audit records.
+    /// Returns the cgroup v1 file name, which is also the name in logs and audit records.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Hierarchy and file name in `version`; `None` when it does not exist there.
+    /// Returns the hierarchy and file name in `version`; `None` when it does not exist there.
     #[must_use]
     pub fn file(self, version: Version) -> Option<(Controller, &'static str)> {
         let row = self.row();
@@ -262,13 +262,13 @@ impl Resource {
         }
     }
 
-    /// Whether values can be written at all.
+    /// Returns whether the resource can be written.
     #[must_use]
     pub fn is_writable(self) -> bool {
         self.row().kind != Kind::ReadOnly
     }
 
-    /// How its values relate to those of parents and children.
+    /// Returns how its values relate to those of parents and children.
     #[must_use]
     pub fn order(self) -> Order {
         match self {
@@ -351,7 +351,7 @@ impl Resource {
         matches!(self, Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh)
     }
 
-    /// The key of a limit in v2's `io.max`.
+    /// Returns the key of a limit in v2's `io.max`.
     fn io_max_key(self) -> Option<&'static str> {
         match self {
             Self::BlkioReadBps => Some("rbps"),
@@ -435,7 +435,7 @@ impl Resource {
         self.encode_with(version, WeightFormula::Linear, value, current)
     }
 
-    /// Does what [`Self::encode`] does, with weights by `formula`.
+    /// Like [`Self::encode`], with weights by `formula`.
     pub(crate) fn encode_with(
         self,
         version: Version,
@@ -463,7 +463,7 @@ impl Resource {
         }
     }
 
-    /// The value of one device, in v1 units: without a line, what the kernel then does.
+    /// Returns the value of one device in v1 units; without a line for it, the kernel's default.
     pub(crate) fn decode_line(self, version: Version, content: &str, key: BlockDevice) -> String {
         let key = key.to_string();
         let line = content.lines().find_map(|line| {
@@ -492,7 +492,7 @@ impl Resource {
         }
     }
 
-    /// Whether the file with content `current` already says `value`.
+    /// Returns whether the file with content `current` already holds `value`.
     pub(crate) fn says(self, version: Version, current: &str, value: &str) -> bool {
         match self.row().kind {
             Kind::List => match (cpuset::parse(current), cpuset::parse(value)) {
@@ -584,8 +584,8 @@ fn split_device(value: &str) -> Option<(&str, &str)> {
     (digits(major) && digits(minor)).then(|| (device, rest.trim()))
 }
 
-/// Whether every `key=value` of `wanted` is among those of `present`, in any order. The kernel shows
-/// percentages with decimals.
+/// Returns whether every `key=value` of `wanted` is in `present`, in any order. The kernel shows percentages
+/// with decimals.
 fn fields_say(present: &str, wanted: &str) -> bool {
     let same = |a: &str, b: &str| match (a.split_once('='), b.split_once('=')) {
         (Some((key, a)), Some((other, b))) if key == other => {
@@ -746,7 +746,7 @@ mod tests {
         }
     }
 
-    /// A number that was read from a file is what the file says; and nothing panics.
+    /// Any content decodes to the number in the file or to an error; nothing panics.
     #[test]
     fn any_content_is_handled() {
         survives("50000 100000\n", |content| {

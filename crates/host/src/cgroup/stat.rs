@@ -110,7 +110,7 @@ impl MemoryStat {
         Ok(stat)
     }
 
-    /// Memory that cannot be dropped: inactive_anon + active_anon + unevictable.
+    /// Returns the memory that cannot be dropped: inactive_anon + active_anon + unevictable.
     #[must_use]
     pub fn without_page_cache(&self) -> u64 {
         self.inactive_anon
@@ -118,7 +118,7 @@ impl MemoryStat {
             .saturating_add(self.unevictable)
     }
 
-    /// The above and the page cache: + active_file + inactive_file.
+    /// Returns [`Self::without_page_cache`] plus the page cache: + active_file + inactive_file.
     #[must_use]
     pub fn with_page_cache(&self) -> u64 {
         self.without_page_cache()
@@ -126,7 +126,7 @@ impl MemoryStat {
             .saturating_add(self.inactive_file)
     }
 
-    /// What the kubelet calls the working set: charged memory less the inactive page cache.
+    /// Returns the kubelet's working set: charged memory less the inactive page cache.
     #[must_use]
     pub fn working_set(&self, usage: u64) -> u64 {
         usage.saturating_sub(self.inactive_file)
@@ -140,7 +140,7 @@ pub(crate) fn memory_stat_parser(version: Version) -> fn(&str) -> Result<MemoryS
     }
 }
 
-/// Memory per NUMA node of `memory.numa_stat`, in 4096-byte pages: the `total` line on v1 (the
+/// Returns the memory per NUMA node of `memory.numa_stat`, in 4096-byte pages: the `total` line on v1 (the
 /// `hierarchical_total` line where there is one), anon + file on v2.
 pub(crate) fn numa_pages(version: Version, text: &str) -> Result<Vec<(u32, u64)>, Malformed> {
     const EXPECTED: &str = "memory.numa_stat lines such as \"total=5 N0=5\"";

@@ -9,7 +9,7 @@ const DEFAULT_WEIGHT: i64 = 100;
 /// Largest `cpu.weight`.
 const MAX_WEIGHT: i64 = 10_000;
 
-/// How a container runtime turns `cpu.shares` into `cpu.weight`.
+/// Formula by which a container runtime converts `cpu.shares` into `cpu.weight`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightFormula {
     /// Runc before 1.3.2, crun before 1.23 and upstream: 1,024 shares are weight 39.

@@ -20,15 +20,15 @@ const XID: c_ulonglong = 8;
 /// `NVML_DEVICE_NAME_V2_BUFFER_SIZE`).
 const TEXT: usize = 96;
 
-/// Why the library cannot be used, or what it answers.
+/// An error of loading the library or of a call to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NvmlError {
-    /// It cannot be loaded; the loader says why.
+    /// The library cannot be loaded; `why` is the loader's error.
     #[error("{}: {why}", path.display())]
     Absent {
-        /// What was looked for.
+        /// Path of the library.
         path: PathBuf,
-        /// What the loader says.
+        /// The loader's error.
         why: String,
     },
     /// A call failed.
@@ -304,7 +304,7 @@ impl Library {
         Ok(memory.total)
     }
 
-    /// The PCI address, as sysfs writes it.
+    /// Returns the PCI address in the format of sysfs.
     pub(super) fn address(&self, device: NvmlDevice) -> Result<String, NvmlError> {
         let mut pci = Pci {
             bus_id_legacy: [0; 16],
@@ -332,7 +332,7 @@ impl Drop for Library {
     }
 }
 
-/// What the library says of a code.
+/// Returns the error for a result code, with the library's text.
 #[allow(unsafe_code, reason = "a function of a C library")]
 fn failure(functions: &Functions, call: &'static str, code: c_int) -> NvmlError {
     // SAFETY: any number may be asked for.
@@ -381,7 +381,7 @@ impl EventSet {
         &self.library
     }
 
-    /// Whether the device tells critical Xids; `false` where it cannot.
+    /// Registers for critical Xids of the device. Returns false if it does not support them.
     pub(super) fn register(&self, device: NvmlDevice) -> Result<bool, NvmlError> {
         // SAFETY: both handles came from the library.
         let code = unsafe { (self.library.functions.register)(device, XID, self.set) };

@@ -1,4 +1,4 @@
-//! What a forked child becomes before it executes its program: only system calls, on values that were
+//! Preparation of a forked child before it executes its program: only system calls, on values that were
 //! prepared before the fork.
 
 use super::Spawn;
@@ -47,7 +47,8 @@ impl Identity {
     }
 }
 
-/// Makes this process, a child that has not executed its program yet, what `identity` says.
+/// Gives this process, a child that has not executed its program yet, the groups, user and rights of
+/// `identity`.
 pub(super) fn prepare_child(
     entrances: &mut [File],
     parent: rustix::process::Pid,

@@ -4,8 +4,7 @@ use crate::error::Result;
 use crate::root::Root;
 use std::collections::BTreeSet;
 
-/// What `/proc/cpuinfo` says about the processor. Fields are empty where the architecture's file
-/// has no such line.
+/// Content of `/proc/cpuinfo`. Fields are empty where the architecture's file has no such line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuInfo {
     /// `GenuineIntel`, `AuthenticAMD`, or an ARM implementer number.
@@ -40,7 +39,7 @@ impl CpuInfo {
         info
     }
 
-    /// The running processor.
+    /// Reads the properties of the running processor.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -50,7 +49,7 @@ impl CpuInfo {
         ))
     }
 
-    /// Whether the processor has `flag`.
+    /// Returns whether the processor has `flag`.
     #[must_use]
     pub fn has(&self, flag: &str) -> bool {
         self.flags.contains(flag)

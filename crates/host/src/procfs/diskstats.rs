@@ -54,7 +54,7 @@ pub fn parse(text: &str) -> std::result::Result<Vec<(Device, DiskStat)>, Malform
         .collect()
 }
 
-/// The machine's block devices; empty where there is no such file.
+/// Returns the machine's block devices; empty where there is no such file.
 ///
 /// # Errors
 /// When the file cannot be read or understood.

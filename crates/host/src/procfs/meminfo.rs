@@ -10,7 +10,7 @@ use crate::root::Root;
 pub struct MemInfo {
     pub total: u64,
     pub free: u64,
-    /// Not in the files of NUMA nodes.
+    /// Zero for a NUMA node, whose file has no such line.
     pub available: u64,
     pub buffers: u64,
     pub cached: u64,
@@ -75,20 +75,20 @@ impl MemInfo {
         }
     }
 
-    /// Memory used by the machine: MemTotal - MemAvailable.
+    /// Returns the memory used by the machine: MemTotal - MemAvailable.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.total.saturating_sub(self.available)
     }
 
-    /// Memory used including the page cache: MemTotal - MemFree.
+    /// Returns the memory used including the page cache: MemTotal - MemFree.
     #[must_use]
     pub fn used_with_page_cache(&self) -> u64 {
         self.total.saturating_sub(self.free)
     }
 
-    /// Memory used by a NUMA node, whose file has no MemAvailable:
-    /// MemTotal - (MemFree + Active(file) + Inactive(file) + SReclaimable).
+    /// Returns the memory used by a NUMA node, whose file has no MemAvailable: MemTotal - (MemFree +
+    /// Active(file) + Inactive(file) + SReclaimable).
     #[must_use]
     pub fn numa_used(&self) -> u64 {
         let droppable = self
@@ -99,7 +99,7 @@ impl MemInfo {
         self.total.saturating_sub(droppable)
     }
 
-    /// The machine's memory now.
+    /// Reads the current memory of the machine.
     ///
     /// # Errors
     /// When the file cannot be read or understood.
@@ -107,7 +107,7 @@ impl MemInfo {
         root.read_with(&root.proc("meminfo"), Self::parse)
     }
 
-    /// A reader of the machine's memory.
+    /// Returns a reader of the machine's memory.
     ///
     /// # Errors
     /// When the file exists but cannot be opened.
@@ -115,7 +115,7 @@ impl MemInfo {
         Reader::open(root.proc("meminfo"), Self::parse)
     }
 
-    /// The memory of NUMA node `node` now.
+    /// Reads the current memory of NUMA node `node`.
     ///
     /// # Errors
     /// When the file cannot be read or understood.

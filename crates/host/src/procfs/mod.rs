@@ -1,4 +1,4 @@
-//! What koord reads from procfs.
+//! Readers of procfs files.
 
 pub mod cpuinfo;
 pub mod diskstats;
@@ -40,7 +40,7 @@ impl LoadAvg {
     }
 }
 
-/// Load averages of the machine.
+/// Reads the load averages of the machine.
 ///
 /// # Errors
 /// When the file cannot be read or understood.
@@ -48,7 +48,7 @@ pub fn loadavg(root: &Root) -> Result<Option<LoadAvg>> {
     root.read_with(&root.proc("loadavg"), LoadAvg::parse)
 }
 
-/// Kernel release such as `6.1.0-18-amd64`.
+/// Reads the kernel release, such as `6.1.0-18-amd64`.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -58,7 +58,7 @@ pub fn kernel_release(root: &Root) -> Result<Option<String>> {
         .map(|text| text.trim().to_owned()))
 }
 
-/// The id of this boot, a new UUID each time the kernel starts.
+/// Reads the id of this boot, a new UUID each time the kernel starts.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -68,7 +68,7 @@ pub fn boot_id(root: &Root) -> Result<Option<String>> {
         .map(|text| text.trim().to_owned()))
 }
 
-/// Kernel clock ticks per second, the unit of `/proc/stat`.
+/// Returns the kernel's clock ticks per second, the unit of `/proc/stat`.
 #[must_use]
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second()

@@ -39,14 +39,13 @@ impl SchedStat {
 pub struct ProcessStat {
     /// Executable name, at most 15 bytes, as the process set it.
     pub comm: String,
-    /// One letter; `Z` is a zombie.
+    /// State letter; `Z` is a zombie.
     pub state: char,
     /// Parent process.
     pub ppid: u32,
     /// Process group.
     pub pgrp: u32,
-    /// When it started, in clock ticks since boot: with the pid this identifies a process for the
-    /// life of the kernel.
+    /// Start time in clock ticks since boot: with the pid it identifies a process for the life of the kernel.
     pub start_ticks: u64,
 }
 
@@ -84,7 +83,7 @@ impl ProcessStat {
         })
     }
 
-    /// The process `pid` now; `None` when there is none.
+    /// Reads the current state of process `pid`; `None` when there is none.
     ///
     /// # Errors
     /// When the file cannot be read or understood.
@@ -93,7 +92,7 @@ impl ProcessStat {
     }
 }
 
-/// Scheduling delay of a process's main thread.
+/// Reads the scheduling delay of a process's main thread.
 ///
 /// # Errors
 /// When the file cannot be read or understood.
@@ -101,7 +100,7 @@ pub fn schedstat(root: &Root, pid: u32) -> Result<Option<SchedStat>> {
     root.read_with(&root.proc(&format!("{pid}/schedstat")), SchedStat::parse)
 }
 
-/// A reader of the scheduling delay of one thread.
+/// Returns a reader of the scheduling delay of one thread.
 ///
 /// # Errors
 /// When the file exists but cannot be opened.
@@ -116,7 +115,7 @@ pub fn thread_schedstat_reader(
     )
 }
 
-/// Sum of the scheduling statistics of all threads of `pid`; `None` when it is gone.
+/// Returns the sum of the scheduling statistics of all threads of `pid`; `None` when it is gone.
 ///
 /// # Errors
 /// When a file cannot be read or understood.
@@ -136,7 +135,7 @@ pub fn process_schedstat(root: &Root, pid: u32) -> Result<Option<SchedStat>> {
     Ok(Some(sum))
 }
 
-/// Thread ids of `pid`, ascending; `None` when it is gone.
+/// Returns the thread ids of `pid`, ascending; `None` when it is gone.
 ///
 /// # Errors
 /// When the directory exists but cannot be listed.
@@ -176,7 +175,7 @@ fn numeric_entries(root: &Root, relative: &str) -> Result<Option<Vec<u32>>> {
     Ok(Some(ids))
 }
 
-/// The group of `pid` in the hierarchy of `controller`, or in the unified tree for `None`; without
+/// Returns the group of `pid` in the hierarchy of `controller`, or in the unified tree for `None`; without
 /// the leading slash. `None` when the process is gone or not in such a hierarchy.
 ///
 /// # Errors

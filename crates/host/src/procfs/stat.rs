@@ -19,8 +19,8 @@ pub struct CpuTicks {
 }
 
 impl CpuTicks {
-    /// What counts as used: user + nice + system + irq + softirq. Not idle, iowait and steal, and
-    /// not guest, which user already includes.
+    /// Returns the used ticks: user + nice + system + irq + softirq. Not idle, iowait and steal, and not
+    /// guest, which user already includes.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.user
@@ -30,7 +30,7 @@ impl CpuTicks {
             .saturating_add(self.softirq)
     }
 
-    /// All counters together.
+    /// Returns the sum of all counters.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.used()
@@ -75,7 +75,7 @@ pub struct ProcStat {
     pub total: CpuTicks,
     /// Each online CPU, by number.
     pub cpus: Vec<(u32, CpuTicks)>,
-    /// When the machine booted, in seconds since 1970; 0 when the line is missing.
+    /// Boot time of the machine in seconds since 1970; 0 when the line is missing.
     pub boot_time: u64,
 }
 
@@ -90,7 +90,7 @@ impl ProcStat {
         Ok(stat)
     }
 
-    /// As [`ProcStat::parse`], into an existing value: no allocation when the CPUs are the same.
+    /// Like [`ProcStat::parse`], into an existing value: no allocation when the CPUs are unchanged.
     ///
     /// # Errors
     /// As [`ProcStat::parse`]; the value is then partly updated.
@@ -120,7 +120,7 @@ impl ProcStat {
         }
     }
 
-    /// The machine's counters now.
+    /// Reads the current counters of the machine.
     ///
     /// # Errors
     /// When the file cannot be read or understood.
@@ -128,7 +128,7 @@ impl ProcStat {
         root.read_with(&root.proc("stat"), Self::parse)
     }
 
-    /// A reader whose [`Reader::read_text`] feeds [`ProcStat::update`].
+    /// Returns a reader whose [`Reader::read_text`] feeds [`ProcStat::update`].
     ///
     /// # Errors
     /// When the file exists but cannot be opened.

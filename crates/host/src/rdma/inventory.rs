@@ -1,4 +1,4 @@
-//! Which RDMA adapters there are.
+//! Inventory of RDMA adapters.
 
 use crate::error::{HostError, Malformed, Result};
 use crate::pci::{PciLocation, is_address, name_of, names, place_of, real};
@@ -16,15 +16,15 @@ pub struct Adapter {
     pub devices: Vec<String>,
     /// The number in that one's name: 3 of `mlx5_3`.
     pub minor: i32,
-    /// Where it sits.
+    /// Location on the PCI bus.
     pub place: PciLocation,
-    /// Whether each of its ports is active; one without ports is not.
+    /// True if each of its ports is active; false for an adapter without ports.
     pub active: bool,
     /// Addresses of its virtual functions, sorted.
     pub functions: Vec<String>,
 }
 
-/// What was found.
+/// Result of the search for adapters.
 #[derive(Debug, Default)]
 pub struct Adapters {
     /// Adapters that can be allocated, by minor.
@@ -107,7 +107,7 @@ fn adapter(root: &Root, function: &Path, devices: Vec<String>) -> Result<Option<
     }))
 }
 
-/// 3 of `mlx5_3`.
+/// Parses the number in a name such as `mlx5_3`.
 fn minor(name: &str) -> Option<i32> {
     let (driver, number) = name.strip_prefix("mlx")?.split_once('_')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -134,7 +134,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// A function in sysfs as the kernel lays it out, below the root complex `pci0000:3a`.
+    /// Creates a function in sysfs like the kernel, below the root complex `pci0000:3a`.
     fn function(tree: &Tree, address: &str, class: &str, node: &str) -> PathBuf {
         let dir = format!("sys/devices/pci0000:3a/{address}");
         tree.put(&format!("{dir}/class"), &format!("{class}\n"))

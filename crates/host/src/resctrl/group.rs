@@ -1,4 +1,4 @@
-//! The control groups: which there are, who is in them, and what they use.
+//! The control groups: their list, their tasks, and their usage.
 
 use super::{ResctrlGroup, Schema, parse_schemata};
 use crate::error::{HostError, Malformed, Result, is_gone};
@@ -6,7 +6,7 @@ use crate::root::Root;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// What a group used of one L3 domain. Each value is `None` where the hardware cannot tell (now).
+/// Usage of one L3 domain by a group. Each value is `None` where the hardware does not report it (now).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// The domain (cache id).
@@ -15,11 +15,11 @@ pub struct Usage {
     pub llc_occupancy: Option<u64>,
     /// Bytes moved from and to memory so far.
     pub mbm_total: Option<u64>,
-    /// Those of them that went to the domain's own memory.
+    /// Part of [`Usage::mbm_total`] that went to the domain's own memory.
     pub mbm_local: Option<u64>,
 }
 
-/// The control groups below the root, by name. Empty when resctrl is not mounted.
+/// Returns the control groups below the root, by name. Empty when resctrl is not mounted.
 ///
 /// # Errors
 /// When the directory cannot be listed.
@@ -39,7 +39,7 @@ pub fn groups(root: &Root) -> Result<Vec<ResctrlGroup>> {
     Ok(groups)
 }
 
-/// The threads that were moved into `group`; `None` when there is no such group.
+/// Returns the threads that were moved into `group`; `None` when there is no such group.
 ///
 /// # Errors
 /// When the file cannot be read or understood.
@@ -54,7 +54,7 @@ pub fn tasks(root: &Root, group: &ResctrlGroup) -> Result<Option<Vec<u32>>> {
     })
 }
 
-/// What `group` may use, by resource and domain; `None` when there is no such group.
+/// Returns the limits of `group`, by resource and domain; `None` when there is no such group.
 ///
 /// # Errors
 /// When the file cannot be read or understood.
@@ -65,7 +65,7 @@ pub fn schemata(
     root.read_with(&group.dir(root).join("schemata"), parse_schemata)
 }
 
-/// What `group` used, by domain; empty when it is gone or the machine measures nothing. With
+/// Returns the usage of `group` by domain; empty when the group is gone or the machine measures nothing. With
 /// sub-NUMA clustering these are the sums over the clusters of a cache.
 ///
 /// # Errors
@@ -98,7 +98,7 @@ pub fn usage(root: &Root, group: &ResctrlGroup) -> Result<Vec<Usage>> {
     Ok(all)
 }
 
-/// A counter, or a word for why there is none.
+/// Parses a counter; `None` for the kernel's words for a missing value.
 fn counter(text: &str) -> std::result::Result<Option<u64>, Malformed> {
     match text.trim() {
         "Unavailable" | "Error" | "Unassigned" => Ok(None),
@@ -109,7 +109,7 @@ fn counter(text: &str) -> std::result::Result<Option<u64>, Malformed> {
     }
 }
 
-/// What the kernel said about the last write that it refused; `None` when it refused none.
+/// Returns the kernel's message about the last write, if it refused that; `None` otherwise.
 #[must_use]
 pub fn last_refusal(root: &Root) -> Option<String> {
     let text = root

@@ -1,4 +1,4 @@
-//! What this machine's resctrl can do.
+//! Capabilities of this machine's resctrl.
 
 use super::{Schema, parse_schemata};
 use crate::error::{HostError, Malformed, Result};
@@ -8,42 +8,42 @@ use crate::root::Root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// How a cache can be divided.
+/// Partitioning capabilities of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheInfo {
     /// Every bit that a mask may have.
     pub mask: u64,
-    /// How many bits a mask must have at least.
+    /// Minimum number of bits of a mask.
     pub min_bits: u32,
     /// Bits that other parts of the machine (graphics, I/O) use too.
     pub shareable: u64,
-    /// Whether the bits of a mask may be apart.
+    /// True if the bits of a mask need not be adjacent.
     pub sparse: bool,
-    /// How many groups there can be, the root included.
+    /// Maximum number of groups, the root included.
     pub closids: u32,
 }
 
-/// How memory bandwidth can be divided.
+/// Partitioning capabilities of the memory bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BandwidthInfo {
     /// The smallest value: percent on Intel and MPAM, 1/8 GB/s on AMD.
     pub min: u64,
     /// Values are rounded up to a multiple of this.
     pub step: u64,
-    /// How many groups there can be, the root included.
+    /// Maximum number of groups, the root included.
     pub closids: u32,
 }
 
-/// What can be measured.
+/// Monitoring capabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MonitorInfo {
     /// `llc_occupancy`, `mbm_total_bytes`, `mbm_local_bytes`.
     pub features: BTreeSet<String>,
-    /// How many groups can be measured at once.
+    /// Maximum number of monitored groups.
     pub rmids: u32,
 }
 
-/// What resctrl can do.
+/// Capabilities of resctrl.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Info {
     /// The caches that can be divided: `L3`, or `L3CODE` and `L3DATA` with code/data
@@ -58,7 +58,7 @@ pub struct Info {
 }
 
 impl Info {
-    /// How many groups there can be, the root included; what the scarcest resource allows.
+    /// Returns the maximum number of groups, the root included: that of the scarcest resource.
     #[must_use]
     pub fn closids(&self) -> u32 {
         let caches = self.caches.values().map(|cache| cache.closids);
@@ -67,7 +67,7 @@ impl Info {
     }
 }
 
-/// Whether resctrl is mounted.
+/// Returns whether resctrl is mounted.
 #[must_use]
 pub fn is_mounted(root: &Root) -> bool {
     root.sys("fs/resctrl/info").is_dir()
@@ -152,9 +152,9 @@ fn small(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Whether L3 cache and memory bandwidth can be divided: as a mounted resctrl says, else by the
-/// processor's flags, where the kernel has a place to mount it. The flags are those of x86; an ARM
-/// processor only tells through a mounted resctrl.
+/// Returns whether L3 cache and memory bandwidth can be partitioned: according to a mounted resctrl, else by
+/// the processor's flags, where the kernel has a mount point for it. The flags are those of x86; on ARM only
+/// a mounted resctrl tells.
 ///
 /// # Errors
 /// When a file cannot be read or understood.
@@ -171,9 +171,9 @@ pub fn allocates(root: &Root) -> Result<(bool, bool)> {
     Ok((cpu.has("cat_l3"), cpu.has("mba")))
 }
 
-/// Whether resctrl is not mounted and can be: the kernel has a place for it, and the processor can
-/// divide cache or bandwidth. The kernel makes the place only where there is such hardware, but also
-/// for one that can measure and nothing else; the flags tell, which ARM does not have.
+/// Returns whether resctrl is not mounted but can be: the kernel has a mount point for it, and the processor
+/// can partition cache or bandwidth. The kernel creates the mount point only for such hardware, but also for
+/// hardware that can only monitor; the flags tell them apart, which ARM does not have.
 ///
 /// # Errors
 /// When a file cannot be read or understood.

@@ -29,25 +29,25 @@ impl ResctrlGroup {
     /// Names that the kernel uses in every group.
     const RESERVED: [&'static str; 3] = ["info", "mon_groups", "mon_data"];
 
-    /// The group of all tasks that were not moved to another.
+    /// Returns the group of all tasks that were not moved to another.
     #[must_use]
     pub fn root() -> Self {
         Self(Arc::from(""))
     }
 
-    /// Whether this is the root group.
+    /// Returns whether this is the root group.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The directory's name; empty for the root.
+    /// Returns the directory's name; empty for the root.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The directory.
+    /// Returns the directory of the group.
     #[must_use]
     pub fn dir(&self, root: &Root) -> PathBuf {
         let mount = root.sys("fs/resctrl");
@@ -61,7 +61,7 @@ impl ResctrlGroup {
 
 impl FromStr for ResctrlGroup {
     type Err = HostError;
-    /// A single directory name that is none of the kernel's own.
+    /// Parses a single directory name that is not one of the kernel's own.
     fn from_str(name: &str) -> Result<Self> {
         let reason = if name.is_empty() || name.starts_with('.') {
             "is empty or starts with a dot"
@@ -116,7 +116,7 @@ impl Schema {
         Self::Mb,
     ];
 
-    /// The name before the colon.
+    /// Returns the name before the colon.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -130,7 +130,7 @@ impl Schema {
         }
     }
 
-    /// Whether the values are bit masks, in hexadecimal; else they are decimal numbers.
+    /// Returns whether the values are bit masks, in hexadecimal; otherwise they are decimal numbers.
     #[must_use]
     pub fn is_mask(self) -> bool {
         self != Self::Mb
@@ -164,7 +164,7 @@ impl Schema {
         Ok(domains)
     }
 
-    /// As [`Schema::parse`] reads it: ascending ids, lower-case masks without prefix.
+    /// Formats values for [`Schema::parse`]: ascending ids, lower-case masks without prefix.
     #[must_use]
     pub fn format(self, domains: &BTreeMap<u32, u64>) -> String {
         let fields: Vec<String> = domains
@@ -180,13 +180,13 @@ impl Schema {
         fields.join(";")
     }
 
-    /// The resource of this name.
+    /// Returns the resource with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|schema| schema.name() == name)
     }
 
-    /// The part after the colon in the content of a `schemata` file.
+    /// Returns the part after the colon in the content of a `schemata` file.
     #[must_use]
     pub fn line(self, schemata: &str) -> Option<&str> {
         schemata.lines().find_map(|line| {
@@ -196,7 +196,7 @@ impl Schema {
     }
 }
 
-/// Parses a `schemata` file. Lines of resources that koord does not know are left out.
+/// Parses a `schemata` file. Lines of unknown resources are left out.
 ///
 /// # Errors
 /// When a line of a known resource is malformed.

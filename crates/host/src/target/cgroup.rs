@@ -8,7 +8,7 @@ use crate::path::CgroupPath;
 use crate::root::{Root, Version};
 
 impl Cgroup {
-    /// Writes `value` (v1 units) unless the file already says it.
+    /// Writes `value` (v1 units) unless the file already holds it.
     ///
     /// # Errors
     /// [`Invalid`](crate::HostError::Invalid) before anything is written; else what the kernel answered, with path
@@ -34,8 +34,8 @@ impl Cgroup {
         self.set_value(Resource::CfsQuota, &quota.to_string())
     }
 
-    /// Sets the idle policy. Switching it off leaves the group at the default weight, not at its
-    /// former one (the kernel forgets it), so the caller must write the wanted shares next.
+    /// Sets the idle policy. Switching it off leaves the group at the default weight, not at its former one
+    /// (the kernel does not keep it), so the caller must write the shares next.
     ///
     /// # Errors
     /// As [`Cgroup::set_value`].

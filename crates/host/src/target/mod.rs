@@ -1,8 +1,8 @@
-//! What a write names: one value in the kernel, with the rules for writing it.
+//! Targets of writes: one value in the kernel, with the rules for writing it.
 //!
-//! A [`Target`] is a file, or a part of a file, that has a value of its own. Its row says which
-//! values it takes, how to recognise that the file already says one, and how its values relate to
-//! those of parents and children ([`Order`]), so that whoever writes many can sort them.
+//! A [`Target`] is a file, or a part of a file, that has a value of its own. Its row defines the valid
+//! values, how to recognize that the file already holds one, and how its values relate to those of parents
+//! and children ([`Order`]), so that a caller that writes many can sort them.
 
 mod cgroup;
 mod sysctl;
@@ -42,7 +42,7 @@ pub enum Attribute {
     CoreSchedCookie,
 }
 
-/// One value in the kernel.
+/// A value in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     /// A file of a control group.
@@ -98,7 +98,7 @@ pub enum TargetKind {
 }
 
 impl TargetKind {
-    /// The name in logs and audit records.
+    /// Returns the name in logs and audit records.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl TargetKind {
 }
 
 impl Target {
-    /// A file of a control group.
+    /// Returns the target for a file of a control group.
     #[must_use]
     pub fn cgroup(group: &CgroupPath, resource: Resource) -> Self {
         Self::Cgroup {
@@ -124,7 +124,7 @@ impl Target {
         }
     }
 
-    /// The kind.
+    /// Returns the kind of the target.
     #[must_use]
     pub fn kind(&self) -> TargetKind {
         match self {
@@ -138,7 +138,7 @@ impl Target {
         }
     }
 
-    /// The control group, for targets that have one.
+    /// Returns the control group, for targets that have one.
     #[must_use]
     pub fn group(&self) -> Option<&CgroupPath> {
         match self {
@@ -147,7 +147,7 @@ impl Target {
         }
     }
 
-    /// The file of a control group, for targets that are one.
+    /// Returns the resource, for targets that are a file of a control group.
     #[must_use]
     pub fn resource(&self) -> Option<Resource> {
         match self {
@@ -156,7 +156,7 @@ impl Target {
         }
     }
 
-    /// Where the value is, for people: the group, `sysctl`, `process 12`.
+    /// Returns the location of the value for users: the group, `sysctl`, `process 12`.
     #[must_use]
     pub fn place(&self) -> String {
         match self {
@@ -169,7 +169,7 @@ impl Target {
         }
     }
 
-    /// How deep the target is: parents before children, processes after every group.
+    /// Returns the depth of the target: parents before children, processes after every group.
     #[must_use]
     pub fn depth(&self) -> usize {
         match self {
@@ -180,8 +180,8 @@ impl Target {
         }
     }
 
-    /// The place among the targets of one depth. What must be raised first, and so lowered last,
-    /// comes first: a quota before its burst, a limit before the protection below it.
+    /// Returns the rank among the targets of one depth. Values that must be raised first, and so lowered
+    /// last, come first: a quota before its burst, a limit before the protection below it.
     #[must_use]
     pub fn rank(&self) -> u8 {
         match self.kind() {
@@ -205,7 +205,7 @@ impl Target {
         }
     }
 
-    /// How its values relate to those of parents and children.
+    /// Returns how its values relate to those of parents and children.
     #[must_use]
     pub fn order(&self) -> Order {
         match self {
@@ -214,8 +214,8 @@ impl Target {
         }
     }
 
-    /// Whether a value stays what was written until it is written again. Not so for `tasks` and
-    /// `memory.reclaim`, which take actions, and for processes, whose ids are used again.
+    /// Returns whether a written value stays until the next write. Not so for `tasks` and `memory.reclaim`,
+    /// which trigger actions, and for processes, whose ids are reused.
     #[must_use]
     pub fn is_stable(&self) -> bool {
         !matches!(
@@ -294,7 +294,7 @@ impl Target {
         )
     }
 
-    /// The process whose core-scheduling cookie it is.
+    /// Returns the process, for targets that are a core-scheduling cookie.
     fn cookie_of(&self) -> Option<u32> {
         match self {
             Self::Process {
@@ -305,7 +305,7 @@ impl Target {
         }
     }
 
-    /// The file or directory.
+    /// Returns the path of the file or directory.
     ///
     /// # Errors
     /// [`HostError::Unsupported`] when the mounted cgroup version has no such file.
@@ -329,7 +329,7 @@ impl Target {
         })
     }
 
-    /// The value in the file's content.
+    /// Parses the value from the file's content.
     fn decode(&self, root: &Root, content: &str) -> std::result::Result<String, Malformed> {
         Ok(match self {
             Self::Cgroup { resource, .. } => {
@@ -353,7 +353,7 @@ impl Target {
         })
     }
 
-    /// Whether the file with content `current` already says `value`.
+    /// Returns whether the file with content `current` already holds `value`.
     fn says(&self, root: &Root, current: &str, value: &str) -> bool {
         match self {
             Self::Cgroup { group, resource } => {
@@ -395,7 +395,7 @@ impl Target {
         }
     }
 
-    /// What to write so that the file with content `current` says `value`.
+    /// Returns the text to write so that the file with content `current` holds `value`.
     fn encode(&self, root: &Root, value: &str, current: &str) -> String {
         match self {
             Self::Cgroup { resource, .. } => {
@@ -435,7 +435,7 @@ impl fmt::Display for Target {
 }
 
 impl Root {
-    /// The value of `target`; `None` when its group, process or file is gone.
+    /// Reads the value of `target`; `None` when its group, process or file is gone.
     ///
     /// # Errors
     /// When this kernel has no such file, or it cannot be read or understood.
@@ -469,7 +469,7 @@ impl Root {
         Some(std::fs::metadata(path).ok()?.ino())
     }
 
-    /// Whether `target` has `value` now; `None` when its group, process or file is gone.
+    /// Returns whether `target` has `value` now; `None` when its group, process or file is gone.
     ///
     /// # Errors
     /// As [`Root::read_target`].
@@ -501,9 +501,8 @@ impl Root {
         self.write_target_after(target, value, None)
     }
 
-    /// Does what [`Root::write_target`] does. Where a program writes the same value in another form,
-    /// such as a weight, that is left, unless the file still has `previous`, another value that this
-    /// one wrote last.
+    /// Like [`Root::write_target`], but keeps a value that another program wrote in an equivalent form, such
+    /// as a weight, unless the file still has `previous`, another value that this process wrote last.
     ///
     /// # Errors
     /// As [`Root::write_target`].
@@ -522,8 +521,8 @@ impl Root {
         )
     }
 
-    /// As [`Root::write_target`], for a value that was read from this very target: it may be one
-    /// that koord would not choose, such as a knob outside the range that it writes.
+    /// Like [`Root::write_target`], for a value that was read from this very target: it may be one that koord
+    /// would not choose, such as a knob outside the range that it writes.
     ///
     /// # Errors
     /// What the kernel answered.
@@ -531,8 +530,8 @@ impl Root {
         self.put_target(target, value, None)
     }
 
-    /// `memory.reclaim` cannot be read. When less could be had than was asked for it says EAGAIN, which
-    /// is no failure.
+    /// Writes `memory.reclaim`, which cannot be read. EAGAIN means that less was reclaimed than requested,
+    /// which is not a failure.
     fn put_reclaim(&self, path: PathBuf, value: &str) -> Result<Written> {
         match self.write(&path, value) {
             Err(error) if error.os_error() != Some(libc::EAGAIN) => Err(error),
@@ -597,7 +596,7 @@ impl Root {
         })
     }
 
-    /// The cookie of a process after `cookie` was done to it.
+    /// Applies `cookie` to a process and returns its cookie afterwards.
     fn cookie(&self, pid: u32, cookie: Cookie) -> Result<u64> {
         let answer = self.writer().core_sched(&self.dirs().proc, pid, cookie);
         answer.map_err(|error| match error.raw_os_error() {

@@ -78,13 +78,13 @@ impl Sysctl {
         }
     }
 
-    /// The name in logs and audit records.
+    /// Returns the name in logs and audit records.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(self, root: &Root) -> PathBuf {
         let row = self.row();
@@ -95,14 +95,14 @@ impl Sysctl {
         }
     }
 
-    /// The smallest and the largest value that koord writes; the kernel's own range may be wider.
+    /// Returns the smallest and the largest value that koord writes; the kernel's own range may be wider.
     #[must_use]
     pub fn range(self) -> (i64, i64) {
         let row = self.row();
         (row.min, row.max)
     }
 
-    /// Whether this kernel has the knob.
+    /// Returns whether this kernel has the knob.
     #[must_use]
     pub fn exists(self, root: &Root) -> bool {
         self.path(root).is_file()
@@ -127,13 +127,13 @@ impl Sysctl {
 pub struct SchedFeature(Arc<str>);
 
 impl SchedFeature {
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The file that lists all features: debugfs moved it with Linux 5.13.
+    /// Returns the file that lists all features: debugfs moved it with Linux 5.13.
     #[must_use]
     pub fn path(root: &Root) -> PathBuf {
         let new = root.sys("kernel/debug/sched/features");
@@ -144,7 +144,7 @@ impl SchedFeature {
         }
     }
 
-    /// `1` or `0`; `None` when the kernel knows no such feature.
+    /// Returns `1` or `0`; `None` when the kernel has no such feature.
     pub(super) fn state(&self, list: &str) -> Option<&'static str> {
         let name = self.as_str();
         list.split_ascii_whitespace().find_map(|word| {
@@ -158,7 +158,7 @@ impl SchedFeature {
         })
     }
 
-    /// The word that brings the feature into `state`.
+    /// Returns the word that switches the feature to `state`.
     pub(super) fn word(&self, state: &str) -> String {
         if state == "1" {
             self.as_str().to_owned()

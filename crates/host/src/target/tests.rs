@@ -299,7 +299,7 @@ fn block_limits_of_v2_share_a_line() {
     );
 }
 
-/// What the kernel's documentation of cgroup v2 says of `memory.reclaim`.
+/// The kernel's documentation of cgroup v2 describes `memory.reclaim` so.
 #[test]
 fn reclaiming_less_than_was_asked_for_is_no_failure() {
     let tree = Tree::v2("0-1").unwrap();

@@ -1,4 +1,4 @@
-//! Being told when files of certain names are written, replaced or removed (inotify).
+//! Notifications about files of certain names that are written, replaced or removed (inotify).
 
 use super::inotify::Inotify;
 use crate::error::Result;
@@ -12,7 +12,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Files {
     inotify: Inotify,
-    /// Which names count; none is all.
+    /// Watched names in each directory; an empty list means all.
     dirs: HashMap<i32, Vec<String>>,
 }
 
@@ -46,8 +46,8 @@ impl Files {
         Ok(id.is_some())
     }
 
-    /// Whether something happened since the last call; never waits. That a watched directory is gone is
-    /// something, and it is not watched any more.
+    /// Returns whether something changed since the last call; does not wait. Removal of a watched directory
+    /// is a change, and ends its watch.
     ///
     /// # Errors
     /// When the kernel's queue cannot be read.

@@ -1,4 +1,4 @@
-//! What all watches by inotify have in common.
+//! Common part of all inotify watches.
 
 use crate::error::{HostError, Result, is_gone};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

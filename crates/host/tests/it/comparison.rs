@@ -6,7 +6,7 @@ use koord_host::{Scratch, Version, fake};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
-/// What it is about, where it applies, and its steps in the form of [`crate::lockstep`].
+/// A scenario: its title, the version it applies to, and its steps in the form of [`crate::lockstep`].
 type Scenario = (&'static str, Option<Version>, &'static str);
 
 const V1: Option<Version> = Some(Version::V1);

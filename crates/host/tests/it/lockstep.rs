@@ -55,7 +55,7 @@ const WATCHED: [&str; 32] = [
     "blkio.throttle.write_iops_device",
 ];
 
-/// How often a refusal may be one that the kernel still owes to a group that was just removed.
+/// Number of attempts for a step that the kernel refuses while it still removes a group.
 const PATIENCE: u32 = 100_000;
 
 const TREES: [(&str, Controller); 6] = [
@@ -67,7 +67,7 @@ const TREES: [(&str, Controller); 6] = [
     ("freezer", Controller::Freezer),
 ];
 
-/// One machine.
+/// A machine, real or fake.
 struct Side {
     root: Root,
     writer: Arc<dyn KernelWriter>,
@@ -84,7 +84,7 @@ impl Side {
         }
     }
 
-    /// The directory of a group in the tree that carries `spec`; `None` without such a tree.
+    /// Returns the path of a group's file in the tree that carries `spec`; `None` without such a tree.
     fn file(&self, group: &str, spec: &str) -> Option<PathBuf> {
         let (tree, name) = match spec.split_once('/') {
             Some((tree, name)) => (tree, name),
@@ -161,7 +161,7 @@ impl Side {
     }
 }
 
-/// A list of processes, in no order, as the steps name them.
+/// Formats a list of processes, in no order, with the steps' names.
 fn named(text: &str, pids: &[u32]) -> String {
     let mut names: Vec<String> = text
         .lines()
@@ -193,12 +193,12 @@ pub(crate) struct Lockstep {
     fake: Side,
     processes: Vec<Child>,
     removed: bool,
-    /// What differed after the last step.
+    /// Differences after the last step.
     differences: BTreeSet<String>,
 }
 
 impl Lockstep {
-    /// Makes both groups; `None`, said aloud, where the real one cannot be made.
+    /// Creates both groups. Returns `None`, recorded as a skipped test, where the real one cannot be created.
     pub(crate) fn new() -> Option<Self> {
         let ground = Playground::new()?;
         let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
@@ -237,7 +237,7 @@ impl Lockstep {
         Some(lockstep)
     }
 
-    /// The version of both.
+    /// Returns the cgroup version of both.
     pub(crate) fn version(&self) -> Version {
         self.real.root.version()
     }

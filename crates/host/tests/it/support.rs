@@ -21,7 +21,7 @@ pub(crate) struct Playground {
 }
 
 impl Playground {
-    /// Makes the group, or says that the test is skipped.
+    /// Creates the group, or records a skipped test.
     pub(crate) fn new() -> Option<Self> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
