@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A node is managed here if it carries the annotation [`NODE_ANNOTATION`]` = "true"` or kwok's
-//! `kwok.x-k8s.io/node`; no other node and no pod on one is ever touched, so this also runs beside real
+//! `kwok.x-k8s.io/node`; no other node and no pod on one is ever touched, so this also runs next to real
 //! nodes. One watch on all bound pods serves all nodes.
 //!
 //! Usage is a pure function of the pod, the time and the seed ([`usage`]): equal seeds give equal
