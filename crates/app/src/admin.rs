@@ -18,11 +18,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
-/// Whether a family of metrics, by name, is for users and other components.
+/// Returns true if a family of metrics, given by name, is for users and other components.
 type IsExternal = fn(&str) -> bool;
 type Page = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
 
-/// Why the server could not start.
+/// An error that prevents the server from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// Plain HTTP on an address that other machines can reach, without a flag that allows it.
@@ -33,23 +33,23 @@ pub enum AdminError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Which clients may reach the server.
+/// Clients that may reach the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
-    /// Only this machine; other addresses are refused, and so are requests that name another machine
+    /// Clients on this machine. Other addresses are rejected, and so are requests that name another machine
     /// or come from a page in a browser.
     Loopback,
-    /// Whoever can route to it. There is no TLS and no authentication: meant for probes and
-    /// metrics on a pod network, which upstream serves so by default.
+    /// Any client that can route to the address. There is no TLS and no authentication: meant for probes and
+    /// metrics on a pod network, which upstream also serves so by default.
     Anyone,
 }
 
-/// What the server shows.
+/// Content of the server: health checks, metrics and debug pages.
 #[derive(Clone)]
 pub struct Admin {
     registry: Registry,
@@ -101,7 +101,7 @@ impl Admin {
         self
     }
 
-    /// Adds a condition for `/readyz`; `Err` says what is missing.
+    /// Adds a condition for `/readyz`; `Err` holds the missing part.
     #[must_use]
     pub fn ready_when(
         mut self,
@@ -123,7 +123,7 @@ impl Admin {
         self
     }
 
-    /// The routes, for a server of one's own.
+    /// Returns the routes, to be added to another server.
     pub fn router(&self) -> Router {
         let mut router = self
             .routes

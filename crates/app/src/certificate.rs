@@ -1,4 +1,4 @@
-//! Whom a client certificate stands for.
+//! User and groups that a client certificate stands for.
 
 use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::certificate::Raw;
@@ -33,8 +33,8 @@ fn decode(certificate: &[u8]) -> Option<Parts<'_>> {
     })
 }
 
-/// The subject of a certificate (DER) that was verified before: its common name, and its
-/// organisations, which are the client's groups. `None` when it cannot be read or has no name.
+/// Returns the subject of a verified certificate (DER): its common name, and its organizations, which are the
+/// client's groups. `None` when it cannot be parsed or has no name.
 #[must_use]
 pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
     let subject: RdnSequence = decode(certificate)?.subject.decode_as().ok()?;
@@ -60,7 +60,7 @@ fn text(value: &Any) -> Option<String> {
     text.map(str::to_owned)
 }
 
-/// Whether a certificate (DER) holds at `now`, in Unix seconds. `None` when it cannot be read.
+/// Returns whether a certificate (DER) is valid at `now`, in Unix seconds. `None` when it cannot be parsed.
 #[must_use]
 pub fn holds_at(certificate: &[u8], now: i64) -> Option<bool> {
     let validity: Validity<Raw> = decode(certificate)?.validity.decode_as().ok()?;

@@ -12,7 +12,7 @@ pub fn since_epoch(time: Timestamp) -> Duration {
     Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
 }
 
-/// A cheap handle to wall-clock time. Clones tell the same time.
+/// A cheap handle to wall-clock time. Clones share the source.
 #[derive(Debug, Clone)]
 pub struct Clock {
     source: Source,
@@ -28,7 +28,7 @@ enum Source {
 }
 
 impl Clock {
-    /// The machine's real-time clock.
+    /// Returns the machine's real-time clock.
     #[must_use]
     pub fn system() -> Self {
         Self {
@@ -36,8 +36,8 @@ impl Clock {
         }
     }
 
-    /// A clock that reads `base` now and advances with tokio's (pausable) time.
-    /// Must be called inside a tokio runtime.
+    /// Returns a clock that reads `base` now and advances with tokio's (pausable) time. Must be called inside
+    /// a tokio runtime.
     #[must_use]
     pub fn following_tokio(base: Timestamp) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Clock {
         }
     }
 
-    /// The current time.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.source {

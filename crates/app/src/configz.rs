@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-/// What is special about the fields of one configuration.
+/// Exceptions in the names of one configuration's fields.
 #[derive(Debug, Clone, Copy)]
 pub struct GoNames {
     /// Maps and API objects: their keys are not fields of the configuration.

@@ -1,4 +1,4 @@
-//! What the command prints for people, and nothing else prints.
+//! Output of the command for users, which no other part prints.
 
 use std::io::{IsTerminal, Write};
 
@@ -12,13 +12,13 @@ pub fn warn(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Whether a person watches standard error (progress goes there).
+/// Returns whether standard error, which shows the progress, is a terminal.
 #[must_use]
 pub fn interactive() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// An error with its causes, each said once: many an error already quotes its cause.
+/// Formats an error with its causes, each once: many errors already quote their cause.
 #[must_use]
 pub fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();

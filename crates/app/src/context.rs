@@ -1,4 +1,4 @@
-//! What a component is handed when it starts.
+//! Context that a component gets at start.
 
 use crate::Clock;
 use tokio_util::sync::CancellationToken;
@@ -10,18 +10,18 @@ pub struct Context {
     pub clock: Clock,
     /// Cancelled when the process is asked to stop. A component returns soon after.
     pub shutdown: CancellationToken,
-    /// Where the component registers its metrics.
+    /// Registry of the component's metrics.
     pub metrics: prometheus::Registry,
 }
 
 impl Context {
-    /// A context on the system clock with an empty metrics registry.
+    /// Creates a context on the system clock with an empty metrics registry.
     #[must_use]
     pub fn new() -> Self {
         Self::with_clock(Clock::system())
     }
 
-    /// A context on `clock` with an empty metrics registry.
+    /// Creates a context on `clock` with an empty metrics registry.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         Self {

@@ -32,7 +32,7 @@ pub fn one_thread() -> Result<Runtime> {
     builder.enable_all().build().context("tokio runtime")
 }
 
-/// Parses, sets up logging and signals, and runs until told to stop. Exit code 2 for bad flags, 1
+/// Parses the flags, sets up logging and signals, and runs until shutdown. Exit code 2 for invalid flags, 1
 /// for a failure.
 pub fn start<A, F>(argv: Vec<OsString>, run: impl FnOnce(A, Context) -> F) -> ExitCode
 where

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// How finished a feature is.
+/// Maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Off unless asked for; `AllAlpha` switches all of them.
@@ -13,19 +13,19 @@ pub enum Stage {
     Stable,
 }
 
-/// One gate.
+/// A feature gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// The name on the command line.
     pub name: &'static str,
-    /// How finished it is.
+    /// Maturity of the feature.
     pub stage: Stage,
-    /// Whether it is on by default.
+    /// True if it is on by default.
     pub default: bool,
 }
 
 impl Gate {
-    /// An alpha gate.
+    /// Creates an alpha gate.
     #[must_use]
     pub const fn alpha(name: &'static str, default: bool) -> Self {
         Self {
@@ -35,7 +35,7 @@ impl Gate {
         }
     }
 
-    /// A beta gate.
+    /// Creates a beta gate.
     #[must_use]
     pub const fn beta(name: &'static str, default: bool) -> Self {
         Self {
@@ -46,10 +46,10 @@ impl Gate {
     }
 }
 
-/// Why a `--feature-gates` value is refused.
+/// An error in a `--feature-gates` value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
-    /// There is no such gate.
+    /// The gate does not exist.
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
     /// The entry is not `name=bool`.
@@ -60,7 +60,7 @@ pub enum GateError {
     Value {
         /// The gate.
         name: String,
-        /// What it was set to.
+        /// The given value.
         value: String,
     },
     /// A stable gate cannot be switched off.
@@ -76,7 +76,7 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// All gates at their defaults.
+    /// Returns all gates at their defaults.
     #[must_use]
     pub fn new(table: &'static [Gate]) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Gates {
         }
     }
 
-    /// All gates at their defaults, except those in `text` (`A=true,B=false,AllAlpha=true`).
+    /// Parses `A=true,B=false,AllAlpha=true`; the other gates have their defaults.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl Gates {
         Ok(gates)
     }
 
-    /// Whether a gate is on. An unknown one is off.
+    /// Returns whether a gate is on. An unknown one is off.
     #[must_use]
     pub fn enabled(&self, name: &str) -> bool {
         self.set.get(name).copied().unwrap_or_else(|| {
@@ -141,7 +141,7 @@ impl Gates {
         }
     }
 
-    /// All gates and whether they are on, in table order.
+    /// Returns all gates and whether they are on, in table order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Gate, bool)> + '_ {
         self.table
             .iter()

@@ -21,7 +21,7 @@ fn wrong<T>(what: &'static str, value: &str, problem: &'static str) -> Result<T,
     })
 }
 
-/// A boolean as `strconv.ParseBool` reads it.
+/// Parses a boolean like Go's `strconv.ParseBool`.
 ///
 /// # Errors
 ///
@@ -34,7 +34,7 @@ pub fn boolean(value: &str) -> Result<bool, FlagValueError> {
     }
 }
 
-/// A number that is one: Go's and Rust's texts for infinity and NaN are refused.
+/// Parses a finite number: Go's and Rust's texts for infinity and NaN are rejected.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub fn number(value: &str) -> Result<f64, FlagValueError> {
     }
 }
 
-/// A non-negative Go duration: `1m30s`, `1.5h`, `100ms`, `0`.
+/// Parses a non-negative Go duration: `1m30s`, `1.5h`, `100ms`, `0`.
 ///
 /// # Errors
 ///
@@ -121,7 +121,7 @@ fn split(text: &str, keep: impl Fn(u8) -> bool) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// A comma-separated list; empty elements are dropped.
+/// Splits a comma-separated list; empty elements are dropped.
 #[must_use]
 pub fn list(value: &str) -> Vec<String> {
     value
@@ -132,7 +132,7 @@ pub fn list(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// A comma-separated list of `key=value`.
+/// Parses a comma-separated list of `key=value`.
 ///
 /// # Errors
 ///
@@ -149,8 +149,8 @@ pub fn map(value: &str) -> Result<BTreeMap<String, String>, FlagValueError> {
         .collect()
 }
 
-/// Where to listen, as Go writes it: `:8080`, `127.0.0.1:8080`, `[::1]:8080`. `0` and nothing at
-/// all mean not to listen.
+/// Parses a listen address in Go's format: `:8080`, `127.0.0.1:8080`, `[::1]:8080`. `None` for `0` and the
+/// empty text: do not listen.
 ///
 /// # Errors
 ///
@@ -175,25 +175,24 @@ pub fn bind_address(value: &str) -> Result<Option<SocketAddr>, FlagValueError> {
     }
 }
 
-/// Which of several named parts are on: `*` is all, `name` and `-name` one; the first mention of a
-/// name counts.
+/// Selection among named parts: `*` is all, `name` and `-name` one; the first mention of a name counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection(Vec<String>);
 
 impl Selection {
-    /// Everything.
+    /// Selects every part.
     #[must_use]
     pub fn all() -> Self {
         Self(vec!["*".to_owned()])
     }
 
-    /// Nothing.
+    /// Selects no part.
     #[must_use]
     pub fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Whether `name` is on.
+    /// Returns whether `name` is on.
     #[must_use]
     pub fn enabled(&self, name: &str) -> bool {
         let explicit = self
@@ -235,11 +234,11 @@ impl std::fmt::Display for Selection {
     }
 }
 
-/// A [`Selection`] from a comma-separated list; an empty one means everything.
+/// Parses a [`Selection`] from a comma-separated list; an empty one selects everything.
 ///
 /// # Errors
 ///
-/// Never; the signature is what clap wants.
+/// Never; clap requires the signature.
 pub fn selection(value: &str) -> Result<Selection, FlagValueError> {
     let entries = list(value);
     Ok(if entries.is_empty() {

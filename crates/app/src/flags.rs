@@ -13,10 +13,10 @@ pub use crate::flag_values::{
 use clap::{Arg, ArgAction, Command};
 use std::ffi::OsString;
 
-/// What a command line says that is wrong.
+/// An error in a command line.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagError {
-    /// No flag has this name.
+    /// The flag does not exist.
     #[error("flag provided but not defined: {flag}")]
     Unknown {
         /// The flag as typed, without its value.
@@ -35,19 +35,19 @@ pub enum FlagError {
         flag: String,
         /// The value as typed.
         value: String,
-        /// Why the value is not accepted.
+        /// The reason for the rejection.
         problem: String,
     },
     /// An argument is not text.
     #[error("argument {0:?} is not valid UTF-8")]
     NotText(OsString),
-    /// What clap says; this includes `--help` and `--version`.
+    /// An error of clap; this includes `--help` and `--version`.
     #[error(transparent)]
     Clap(#[from] clap::Error),
 }
 
 impl FlagError {
-    /// Whether the user asked for help or the version, so that nothing is wrong.
+    /// Returns whether the user requested help or the version, which is not an error.
     #[must_use]
     pub fn is_help(&self) -> bool {
         matches!(self, Self::Clap(error) if !error.use_stderr())
@@ -59,7 +59,7 @@ impl FlagError {
 pub struct Parsed<A> {
     /// The component's own flags.
     pub args: A,
-    /// What klog's flags said about logging.
+    /// Logging options from klog's flags.
     pub logging: crate::logging::LogOptions,
 }
 
@@ -85,7 +85,7 @@ fn readable(command: Command) -> Command {
         .next_line_help(true)
 }
 
-/// klog's and component-base's flags, and whether each is a boolean. Accepted by every daemon.
+/// Flags of klog and component-base, with true for booleans. Every daemon accepts them.
 const LOG_FLAGS: [(&str, bool); 18] = [
     ("v", false),
     ("vmodule", false),
@@ -208,7 +208,7 @@ pub fn normalize(
     Ok((out, logging))
 }
 
-/// The flag called `name`; dashes and underscores are the same, as in pflag.
+/// Returns the flag called `name`; dashes and underscores are equal, as in pflag.
 fn lookup<'a>(command: &'a Command, name: &str) -> Option<FlagKind<'a>> {
     let same = |long: &str| {
         long.len() == name.len()

@@ -1,6 +1,6 @@
-//! What every koord daemon needs before it does any work: clock, shutdown, metrics, logging, flags.
+//! Common base of all koord daemons: clock, shutdown, metrics, logging, flags.
 //!
-//! Invariant: this crate knows nothing about Kubernetes.
+//! Invariant: this crate does not depend on Kubernetes.
 
 pub mod admin;
 pub mod certificate;

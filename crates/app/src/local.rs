@@ -29,7 +29,7 @@ async fn check(request: Request, next: Next) -> Response {
     }
 }
 
-/// The first header that names another machine or page, and its value.
+/// Returns the first header that names another machine or page, and its value.
 fn foreign(headers: &HeaderMap, target: Option<&str>) -> Option<(&'static str, String)> {
     // HTTP/1.0 has no Host, and no browser speaks it.
     let mut hosts: Vec<String> = target.map(str::to_owned).into_iter().collect();

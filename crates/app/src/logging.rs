@@ -3,28 +3,28 @@
 use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object per line.
+    /// A JSON object per line.
     Json,
 }
 
-/// What to log, and how.
+/// Logging options.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogOptions {
-    /// klog's `-v`: 0 to 3 is info, 4 and 5 debug, more is trace.
+    /// Verbosity of klog's `-v`: 0 to 3 is info, 4 and 5 debug, more is trace.
     pub verbosity: u8,
-    /// How lines look.
+    /// Format of the lines.
     pub format: LogFormat,
-    /// What was asked for and has no effect, for the log.
+    /// Messages about requested options without effect, for the log.
     pub notes: Vec<String>,
 }
 
-/// Why logging could not be set up.
+/// An error of the logging setup.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
     /// `RUST_LOG` does not parse.
@@ -32,7 +32,7 @@ pub enum LoggingError {
     Filter {
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// The parser's error.
         source: tracing_subscriber::filter::ParseError,
     },
     /// Somebody else set it up already.
@@ -123,7 +123,8 @@ fn is_trace_location(value: &str) -> bool {
     matches!(value, "" | ":0") || value.split_once(':').is_some_and(place)
 }
 
-/// The filter, as of `RUST_LOG`, of a klog verbosity: 0 to 3 is info, 4 and 5 debug, more is trace.
+/// Returns the filter, in the syntax of `RUST_LOG`, for a klog verbosity: 0 to 3 is info, 4 and 5 debug, more
+/// is trace.
 #[must_use]
 pub fn filter(verbosity: u8) -> String {
     let level = match verbosity {
@@ -207,11 +208,11 @@ pub fn set_verbosity(value: &str) -> Result<(), &'static str> {
     }
 }
 
-/// What upstream's programs answer to `PUT /debug/flags/v` with `value`.
+/// Returns the response of upstream's programs to `PUT /debug/flags/v` with `value`.
 ///
 /// # Errors
 ///
-/// As [`set_verbosity`], in upstream's words.
+/// Those of [`set_verbosity`], with upstream's text.
 pub fn put_verbosity(value: &str) -> Result<String, String> {
     match set_verbosity(value) {
         Ok(()) => Ok(format!(

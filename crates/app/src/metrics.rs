@@ -45,7 +45,7 @@ pub fn register_first<C: Collector + Clone + 'static>(
     }
 }
 
-/// All metrics of `registry` as text.
+/// Encodes all metrics of `registry` as text.
 ///
 /// # Errors
 ///
@@ -54,7 +54,7 @@ pub fn encode(registry: &Registry) -> prometheus::Result<String> {
     encode_families(&registry.gather())
 }
 
-/// Gathered metrics as text.
+/// Encodes gathered metrics as text.
 ///
 /// # Errors
 ///
@@ -67,7 +67,7 @@ pub fn encode_families(families: &[MetricFamily]) -> prometheus::Result<String> 
 
 /// Names the builder of a vector's type, which the library does not export.
 pub trait Vector {
-    /// What builds its metrics.
+    /// Type that builds its metrics.
     type Builder: MetricVecBuilder;
 }
 
@@ -106,7 +106,7 @@ impl<B: MetricVecBuilder> Expiring<B> {
         }
     }
 
-    /// The metric with these label values, made if need be.
+    /// Returns the metric with these label values, creating it if needed.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! From signals to a [`CancellationToken`].
+//! Converts termination signals to a [`CancellationToken`].
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;

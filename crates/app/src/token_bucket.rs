@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct TokenBucket {
     interval: Duration,
     burst: u32,
-    /// When all tokens are back.
+    /// Time at which the bucket is full again.
     full_at: Duration,
     latest: Duration,
 }

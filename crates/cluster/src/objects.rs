@@ -1,4 +1,4 @@
-//! What a Koordinator installation brings along: objects, and the settings of a first start.
+//! Objects of a Koordinator installation, and the settings of a first start.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -10,8 +10,8 @@ use koord_kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The objects that a Koordinator installation brings along: priority classes and the manager's
-/// ConfigMap. Existing ones stay as the user left them.
+/// Creates the objects of a Koordinator installation: priority classes and the manager's ConfigMap. Existing
+/// ones are kept unchanged.
 ///
 /// # Errors
 /// One cannot be written.
@@ -58,7 +58,7 @@ async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
     Ok(())
 }
 
-/// The `data` of the ConfigMap: each key's value as JSON text.
+/// Returns the `data` of the ConfigMap: each key's value as JSON text.
 #[must_use]
 pub fn config_data(slo_config: &Value) -> Value {
     let texts = slo_config.as_object().into_iter().flatten();

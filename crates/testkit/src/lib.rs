@@ -1,5 +1,5 @@
-//! What lab and tests share: a strict fake of the kernel's trees, a container runtime, and how a test says that it
-//! does not run.
+//! Common parts of lab and tests: a strict fake of the kernel's trees, a container runtime, and the record of
+//! skipped tests.
 
 pub mod fake;
 pub mod testing;

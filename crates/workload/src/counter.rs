@@ -1,4 +1,4 @@
-//! Where batch jobs say how much they have done, and where the demo reads it.
+//! Files in which batch jobs count their operations, and which the demo reads.
 
 use anyhow::{Context, Result};
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ pub fn create(path: &Path) -> Result<std::fs::File> {
 }
 
 impl<'a> Slot<'a> {
-    /// The slot of worker `number`.
+    /// Returns the counter of worker `number`.
     #[must_use]
     pub fn new(file: &'a std::fs::File, number: usize) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl<'a> Slot<'a> {
         }
     }
 
-    /// One operation more. False when the count cannot be kept any more.
+    /// Counts one more operation. Returns false when the count can no longer be written.
     #[must_use]
     pub fn count(&mut self) -> bool {
         self.done += 1;
@@ -48,8 +48,8 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// Sum of all counters in the files of `directory`; 0 when there are none. What ends in `.progress` is
-/// what ffmpeg writes with `-progress`: its frames count.
+/// Returns the sum of all counters in the files of `directory`; 0 when there are none. Files named
+/// `*.progress` are those of ffmpeg's `-progress`: their frames count.
 #[must_use]
 pub fn total(directory: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(directory) else {

@@ -3,7 +3,7 @@
 use rustix::process::getppid;
 use std::time::Duration;
 
-/// How it dozes.
+/// Options of the dozing workload.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Threads; one of them works.

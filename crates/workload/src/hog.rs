@@ -4,7 +4,7 @@ use super::counter::{self, Slot};
 use anyhow::Result;
 use std::path::PathBuf;
 
-/// How the job runs.
+/// Options of the computing job.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Threads that compute.

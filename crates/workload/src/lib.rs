@@ -41,7 +41,7 @@ pub fn spin(mut state: u64, steps: u64) -> u64 {
     black_box(state)
 }
 
-/// How many steps this CPU makes in a microsecond when nothing disturbs it: the best of several
+/// Returns the number of steps that this CPU makes in a microsecond without disturbance: the best of several
 /// short runs, since a disturbance can only make a run slower.
 #[must_use]
 pub fn steps_per_us() -> f64 {

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How the load is made.
+/// Options of the load generator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The service.
@@ -48,7 +48,7 @@ pub struct Args {
     /// Ask for this path by HTTP/1.1, over connections that stay open.
     #[arg(long, value_name = "PATH")]
     pub http: Option<String>,
-    /// Also tell p99 over the cycle of the bursts, in slots of so many milliseconds.
+    /// Also report p99 over the cycle of the bursts, in slots of so many milliseconds.
     #[arg(long, requires = "bursts", value_name = "MS",
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub slots: Option<u64>,
@@ -77,13 +77,13 @@ impl std::str::FromStr for Bursts {
 }
 
 impl Bursts {
-    /// Length of a cycle, in nanoseconds.
+    /// Returns the length of a cycle, in nanoseconds.
     fn length(self) -> u64 {
         self.0[0].0 + self.0[1].0
     }
 
-    /// When, `after` nanoseconds from the start of a cycle, `mean_gaps` mean gaps of `gap_ns` have
-    /// passed: a gap lasts shorter while the rate is higher.
+    /// Returns the time, in nanoseconds, at which `mean_gaps` mean gaps of `gap_ns` have passed since
+    /// `after`; both count from the start of a cycle. A gap is shorter while the rate is higher.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -109,7 +109,7 @@ impl Bursts {
     }
 }
 
-/// What the generator saw in the measured window. Latencies are in microseconds.
+/// Results of the generator in the measured window. Latencies are in microseconds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Requests that were due in the window.
@@ -126,17 +126,17 @@ pub struct Outcome {
     pub p999_us: f64,
     /// Slowest answer.
     pub max_us: f64,
-    /// How late the generator itself sent, 99th percentile: noise of the machine, not of the service.
+    /// Send delay of the generator itself, 99th percentile: noise of the machine, not of the service.
     pub send_lag_p99_us: f64,
-    /// Whether the generator ran at real-time priority.
+    /// True if the generator ran at real-time priority.
     pub realtime: bool,
-    /// With `--slots`: p99 of the requests due in each slot of the cycle, over all cycles; 0 for a slot
+    /// The p99 of the requests due in each slot of the cycle, over all cycles, with `--slots`; 0 for a slot
     /// without requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycle_p99_us: Vec<f64>,
     /// Points (latency, fraction of requests at most this slow) for drawing.
     pub distribution: Vec<(f64, f64)>,
-    /// When the window began and ended, `CLOCK_MONOTONIC` nanoseconds.
+    /// Begin and end of the window, `CLOCK_MONOTONIC` nanoseconds.
     pub window_ns: (u64, u64),
 }
 
@@ -316,8 +316,8 @@ fn send(
     lag
 }
 
-/// How late this machine wakes a sleeping real-time thread at present, in microseconds: the 99th
-/// percentile of `probes` sleeps of 4 ms. On a virtual machine this is the host's doing.
+/// Measures the delay with which this machine wakes a sleeping real-time thread, in microseconds: the 99th
+/// percentile of `probes` sleeps of 4 ms. On a virtual machine the host causes it.
 #[must_use]
 pub fn wake_lag_us(probes: u32) -> f64 {
     let probe = std::thread::spawn(move || {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const MIB: usize = 1 << 20;
-/// How fast memory is filled.
+/// Rate at which memory is filled.
 const MIB_PER_S: u64 = 48;
 
 /// Starts processes and waits for them, without end.
@@ -22,7 +22,7 @@ pub struct SpawnArgs {
     /// Processes at a time per thread.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=32))]
     pub children: u8,
-    /// Where to count: one operation per process.
+    /// Counter file: one operation per process.
     #[arg(long)]
     pub counter: PathBuf,
 }
@@ -39,7 +39,7 @@ pub struct SyncArgs {
     /// Directory of the files.
     #[arg(long)]
     pub dir: PathBuf,
-    /// Where to count: one operation per file.
+    /// Counter file: one operation per file.
     #[arg(long)]
     pub counter: PathBuf,
 }
@@ -47,10 +47,10 @@ pub struct SyncArgs {
 /// Fills memory up to its limit and computes on it, without end.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GrowArgs {
-    /// How much to take where nothing limits it, in MiB.
+    /// Memory to take where no limit is set, in MiB.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub mib: u32,
-    /// Where to count: one operation per MiB read or written.
+    /// Counter file: one operation per MiB read or written.
     #[arg(long)]
     pub counter: PathBuf,
 }
@@ -64,7 +64,7 @@ pub struct StreamArgs {
     /// Size of a buffer, in MiB.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub mib: u32,
-    /// Where to count: one operation per MiB copied.
+    /// Counter file: one operation per MiB copied.
     #[arg(long)]
     pub counter: PathBuf,
 }
@@ -187,7 +187,7 @@ pub fn grow(args: &GrowArgs) -> Result<()> {
     })
 }
 
-/// The memory limit of this process's own group, in MiB; `None` where there is none.
+/// Returns the memory limit of the control group of this process, in MiB; `None` where there is none.
 fn own_limit_mib() -> Option<usize> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| {

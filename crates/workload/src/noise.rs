@@ -1,11 +1,11 @@
-//! What spoils a window: others on the machine, the hypervisor, late wake-ups.
+//! Noise that spoils a window: other processes on the machine, the hypervisor, late wake-ups.
 
 use super::sampler::Window;
 use crate::load;
 
-/// When the hypervisor took more than this part: from here on p99 shows the host, not the service.
+/// Maximum fraction of CPU time taken by the hypervisor: above it p99 shows the host, not the service.
 const STEAL: f64 = 0.005;
-/// When the generator woke later than this, in microseconds (99th percentile).
+/// Maximum send delay of the generator, in microseconds (99th percentile).
 const SEND_LAG_US: f64 = 150.0;
 
 /// Waits for a third of a second in which the machine wakes sleepers in time, `patience` times at most. What
@@ -19,7 +19,8 @@ pub async fn wait_for_quiet(patience: usize) {
     }
 }
 
-/// Why noise spoilt a window, if it did. `strangers` is the part of the machine that others may use.
+/// Returns the reason for rejecting a window because of noise. `strangers` is the fraction of the machine
+/// that other processes may use.
 #[must_use]
 pub fn rejection(window: &Window, ls: &load::Outcome, strangers: f64) -> Option<String> {
     if window.strangers > strangers {

@@ -11,7 +11,7 @@ pub const PHASES: [Phase; 5] = [
     Phase::Managed,
 ];
 
-/// One way to share the machine.
+/// A phase: one way to share the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -28,7 +28,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The name used in the JSON and on the command line.
+    /// Returns the name used in the JSON and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Phase {
         }
     }
 
-    /// A name for people who have not read the text.
+    /// Returns a label for people who have not read the text.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Phase {
         }
     }
 
-    /// One line that says what the phase is.
+    /// Returns a description of the phase in one line.
     #[must_use]
     pub fn summary(self) -> &'static str {
         match self {

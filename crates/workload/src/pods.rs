@@ -17,10 +17,10 @@ pub const BATCH_LABEL: &str = "app=batch";
 /// Label that marks the services.
 pub const SERVICE_LABEL: &str = "app=web";
 
-/// What a batch pod may have of the memory that is left over, in MiB.
+/// Reclaimed memory that a batch pod gets, in MiB.
 const BATCH_MEMORY_MIB: u32 = 64;
 
-/// What every demo pod has: it runs on this host.
+/// Returns a demo pod with the common fields: it runs on this host.
 fn pod(name: &str, labels: &Value, container: &Value, extra: &[(&str, Value)]) -> Pod {
     let mut spec = json!({
         "schedulerName": "koord-scheduler",
@@ -57,7 +57,7 @@ pub struct Service<'a> {
     pub ready_file: Option<&'a Path>,
 }
 
-/// The pod of a service.
+/// Returns the pod of a service.
 #[must_use]
 pub fn service(of: &Service<'_>) -> Pod {
     let mut resources = json!({
@@ -89,10 +89,10 @@ pub fn service(of: &Service<'_>) -> Pod {
     )
 }
 
-/// Where the batch pods of one phase work and count.
+/// Program and directories of the batch pods of one phase.
 #[derive(Debug, Clone)]
 pub struct Batch<'a> {
-    /// This program.
+    /// Path of this program.
     pub executable: &'a Path,
     /// Directory of the counters.
     pub counters: PathBuf,
@@ -102,7 +102,7 @@ pub struct Batch<'a> {
     pub generation: usize,
 }
 
-/// What batch pod `number` runs.
+/// Returns the command line of a batch pod.
 fn command(neighbour: Neighbour, batch: &Batch<'_>, counter: &Path) -> Vec<String> {
     match workload(neighbour, &batch.scratch, counter) {
         Some(args) => [batch.executable.display().to_string(), "workload".into()]
@@ -144,7 +144,7 @@ fn ffmpeg(counter: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Batch pod `number` for `phase`: best-effort in `besteffort`, burstable with as much as the service
+/// Returns batch pod `number` for `phase`: best-effort in `besteffort`, burstable with as much as the service
 /// requests in `unmanaged`, BE with batch resources otherwise.
 #[must_use]
 pub fn batch(scenario: &Scenario, phase: Phase, number: usize, batch: &Batch<'_>) -> Pod {

@@ -27,7 +27,7 @@ pub struct CpuSample {
     pub be_cap_cores: Option<f64>,
 }
 
-/// What to look at.
+/// Targets to sample.
 #[derive(Debug, Clone)]
 pub struct Targets {
     /// The kernel.
@@ -60,12 +60,12 @@ struct Sample {
     cap_cores: Option<f64>,
 }
 
-/// What happened between two instants, as fractions of the machine where not said otherwise.
+/// Measurements between two instants, as fractions of the machine unless noted otherwise.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Window {
     /// Busy fraction.
     pub cpu_utilization: f64,
-    /// Taken by the hypervisor.
+    /// Fraction taken by the hypervisor.
     pub steal: f64,
     /// Used by processes outside of the measured pods and programs.
     pub strangers: f64,
@@ -213,7 +213,7 @@ impl Targets {
 }
 
 impl Series {
-    /// The counters at `at_ns`, interpolated between the two samples around it.
+    /// Returns the counters at `at_ns`, interpolated between the two samples around it.
     fn at(&self, at_ns: u64) -> Sample {
         let after = self.samples.partition_point(|sample| sample.at_ns < at_ns);
         let (Some(b), Some(a)) = (
@@ -245,7 +245,7 @@ impl Series {
         }
     }
 
-    /// What happened between `window.0` and `window.1` (`CLOCK_MONOTONIC` nanoseconds).
+    /// Returns the measurements between `window.0` and `window.1` (`CLOCK_MONOTONIC` nanoseconds).
     #[must_use]
     pub fn window(&self, window: (u64, u64)) -> Window {
         let (a, b) = (self.at(window.0), self.at(window.1));
@@ -271,7 +271,7 @@ impl Series {
         }
     }
 
-    /// CPU by class over time, seconds counted from `origin_ns`, in steps of half a second.
+    /// Returns the CPU usage by class over time, seconds counted from `origin_ns`, in steps of half a second.
     #[must_use]
     pub fn cpu(&self, origin_ns: u64) -> Vec<CpuSample> {
         const STEP: usize = 5;

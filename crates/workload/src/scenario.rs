@@ -1,4 +1,4 @@
-//! What the demo can show: services and the neighbours that hurt them, each a mechanism of its own.
+//! Scenarios of the demo: services and the neighbors that hurt them, each a mechanism of its own.
 
 use super::phase::Phase;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 /// A service that shares the machine with batch work of one kind.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
-    /// What `--scenario` calls it.
+    /// Name for `--scenario`.
     pub name: &'static str,
     /// A heading.
     pub title: &'static str,
-    /// What shares the machine, and which means could help.
+    /// Description of what shares the machine, and of the means that could help.
     pub about: &'static str,
     /// The phases measured; `alone` comes first.
     pub phases: &'static [Phase],
@@ -33,10 +33,10 @@ pub struct Scenario {
     pub strangers: f64,
 }
 
-/// What a request costs.
+/// Cost of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceLoad {
-    /// Whether it is nginx and not our own.
+    /// True for nginx, false for our own service.
     pub nginx: bool,
     /// CPU time per request, in microseconds; of nginx, roughly.
     pub us: f64,
@@ -60,7 +60,7 @@ pub struct Load {
     pub slots: Option<(u64, u64)>,
 }
 
-/// What batch pods do, one pod per CPU.
+/// Work of the batch pods, one pod per CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Neighbour {
     /// Compute, with so many threads per pod.
@@ -78,7 +78,7 @@ pub enum Neighbour {
 }
 
 impl Neighbour {
-    /// What one operation is, for people.
+    /// Returns the unit of one operation, for people.
     #[must_use]
     pub fn operation(self) -> &'static str {
         match self {
@@ -256,7 +256,7 @@ pub const ALL: &[Scenario] = &[
 ];
 
 impl Scenario {
-    /// The phases to play: koord against plain Kubernetes, or `all` it has.
+    /// Returns the phases to play: koord against plain Kubernetes, or all of them.
     #[must_use]
     pub fn phases(&self, all: bool) -> &'static [Phase] {
         if all { self.phases } else { &DEFAULT_PHASES }
@@ -272,7 +272,7 @@ impl Scenario {
     }
 }
 
-/// Where `PATH` has a program.
+/// Returns the path of a program in `PATH`.
 #[must_use]
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
@@ -288,17 +288,17 @@ fn is_program(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|of| of.is_file() && executable(of.permissions().mode()))
 }
 
-/// The names there are, for messages.
+/// Returns the names of all scenarios, for messages.
 #[must_use]
 pub fn names() -> String {
     let names: Vec<&str> = ALL.iter().map(|scenario| scenario.name).collect();
     names.join(", ")
 }
 
-/// The scenarios a command line asks for: names, or `all`.
+/// Returns the scenarios that a command line requests: names, or `all`.
 ///
 /// # Errors
-/// A name that is none, with those there are.
+/// When a name is unknown; the message lists the valid ones.
 pub fn select(asked: &[String]) -> Result<Vec<&'static Scenario>, String> {
     if asked.iter().any(|name| name == "all") {
         return Ok(ALL.iter().collect());

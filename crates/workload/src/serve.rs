@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Size of a request and of a response, in bytes.
 pub const FRAME: usize = 8;
 
-/// How the service runs.
+/// Options of the service.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Address to listen on.
@@ -44,7 +44,7 @@ pub struct Args {
     pub ready_file: Option<PathBuf>,
 }
 
-/// What a request does.
+/// Work of a request.
 #[derive(Debug, Clone)]
 struct Work {
     steps: u64,
@@ -101,7 +101,7 @@ impl Work {
     }
 }
 
-/// One cycle through all lines in random order, so that no prefetcher can guess the next.
+/// Returns one cycle through all lines in random order, so that no prefetcher can guess the next.
 fn table(lines: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..u32::try_from(lines).unwrap_or(u32::MAX)).collect();
     let mut random = fastrand::Rng::with_seed(7);
@@ -173,7 +173,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The CPUs this process may run on.
+/// Returns the CPUs this process may run on.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     let mask = rustix::thread::sched_getaffinity(None);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The median; 0 for no values. The mean of the middle two for an even count.
+/// Returns the median; 0 for no values. The mean of the middle two for an even count.
 #[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
@@ -41,7 +41,7 @@ pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     }
 }
 
-/// How two sets of runs compare.
+/// Result of a comparison of two sets of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Every run of the first is below every run of the second.

@@ -1,5 +1,5 @@
-//! How health checks went, for service level indicators: `/metrics/slis`, as Kubernetes' components
-//! serve it.
+//! Results of health checks for service level indicators: `/metrics/slis`, in the format of Kubernetes'
+//! components.
 
 use crate::metrics;
 use axum::Router;
@@ -39,7 +39,7 @@ impl Slis {
     }
 }
 
-/// A check called `name` was made at `/<kind>`.
+/// Records the result of the check `name` at `/<kind>`.
 pub(super) fn observe(slis: Option<&Slis>, name: &str, kind: &str, passed: bool) {
     let Some(slis) = slis else { return };
     slis.last

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What a flag's value looks like.
+/// Format of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Anything.
@@ -26,7 +26,7 @@ pub type Row = (&'static str, Kind, &'static str, &'static str);
 
 /// The flags of one program.
 pub trait Table {
-    /// In parts, as programs share some.
+    /// The flags, in several lists because programs share some.
     const PARTS: &'static [&'static [Row]];
 }
 
@@ -82,7 +82,7 @@ impl<T> Clone for Accepted<T> {
 }
 
 impl<T> Accepted<T> {
-    /// One line per flag that was set and changes nothing.
+    /// Returns a line for each flag that was set and has no effect.
     pub fn notes(&self) -> impl Iterator<Item = String> + '_ {
         self.set
             .iter()

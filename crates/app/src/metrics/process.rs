@@ -56,7 +56,7 @@ impl Process {
         })
     }
 
-    /// What cannot be read stays as it was.
+    /// Updates the metrics. A value that cannot be read stays unchanged.
     fn refresh(&self) {
         if let Some([used, start]) = read("/proc/self/stat").as_deref().and_then(times) {
             self.cpu.inc_by((used - self.cpu.get()).max(0.0));
@@ -121,7 +121,8 @@ fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// CPU seconds used, and seconds from boot to start. The command's name may hold anything.
+/// Parses the CPU seconds used, and the seconds from boot to start. The command's name may contain any
+/// character.
 fn times(stat: &str) -> Option<[f64; 2]> {
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -129,7 +130,7 @@ fn times(stat: &str) -> Option<[f64; 2]> {
     Some([(ticks(11)? + ticks(12)?) / TICKS, ticks(19)? / TICKS])
 }
 
-/// The number that follows the first word of each line.
+/// Parses the number that follows the first word of each line.
 fn fields(text: &str) -> HashMap<&str, f64> {
     let line = |line: &'_ str| -> Option<(usize, f64)> {
         let mut words = line.split_whitespace();
@@ -141,7 +142,7 @@ fn fields(text: &str) -> HashMap<&str, f64> {
         .collect()
 }
 
-/// The soft limit on the line that starts with `name`.
+/// Parses the soft limit on the line that starts with `name`.
 fn limit(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     match line.split_whitespace().next()? {

@@ -149,7 +149,7 @@ pub(super) fn of_v2_controller(controller: &str, parent_cpus: &str) -> Vec<(&'st
     files
 }
 
-/// procfs and sysfs of a quiet machine with one socket and 8 GiB.
+/// Creates procfs and sysfs of an idle machine with one socket and 8 GiB.
 pub(super) fn machine(dir: &Path, online: &CpuSet) -> io::Result<()> {
     let put = |relative: &str, content: &str| -> io::Result<()> {
         let path = dir.join(relative);

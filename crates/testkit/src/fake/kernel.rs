@@ -14,7 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 struct State {
     attempts: Vec<Attempt>,
     refusals: Vec<(String, i32)>,
-    /// How many core-scheduling cookies were made.
+    /// Number of core-scheduling cookies created.
     cookies: u64,
 }
 
@@ -195,8 +195,8 @@ impl KernelWriter for FakeKernel {
         result
     }
 
-    /// A process with a file `core_sched_cookie` in procfs has a kernel with core scheduling; its
-    /// cookie is in there.
+    /// Applies `cookie` to a process. A process with a file `core_sched_cookie` in procfs runs on a kernel
+    /// with core scheduling; the file holds its cookie.
     fn core_sched(&self, proc: &Path, pid: u32, cookie: Cookie) -> io::Result<u64> {
         let mut state = self.lock();
         let file = |pid: u32| proc.join(format!("{pid}/core_sched_cookie"));

@@ -1,4 +1,4 @@
-//! What the kernel refuses in procfs and sysfs.
+//! Values that the kernel rejects in procfs and sysfs.
 
 use super::kernel::errno;
 use libc::EINVAL;
@@ -40,7 +40,7 @@ pub(super) fn write(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, format!("{value}\n"))
 }
 
-/// A word switches the feature of that name; an unknown one is refused.
+/// Switches the feature that `word` names; an unknown one is rejected.
 fn feature(path: &Path, word: &str) -> io::Result<()> {
     let plain = |word: &str| word.strip_prefix("NO_").unwrap_or(word).to_owned();
     let list = fs::read_to_string(path)?;

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One attempted write, as [`Tree::writes`] reports it.
+/// An attempted write, reported by [`Tree::writes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
     /// The file, relative to the cgroup directory, `cpu/kubepods/cpu.shares`, or else to the
@@ -47,7 +47,7 @@ pub struct Tree {
     kernel: Arc<FakeKernel>,
 }
 
-/// How the fake mounts its cgroup trees.
+/// Layout of the fake's cgroup trees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     V1,
@@ -65,7 +65,7 @@ const V1_TREES: [(Controller, &str); 6] = [
 ];
 
 impl Tree {
-    /// A machine with cgroup v1 only and the online CPUs `online` (list format).
+    /// Creates a machine with cgroup v1 only and the online CPUs `online` (list format).
     ///
     /// # Errors
     /// When the temporary directory cannot be filled.
@@ -81,7 +81,7 @@ impl Tree {
         Self::build(Layout::Hybrid, online)
     }
 
-    /// A machine with cgroup v2 only.
+    /// Creates a machine with cgroup v2 only.
     ///
     /// # Errors
     /// As [`Tree::v1`].
@@ -123,13 +123,13 @@ impl Tree {
         Ok(Self { dir, root, kernel })
     }
 
-    /// The machine, for the code under test.
+    /// Returns the machine, for the code under test.
     #[must_use]
     pub fn root(&self) -> &Root {
         &self.root
     }
 
-    /// The directory that holds `proc` and `sys`.
+    /// Returns the directory that holds `proc` and `sys`.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -208,7 +208,7 @@ impl Tree {
         fs::write(&path, content).map_err(|error| koord_host::HostError::io("write", &path, error))
     }
 
-    /// The raw content of a file of a group, trimmed.
+    /// Returns the raw content of a file of a group, trimmed.
     ///
     /// # Errors
     /// When the resource does not exist in this version or the file cannot be read.
@@ -249,7 +249,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The writer behind [`Tree::root`], for a [`Root`] with other settings.
+    /// Returns the writer behind [`Tree::root`], for a [`Root`] with other settings.
     #[must_use]
     pub fn writer(&self) -> Arc<dyn KernelWriter> {
         self.kernel.clone()

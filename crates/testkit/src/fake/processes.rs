@@ -1,9 +1,9 @@
-//! Where processes are, and which controllers a v2 group hands to its children.
+//! Rules for processes in groups, and for the controllers that a v2 group enables for its children.
 //!
-//! On v2 the two go together. Memory and I/O are *domain* controllers: a group that hands one of
-//! them down has no processes of its own. CPU, CPU sets and pids are *threaded* controllers: a group
-//! may have both them and processes, but is then a thread root, and its children are no place for
-//! processes or controllers.
+//! On v2 the two depend on each other. Memory and I/O are *domain* controllers: a group that enables one of
+//! them for its children has no processes of its own. CPU, CPU sets and pids are *threaded* controllers: a
+//! group may have both them and processes, but is then a thread root, and its children can have neither
+//! processes nor controllers.
 
 use super::files;
 use super::kernel::{FakeDir, child_dirs, errno, read};
@@ -71,13 +71,13 @@ fn has_processes(dir: &Path) -> bool {
     !read(dir, "cgroup.procs").is_empty()
 }
 
-/// Whether there is a process in the group or below.
+/// Returns whether there is a process in the group or below.
 pub(super) fn is_populated(dir: &Path) -> bool {
     has_processes(dir) || child_dirs(dir).iter().any(|child| is_populated(child))
 }
 
-/// Whether a group may have processes and threaded controllers at once: no domain controller, and
-/// no processes below.
+/// Returns whether a group may have processes and threaded controllers at once: no domain controller, and no
+/// processes below.
 fn can_be_thread_root(place: &FakeDir<'_>, dir: &Path) -> bool {
     dir == place.mount
         || (enabled(dir).iter().all(|(_, threaded)| *threaded)
@@ -88,7 +88,7 @@ fn is_thread_root(dir: &Path) -> bool {
     has_processes(dir) && enabled(dir).iter().any(|(_, threaded)| *threaded)
 }
 
-/// Whether no group above is a thread root.
+/// Returns whether no group above is a thread root.
 fn is_domain(place: &FakeDir<'_>, dir: &Path) -> bool {
     let mut above = dir.ancestors().skip(1);
     !above.any(|group| {
@@ -115,7 +115,7 @@ fn leave(dir: &Path, pid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The fake's processes are numbers only: killing forgets them.
+/// Removes the processes, which are only numbers in the fake.
 pub(super) fn kill(dir: &Path) -> io::Result<()> {
     for name in ["cgroup.procs", "cgroup.threads"] {
         fs::write(dir.join(name), "")?;
@@ -189,7 +189,7 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     place.set("cgroup.subtree_control", &after.join(" "))
 }
 
-/// Whether the group may hand down these controllers as well.
+/// Checks that the group may enable these controllers for its children, too.
 fn vet(place: &FakeDir<'_>, enabling: &[(&str, bool)]) -> io::Result<()> {
     if enabling.is_empty() {
         return Ok(());

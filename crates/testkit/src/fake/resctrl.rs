@@ -1,6 +1,6 @@
-//! A strict resctrl: refuses what the kernel refuses, and says why in `info/last_cmd_status`.
+//! A strict resctrl: rejects what the kernel rejects, with the reason in `info/last_cmd_status`.
 //!
-//! The rules follow `Documentation/filesystems/resctrl.rst` and the answers of Linux 6.18.
+//! The rules follow `Documentation/filesystems/resctrl.rst` and the responses of Linux 6.18.
 
 use super::kernel::{child_dirs, errno, read};
 use koord_host::resctrl::{ResctrlGroup, Schema, parse_schemata};
@@ -17,22 +17,22 @@ pub struct ResctrlHardware {
     pub domains: Vec<u32>,
     /// Every bit that an L3 mask may have.
     pub mask: u64,
-    /// How many bits a mask must have.
+    /// Minimum number of bits of a mask.
     pub min_bits: u32,
-    /// Whether the bits of a mask may be apart.
+    /// True if the bits of a mask need not be adjacent.
     pub sparse: bool,
     /// Code and data of the L3 cache apart.
     pub cdp: bool,
     /// Smallest and largest bandwidth and its step; `None` without bandwidth allocation.
     pub bandwidth: Option<(u64, u64, u64)>,
-    /// How many groups there can be, the root included.
+    /// Maximum number of groups, the root included.
     pub closids: u32,
-    /// Whether it can measure.
+    /// True if it has monitoring.
     pub monitor: bool,
 }
 
 impl ResctrlHardware {
-    /// Two sockets with 11 ways each; bandwidth in steps of 10 percent.
+    /// Returns hardware with two sockets of 11 ways each; bandwidth in steps of 10 percent.
     #[must_use]
     pub fn intel() -> Self {
         Self {
@@ -47,7 +47,7 @@ impl ResctrlHardware {
         }
     }
 
-    /// Four core complexes whose ids are not 0..3; bandwidth in 1/8 GB/s.
+    /// Returns hardware with four core complexes whose ids are not 0..3; bandwidth in 1/8 GB/s.
     #[must_use]
     pub fn amd() -> Self {
         Self {
@@ -60,7 +60,7 @@ impl ResctrlHardware {
         }
     }
 
-    /// ARM's MPAM: one cache with a large id, bandwidth in percent.
+    /// Returns hardware with ARM's MPAM: one cache with a large id, bandwidth in percent.
     #[must_use]
     pub fn mpam() -> Self {
         Self {
@@ -84,7 +84,7 @@ impl ResctrlHardware {
         caches.iter().copied().chain(bandwidth).collect()
     }
 
-    /// With CDP every group takes two.
+    /// Returns the maximum number of groups. With CDP every group takes two CLOSIDs.
     fn groups(&self) -> usize {
         self.closids as usize / if self.cdp { 2 } else { 1 }
     }
@@ -187,7 +187,7 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// The files of a new group.
+    /// Creates the files of a new group.
     fn fill(&self, group: &Path) -> io::Result<()> {
         fs::write(
             group.join("schemata"),
@@ -258,7 +258,7 @@ impl Mounted {
         std::iter::once(self.dir.clone()).chain(named).collect()
     }
 
-    /// One existing thread per write.
+    /// Parses the id of an existing thread; one per write.
     fn find_task(&self, value: &str) -> Result<String, Refusal> {
         let bad = |_| (EINVAL, format!("Task list parsing error pid {value}"));
         let id: i32 = value.trim().parse().map_err(bad)?;
@@ -271,7 +271,7 @@ impl Mounted {
         Ok(id.to_string())
     }
 
-    /// The group's schemata with the lines of `value`; all of them or none.
+    /// Returns the group's schemata with the lines of `value` applied; all of them or none.
     fn check(
         &self,
         group: &Path,
@@ -372,7 +372,7 @@ impl Mounted {
         self.fill(path)
     }
 
-    /// The tasks of the group go back to the root.
+    /// Removes a group; its tasks go back to the root.
     pub(super) fn remove_dir(&self, path: &Path) -> io::Result<()> {
         if !path.is_dir() {
             return Err(errno(ENOENT));

@@ -1,4 +1,4 @@
-//! What the kernel refuses and changes, file by file.
+//! Checks and conversions by the kernel, file by file.
 
 use super::kernel::{FakeDir, child_dirs, errno, read};
 use super::processes::is_populated;
@@ -181,7 +181,7 @@ fn is_read_only(name: &str) -> bool {
     )
 }
 
-/// A whole number; one that does not fit is another error than none.
+/// Parses a whole number; ERANGE for one that does not fit, else EINVAL.
 pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
     let digits = value.strip_prefix(['+', '-']).unwrap_or(value);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -198,8 +198,8 @@ pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
         .ok_or_else(|| errno(ERANGE))
 }
 
-/// A CPU or node list. Empty items are nothing to the kernel, and numbers that it was not built or
-/// booted for are another error than what it cannot read.
+/// Parses a CPU or node list. Like the kernel it ignores empty items, and returns ERANGE for numbers beyond
+/// those that it was built or booted for, else EINVAL.
 fn list(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
     let limit = match name {
         "cpuset.cpus" => place.online.iter().last().map_or(1, |last| last + 1),
@@ -215,7 +215,7 @@ fn list(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
     }
 }
 
-/// A group with the idle policy has no weight of its own.
+/// Rejects a write to a group with the idle policy, which has no weight of its own.
 fn refuse_idle(place: &FakeDir<'_>) -> io::Result<()> {
     if place.read("cpu.idle") == "1" {
         Err(errno(EINVAL))
@@ -270,7 +270,7 @@ impl Bandwidth {
         }
     }
 
-    /// CPU share as quota / period, exact enough as parts per 2^20 like the kernel's own ratio.
+    /// Returns the CPU share as quota / period, exact enough as parts per 2^20 like the kernel's own ratio.
     fn ratio(self) -> Option<u64> {
         let quota = u64::try_from(self.quota).ok()?;
         Some(quota.saturating_mul(1 << 20) / self.period.max(1))
@@ -292,8 +292,8 @@ impl Bandwidth {
         Ok(())
     }
 
-    /// On v1 no child may have more than its nearest limited ancestor. The whole tree is checked,
-    /// so lowering a parent below a child is refused as well.
+    /// Returns whether no child exceeds its nearest limited ancestor, as v1 requires. The whole tree is
+    /// checked, so lowering a parent below a child is rejected as well.
     fn fits(self, place: &FakeDir<'_>) -> bool {
         let mut limit = None;
         let mut dir = place.dir.parent();
@@ -319,12 +319,12 @@ fn children_fit(dir: &Path, limit: Option<u64>) -> bool {
     })
 }
 
-/// The machine has one memory node.
+/// Returns the memory nodes: the machine has one.
 fn memory_nodes() -> CpuSet {
     CpuSet::from_iter([0])
 }
 
-/// v1: a subset of the parent, a superset of the children, and not empty while in use.
+/// Writes a v1 set: a subset of the parent, a superset of the children, and not empty while in use.
 fn v1_set(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     if place.is_root() {
         return Err(errno(EACCES));
@@ -360,7 +360,8 @@ fn v1_set(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// v2: the effective set is what is configured and the parent has, else what the parent has.
+/// Updates the effective sets of v2: the intersection of the configured and the parent's set, or the parent's
+/// if that is empty.
 fn refresh_v2_cpus(dir: &Path, inherited: &CpuSet) -> io::Result<()> {
     for child in child_dirs(dir) {
         let file = child.join("cpuset.cpus.effective");
@@ -379,7 +380,7 @@ fn refresh_v2_cpus(dir: &Path, inherited: &CpuSet) -> io::Result<()> {
     Ok(())
 }
 
-/// A size with an optional K, M or G, rounded down to pages; `unlimited` is the word for no limit.
+/// Parses a size with an optional K, M or G, rounded down to pages; `unlimited` is the word for no limit.
 fn bytes(value: &str, unlimited: &str) -> io::Result<u64> {
     if value == unlimited {
         return Ok(V1_UNLIMITED);
@@ -402,7 +403,7 @@ fn bytes(value: &str, unlimited: &str) -> io::Result<u64> {
     Ok(number.wrapping_mul(1 << shift) / PAGE * PAGE)
 }
 
-/// One line per device; zero removes it.
+/// Writes the line of a device; zero removes it.
 fn throttle(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     let (device, limit) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
     let (major, minor) = device.split_once(':').ok_or_else(|| errno(EINVAL))?;
@@ -423,7 +424,7 @@ fn throttle(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     place.set(name, &lines.join("\n"))
 }
 
-/// The limits of one device share a line, which is there while one of them is a number.
+/// Writes limits of one device. They share a line, which exists while one of them is a number.
 fn io_max(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     const KEYS: [&str; 4] = ["rbps", "wbps", "riops", "wiops"];
     let (device, fields) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
@@ -469,7 +470,7 @@ fn io_max(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     place.set("io.max", &lines.join("\n"))
 }
 
-/// A weight of 1 to 10000 for all devices or for one; `default` takes the one away.
+/// Writes a weight of 1 to 10000 for all devices or for one; `default` removes that of a device.
 fn io_weight(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let (key, weight) = value.split_once(' ').unwrap_or(("default", value));
     let weight = weight.trim();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The environment variable that names the directory that `bench/containerd get` made.
 pub const CONTAINERD: &str = "KOORD_CONTAINERD";
 
-/// What it has for containers: busybox.
+/// Image for its containers: busybox.
 pub const IMAGE: &str = "koord.local/busybox:1";
 
 /// A part of the program: a measurement may run far from the repository.
@@ -30,7 +30,8 @@ fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
     Err(io::Error::other(said.trim().to_owned()))
 }
 
-/// The directory that [`CONTAINERD`] names. `None`, and said so, where there is none.
+/// Returns the directory in the variable [`CONTAINERD`]. `None`, recorded as a skipped test, where there is
+/// none.
 #[track_caller]
 #[must_use]
 pub fn containerd_for_test() -> Option<PathBuf> {
@@ -48,12 +49,13 @@ pub fn containerd_for_test() -> Option<PathBuf> {
 pub struct Containerd {
     directory: PathBuf,
     run: PathBuf,
-    /// Whether `run` is removed at the end.
+    /// True if `run` is removed at the end.
     temporary: bool,
 }
 
 impl Containerd {
-    /// One for a test, as [`CONTAINERD`] says. `None`, and said so, where it names none.
+    /// Starts a containerd for a test, from the directory in [`CONTAINERD`]. `None`, recorded as a skipped
+    /// test, where there is none.
     ///
     /// # Panics
     /// When it does not start.
@@ -74,10 +76,10 @@ impl Containerd {
         }
     }
 
-    /// The one of `directory`, with everything it has below `run`.
+    /// Starts the containerd of `directory`, with all its files below `run`.
     ///
     /// # Errors
-    /// What the script says.
+    /// The script's error output.
     pub fn start(directory: &Path, run: &Path) -> io::Result<Self> {
         let one = Self {
             directory: directory.to_owned(),
@@ -96,7 +98,7 @@ impl Containerd {
         self.script("kill");
     }
 
-    /// Another one where this one was, after it was killed.
+    /// Starts it again in the same place, after it was killed.
     ///
     /// # Panics
     /// When it does not start.
@@ -116,13 +118,13 @@ impl Containerd {
         self.run.join(name)
     }
 
-    /// Where it speaks the CRI.
+    /// Returns the path of its CRI socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.path("containerd.sock")
     }
 
-    /// Where plugins (NRI) connect.
+    /// Returns the path of its socket for NRI plugins.
     #[must_use]
     pub fn nri_socket(&self) -> PathBuf {
         self.path("nri.sock")
@@ -155,7 +157,7 @@ impl Drop for Containerd {
 pub struct Groups(Cgroup);
 
 impl Groups {
-    /// The group `name` below the hierarchies' roots.
+    /// Creates the group `name` below the hierarchies' roots.
     ///
     /// # Errors
     /// When it cannot be made.

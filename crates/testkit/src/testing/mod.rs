@@ -1,7 +1,7 @@
-//! How a test says that it does not run, and the container runtime that some need.
+//! Record of skipped tests, and the container runtime that some tests need.
 //!
-//! The test harness swallows what a passing test prints, so a skipped test looks like a passed one.
-//! Every test that lacks something therefore says so here, and the gate (`.ci/skips`) reads it.
+//! The test harness swallows the output of a passing test, so a skipped test looks like a passed one. Every
+//! test that lacks something therefore reports so here, and the gate (`.ci/skips`) reads the reports.
 
 mod containerd;
 mod nvml;

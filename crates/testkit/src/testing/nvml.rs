@@ -24,7 +24,7 @@ pub struct FakeGpu {
     pub memory: u64,
     /// Its PCI bus: it is `0000:<bus>:00.0`.
     pub bus: u8,
-    /// Whether its health can be watched.
+    /// True if its health can be watched.
     pub watched: bool,
 }
 
@@ -35,8 +35,8 @@ pub struct FakeNvml {
 }
 
 impl FakeNvml {
-    /// Compiles one into `dir`, which must exist, for these GPUs and driver 535.104.05. `None`, and said
-    /// so, where there is no C compiler.
+    /// Compiles a fake library into `dir`, which must exist, for these GPUs and driver 535.104.05. `None`,
+    /// recorded as a skipped test, where there is no C compiler.
     ///
     /// # Errors
     /// When the compiler refuses or files cannot be written.
@@ -74,13 +74,13 @@ impl FakeNvml {
         Ok(Some(fake))
     }
 
-    /// Where the library is.
+    /// Returns the path of the library.
     #[must_use]
     pub fn library(&self) -> PathBuf {
         self.dir.join(koord_host::nvml::LIBRARY)
     }
 
-    /// Changes what it answers; the head of `nvml.c` says how. The file changes at once.
+    /// Replaces a file with the library's results, atomically; the head of `nvml.c` describes the files.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -90,7 +90,7 @@ impl FakeNvml {
         fs::rename(draft, self.dir.join(file))
     }
 
-    /// A file of the library's; empty where there is none.
+    /// Reads a file of the library; empty where there is none.
     #[must_use]
     pub fn read(&self, file: &str) -> String {
         fs::read_to_string(self.dir.join(file)).unwrap_or_default()

@@ -1,8 +1,8 @@
-//! How a test waits for what sends no event.
+//! Polling in tests for conditions that send no event.
 
 use std::time::{Duration, Instant};
 
-/// How long a test waits before it calls something broken: a machine that builds and tests is busy.
+/// Timeout after which a test fails: a machine that builds and tests is busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Returns the pause before the next look, after `waited`: short at first, and a sixteenth of the wait later, so that
