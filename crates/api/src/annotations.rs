@@ -88,7 +88,7 @@ pub const RESERVATION_NODE: &str = "scheduling.koordinator.sh/reservation-node";
 /// JSON resource list the reservation was resized to.
 pub const RESERVATION_RESIZE_ALLOCATABLE: &str =
     "scheduling.koordinator.sh/reservation-resize-allocatable";
-/// `true` on pods that stand for a pre-allocating reservation.
+/// `true` on the pod that represents a reservation with `spec.preAllocation` in the scheduler.
 pub const IS_PRE_ALLOCATION: &str = "scheduling.koordinator.sh/is-pre-allocation";
 
 // Gangs.

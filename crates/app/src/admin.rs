@@ -86,8 +86,8 @@ impl Admin {
         }
     }
 
-    /// Shows the families that `external` names at `/external-metrics` only, and the others at
-    /// `/internal-metrics` only. `/metrics` shows all.
+    /// Serves the metric families for whose names `external` returns true at `/external-metrics`, and the
+    /// others at `/internal-metrics`. `/metrics` serves all.
     #[must_use]
     pub fn split_metrics(mut self, external: fn(&str) -> bool) -> Self {
         self.external = Some(external);
@@ -211,8 +211,8 @@ async fn serve_routes(
     Ok(local)
 }
 
-/// Answers whoever looks for Go's profiles: there are none here, and what to do instead. Everything below
-/// `/debug/pprof` is answered with 501.
+/// Returns routes that answer every request below `/debug/pprof` with 501 and how to use `perf`: there are no
+/// Go profiles.
 pub fn no_profiles() -> Router {
     let text = format!(
         "This program is not written in Go and has no /debug/pprof. To see where its time goes: \

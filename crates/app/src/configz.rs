@@ -6,11 +6,12 @@ use serde_json::{Map, Value};
 /// Exceptions in the names of one configuration's fields.
 #[derive(Debug, Clone, Copy)]
 pub struct GoNames {
-    /// Maps and API objects: their keys are not fields of the configuration.
+    /// Names of fields that hold maps or API objects: the keys inside are not renamed.
     pub as_they_are: &'static [&'static str],
-    /// Names that are not those of the file with a capital: as in the file, and in Go.
+    /// Fields whose Go name is not the file's name with a capital first letter: the name in the file and the
+    /// name in Go.
     pub special: &'static [(&'static str, &'static str)],
-    /// Numbers that are 0 when they are unset.
+    /// Names of numeric fields that are shown as 0 if they are unset, not as null.
     pub zero: &'static [&'static str],
 }
 

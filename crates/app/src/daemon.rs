@@ -22,8 +22,8 @@ pub fn runtime() -> Result<Runtime> {
     builder.enable_all().build().context("tokio runtime")
 }
 
-/// Returns what a node's own daemons run on. A call is a handful of steps of different tasks: on several threads
-/// most of its time would go into waking them.
+/// Returns a single-threaded runtime, for programs that run on each node, such as koordlet. A call passes
+/// through several short tasks; with several threads, most of its time would go into waking them.
 ///
 /// # Errors
 /// When the operating system refuses.

@@ -18,7 +18,7 @@ pub enum Stage {
 pub struct Gate {
     /// The name on the command line.
     pub name: &'static str,
-    /// Maturity of the feature.
+    /// Maturity of the feature: alpha, beta or stable.
     pub stage: Stage,
     /// True if it is on by default.
     pub default: bool,

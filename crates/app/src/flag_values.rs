@@ -175,7 +175,8 @@ pub fn bind_address(value: &str) -> Result<Option<SocketAddr>, FlagValueError> {
     }
 }
 
-/// Selection among named parts: `*` is all, `name` and `-name` one; the first mention of a name counts.
+/// Selection of named parts: `*` selects all, `name` selects one and `-name` excludes one. If a name occurs
+/// several times, the first occurrence counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection(Vec<String>);
 

@@ -208,7 +208,8 @@ pub fn set_verbosity(value: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Returns the response of upstream's programs to `PUT /debug/flags/v` with `value`.
+/// Sets the verbosity like [`set_verbosity`], and returns the text with which upstream's `/debug/flags/v`
+/// responds.
 ///
 /// # Errors
 ///

@@ -29,8 +29,8 @@ pub fn register<C: Collector + Clone + 'static>(
     Ok(collector)
 }
 
-/// Registers `collector` unless `registry` has one of its name, and hands it back, for use. For metrics that several
-/// components of one process have: those of the first one are shown.
+/// Registers `collector` unless `registry` has one of its name, and returns `collector` in both cases. If
+/// several components of a process have the same metrics, only those of the first are exported.
 ///
 /// # Errors
 ///
@@ -65,7 +65,7 @@ pub fn encode_families(families: &[MetricFamily]) -> prometheus::Result<String> 
     Ok(String::from_utf8_lossy(&buffer).into_owned())
 }
 
-/// Names the builder of a vector's type, which the library does not export.
+/// Maps a metric vector to the type of its builder, which the `prometheus` crate does not export.
 pub trait Vector {
     /// Type that builds its metrics.
     type Builder: MetricVecBuilder;

@@ -72,7 +72,8 @@ impl TokenBucket {
         self.full_at = self.full_at.saturating_sub(self.interval);
     }
 
-    /// Changes the interval from `now` on; tokens that are there stay.
+    /// Changes the interval, the time per token, from `now` on. The number of available tokens does not
+    /// change.
     pub fn set_interval(&mut self, interval: Duration, now: Duration) {
         let interval = interval.min(Self::MAX_INTERVAL);
         self.follow(now);

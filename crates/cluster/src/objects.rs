@@ -42,8 +42,8 @@ pub async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
         .context("ConfigMap slo-controller-config")
 }
 
-/// Gives settings of an older start the label by which the webhook that checks them selects. Whoever
-/// gave it another value meant that.
+/// Adds the label by which the webhook selects the ConfigMap, if an earlier version created it without.
+/// Another value of the label is kept.
 async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
     let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
     let label = labels::CONFIGMAP_TYPE;

@@ -25,8 +25,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 type Handlers = BTreeMap<&'static str, Webhook>;
 
-/// Registers every path of the manager with `server`, under the address of the service that the
-/// configurations name, and installs these. Questions wait for the manager that gets the result.
+/// Registers a handler for each webhook of the manager with `server`, under the URLs that the webhook
+/// configurations name, and installs the configurations. The result passes the manager's handlers on;
+/// requests wait until it was called.
 ///
 /// # Errors
 /// The configurations cannot be written.
@@ -53,8 +54,8 @@ pub async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Resu
     })))
 }
 
-/// Takes away the configurations of an earlier start: until the manager runs, whoever they send
-/// questions to would be waited for, or not be there.
+/// Deletes the webhook configurations of an earlier start. With them, requests would wait for a webhook
+/// server that does not answer yet, or fail, until the manager runs.
 ///
 /// # Errors
 /// They cannot be deleted.

@@ -90,8 +90,8 @@ impl Capabilities {
         other.0 & !self.0 == 0
     }
 
-    /// Returns whether a process with them can mount file systems, and so see and change what is hidden from
-    /// it.
+    /// Returns true if the set has `CAP_SYS_ADMIN`. A process with it can mount file systems, and so see and
+    /// change what its mount namespace hides.
     pub(crate) fn can_mount(self) -> bool {
         self.contains(Self(CapabilitySet::SYS_ADMIN.bits()))
     }

@@ -17,21 +17,22 @@ const THREAD: c_ulong = 0;
 /// Scope of a process with all its threads.
 const PROCESS: c_ulong = 1;
 
-/// An operation on the cookie of a process, all its threads included.
+/// Operation on the core-scheduling cookie of a process, for all its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cookie {
     /// Reads the cookie.
     Get,
     /// Creates a new cookie.
     New,
-    /// Copies the cookie of another process.
+    /// Copies the cookie of the process with this id.
     From(u32),
     /// Removes the cookie.
     Clear,
 }
 
 impl Cookie {
-    /// Parses a value that is written to a process's cookie: `new`, `from PID`, or `0` for none.
+    /// Parses an operation from the text of a write: `new`, `from PID`, or `0` to remove the cookie. Returns
+    /// `None` for other text.
     pub(crate) fn parse(value: &str) -> Option<Self> {
         match value {
             "new" => Some(Self::New),
@@ -48,7 +49,7 @@ impl Cookie {
     }
 }
 
-/// Asks the kernel; the answer is the cookie of `pid` afterwards, 0 for none.
+/// Executes the operation, and returns the cookie of `pid` afterwards; 0 means none.
 ///
 /// # Errors
 /// ESRCH when a process is gone, EINVAL where the kernel is built without core scheduling, ENODEV

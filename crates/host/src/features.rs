@@ -21,7 +21,8 @@ pub enum CgroupMode {
     V2,
 }
 
-/// The mechanisms of a kernel.
+/// Features of a kernel. Each boolean is true if the files or the mechanism in its comment exist and can be
+/// used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,

@@ -137,7 +137,8 @@ fn replace_devices() -> Result<OwnedFd> {
     directory(&terminals)
 }
 
-/// Covers the directories of sockets. What names are resolved by stays, if it is there.
+/// Hides the directories of sockets behind empty file systems. If `/etc/resolv.conf` leads into one of them,
+/// a copy of the file is put in its place.
 fn hide_sockets() -> Result<()> {
     let names = Path::new("/etc/resolv.conf");
     let kept = fs::canonicalize(names)

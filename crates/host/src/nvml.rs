@@ -34,12 +34,12 @@ pub struct Gpu {
     pub address: String,
 }
 
-/// A fault of a GPU.
+/// A GPU error that NVIDIA's driver reports (Xid).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Xid {
     /// NVIDIA's Xid number.
     pub code: u64,
-    /// PCI address of the GPU; `None` for every GPU.
+    /// PCI address of the GPU; `None` means every GPU.
     pub address: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Nvml {
         self.0.driver_version()
     }
 
-    /// Returns the GPUs, and an error for each that cannot be queried.
+    /// Returns the GPUs, and the errors of those that could not be queried.
     ///
     /// # Errors
     /// When not even their number can be had.
@@ -98,8 +98,8 @@ impl Nvml {
         })
     }
 
-    /// Subscribes to faults of the GPUs with these addresses. The result lists those that are too old to
-    /// report faults, and those whose subscription failed, with the error.
+    /// Subscribes to critical Xids of the GPUs with these PCI addresses. The result lists GPUs that do not
+    /// support events, and those for which the subscription failed.
     ///
     /// # Errors
     /// When the library has no events.
@@ -122,18 +122,18 @@ impl Nvml {
 #[derive(Debug)]
 pub struct HealthSubscription {
     set: library::EventSet,
-    /// Addresses of GPUs whose health cannot be watched.
+    /// PCI addresses of GPUs that do not support health events.
     pub mute: Vec<String>,
-    /// Addresses of those that could not be subscribed to, and why.
+    /// PCI addresses of GPUs for which the subscription failed, with the error.
     pub lost: Vec<(String, NvmlError)>,
 }
 
 impl HealthSubscription {
-    /// Waits for the next critical Xid, at most `patience`; `None` when there is none until then, or an
-    /// application has caused it.
+    /// Waits at most `patience` for the next critical Xid. Returns `None` if there is none until then, or if
+    /// an application caused it, so that the GPU is healthy.
     ///
     /// # Errors
-    /// What the library answers. It may answer so at once each time: whoever asks again waits first.
+    /// The error of NVML. Each call may return it at once, so callers must wait before they call again.
     pub fn next(&self, patience: Duration) -> Result<Option<Xid>, NvmlError> {
         let xid = self.set.wait(patience)?;
         Ok(xid.filter(|xid| !XIDS_OF_APPLICATIONS.contains(&xid.code)))

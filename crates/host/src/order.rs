@@ -2,10 +2,10 @@
 
 use crate::cpuset;
 
-/// Relation between a target's values and those of its parents and children.
+/// Constraint between the value of a target and those of its parents and children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Unrelated.
+    /// No constraint.
     Plain,
     /// A number that a child should not exceed: larger is looser, -1 is no limit. Grows from the
     /// root down, shrinks from the leaves up.
@@ -16,9 +16,9 @@ pub enum Order {
 }
 
 impl Order {
-    /// Returns the value to write on the way from the root to the leaves, when `wanted` is (partly) looser
-    /// than `current`. `None` when the children must be written first: the exact value follows on the way
-    /// back.
+    /// Returns what to write on the way from the root to the leaves if `wanted` is looser than `current`:
+    /// `wanted`, or for a list the union of both. Returns `None` if nothing may be written before the
+    /// children. The exact value is written on the way back.
     #[must_use]
     pub fn loosened(self, current: &str, wanted: &str) -> Option<String> {
         match self {

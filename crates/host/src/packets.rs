@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// The program and the numbers, ready to be attached to groups. Clones share both.
+/// The BPF program and its map of packet counts, ready to be attached to cgroups. Clones share both.
 #[derive(Debug, Clone)]
 pub struct PacketProgram(Arc<Loaded>);
 
@@ -28,7 +28,7 @@ struct Loaded {
     program: OwnedFd,
 }
 
-/// The count of one group, growing while this is held.
+/// Packet count of one cgroup. Packets are counted until it is dropped.
 #[derive(Debug)]
 pub struct PacketCounter {
     loaded: Arc<Loaded>,
@@ -37,7 +37,7 @@ pub struct PacketCounter {
 }
 
 impl PacketProgram {
-    /// Hands the program to the kernel.
+    /// Loads the BPF program into the kernel.
     ///
     /// # Errors
     /// [`HostError::Unsupported`] when the kernel has no such programs or refuses them to this process;
@@ -354,8 +354,8 @@ impl Assembler {
         self.push(0x85, (0, 0), 0, helper);
     }
 
-    /// Loads the byte of the packet at the offset in register 2 into register 8; jumps to the count where
-    /// there is none.
+    /// Adds instructions that load the packet's byte at the offset in register 2 into register 8, and that
+    /// jump to `Label::Count` if the packet is too short.
     fn load_byte(&mut self) {
         const SKB_LOAD_BYTES: i32 = 26;
         self.copy(1, 6);
@@ -378,7 +378,7 @@ impl Assembler {
     }
 }
 
-/// Returns the program, which stores its counts in `map` and lets every packet pass.
+/// Returns the BPF program, which counts in `map` and lets every packet pass.
 fn program(map: RawFd) -> Vec<Instruction> {
     const GET_LOCAL_STORAGE: i32 = 81;
     const TCP: i32 = 6;

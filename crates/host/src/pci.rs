@@ -116,7 +116,7 @@ pub(crate) fn names(dir: &Path) -> Result<Option<Vec<String>>> {
     Ok(Some(names))
 }
 
-/// Resolves a link of sysfs; `None` where there is none.
+/// Resolves a symbolic link of sysfs; `None` if it does not exist.
 pub(crate) fn real(link: &Path) -> Result<Option<PathBuf>> {
     match fs::canonicalize(link) {
         Ok(path) => Ok(Some(path)),

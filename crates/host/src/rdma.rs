@@ -15,13 +15,13 @@ use std::path::Path;
 pub struct CharDevice {
     /// Its file on the host.
     pub path: String,
-    /// Major number: the driver.
+    /// Major number, which identifies the driver.
     pub major: u32,
-    /// Minor number: the device of the driver.
+    /// Minor number, which identifies the device of the driver.
     pub minor: u32,
 }
 
-/// Returns the connection manager, which all adapters share.
+/// Returns the character device of the RDMA connection manager (`rdma_cm`), which all adapters share.
 ///
 /// # Errors
 /// The machine has none.
@@ -29,7 +29,7 @@ pub fn connection_manager(root: &Root) -> Result<CharDevice> {
     numbered(root, "rdma_cm", &root.sys("class/misc/rdma_cm/dev"))
 }
 
-/// Returns the verbs device of the PCI function `address`: the first by name if it has several.
+/// Returns the verbs device of the PCI function `address`: the first by name, if it has several.
 ///
 /// # Errors
 /// There is no such function, or it has no verbs.

@@ -7,7 +7,8 @@ use crate::{Cgroup, CgroupPath, Controller, Result, Root};
 pub(crate) struct RealGroup(pub(crate) Cgroup);
 
 impl RealGroup {
-    /// Creates the group. Returns `None`, recorded as a skipped test, where no group can be created.
+    /// Creates a cgroup. If that is impossible on this machine, reports the test as skipped and returns
+    /// `None`.
     #[track_caller]
     pub(crate) fn new(name: &str, controllers: &[Controller]) -> Result<Option<Self>> {
         let root = Root::system()?;

@@ -82,8 +82,8 @@ impl Path {
         self.select(root).into_iter().next()
     }
 
-    /// Returns the object keys of a path that has no other steps, for example that of
-    /// `scale.specReplicasPath`.
+    /// Returns the keys of a path that consists of object keys only, such as that of
+    /// `scale.specReplicasPath`; `None` for other paths.
     #[must_use]
     pub fn keys(&self) -> Option<Vec<&str>> {
         self.steps

@@ -133,7 +133,8 @@ impl Quota {
         }
     }
 
-    /// Recomputes the request from [`Quota::child_request`].
+    /// Recomputes the request: [`Quota::child_request`], or at least the minimum if the quota does not lend
+    /// it.
     fn demand(&mut self) {
         let mut request = self.child_request.clone();
         if !self.spec.lendable {

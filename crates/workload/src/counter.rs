@@ -33,7 +33,7 @@ impl<'a> Slot<'a> {
         }
     }
 
-    /// Counts one more operation. Returns false when the count can no longer be written.
+    /// Counts one operation. Returns false if the count can no longer be written.
     #[must_use]
     pub fn count(&mut self) -> bool {
         self.done += 1;

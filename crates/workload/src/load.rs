@@ -82,8 +82,8 @@ impl Bursts {
         self.0[0].0 + self.0[1].0
     }
 
-    /// Returns the time, in nanoseconds, at which `mean_gaps` mean gaps of `gap_ns` have passed since
-    /// `after`; both count from the start of a cycle. A gap is shorter while the rate is higher.
+    /// Returns when `mean_gaps` mean gaps of `gap_ns` nanoseconds have passed since `after`; result and
+    /// `after` are nanoseconds since the start of the first cycle. A gap is shorter while the rate is higher.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -261,7 +261,7 @@ pub fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds are valid")
 }
 
-/// Points of the cumulative distribution, dense in the tail.
+/// Returns points (latency in microseconds, quantile) of the cumulative distribution, denser in the tail.
 fn distribution(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
     let mut quantiles: Vec<f64> = (0..100).map(|step| f64::from(step) / 100.0).collect();
     quantiles.extend((0..10).map(|step| 0.99 + f64::from(step) * 0.0009));

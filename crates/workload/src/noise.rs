@@ -19,8 +19,8 @@ pub async fn wait_for_quiet(patience: usize) {
     }
 }
 
-/// Returns the reason for rejecting a window because of noise. `strangers` is the fraction of the machine
-/// that other processes may use.
+/// Returns why noise makes a window unusable; `None` if it is usable. `strangers` is the fraction of the
+/// machine (0–1) that unknown processes may use.
 #[must_use]
 pub fn rejection(window: &Window, ls: &load::Outcome, strangers: f64) -> Option<String> {
     if window.strangers > strangers {

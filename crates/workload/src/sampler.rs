@@ -17,11 +17,12 @@ use std::time::Duration;
 pub struct CpuSample {
     /// Seconds since the start of the phase's measured window (negative while it warms up).
     pub at_s: f64,
-    /// The latency-sensitive service.
+    /// CPU use of the latency-sensitive service, as a fraction of the machine (0–1).
     pub service: f64,
-    /// Batch pods, however they run.
+    /// CPU use of batch pods of any class, as a fraction of the machine (0–1).
     pub batch: f64,
-    /// Everything else: load generator, control plane, other processes of the machine.
+    /// CPU use of all else (load generator, control plane, other processes), as a fraction of the machine
+    /// (0–1).
     pub other: f64,
     /// The BE cap at that moment in cores, `None` when there is none.
     pub be_cap_cores: Option<f64>,
@@ -63,13 +64,14 @@ struct Sample {
 /// Measurements between two instants, as fractions of the machine unless noted otherwise.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Window {
-    /// Busy fraction.
+    /// CPU utilization of the machine (0–1).
     pub cpu_utilization: f64,
-    /// Fraction taken by the hypervisor.
+    /// Fraction of the machine (0–1) that the hypervisor took.
     pub steal: f64,
-    /// Used by processes outside of the measured pods and programs.
+    /// Fraction of the machine (0–1) used by processes outside of the measured pods and programs.
     pub strangers: f64,
-    /// Used by the load generator and by this process, the control plane in it.
+    /// Fraction of the machine (0–1) used by the load generator and by this process, which includes the
+    /// control plane.
     pub elsewhere: f64,
     /// Batch operations per second.
     pub be_ops_per_s: f64,

@@ -40,7 +40,8 @@ pub struct ServiceLoad {
     pub nginx: bool,
     /// CPU time per request, in microseconds; of nginx, roughly.
     pub us: f64,
-    /// Limit as a multiple of what the load needs on average; in `alone` there is none.
+    /// CPU limit of the service as a multiple of its mean use; `None` for no limit. Phase `alone` has no
+    /// limit.
     pub limit: Option<f64>,
     /// Memory that requests walk through, in MiB, and cache lines per request.
     pub table: (u32, u32),
@@ -78,7 +79,7 @@ pub enum Neighbour {
 }
 
 impl Neighbour {
-    /// Returns the unit of one operation, for people.
+    /// Returns the unit of the batch work in the plural, such as `files`.
     #[must_use]
     pub fn operation(self) -> &'static str {
         match self {
@@ -256,7 +257,8 @@ pub const ALL: &[Scenario] = &[
 ];
 
 impl Scenario {
-    /// Returns the phases to play: koord against plain Kubernetes, or all of them.
+    /// Returns the phases to run: those that compare koord with plain Kubernetes, or with `all` every phase
+    /// of the scenario.
     #[must_use]
     pub fn phases(&self, all: bool) -> &'static [Phase] {
         if all { self.phases } else { &DEFAULT_PHASES }

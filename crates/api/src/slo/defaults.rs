@@ -167,8 +167,8 @@ pub fn node_slo_spec() -> NodeSLOSpec {
     }
 }
 
-/// Returns the settings that koordlet applies: `given` over the defaults. For LSR, LS and BE (not SYSTEM),
-/// disabled CPU, memory and cache settings are replaced by the neutral values.
+/// Returns the settings that koordlet applies: `given` over the defaults. Disabled CPU, memory and cache
+/// settings of LSR, LS and BE (not SYSTEM) are replaced by the defaults of [`QosClass::None`].
 ///
 /// # Errors
 /// The merged JSON does not fit the types; impossible for values of these types.

@@ -17,7 +17,8 @@ const TABLE: &str = include_str!("bootstrap.txt");
 /// Role with the rules of nodes, which the node authorizer restricts further.
 const NODE: &str = "system:node";
 
-/// Roles that aggregate those with their label, the innermost first, each with the role that includes it.
+/// Aggregated ClusterRoles, the smallest first, each with the role that includes it (`None` for the largest).
+/// A role has the rules of all roles with its label `rbac.authorization.k8s.io/aggregate-to-NAME`.
 pub const AGGREGATED: [(&str, Option<&str>); 3] = [
     ("view", Some("edit")),
     ("edit", Some("admin")),

@@ -241,8 +241,8 @@ const QUOTED_INDENT: &str = "invalid indentation in multiline quoted scalar";
 /// Most bytes that are parsed again: the parser reports one such line at a time.
 const REREAD_BYTES: usize = 4 << 20;
 
-/// Returns `text` with one line (counted from 1) of quoted text indented more, which does not change its
-/// value.
+/// Returns `text` with line `line` (counted from 1) indented one space deeper than the line before. It
+/// continues a quoted scalar, whose value does not depend on its indentation.
 fn indented(text: &str, line: u64) -> String {
     let mut out = String::with_capacity(text.len() + 64);
     let mut before = 0;

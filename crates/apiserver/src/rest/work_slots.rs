@@ -26,7 +26,8 @@ const REQUESTS_PER_USER: usize = 16;
 /// Group whose members are exempt from [`REQUESTS_PER_USER`].
 const PRIVILEGED: &str = "system:masters";
 
-/// Runs `work` while other tasks of the runtime continue.
+/// Runs `work` on the current thread; other tasks of the thread continue on another one (`block_in_place`),
+/// unless the runtime has a single thread.
 pub(crate) fn run_off_worker<T>(work: impl FnOnce() -> T) -> T {
     let workers = Handle::try_current().is_ok_and(|runtime| {
         // In a single-threaded runtime (tests with their own clock) there is no other thread.

@@ -21,7 +21,7 @@ pub(super) fn begin(out: &mut Vec<u8>) {
     out.resize(HEAD, 0);
 }
 
-/// Completes the frame started in `out`.
+/// Fills in the header of the frame in `out`: magic, length of the payload, revision and checksums.
 pub(super) fn finish(out: &mut [u8], revision: Revision) {
     let (head, payload) = out.split_at_mut(HEAD);
     head[..4].copy_from_slice(&MAGIC);

@@ -24,9 +24,9 @@ const CATCH_UP_EVENTS: usize = 256;
 /// selection (labels) is left to the receiver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// Namespace of the objects.
+    /// Namespace of the objects; `None` selects all.
     pub namespace: Option<Arc<str>>,
-    /// Name of the objects.
+    /// Name of the objects; `None` selects all.
     pub name: Option<Arc<str>>,
     /// Path and value of a field in [`super::Index::fields`] of the old or new version, such as
     /// `("spec.nodeName", "n1")`.

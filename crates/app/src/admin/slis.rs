@@ -39,7 +39,7 @@ impl Slis {
     }
 }
 
-/// Records the result of the check `name` at `/<kind>`.
+/// Records the result of the health check `name` that was run for a request to `/<kind>`, such as `/readyz`.
 pub(super) fn observe(slis: Option<&Slis>, name: &str, kind: &str, passed: bool) {
     let Some(slis) = slis else { return };
     slis.last

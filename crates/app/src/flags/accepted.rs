@@ -21,7 +21,7 @@ pub enum Kind {
 }
 use Kind::{Duration, Number, Switch, Text};
 
-/// Name, form, default, and what is done instead.
+/// A flag without effect: name, type of its value, default, and the reason why it has no effect.
 pub type Row = (&'static str, Kind, &'static str, &'static str);
 
 /// The flags of one program.

@@ -56,7 +56,7 @@ impl Process {
         })
     }
 
-    /// Updates the metrics. A value that cannot be read stays unchanged.
+    /// Reads the metrics of this process again from `/proc`. A metric that cannot be read keeps its value.
     fn refresh(&self) {
         if let Some([used, start]) = read("/proc/self/stat").as_deref().and_then(times) {
             self.cpu.inc_by((used - self.cpu.get()).max(0.0));

@@ -204,7 +204,8 @@ fn inherit(own: &mut Option<Thresholds>, top: &Option<Thresholds>) {
 }
 
 impl AnomalyCondition {
-    /// Returns how long a node stays classified as hot for long enough.
+    /// Returns the time after which the classification of a node as hot for long enough ends; one minute if
+    /// it is not configured.
     pub(super) fn timeout(&self) -> GoDuration {
         let configured = Some(self.timeout).filter(|timeout| timeout.as_nanos() > 0);
         configured.unwrap_or(BY_DEFAULT.timeout)

@@ -214,7 +214,7 @@ impl ObjectLimits {
         self.limits.retain(|_, limit| limit.expires > now);
     }
 
-    /// Returns the number of workloads and namespaces with a bucket.
+    /// Returns the number of workloads and namespaces with a token bucket.
     #[must_use]
     pub fn len(&self) -> usize {
         self.limits.len()

@@ -68,7 +68,7 @@ impl Migrations {
         Ok(())
     }
 
-    /// Returns the claim of `pod`, which was not evicted.
+    /// Puts the rate-limit tokens that were taken for `pod` back, because it was not evicted.
     pub fn give_back(&self, pod: &PodInfo) {
         let mut limits = self.limits.lock();
         limits.give_back(&self.args, &Group::from_pod(pod));

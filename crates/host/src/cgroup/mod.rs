@@ -231,7 +231,7 @@ impl Cgroup {
         self.number(Resource::MemoryLimit)
     }
 
-    /// Returns the memory by kind, with descendants.
+    /// Returns the memory by kind, in bytes, including that of descendants.
     ///
     /// # Errors
     /// As [`Cgroup::value`].

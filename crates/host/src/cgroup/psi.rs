@@ -17,7 +17,7 @@ impl PressureKind {
     /// All three.
     pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Io];
 
-    /// Returns the cgroup file.
+    /// Returns the cgroup file with the pressure of this kind.
     #[must_use]
     pub fn resource(self) -> Resource {
         match self {

@@ -268,7 +268,7 @@ impl Resource {
         self.row().kind != Kind::ReadOnly
     }
 
-    /// Returns how its values relate to those of parents and children.
+    /// Returns the constraint between the file's value and those of the parent and child cgroups.
     #[must_use]
     pub fn order(self) -> Order {
         match self {
@@ -492,7 +492,7 @@ impl Resource {
         }
     }
 
-    /// Returns whether the file with content `current` already holds `value`.
+    /// Returns true if a file with the content `current` already has the value `value`.
     pub(crate) fn says(self, version: Version, current: &str, value: &str) -> bool {
         match self.row().kind {
             Kind::List => match (cpuset::parse(current), cpuset::parse(value)) {

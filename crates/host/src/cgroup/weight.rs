@@ -56,8 +56,8 @@ impl WeightFormula {
         }
     }
 
-    /// Returns the formula by which alone `shares` are `weight`; `None` when both or neither agree, and
-    /// for the weight that a cgroup has before any program writes it.
+    /// Returns the only formula that converts `shares` to `weight`. Returns `None` if both formulas or
+    /// neither of them do, and for the kernel's default weight, which need not come from a runtime.
     #[must_use]
     pub fn detect(shares: i64, weight: i64) -> Option<Self> {
         if weight == DEFAULT_WEIGHT {
@@ -83,8 +83,9 @@ impl Root {
         }
     }
 
-    /// Takes note of a weight that the runtime gave a group of `shares`. Runtimes go from the linear
-    /// formula to the quadratic one, and not back.
+    /// Records the weight that the runtime gave to a cgroup with `shares`. Once a weight fits only the
+    /// quadratic formula, that one is used: runtimes changed from the linear to the quadratic formula, and
+    /// not back.
     pub fn observe_weight(&self, shares: i64, weight: i64) {
         let detected = WeightFormula::detect(shares, weight);
         if detected == Some(WeightFormula::Quadratic) {

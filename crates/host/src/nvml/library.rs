@@ -332,7 +332,7 @@ impl Drop for Library {
     }
 }
 
-/// Returns the error for a result code, with the library's text.
+/// Returns the error for a result code, with the library's description of it.
 #[allow(unsafe_code, reason = "a function of a C library")]
 fn failure(functions: &Functions, call: &'static str, code: c_int) -> NvmlError {
     // SAFETY: any number may be asked for.
@@ -381,7 +381,7 @@ impl EventSet {
         &self.library
     }
 
-    /// Registers for critical Xids of the device. Returns false if it does not support them.
+    /// Subscribes to critical Xids of a device. Returns false if the device does not support them.
     pub(super) fn register(&self, device: NvmlDevice) -> Result<bool, NvmlError> {
         // SAFETY: both handles came from the library.
         let code = unsafe { (self.library.functions.register)(device, XID, self.set) };

@@ -14,7 +14,7 @@ const NETWORK: u32 = 0x02;
 pub struct Adapter {
     /// Its RDMA devices, sorted; the first is its own.
     pub devices: Vec<String>,
-    /// The number in that one's name: 3 of `mlx5_3`.
+    /// Number at the end of the first device's name: 3 for `mlx5_3`.
     pub minor: i32,
     /// Location on the PCI bus.
     pub place: PciLocation,
@@ -29,8 +29,8 @@ pub struct Adapter {
 pub struct Adapters {
     /// Adapters that can be allocated, by minor.
     pub adapters: Vec<Adapter>,
-    /// RDMA devices that cannot, and why: of drivers that do not number their devices, or with files
-    /// that cannot be understood.
+    /// RDMA devices that cannot be allocated, with the reason: the driver does not number its devices, or a
+    /// file cannot be parsed.
     pub left_out: Vec<(String, String)>,
 }
 

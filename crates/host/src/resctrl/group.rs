@@ -98,7 +98,7 @@ pub fn usage(root: &Root, group: &ResctrlGroup) -> Result<Vec<Usage>> {
     Ok(all)
 }
 
-/// Parses a counter; `None` for the kernel's words for a missing value.
+/// Parses a counter. Returns `None` for the words by which the kernel reports that there is no value.
 fn counter(text: &str) -> std::result::Result<Option<u64>, Malformed> {
     match text.trim() {
         "Unavailable" | "Error" | "Unassigned" => Ok(None),

@@ -58,7 +58,7 @@ pub struct Info {
 }
 
 impl Info {
-    /// Returns the maximum number of groups, the root included: that of the scarcest resource.
+    /// Returns the maximum number of groups, including the root group: the smallest over all resources.
     #[must_use]
     pub fn closids(&self) -> u32 {
         let caches = self.caches.values().map(|cache| cache.closids);

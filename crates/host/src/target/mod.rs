@@ -205,7 +205,7 @@ impl Target {
         }
     }
 
-    /// Returns how its values relate to those of parents and children.
+    /// Returns the constraint between the target's value and those of its parents and children.
     #[must_use]
     pub fn order(&self) -> Order {
         match self {
@@ -469,7 +469,7 @@ impl Root {
         Some(std::fs::metadata(path).ok()?.ino())
     }
 
-    /// Returns whether `target` has `value` now; `None` when its group, process or file is gone.
+    /// Returns true if `target` has `value` now; `None` if its cgroup, process or file does not exist.
     ///
     /// # Errors
     /// As [`Root::read_target`].
@@ -596,7 +596,8 @@ impl Root {
         })
     }
 
-    /// Applies `cookie` to a process and returns its cookie afterwards.
+    /// Executes the operation `cookie` on a process, and returns its core-scheduling cookie afterwards; 0
+    /// means none.
     fn cookie(&self, pid: u32, cookie: Cookie) -> Result<u64> {
         let answer = self.writer().core_sched(&self.dirs().proc, pid, cookie);
         answer.map_err(|error| match error.raw_os_error() {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A knob of the machine.
+/// A system-wide setting of the kernel: a file in procfs or sysfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sysctl {
     /// `vm.min_free_kbytes`, in KiB.

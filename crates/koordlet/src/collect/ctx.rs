@@ -50,7 +50,7 @@ pub struct CollectCtx<'a> {
     pub tick: u64,
     /// Samples that strategies need.
     pub needs: Needs,
-    /// True if memory with page cache is stored.
+    /// True if memory usage including page cache is stored as well.
     pub page_cache: bool,
     /// The machine.
     pub root: &'a Root,

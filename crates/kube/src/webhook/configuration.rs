@@ -213,11 +213,12 @@ fn differs_in_coverage(current: &Value, wanted: &Value) -> bool {
 }
 
 impl Injector {
-    /// Updates both configurations. Writes only if they differ, and accepts the content of another replica
-    /// that overwrites them repeatedly.
+    /// Updates both webhook configurations, if they differ. If another replica repeatedly overwrites them
+    /// with fewer entries or other failure policies, its content is accepted.
     ///
     /// # Errors
-    /// See [`InjectError`]. A conflict is one: another replica may have written the same.
+    /// See [`InjectError`]. A write conflict is an error, too, although another replica may have written the
+    /// same content.
     pub async fn ensure(
         &self,
         client: &Client,

@@ -219,7 +219,7 @@ impl Gangs {
         }
     }
 
-    /// Returns true if the pod can represent its group in the queue.
+    /// Returns true if the pod is pending and can hold the place of its group in the scheduling queue.
     pub(super) fn can_represent(&self, uid: &str, group: &str) -> bool {
         let Some(id) = self.gang_by_pod.get(uid) else {
             return false;

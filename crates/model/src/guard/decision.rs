@@ -2,7 +2,7 @@
 
 use super::signal::{Lever, Signal};
 
-/// State of the levers.
+/// Restrictions of batch work that the guard has chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeverSettings<K> {
     /// Applies the idle scheduling policy (`cpu.idle`) to batch cgroups.

@@ -230,8 +230,8 @@ impl<'a> KeyedList<'a> {
         }
     }
 
-    /// Replaces the first element with `key` by the result of `change`, or appends the result of `change` for
-    /// an empty element.
+    /// Replaces the first element with the merge key value `key` by the result of `change`. Without such an
+    /// element, appends the result of `change` for an empty one.
     fn change(
         &mut self,
         key: &Value,

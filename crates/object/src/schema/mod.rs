@@ -151,7 +151,7 @@ pub struct Schema {
     rules: Option<Box<Rules>>,
     /// True for a pointer, whose empty value is not omitted.
     pub pointer: bool,
-    /// True for a field that a typed server writes even if it is empty.
+    /// True for a field of a Go type that is encoded even if it is empty (no `omitempty`).
     pub written: bool,
     pub merge: Merge,
     /// True if a patch replaces the value.
@@ -306,12 +306,12 @@ impl Schema {
         self.atomic || self.named().is_some_and(|t| t.schema.atomic)
     }
 
-    /// Returns true if a typed server never omits this object, even if it is empty.
+    /// Returns true if Go encodes this object even if it is empty: its type is a struct, not a pointer.
     pub fn is_always_there(&self) -> bool {
         self.kind == Type::Object && !self.pointer && self.named().is_some()
     }
 
-    /// Returns true if a typed server writes null for this list or map if it is absent.
+    /// Returns true if Go encodes this list or map as null if it is absent.
     pub fn is_null_when_absent(&self) -> bool {
         self.written && (self.items.is_some() || self.additional.is_some())
     }

@@ -56,8 +56,8 @@ impl Utilization {
     }
 }
 
-/// Scores storage utilization of these steps: the mean over storage classes. If existing volumes are used,
-/// volumes to be provisioned do not count.
+/// Returns the score of the storage utilization after these steps: the mean over storage classes. If any step
+/// uses an existing volume, volumes to be provisioned do not count.
 pub(super) fn score(steps: &[BindStep], shape: &Shape) -> i64 {
     let uses_existing = steps.iter().any(|step| step.volume.is_some());
     let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();

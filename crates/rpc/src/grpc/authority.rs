@@ -157,7 +157,8 @@ fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
     part.get(..part.len().checked_sub(padding)?)
 }
 
-/// Writes the block in frames that any receiver accepts.
+/// Writes the header block as a HEADERS frame and CONTINUATION frames of at most 16 KiB, which every receiver
+/// accepts.
 fn write(open: &HeaderBlock, block: &[u8], out: &mut BytesMut) {
     let mut parts = block.chunks(FRAME).peekable();
     let mut kind = HEADERS;

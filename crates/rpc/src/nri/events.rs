@@ -28,9 +28,7 @@ const CONTAINERS: [Event; 9] = [
 /// commas, or the groups `pod` (also `podsandbox`), `container` and `all`.
 ///
 /// # Errors
-/// Returns an error for an unknown name.
-///
-/// The name that is none.
+/// Returns a message with the first unknown name.
 pub fn events_named<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Event>, String> {
     let mut events = Vec::new();
     for name in names.into_iter().flat_map(|names| names.split(',')) {
@@ -66,9 +64,9 @@ pub fn mask(events: &[Event]) -> i32 {
     events.iter().fold(0, |mask, event| mask | bit(event))
 }
 
-/// Returns the mask of the events that the runtime supports: it drops a plugin that subscribes to others. All
-/// runtimes support the first eleven, and since NRI 0.10 the others, which is in containerd since 2.2 and in
-/// CRI-O since 1.34. Only since 0.12 do runtimes report their NRI version.
+/// Returns the mask of the events that the runtime supports. A runtime disconnects a plugin that subscribes
+/// to others. Before NRI 0.10, which containerd 2.2 and CRI-O 1.34 have, there are only the first eleven
+/// events. Runtimes report their NRI version since 0.12; for older ones the version of the runtime decides.
 pub fn supported(request: &ConfigureRequest) -> i32 {
     const OLDEST: i32 = (1 << 11) - 1;
     const NEWEST: i32 = (1 << 14) - 1;

@@ -345,7 +345,8 @@ impl Evaluation {
         self.record(node, result, fixed, batch.raws(at));
     }
 
-    /// Returns the sum of those contributions of a row's raw scores that depend on no other row.
+    /// Returns the sum of the contributions to a row's score that depend on no other row; `raws` are its raw
+    /// scores by column.
     pub(super) fn fixed_of(&self, raws: &[i64]) -> i64 {
         let shares = self.columns.iter().zip(raws);
         let fixed = shares.filter(|(column, _)| column.is_fixed());

@@ -147,7 +147,8 @@ impl Nominator {
         }
     }
 
-    /// Touches the node that the pod with this uid is nominated to, as the pod's demand changed.
+    /// Records that the node to which this pod is nominated may have other verdicts and scores, because the
+    /// pod's demand changed.
     pub(super) fn touch_nominated(&self, nodes: &mut NodeStore, uid: &str) {
         if let Some(node) = self.node_of(uid).cloned() {
             touch(nodes, &node);

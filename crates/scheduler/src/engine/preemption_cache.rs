@@ -118,7 +118,7 @@ impl PreemptionCache {
         }
     }
 
-    /// Returns what remains of `budget` for other caches.
+    /// Returns the bytes of `budget` that remain for other caches.
     pub(super) fn leaves(&self, budget: usize) -> usize {
         budget - self.bytes.min(budget / Self::SHARE)
     }

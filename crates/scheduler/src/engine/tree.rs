@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// Sort key of a row; zero means that it is no candidate.
+/// Sort key of a row: the largest is the best, and zero means that the row is no candidate.
 pub(crate) type Key = u64;
 
 /// The number of children per node.

@@ -40,7 +40,7 @@ impl Action {
     pub const POD_SCALE_DOWN: Self = Self(1 << 7);
     /// The waiting pod's own scheduling gates, tolerations or other fields of its spec changed.
     pub const POD_SPEC: Self = Self(1 << 8);
-    /// An object of another kind changed.
+    /// An object that is neither a pod nor a node changed.
     pub const UPDATE: Self = Self(1 << 9);
 
     /// Returns the union of both sets.

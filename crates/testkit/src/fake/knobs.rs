@@ -40,7 +40,7 @@ pub(super) fn write(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, format!("{value}\n"))
 }
 
-/// Switches the feature that `word` names; an unknown one is rejected.
+/// Writes to a list of features: `NAME` enables one, `NO_NAME` disables it, and an unknown name is EINVAL.
 fn feature(path: &Path, word: &str) -> io::Result<()> {
     let plain = |word: &str| word.strip_prefix("NO_").unwrap_or(word).to_owned();
     let list = fs::read_to_string(path)?;

@@ -135,7 +135,8 @@ impl Tree {
         &self.dir
     }
 
-    /// Puts any file, relative to [`Tree::dir`], without asking the rules: `proc/stat`.
+    /// Writes any file, relative to [`Tree::dir`], without the checks of the fake kernel: `proc/stat`, for
+    /// example.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -193,8 +194,8 @@ impl Tree {
         Ok(path)
     }
 
-    /// Sets the raw content of a file of a group without asking the rules, creating the file when
-    /// it is missing: usage counters, pressure, vendor files.
+    /// Writes the raw content of a cgroup file without the checks of the fake kernel, and creates the file if
+    /// it is missing: for usage counters, pressure and vendor files.
     ///
     /// # Errors
     /// When the resource does not exist in this version or the file cannot be written.

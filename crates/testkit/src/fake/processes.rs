@@ -115,7 +115,7 @@ fn leave(dir: &Path, pid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the processes, which are only numbers in the fake.
+/// Kills the processes in and below a group: fake processes are only numbers, which are removed.
 pub(super) fn kill(dir: &Path) -> io::Result<()> {
     for name in ["cgroup.procs", "cgroup.threads"] {
         fs::write(dir.join(name), "")?;
@@ -126,7 +126,8 @@ pub(super) fn kill(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `+cpu -memory` on `cgroup.subtree_control`: all of it or nothing.
+/// Writes to `cgroup.subtree_control`, for example `+cpu -memory`. If one controller is refused, nothing
+/// changes.
 pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let mut wanted: Vec<(&str, bool)> = Vec::new();
     for word in value.split_ascii_whitespace() {
@@ -189,7 +190,7 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     place.set("cgroup.subtree_control", &after.join(" "))
 }
 
-/// Checks that the group may enable these controllers for its children, too.
+/// Checks that the group may enable these controllers for its children.
 fn vet(place: &FakeDir<'_>, enabling: &[(&str, bool)]) -> io::Result<()> {
     if enabling.is_empty() {
         return Ok(());

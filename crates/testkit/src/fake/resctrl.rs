@@ -17,17 +17,17 @@ pub struct ResctrlHardware {
     pub domains: Vec<u32>,
     /// Every bit that an L3 mask may have.
     pub mask: u64,
-    /// Minimum number of bits of a mask.
+    /// Minimum number of bits in a mask.
     pub min_bits: u32,
     /// True if the bits of a mask need not be adjacent.
     pub sparse: bool,
-    /// Code and data of the L3 cache apart.
+    /// True if the L3 cache is allocated separately for code and data (CDP).
     pub cdp: bool,
     /// Smallest and largest bandwidth and its step; `None` without bandwidth allocation.
     pub bandwidth: Option<(u64, u64, u64)>,
     /// Maximum number of groups, the root included.
     pub closids: u32,
-    /// True if it has monitoring.
+    /// True if the hardware can monitor cache and memory bandwidth.
     pub monitor: bool,
 }
 
@@ -84,7 +84,7 @@ impl ResctrlHardware {
         caches.iter().copied().chain(bandwidth).collect()
     }
 
-    /// Returns the maximum number of groups. With CDP every group takes two CLOSIDs.
+    /// Returns the maximum number of groups. With CDP, each takes two CLOSIDs.
     fn groups(&self) -> usize {
         self.closids as usize / if self.cdp { 2 } else { 1 }
     }
@@ -213,7 +213,7 @@ impl Mounted {
         path.starts_with(&self.dir)
     }
 
-    /// Leaves the outcome in `last_cmd_status`.
+    /// Writes the outcome to `info/last_cmd_status`, and returns it as an I/O result.
     fn told<T>(&self, outcome: Result<T, Refusal>) -> io::Result<T> {
         let text = match &outcome {
             Ok(_) => "ok",
@@ -258,7 +258,7 @@ impl Mounted {
         std::iter::once(self.dir.clone()).chain(named).collect()
     }
 
-    /// Parses the id of an existing thread; one per write.
+    /// Parses the id of an existing thread from a write to `tasks`.
     fn find_task(&self, value: &str) -> Result<String, Refusal> {
         let bad = |_| (EINVAL, format!("Task list parsing error pid {value}"));
         let id: i32 = value.trim().parse().map_err(bad)?;
@@ -271,7 +271,7 @@ impl Mounted {
         Ok(id.to_string())
     }
 
-    /// Returns the group's schemata with the lines of `value` applied; all of them or none.
+    /// Returns the group's schemata with the lines of `value` applied; one invalid line rejects all.
     fn check(
         &self,
         group: &Path,
@@ -372,7 +372,7 @@ impl Mounted {
         self.fill(path)
     }
 
-    /// Removes a group; its tasks go back to the root.
+    /// Removes a group; its tasks return to the root group.
     pub(super) fn remove_dir(&self, path: &Path) -> io::Result<()> {
         if !path.is_dir() {
             return Err(errno(ENOENT));

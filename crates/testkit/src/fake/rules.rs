@@ -181,7 +181,7 @@ fn is_read_only(name: &str) -> bool {
     )
 }
 
-/// Parses a whole number; ERANGE for one that does not fit, else EINVAL.
+/// Parses an integer as the kernel does: a number that does not fit is ERANGE, other invalid text is EINVAL.
 pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
     let digits = value.strip_prefix(['+', '-']).unwrap_or(value);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -198,8 +198,8 @@ pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
         .ok_or_else(|| errno(ERANGE))
 }
 
-/// Parses a CPU or node list. Like the kernel it ignores empty items, and returns ERANGE for numbers beyond
-/// those that it was built or booted for, else EINVAL.
+/// Parses a list of CPUs or memory nodes as the kernel does: empty items are ignored, numbers beyond the
+/// largest possible one are ERANGE, other invalid text is EINVAL.
 fn list(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
     let limit = match name {
         "cpuset.cpus" => place.online.iter().last().map_or(1, |last| last + 1),
@@ -215,7 +215,7 @@ fn list(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<CpuSet> {
     }
 }
 
-/// Rejects a write to a group with the idle policy, which has no weight of its own.
+/// Rejects a weight for a group with `cpu.idle` set.
 fn refuse_idle(place: &FakeDir<'_>) -> io::Result<()> {
     if place.read("cpu.idle") == "1" {
         Err(errno(EINVAL))
@@ -324,7 +324,8 @@ fn memory_nodes() -> CpuSet {
     CpuSet::from_iter([0])
 }
 
-/// Writes a v1 set: a subset of the parent, a superset of the children, and not empty while in use.
+/// Writes a v1 list: it must be a subset of the parent's and a superset of the children's, and not empty
+/// while in use.
 fn v1_set(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     if place.is_root() {
         return Err(errno(EACCES));
@@ -360,8 +361,8 @@ fn v1_set(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Updates the effective sets of v2: the intersection of the configured and the parent's set, or the parent's
-/// if that is empty.
+/// Updates the effective CPUs of the groups below `dir` (v2): the configured CPUs that the parent has, or all
+/// of the parent's if that is none.
 fn refresh_v2_cpus(dir: &Path, inherited: &CpuSet) -> io::Result<()> {
     for child in child_dirs(dir) {
         let file = child.join("cpuset.cpus.effective");
@@ -403,7 +404,7 @@ fn bytes(value: &str, unlimited: &str) -> io::Result<u64> {
     Ok(number.wrapping_mul(1 << shift) / PAGE * PAGE)
 }
 
-/// Writes the line of a device; zero removes it.
+/// Writes a file with one line per device; the limit 0 removes the line.
 fn throttle(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     let (device, limit) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;
     let (major, minor) = device.split_once(':').ok_or_else(|| errno(EINVAL))?;
@@ -424,7 +425,8 @@ fn throttle(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     place.set(name, &lines.join("\n"))
 }
 
-/// Writes limits of one device. They share a line, which exists while one of them is a number.
+/// Writes limits of one device to `io.max`. The device has one line, which is removed if all its limits are
+/// `max`.
 fn io_max(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     const KEYS: [&str; 4] = ["rbps", "wbps", "riops", "wiops"];
     let (device, fields) = value.split_once(' ').ok_or_else(|| errno(EINVAL))?;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The environment variable that names the directory that `bench/containerd get` made.
 pub const CONTAINERD: &str = "KOORD_CONTAINERD";
 
-/// Image for its containers: busybox.
+/// Name of the image that the containerd has for containers: busybox.
 pub const IMAGE: &str = "koord.local/busybox:1";
 
 /// A part of the program: a measurement may run far from the repository.
@@ -30,8 +30,8 @@ fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
     Err(io::Error::other(said.trim().to_owned()))
 }
 
-/// Returns the directory in the variable [`CONTAINERD`]. `None`, recorded as a skipped test, where there is
-/// none.
+/// Returns the directory that [`CONTAINERD`] names. If it names none, reports the test as skipped and returns
+/// `None`.
 #[track_caller]
 #[must_use]
 pub fn containerd_for_test() -> Option<PathBuf> {
@@ -44,7 +44,7 @@ pub fn containerd_for_test() -> Option<PathBuf> {
     found
 }
 
-/// A containerd with NRI whose state is its own. Dropping it ends what it runs, too.
+/// A containerd with NRI and a state directory of its own. Dropping it stops it and its containers.
 #[derive(Debug)]
 pub struct Containerd {
     directory: PathBuf,
@@ -54,8 +54,8 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts a containerd for a test, from the directory in [`CONTAINERD`]. `None`, recorded as a skipped
-    /// test, where there is none.
+    /// Starts a containerd for a test. If [`CONTAINERD`] names no directory, reports the test as skipped and
+    /// returns `None`.
     ///
     /// # Panics
     /// When it does not start.
@@ -76,7 +76,7 @@ impl Containerd {
         }
     }
 
-    /// Starts the containerd of `directory`, with all its files below `run`.
+    /// Starts the containerd in `directory`, with its state and sockets in `run`.
     ///
     /// # Errors
     /// The script's error output.
@@ -90,7 +90,7 @@ impl Containerd {
         Ok(one)
     }
 
-    /// Ends the daemon as a crash does; what it runs goes on.
+    /// Kills the daemon as a crash would; containers keep running.
     ///
     /// # Panics
     /// When none runs.
@@ -98,7 +98,7 @@ impl Containerd {
         self.script("kill");
     }
 
-    /// Starts it again in the same place, after it was killed.
+    /// Starts the daemon again after [`Self::kill`].
     ///
     /// # Panics
     /// When it does not start.
@@ -118,13 +118,13 @@ impl Containerd {
         self.run.join(name)
     }
 
-    /// Returns the path of its CRI socket.
+    /// Returns the path of the CRI socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.path("containerd.sock")
     }
 
-    /// Returns the path of its socket for NRI plugins.
+    /// Returns the path of the NRI socket, to which plugins connect.
     #[must_use]
     pub fn nri_socket(&self) -> PathBuf {
         self.path("nri.sock")

@@ -28,15 +28,15 @@ pub struct FakeGpu {
     pub watched: bool,
 }
 
-/// The library, in a directory of its own, which also has the files that it answers from.
+/// A fake NVML in a directory of its own, which also has the files with its answers.
 #[derive(Debug)]
 pub struct FakeNvml {
     dir: PathBuf,
 }
 
 impl FakeNvml {
-    /// Compiles a fake library into `dir`, which must exist, for these GPUs and driver 535.104.05. `None`,
-    /// recorded as a skipped test, where there is no C compiler.
+    /// Compiles a fake NVML with these GPUs and driver version 535.104.05 into the existing directory `dir`.
+    /// If there is no C compiler, reports the test as skipped and returns `None`.
     ///
     /// # Errors
     /// When the compiler refuses or files cannot be written.
@@ -80,7 +80,8 @@ impl FakeNvml {
         self.dir.join(koord_host::nvml::LIBRARY)
     }
 
-    /// Replaces a file with the library's results, atomically; the head of `nvml.c` describes the files.
+    /// Changes an answer of the library: replaces the file `file` atomically. The comment at the start of
+    /// `nvml.c` describes the files.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -90,7 +91,7 @@ impl FakeNvml {
         fs::rename(draft, self.dir.join(file))
     }
 
-    /// Reads a file of the library; empty where there is none.
+    /// Returns the content of a file of the library; empty if there is none.
     #[must_use]
     pub fn read(&self, file: &str) -> String {
         fs::read_to_string(self.dir.join(file)).unwrap_or_default()

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// Timeout after which a test fails: a machine that builds and tests is busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Returns the pause before the next look, after `waited`: short at first, and a sixteenth of the wait later, so that
-/// a look costs little of the machine and a wait ends soon after it could.
+/// Returns the delay before the next check after a wait of `waited`: a sixteenth of it, from 2 ms to 500 ms.
+/// Checks then take little CPU, and a wait ends soon after its condition is true.
 fn pause(waited: Duration) -> Duration {
     (waited / 16).clamp(Duration::from_millis(2), Duration::from_millis(500))
 }

@@ -444,8 +444,9 @@ fn sum(
     sum
 }
 
-/// Checks that an ancestor guarantees enough for a new minimum: each ancestor must be guaranteed the new sum
-/// of its children, until one already has enough.
+/// Checks that a new minimum can be guaranteed. From the parent upwards, the guarantees of an ancestor's
+/// children are summed with the new one: the first ancestor whose own guarantee covers the sum suffices; it
+/// is an error if none does.
 fn check_guaranteed(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), String> {
     if new.forced || new.tree.is_empty() || new.tree_root {
         return Ok(());

@@ -161,7 +161,8 @@ fn response_error(error: &str) -> Result<(), String> {
     Err(error.chars().take(512).collect())
 }
 
-/// Runs work on large JSON outside the threads that make decisions.
+/// Runs work that blocks, such as decoding large JSON, on a thread pool, so that it delays no scheduling
+/// decision.
 async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
