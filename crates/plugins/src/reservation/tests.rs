@@ -3,8 +3,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
-use koord_scheduler::framework::Profiles;
+use koord_scheduler::framework::{Profiles, Verb, Write};
 use koord_scheduler::state::Booked;
+use serde_json::json;
 
 mod allocations;
 mod hardware;
