@@ -204,7 +204,7 @@ fn without_strategies(tokens: &TokenStream) -> TokenStream {
         .collect()
 }
 
-/// `#[test]`, `#[tokio::test]` and their like.
+/// Matches `#[test]`, `#[tokio::test]` and similar attributes.
 fn is_test(attribute: &syn::Attribute) -> bool {
     let path = attribute.path();
     path.segments
@@ -212,7 +212,7 @@ fn is_test(attribute: &syn::Attribute) -> bool {
         .is_some_and(|last| last.ident == "test")
 }
 
-/// Reads macros and calls off the tokens, those inside other macros' arguments too.
+/// Collects macros and calls from the tokens, including those inside other macros' arguments.
 fn read(tokens: TokenStream, into: &mut Function) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for (at, token) in tokens.iter().enumerate() {

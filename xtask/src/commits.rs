@@ -1,4 +1,4 @@
-//! Subjects of commits.
+//! Checks subjects of commits.
 
 use crate::git::{self, Age};
 use anyhow::Result;

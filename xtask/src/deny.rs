@@ -1,4 +1,4 @@
-//! Dependencies against deny.toml: their licenses, where they come from, and that each is there in one version.
+//! Checks dependencies against deny.toml: their licenses, their sources, and that each has one version only.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;

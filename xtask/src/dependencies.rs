@@ -1,5 +1,5 @@
-//! Dependencies that a manifest names and the package's sources do not use, and needs of skipped tests that the gate
-//! has no rule for.
+//! Finds dependencies that a manifest names and the package's sources do not use, and needs of skipped tests
+//! without a rule in the gate.
 
 use std::path::{Path, PathBuf};
 

@@ -225,7 +225,7 @@ impl Options {
     }
 }
 
-/// A figure as the listing has it.
+/// Row of the listing: one figure.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {

@@ -1,5 +1,5 @@
-//! Links and commits that documents name: each relative link has a target, each anchor a heading, each path below
-//! `docs` in a comment of a source a file, and each commit an object of this repository.
+//! Checks links and commits that documents name: each relative link has a target, each anchor a heading, each
+//! path below `docs` in a comment of a source a file, and each commit an object of this repository.
 
 use crate::git;
 use anyhow::Result;

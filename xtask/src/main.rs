@@ -4,8 +4,8 @@
 //!
 //! * crates depend on each other only along the edges of docs/architecture.md, no product on a lab crate, and each
 //!   program is built of the packages that xtask/trees lists (see [`packages`]);
-//! * the modules of the API server import each other only along the edges of its `lib.rs`; the parts of such a module
-//!   do not import each other in circles (see [`circles`]);
+//! * the modules of the API server import each other only along the edges of its `lib.rs`; the parts of such a
+//!   module do not import each other in circles (see [`circles`]);
 //! * modules of a crate do not import each other in circles (see [`circles`]);
 //! * types with many methods get no more (see [`methods`]);
 //! * no plugin of the scheduler imports another plugin (see [`plugins`]), and each lists the roles that it implements

@@ -276,7 +276,7 @@ pub(crate) fn faults(root: &Path) -> Result<Vec<String>> {
         faults.extend(edges(package, &names));
         faults.extend(unit_tests_with_lab(name, &sources));
         if name == "koord-host" {
-            // It compiles the fake kernel of koord-testkit as a part of itself.
+            // koord-host compiles the fake kernel of koord-testkit as a part of itself.
             sources.extend(self::sources(&root.join("crates/testkit"))?);
         }
         faults.extend(unused_dependencies(package, &sources));

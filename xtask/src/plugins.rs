@@ -1,4 +1,5 @@
-//! Independence of plugins: a module of crates/plugins imports `common` and its own parts, and no other plugin.
+//! Checks that plugins are independent: a module of crates/plugins imports `common` and its own parts, and no
+//! other plugin.
 
 use crate::circles;
 use std::path::Path;

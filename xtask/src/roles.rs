@@ -1,4 +1,5 @@
-//! Roles of the scheduler's plugins: a plugin lists the roles that it implements, and a role has few methods.
+//! Checks roles of the scheduler's plugins: a plugin lists the roles that it implements, and a role has few
+//! methods.
 
 use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet};

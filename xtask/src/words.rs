@@ -276,7 +276,7 @@ pub(crate) fn faults(root: &Path, texts: &[(std::path::PathBuf, String)]) -> Res
     Ok(faults)
 }
 
-/// Lists the hits of the crate `name`, or lowers the budgets of all.
+/// Lists the hits of the crate `name`, or without it lowers the budgets of all.
 #[allow(clippy::print_stdout, reason = "this is a command-line tool")]
 pub(crate) fn run(
     root: &Path,

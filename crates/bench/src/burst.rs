@@ -120,7 +120,7 @@ pub(super) struct BurstFigures {
     modes: Vec<Summary>,
     /// Reduction of p99 by burst, in percent of p99 without it.
     p99_lower_percent: f64,
-    /// Runs that noise spoilt.
+    /// Runs that noise spoiled.
     rejected: usize,
     runs: Vec<Run>,
 }
@@ -142,7 +142,7 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
         bail!("CPU burst is the kernel's: this needs root and cgroups that can be written");
     }
     groups.outweigh_others()?;
-    // A kubelet has it also where there is no such pod.
+    // A kubelet has this cgroup even without such a pod.
     groups.make("kubepods/besteffort")?;
     let steps_per_us = tokio::task::spawn_blocking(workload::steps_per_us).await?;
     #[allow(

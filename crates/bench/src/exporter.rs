@@ -21,10 +21,10 @@ use tokio_util::sync::CancellationToken;
 /// Time limit of each step of the preparation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The node and the window.
+/// Flags of `koord bench exporter`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Pods on the node; a quarter of them have two CPUs each for themselves.
+    /// Pods on the node; a quarter of them have two exclusive CPUs each.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub pods: u32,
     /// NUMA nodes, and CPUs of each.
@@ -133,7 +133,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
     while began.elapsed() < window {
         tokio::time::sleep(pause.min(window.saturating_sub(began.elapsed()))).await;
         if args.changes > 0 && began.elapsed() < window {
-            // The first pods have CPUs for themselves: one goes, and comes again.
+            // The first pods have exclusive CPUs: one is deleted and created again.
             if at % 2 == 0 {
                 let now = DeleteParams::default().grace_period(0);
                 pods.delete("pod-0", &now)

@@ -341,12 +341,12 @@ impl Scene {
         Ok(&found.0)
     }
 
-    /// Pulls a lever or lets it go.
+    /// Pulls a lever or releases it.
     fn set(&self, service: usize, lever: Lever, pulled: bool) -> Result<()> {
         let idle = |group: &Cgroup| -> Result<()> {
             group.set_cpu_idle(pulled)?;
             if !pulled {
-                // The kernel puts a group that is not idle any more at the default weight.
+                // The kernel resets a cgroup that is not idle any more to the default weight.
                 group.set_cpu_shares(BATCH_SHARES)?;
             }
             Ok(())

@@ -70,7 +70,7 @@ enum Command {
     Up(whole::Args),
 }
 
-/// The size of `koord bench apiserver`.
+/// Flags of `koord bench apiserver`.
 #[derive(Debug, Clone, clap::Args)]
 struct ApiserverArgs {
     /// Length of each measurement of a rate, in seconds.

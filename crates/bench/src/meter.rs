@@ -98,7 +98,7 @@ impl Counters {
         })
     }
 
-    /// User and system time, that of children that were waited for included.
+    /// Returns user and system time, including that of children that were waited for.
     fn cpu_time(&self) -> Duration {
         let ticks = self.user_ticks + self.system_ticks;
         Duration::from_secs_f64(ticks as f64 / procfs::ticks_per_second().max(1) as f64)
@@ -127,7 +127,7 @@ impl Counters {
     }
 }
 
-/// User and system time of `/proc/PID/stat`, that of children that were waited for included.
+/// Parses user and system time of `/proc/PID/stat`, including that of children that were waited for.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     // The name is in brackets and may contain anything; utime, stime, cutime and cstime are fields
     // 14 to 17.

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Lines at the end of a log that errors have.
+/// Number of last log lines in errors.
 const TAIL: usize = 20;
 
-/// A process that does not outlive its measurement: it is killed on drop.
+/// A process that is killed when dropped, so that it does not outlive its measurement.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: &'static str,

@@ -21,13 +21,13 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use times::Spread;
 
-/// Containers that one way creates before the next has its turn.
+/// Containers that one way creates before the turn of the next.
 const BLOCK: usize = 10;
 
-/// The way with the plugin, among the three.
+/// Index of the way with the plugin, among the three.
 const NRI: usize = 1;
 
-/// The size of the measurement.
+/// Flags of `koord bench runtime`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// The containerd to measure with: a directory that `bench/containerd get` made.
@@ -122,7 +122,7 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
 }
 
 async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
-    // Sockets have short paths.
+    // The directory's path is short, because paths of sockets are limited.
     let directory = tempfile::Builder::new()
         .prefix("koord-bench")
         .tempdir_in(&args.directory)
@@ -152,11 +152,11 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     ];
     let mut answered = Answered::default();
     let blocks = (args.containers as usize).div_ceil(BLOCK);
-    // One more, for practice: connections and caches are warm then.
+    // One more block, as a warm-up: connections and caches are warm then.
     for block in 0..=blocks {
         let left = args.containers as usize - block.saturating_sub(1) * BLOCK;
         for turn in 0..lanes.len() {
-            // Every way is the first as often as the others.
+            // Every way is the first equally often.
             let of = (block + turn) % lanes.len();
             let Some(lane) = lanes.get_mut(of) else {
                 continue;

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Creations in progress at a time, as in upstream's harness.
 const WORKERS: usize = 50;
-/// A run that makes no progress for this long is over.
+/// Time without progress after which a run ends.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Flags of `koord bench scheduler`.

@@ -60,7 +60,7 @@ impl Service {
         }
     }
 
-    /// Puts load on it; `options` are those of `koord workload load`.
+    /// Generates load on it; `options` are those of `koord workload load`.
     ///
     /// # Errors
     /// When the generator cannot be started or fails.

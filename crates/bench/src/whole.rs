@@ -24,7 +24,7 @@ const IDLE_SECONDS: u32 = 60;
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const NODES: &str = "/api/v1/nodes";
 
-/// The size of `koord bench up`.
+/// Flags of `koord bench up`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Simulated nodes.
@@ -60,7 +60,7 @@ pub(super) struct UpFigures {
     nodes_ready_sec: f64,
     /// CPU of the process in an interval of the nodes' reports, all of which have reported before, milli-cores.
     idle_millicores: f64,
-    /// Its part for each simulated node.
+    /// Idle CPU per simulated node, milli-cores.
     idle_millicores_per_node: f64,
     /// Memory of the process after that interval, MiB.
     #[serde(rename = "rssBeforeMiB")]
@@ -81,7 +81,7 @@ pub(super) struct UpFigures {
     /// Memory of the process after that interval, MiB.
     #[serde(rename = "rssAfterMiB")]
     rss_after_mib: f64,
-    /// The most it ever was, MiB.
+    /// Peak memory of the process, MiB.
     #[serde(rename = "rssPeakMiB")]
     rss_peak_mib: f64,
 }
@@ -140,8 +140,8 @@ impl Up {
         Counters::of(self.0.id())
     }
 
-    /// Leaves the cluster alone for `idle`; returns its CPU in the last half of it, in milli-cores, and its counters at
-    /// the end.
+    /// Leaves the cluster idle for `idle`; returns its CPU in the second half, in milli-cores, and its
+    /// counters at the end.
     async fn window(&self, idle: Duration) -> Result<(f64, Counters)> {
         tokio::time::sleep(idle / 2).await;
         let begin = self.counters()?;

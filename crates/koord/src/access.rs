@@ -22,7 +22,7 @@ use tower::ServiceExt as _;
 
 /// Time for which the API server's answers are cached.
 const TTL: Duration = Duration::from_secs(10);
-/// Paths that show no more than that a component is well.
+/// Paths that are open because they only show a component's health.
 const OPEN: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
 /// Guards the ports of one start of a cluster.
@@ -33,7 +33,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Makes a token for this start, and leaves it in `dir` for its owner's commands.
+    /// Makes a token for this start, and writes it to `dir` for its owner's commands.
     ///
     /// # Errors
     /// It cannot be made or written.
@@ -48,7 +48,7 @@ impl Access {
             let _ = write!(text, "{byte:02x}");
             text
         });
-        // One that is there may have other permissions.
+        // An existing file may have other permissions.
         let _ = std::fs::remove_file(&path);
         let mut options = std::fs::File::options();
         options.write(true).create_new(true).mode(0o600);
@@ -62,7 +62,8 @@ impl Access {
         })
     }
 
-    /// `routes`, for requests with the token, and for those that the API server allows.
+    /// Returns `routes` with access control: for requests with the token, and for those that the API server
+    /// allows.
     ///
     /// # Errors
     /// Never: the paths are constant.
@@ -108,7 +109,7 @@ impl Access {
     }
 }
 
-/// Lets requests with the token pass, and leaves others to the guard.
+/// Passes requests with the token, and sends others to the guard.
 async fn by_token(
     State(state): State<Arc<(Arc<str>, Router)>>,
     request: Request,
@@ -126,13 +127,13 @@ async fn by_token(
     }
 }
 
-/// Compares in a time that does not depend on where the first difference is.
+/// Compares in a time that does not depend on the position of the first difference.
 fn is_same(given: &[u8], token: &[u8]) -> bool {
     let differences = given.iter().zip(token).fold(0, |all, (a, b)| all | (a ^ b));
     given.len() == token.len() && differences == 0
 }
 
-/// `port` of this machine if it is free, else any that is.
+/// Listens on `port` of this machine if it is free, else on any free one.
 pub(crate) fn listen(port: u16) -> Option<(TcpListener, SocketAddr)> {
     [port, 0].into_iter().find_map(|port| {
         let listener = TcpListener::bind(("127.0.0.1", port)).ok()?;

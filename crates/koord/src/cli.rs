@@ -1,4 +1,4 @@
-//! Arguments of `koord`, and which of its parts they start.
+//! Command line of `koord`.
 
 use crate::{cluster, console, demo, up};
 use anyhow::{Context, Result};
@@ -60,7 +60,7 @@ enum Command {
     Workload(Workload),
 }
 
-/// A daemon's own command line, passed on as it is: its flags are Go's, not ours.
+/// A daemon's own command line, passed on unchanged: its flags have Go's syntax.
 #[derive(Debug, clap::Args)]
 struct Flags {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -78,10 +78,10 @@ enum Demo {
     /// A latency-sensitive service and batch work share the machine, in up to five ways.
     #[command(after_help = demo::EXIT_CODES)]
     Colocation(demo::Args),
-    /// Pods that kubelets refuse for their NUMA nodes: a Deployment that runs away, and how
-    /// topology-aware scheduling ends that.
+    /// A Deployment whose pods kubelets refuse for their NUMA nodes again and again, and how topology-aware
+    /// scheduling prevents that.
     Topology(demo::topology::Args),
-    /// Nodes that are too hot, and pods that leave them, each to a place that is reserved first.
+    /// Pods move off hot nodes, each to a place that is reserved before its eviction.
     Descheduler(demo::descheduler::Args),
 }
 

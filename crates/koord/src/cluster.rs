@@ -1,4 +1,4 @@
-//! A whole cluster in this process: what `koord up` and `koord demo` start.
+//! A whole cluster in this process, for `koord up` and `koord demo`.
 
 mod node_side;
 mod startup;
@@ -37,7 +37,7 @@ use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// The components that can be left out, so that others can take their place.
+/// Optional components, which other programs can replace.
 pub const COMPONENTS: [&str; 4] = ["manager", "scheduler", "descheduler", "koordlet"];
 
 /// Port on which the scheduler of a local cluster serves health, metrics and explanations.
@@ -60,9 +60,9 @@ pub struct Options {
     pub controllers: Selection,
     /// Components of [`COMPONENTS`] that run.
     pub components: Selection,
-    /// Pods that have ended and are kept; 0: all.
+    /// Number of ended pods that are kept; 0: all.
     pub terminated_pod_gc_threshold: usize,
-    /// Simulated nodes besides this machine.
+    /// Simulated nodes in addition to this machine.
     pub simulated_nodes: usize,
     /// If set, this machine's node has [`koord_node::host_taint`] when there are simulated nodes.
     pub host_taint: bool,
@@ -80,7 +80,7 @@ pub struct Options {
     pub report_interval: Option<Duration>,
     /// The container runtime that runs this machine's pods; processes when `None`.
     pub runtime: Option<crate::runtime::Chosen>,
-    /// Pods have all rights of this process unless they give them up.
+    /// If set, pods have all rights of this process unless they drop them.
     pub trusted_pods: bool,
     /// Request limits of the API server.
     pub limits: koord_apiserver::Limits,
@@ -96,7 +96,7 @@ pub struct Cluster {
     pub server: Arc<ApiServer>,
     /// Address on which the API server listens.
     pub address: SocketAddr,
-    /// The kubeconfig that was written.
+    /// Path of the written kubeconfig.
     pub kubeconfig: PathBuf,
     /// Audit log of koordlet's writes to the kernel.
     pub audit: koordlet::audit::Log,
@@ -108,7 +108,7 @@ pub struct Cluster {
     pub descheduler_address: Option<SocketAddr>,
     /// Address on which koordlet serves its health, metrics, state and audit events; `None` if it does not.
     pub koordlet_address: Option<SocketAddr>,
-    /// Cancelled while the cluster stops, pods are killed instead of waited for.
+    /// When cancelled while the cluster stops, pods are killed instead of waited for.
     pub hurry: CancellationToken,
     /// Notes for the user about unexpected circumstances of the start.
     pub notes: Vec<String>,
@@ -268,7 +268,7 @@ impl Cluster {
                 .as_ref()
                 .is_some_and(|it| it.scope == "pod")
             {
-                // Scope pod is how NodeNUMAResource aligns: then it can do so for every policy.
+                // NodeNUMAResource aligns whole pods: with scope pod it can do so for every policy.
                 let gate = "FullNRTPolicyMapping".to_owned();
                 scheduler.build.gates.insert(gate, true);
             }
@@ -315,7 +315,7 @@ impl Cluster {
         );
         if enabled("koordlet") {
             let mut settings = koordlet::Settings {
-                // As the node makes them; a kubelet of this machine may do otherwise.
+                // Cgroups with the node agent's layout; a kubelet of this machine may use another.
                 layout: Layout::new(Driver::Cgroupfs, self.groups.parent.clone()),
                 ..Default::default()
             };
@@ -426,7 +426,7 @@ impl Cluster {
         ))))
     }
 
-    /// Serves a component's side. Another cluster on this machine may have the usual port.
+    /// Serves a component's routes. Another cluster on this machine may use the usual port.
     fn serve(&self, who: &str, port: u16, admin: &Admin) -> Option<SocketAddr> {
         let Some((listener, address)) = access::listen(port) else {
             tracing::warn!("the {who}'s health and explanations are not served: no port is free");

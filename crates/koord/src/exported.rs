@@ -1,5 +1,5 @@
-//! The exporter of a simulated node: the one that real nodes have, over the socket and the files of the
-//! simulated kubelet.
+//! Exporter of a simulated node: the same as on real nodes, with the socket and the files of the simulated
+//! kubelet.
 
 use anyhow::{Context as _, Result};
 use koord_app::Context;

@@ -19,11 +19,11 @@ use std::time::Duration;
 /// A lock that this process holds.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    /// Held open: the lock ends with it.
+    /// Open as long as the claim: closing it releases the lock.
     _file: File,
 }
 
-/// Takes `dir`, made when missing, for this process.
+/// Claims `dir`, which is made when missing, for this process.
 ///
 /// A process that was forked by an earlier owner holds the lock until it executes its program, so
 /// it gets a moment to go away.
@@ -49,8 +49,8 @@ pub(crate) async fn claim_directory(dir: &Path) -> Result<Claim> {
     }
 }
 
-/// Makes `dir` when it is missing, and takes it from all users but its owner: in it are keys, logs and
-/// objects of everybody.
+/// Makes `dir` when it is missing, and makes it private to its owner: it holds keys, logs and objects of all
+/// users.
 ///
 /// # Errors
 /// It cannot be made or changed, or others may write in it, as in `/tmp`.
@@ -133,13 +133,12 @@ pub(crate) struct Groups {
     pub(crate) parent: CgroupPath,
     /// The other cluster that holds the root cgroup, if this one does not.
     pub(crate) beside: Option<Holder>,
-    /// Held for as long as the cluster runs; none where claims cannot be kept.
+    /// Held for as long as the cluster runs; `None` where claims are not possible.
     _claim: Option<Claim>,
 }
 
-/// Takes the first root of groups that no other cluster of this machine has, for the cluster in
-/// `dir`. Without the right to keep claims there is none to write groups either, and the root's are
-/// named.
+/// Claims the first cgroup root that no other cluster of this machine has, for the cluster in `dir`. Without
+/// the right to store claims, the process may not write cgroups either, and the result is the root.
 ///
 /// # Errors
 /// When there are too many clusters.

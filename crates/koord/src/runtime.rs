@@ -1,4 +1,4 @@
-//! The container runtime of `koord up --runtime`, and how koordlet is there before containers start.
+//! The container runtime of `koord up --runtime`, and the mode of koordlet's runtime hooks.
 
 use anyhow::{Context as _, Result};
 use koordlet::runtime::{Config, Mode};

@@ -66,7 +66,7 @@ async fn start(
     })
 }
 
-/// Reads by turns from a server where roles decide and from one where everything is allowed.
+/// Measures reads in turns from a server where roles decide and from one where everything is allowed.
 pub(super) async fn measure(
     options: &BenchOptions,
     clock: &Clock,

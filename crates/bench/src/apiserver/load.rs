@@ -1,4 +1,4 @@
-//! The loads that are put on a server.
+//! Load generators for a server.
 
 use super::client::Connection;
 use super::{BenchError, BenchOptions, USER, WatchFigures, millis, objects};
@@ -27,9 +27,9 @@ const NODES: &str = "/api/v1/nodes";
 const NUMBER: &str = "%%%%%%%%";
 /// Placeholder of a time in a template.
 const STAMP: &str = "@@@@@@@@@@@@@@@@";
-/// Events that are waited for one by one.
+/// Number of events in the latency measurement, one at a time.
 const EVENTS: usize = 1000;
-/// Objects that the reads go round.
+/// Number of objects that reads cycle through.
 const READ: usize = 1000;
 
 /// A client over TLS, and how many requests it has in progress at a time.
@@ -103,7 +103,7 @@ impl Template {
     }
 }
 
-/// A collection that objects are put into, in process.
+/// A collection in which objects are created, in process.
 pub(super) struct Target {
     service: Router,
     path: &'static str,
@@ -186,7 +186,7 @@ async fn call(
     Err(BenchError::request(path, format!("{status}: {text}")))
 }
 
-/// Watches all pods in process and throws the events away, until `stop`.
+/// Watches all pods in process and drops the events, until `stop`.
 pub(super) fn drain_watch(service: Router, stop: CancellationToken) -> JoinHandle<()> {
     tokio::spawn(async move {
         let request = Request::get("/api/v1/pods?watch=1&timeoutSeconds=3600").body(Body::empty());

@@ -205,7 +205,7 @@ pub struct ModeFigures {
     /// Milliseconds until the server is ready again after a restart with the stored objects; only when
     /// durable.
     pub reopen_ms: Option<f64>,
-    /// Objects there were then.
+    /// Number of objects at that time.
     pub reopen_objects: Option<usize>,
     /// Milliseconds the disk took to confirm a batch, on average; only when durable.
     pub sync_mean_ms: Option<f64>,
@@ -217,7 +217,7 @@ pub struct ModeFigures {
 pub struct WatchFigures {
     /// Intended writes per second.
     pub rate_per_s: u32,
-    /// Writes per second that were made.
+    /// Achieved writes per second.
     pub achieved_per_s: f64,
     /// Events received.
     pub events: usize,
@@ -235,7 +235,7 @@ pub enum BenchError {
     /// The server did not start or serve.
     #[error(transparent)]
     Server(#[from] Error),
-    /// A request was not answered as it should have been.
+    /// A request had an unexpected response.
     #[error("{what}: {reason}")]
     Request {
         /// The request.
@@ -275,7 +275,7 @@ async fn measure(options: &BenchOptions, clock: Clock) -> Result<ServerFigures, 
     let began = Instant::now();
     let server = ApiServer::open(config(Storage::Memory, &clock)).await?;
     let cold_start_ms = millis(began.elapsed());
-    // First, while the process has not used any memory for something else.
+    // Measured first, while the process has not used any memory for something else.
     let memory = measure_memory(&server, options).await?;
     server.close().await;
     drop(server);

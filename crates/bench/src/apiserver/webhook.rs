@@ -46,8 +46,8 @@ async fn start(asks: bool, clock: &Clock) -> Result<(Arc<ApiServer>, Owner), Ben
     Ok((server, owner))
 }
 
-/// Microseconds that a mutating webhook which adds a label adds to a create of a pod: dry runs by one
-/// task, from a server that has it and one that has not, in turns.
+/// Measures the microseconds that a mutating webhook, which adds a label, adds to a create of a pod: dry runs
+/// by one task, from a server with it and one without, in turns.
 pub(super) async fn measure(options: &BenchOptions, clock: &Clock) -> Result<f64, BenchError> {
     let servers = [start(false, clock).await?, start(true, clock).await?];
     let mut sums = [0.0; 2];

@@ -25,7 +25,7 @@ const NAMESPACE: &str = "default";
 const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
 /// Cores of a node.
 const CORES: f64 = 32.0;
-/// Minutes that a report is the mean of, as koordlet's are.
+/// Minutes over which a report averages, as koordlet's do.
 const REPORTED: usize = 5;
 /// Pods of a workload.
 const REPLICAS: usize = 20;
@@ -57,12 +57,12 @@ impl Kind {
     }
 }
 
-/// A pod and those that came in its place.
+/// A pod and its later replacements.
 #[derive(Debug)]
 struct Line {
     kind: Kind,
     workload: usize,
-    /// Position of its node; none while it waits for one.
+    /// Position of its node; `None` while it is pending.
     node: Option<usize>,
     info: Arc<PodInfo>,
     /// Minutes from the start until it is ready.
@@ -86,7 +86,7 @@ struct Workload {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moved {
     pub(super) moves: u64,
-    /// The budget did not allow them: HTTP status 429.
+    /// Evictions that the budget did not allow: HTTP status 429.
     pub(super) blocked: u64,
     /// Evictions after which fewer pods were ready than the budget requires.
     pub(super) violations: u64,
@@ -159,7 +159,7 @@ impl Cluster {
             engine.node_applied(Arc::new(node), self.now);
         }
         let mut placed: Vec<(usize, Kind)> = Vec::with_capacity(pods);
-        // So many of each node that all are on one; a hot one is full with fewer, as some are big.
+        // Pods per node so that all pods are placed; a hot node is full with fewer, as some are big.
         let share = pods.div_ceil(nodes.max(1));
         for node in 0..nodes {
             let hot = node % 10 == 0;
@@ -271,7 +271,7 @@ impl Cluster {
 
     /// Returns the pod in the descheduler's form.
     fn info(&self, pod: Pod) -> Arc<PodInfo> {
-        // Pods of this file have all that a pod has.
+        // The conversion cannot fail: pods of this file have all required fields.
         let info = PodInfo::new(pod, &self.shapes);
         Arc::new(info.unwrap_or_else(|error| unreachable!("{error}")))
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Time for which a job that has ended is kept, like the controller's sweeper does.
 const KEPT: SignedDuration = SignedDuration::from_mins(30);
-/// `evictQPS` of the configuration, as a pause: evictions of one minute are spread over it.
+/// Pause between evictions for the configuration's `evictQPS`: evictions of one minute are spread over it.
 const PAUSE: SignedDuration = SignedDuration::from_millis(100);
 const PER_MINUTE: i32 = 600;
 

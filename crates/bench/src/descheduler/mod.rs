@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Above this share of its CPU a node is hot.
+/// Share of CPU usage above which a node is hot.
 const HIGH: f64 = 0.65;
 const EVICTOR: &str = "BenchEvictor";
 
@@ -56,7 +56,7 @@ struct How {
     jobs: bool,
 }
 
-/// The first is the one that `koord up` has.
+/// Settings of all runs; the first is that of `koord up`.
 static RUNS: [How; 6] = [
     How {
         name: "as shipped",
@@ -106,7 +106,7 @@ pub(super) struct DeschedulerFigures {
     pub minutes: u64,
     /// Longest time from the informers' stores to the plan.
     pub cycle_ms: f64,
-    /// The most that the process took, the simulated cluster included.
+    /// Peak memory of the process, including the simulated cluster.
     #[serde(rename = "rssMiB")]
     pub rss_mib: f64,
     /// Part of the memory that the scheduler's engine took when it was filled.
@@ -135,7 +135,7 @@ pub(super) struct Run {
     pub snapshot_ms: f64,
     pub stddev_before: f64,
     pub stddev_after: f64,
-    /// 95 of 100 nodes use no more than this share of their CPU, in percent.
+    /// 95th percentile of the nodes' CPU usage, in percent.
     pub p95_before: f64,
     pub p95_after: f64,
     pub hot_nodes_before: usize,
@@ -147,7 +147,7 @@ pub(super) struct Run {
     pub max_moves_per_pod_per_hour: usize,
     /// Evictions that a budget did not allow.
     pub evictions_blocked: u64,
-    /// Jobs that were made, and those of them that Failed.
+    /// Jobs that were created, and jobs that failed.
     pub jobs: u64,
     pub jobs_failed: u64,
     pub pdb_violations: u64,

@@ -27,7 +27,7 @@ fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node(
         assert!(run.max_moves_per_pod_per_hour <= 1, "{run:?}");
     }
     assert!(ours.cycles_to_balance.is_some(), "{ours:?}");
-    // Every job but those that a budget or the hour's rest held until their time was over moved a pod.
+    // Every job moved a pod, except those that a budget or the cooldown of an hour held until they timed out.
     assert!(shipped.jobs >= shipped.moves, "{shipped:?}");
     assert!(
         shipped.jobs - shipped.moves >= shipped.jobs_failed,
@@ -42,7 +42,7 @@ fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node(
             "{run:?}"
         );
     }
-    // The cluster is one in which that is not so by itself.
+    // In this cluster, evictions without targets leave pods without a node.
     assert!(upstream.pods_without_node_most > 0, "{upstream:?}");
     assert!(
         ours.no_target > 0 || greedy.no_target > 0,

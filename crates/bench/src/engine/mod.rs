@@ -1,7 +1,7 @@
-//! The engine fed directly, without any API: what a decision costs.
+//! The engine without an API server: the cost of a decision.
 //!
-//! The objects are those that informers would deliver, bindings succeed at once and are confirmed
-//! at once. The JSON has the fields of upstream's performance results, and more.
+//! The objects are those that informers would deliver, bindings succeed at once and are confirmed at once.
+//! The JSON has the fields of upstream's performance results, and more.
 
 mod api;
 mod objects;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::Exporters;
 
-/// The baseline is not measured for longer than this.
+/// Time limit of the baseline's measurement.
 const BASELINE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Settings of a run.
@@ -98,10 +98,10 @@ pub struct EngineFigures {
     pub profile: String,
     pub cpus: usize,
     pub pods_bound_before: usize,
-    /// Scheduling cycles, with those that rejected the pod or preempted others.
+    /// Scheduling cycles, including those that rejected the pod or preempted others.
     pub attempts: usize,
-    /// Shared answers that the pod's own check of the chosen node refused: 0, or a plugin's
-    /// signature is incomplete.
+    /// Cached results that the pod's own check of the chosen node rejected: 0, or a plugin's signature is
+    /// incomplete.
     pub mismatches: u64,
     pub cpu_seconds_per_1000_pods: f64,
     pub rss_mib: f64,
@@ -113,7 +113,7 @@ pub struct EngineFigures {
     pub control: Option<Control>,
 }
 
-/// A scenario without the updates that come while pods do: run before it and after it.
+/// The scenario without the updates that come while pods do: run before it and after it.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "names and units say it")]
@@ -416,7 +416,7 @@ impl Run {
             self.reservations.insert(name, reservation.clone());
         }
         let now = self.now;
-        // Not the engine's work: informers do it.
+        // Informers do this, so it does not count as the engine's time.
         let change = match &mut self.exporters {
             Some(exporters) => {
                 exporters.report(change, |change| self.engine.plugins().kept(change))

@@ -26,7 +26,7 @@ pub(crate) fn node_name(number: usize) -> String {
     format!("node-{number:05}")
 }
 
-/// Lays `change` over `base`, field by field.
+/// Merges `change` into `base`, field by field.
 pub(crate) fn merge(base: &mut Value, change: &Value) {
     match (base, change) {
         (Value::Object(base), Value::Object(change)) => {
@@ -112,7 +112,7 @@ pub(crate) fn requests(requests: Value) -> Value {
         "resources": {"requests": requests, "limits": requests}}]}})
 }
 
-/// `pod` as it is when it is bound to `node`.
+/// Returns `pod` bound to `node`.
 pub(crate) fn bound(pod: &Pod, node: &str) -> Pod {
     let mut pod = pod.clone();
     if let Some(spec) = &mut pod.spec {

@@ -4,7 +4,7 @@
 use super::objects::{merge, requests};
 use serde_json::{Value, json};
 
-/// Milli-CPU, MiB, percent of a GPU, whether best effort, and how many pods of the trace are so.
+/// Milli-CPU, MiB, percent of a GPU, true if best effort, and the number of such pods in the trace.
 const SIZES: [(usize, usize, usize, bool, usize); 24] = [
     (3152, 5600, 81, true, 1047),
     (11300, 49152, 100, false, 857),

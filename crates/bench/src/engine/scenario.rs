@@ -31,9 +31,9 @@ pub enum Scenario {
     TopologySpread,
     /// Pods of ten applications with affinity to a zone.
     PodAffinity,
-    /// Pods that avoid their like on a host.
+    /// Pods with anti-affinity to each other on a host.
     PodAntiAffinity,
-    /// Full nodes, and pods that displace others.
+    /// Full nodes, and pods that preempt others.
     Preemption,
     /// Gangs of 1,000, or of a tenth of the pods where there are fewer than 10,000.
     Gang,
@@ -59,7 +59,7 @@ pub enum Scenario {
     MetricStream,
     /// Pods with a disk in a zone, one that is made for them, or one of a node, in turn.
     Volumes,
-    /// Pods that leave their node for one that a reservation found for them.
+    /// Pods that leave their node for one with a reservation for them.
     ReservationMigration,
     /// Guaranteed pods, and kubelets that give each one NUMA node.
     Nrt,

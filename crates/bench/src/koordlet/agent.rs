@@ -103,7 +103,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts one with the flags of the stock manifest, where files are in `work`.
+    /// Starts an agent with the flags of the stock manifest, and with its files in `work`.
     ///
     /// # Errors
     /// When it cannot be started.

@@ -1,4 +1,4 @@
-//! The figures of `koord bench levers`: medians, ranges, what differs, and a table of them.
+//! The figures of `koord bench levers`: medians, ranges, comparisons, and a table of them.
 
 use super::{Args, Lever};
 use koord_workload::statistics::{Verdict, median, range};

@@ -88,13 +88,13 @@ pub(super) struct ManagerFigures {
     /// 99th percentile of the latency of `/validate-pod`, milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     validate_p99_ms: Option<f64>,
-    /// Cores that the controllers take while nodes report.
+    /// Cores that the controllers use while nodes report.
     #[serde(skip_serializing_if = "Option::is_none")]
     reconcile_cores: Option<f64>,
     /// Memory of the manager then, MiB.
     #[serde(rename = "rssMiB", skip_serializing_if = "Option::is_none")]
     rss_mib: Option<f64>,
-    /// Seconds until a change of the settings has come to every node.
+    /// Seconds until a change of the settings has reached every node.
     #[serde(skip_serializing_if = "Option::is_none")]
     config_replan_sec: Option<f64>,
     /// Memory of a manager with many Recommendations, MiB.
@@ -166,7 +166,7 @@ struct Cost {
     /// Its resident set at the end, MiB.
     #[serde(rename = "rssMiB")]
     rss_mib: f64,
-    /// The most it was since its start, MiB.
+    /// Its peak resident set since its start, MiB.
     #[serde(rename = "peakRssMiB")]
     peak_rss_mib: f64,
     /// CPU time of everything but the manager and this program, in percent of the machine.

@@ -29,10 +29,9 @@ const CALM: Duration = Duration::from_millis(1500);
 const LOOK: Duration = Duration::from_millis(100);
 /// Number of changes of the settings.
 const REPLANS: u32 = 3;
-/// A kubelet writes the status of a node that does not change so many times more rarely than koordlet
-/// reports.
+/// Ratio of koordlet's report rate to the rate at which a kubelet writes the status of an unchanged node.
 const HEARTBEATS: u64 = 5;
-/// Reports until the load of a node is where it was.
+/// Reports in a period of a node's load.
 const DAY: f64 = 60.0;
 
 /// Figures of the controllers of nodes.
@@ -49,11 +48,11 @@ pub(super) struct NodeFigures {
     start_cpu_sec: f64,
     /// Reports per second in the window.
     reports_per_sec: f64,
-    /// Writes of nodes per second in the window, but for the kubelets'.
+    /// Writes of nodes per second in the window, without those of kubelets.
     node_writes_per_sec: f64,
     #[serde(flatten)]
     pub(super) cost: Cost,
-    /// Windows that were thrown away because the machine was busy with something else.
+    /// Windows that were rejected because the machine was busy with something else.
     rejected: u32,
     /// True if the reported window should have been rejected, too.
     noisy: bool,
@@ -160,7 +159,7 @@ async fn fill(cluster: &Cluster, args: &Args) -> Result<()> {
     cluster.create_all(&path, pods).await
 }
 
-/// Waits until `count` objects of a table are `done`; each is looked at until it is.
+/// Waits until `count` objects of a table are `done`; each is checked until it is.
 pub(super) async fn all(
     cluster: &Cluster,
     manager: &mut Manager,
@@ -256,7 +255,7 @@ async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32
     tokio::time::sleep(CALM).await;
     let mut statuses = Watching::of(cluster, nodes_table())?;
     let mut slos = Watching::of(cluster, slos_table())?;
-    // Enough for every node to be written at once, and never the same twice.
+    // Enough that every node is written, and values differ from the last ones.
     let (reclaim, suppress) = [(65, 65), (45, 60), (65, 55), (45, 50)][round as usize % 4];
     let path = format!("/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps/{CONFIG_NAME}");
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The cluster that the manager finds.
+//! The manager's cluster.
 
 use crate::koordlet::fixture::Shape;
 use crate::koordlet::objects as node;
@@ -54,7 +54,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Profiles of which each selects the pods of one application.
+    /// Creates profiles that each select the pods of one application.
     ///
     /// # Errors
     /// One is refused.
@@ -63,7 +63,7 @@ impl Cluster {
         self.create_all(path, (0..count).map(profile)).await
     }
 
-    /// Quotas in two levels.
+    /// Creates quotas in two levels.
     ///
     /// # Errors
     /// One is refused.
@@ -103,8 +103,8 @@ pub(super) async fn each<F: Future<Output = Result<()>>>(
     Ok(())
 }
 
-/// Settings with these parts of a node: what batch work may reclaim of its CPU, and where it is
-/// suppressed, both in percent.
+/// Returns settings with these shares of a node: the CPU that batch work may reclaim, and the threshold of
+/// CPU suppression, both in percent.
 pub(super) fn settings(reclaim: u32, suppress: u32) -> Value {
     let colocation = json!({"enable": true, "cpuReclaimThresholdPercent": reclaim});
     let threshold =
@@ -363,7 +363,7 @@ pub(super) fn report(
     random: &mut fastrand::Rng,
 ) -> Value {
     let usage = |cpu_milli: f64, memory_mib: f64| json!({"resources": {"cpu": format!("{cpu_milli:.0}m"), "memory": format!("{memory_mib:.0}Mi")}});
-    // Each pod 10 % to either side.
+    // Each pod varies by 10 % to either side.
     let mut noise = || 0.9 + 0.2 * random.f64();
     let mut sum = (0.0, 0.0);
     let first = index * per_node;

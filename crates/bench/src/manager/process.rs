@@ -30,7 +30,8 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// `given`, else the `koord-manager` that was built along with this program, or the one inside it.
+    /// Returns `given`, else the `koord-manager` that was built along with this program, or the one inside
+    /// it.
     ///
     /// # Errors
     /// There is no such file.

@@ -27,7 +27,7 @@ const PODS_PER_NODE: u32 = 20;
 const DAYS: i64 = 9;
 /// Histories that differ in size.
 const SIZES: u32 = 97;
-/// Longest interval between two measurements of pods here, in seconds; a minute by default.
+/// Longest `--recommender-interval` here, in seconds; the default is a minute.
 const ROUND: f64 = 10.0;
 const API: &str = "/apis/analysis.koordinator.sh/v1alpha1";
 

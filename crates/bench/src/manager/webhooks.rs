@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 const PODS: u32 = 1000;
 /// Load before a window that is not counted.
 const WARMUP: Duration = Duration::from_secs(3);
-/// Answers that are waited for at most, beyond a window.
+/// Time limit for answers after a window.
 const LATE: Duration = Duration::from_secs(15);
 /// Largest lag of the generator in a clean window, 99th percentile, microseconds; see [`Cost::is_noisy`] for
 /// other limits.
@@ -93,7 +93,7 @@ pub(super) struct WebhookFigures {
     realtime: bool,
     #[serde(flatten)]
     cost: Cost,
-    /// Windows that were thrown away because the machine was busy with something else.
+    /// Windows that were rejected because the machine was busy with something else.
     rejected: u32,
     /// True if the reported window should have been rejected, too.
     noisy: bool,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Between two lines of a PlanetLab file.
+/// Interval between two lines of a PlanetLab file.
 const FIVE_MINUTES_MS: i64 = 300_000;
 const DAY_MS: i64 = 86_400_000;
 

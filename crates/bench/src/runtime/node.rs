@@ -62,7 +62,7 @@ impl Cluster {
             Asked::ByRuntime(socket) => {
                 runtime.mode = Mode::Nri;
                 socket.clone_into(&mut runtime.nri.socket);
-                // The registrations of other agents stay.
+                // A separate directory, so that the registrations of other agents are not removed.
                 runtime.server.directory = socket.with_extension("hooks");
             }
             Asked::ByProxy(directory, socket) => {
@@ -124,7 +124,7 @@ pub(super) enum Asked<'a> {
     ByProxy(&'a Path, &'a Path),
 }
 
-/// Answers, and how long they took together.
+/// Number of answers, and the sum of their durations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Answered {
     pub(super) count: f64,
@@ -159,7 +159,7 @@ impl Agent {
             .sum()
     }
 
-    /// Its answers so far.
+    /// Returns its answers so far.
     pub(super) fn answered(&self) -> Answered {
         Answered {
             count: self.metric(ANSWERS, |row| row.get_histogram().get_sample_count() as f64),

@@ -9,7 +9,7 @@ const LEFT: f64 = 170.0;
 const LONGEST: f64 = 440.0;
 const ROW: f64 = 26.0;
 
-/// Bars of medians, with a thin line to where 99 of 100 are.
+/// Draws bars of medians, with a thin line to the 99th percentile.
 pub(super) fn svg(report: &RuntimeFigures) -> String {
     let parts = [
         ("CreateContainer, ms", &report.create),

@@ -1,10 +1,10 @@
-//! Times and their spread.
+//! Times and their percentiles.
 
 use koord_workload::statistics::time_percentile;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Milliseconds at which half, and 99 of 100, are faster.
+/// Median and 99th percentile, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Spread {

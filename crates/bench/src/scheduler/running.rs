@@ -35,7 +35,8 @@ impl Running {
     /// Starts our scheduler as a task.
     pub(super) fn inside(options: &bench::Options, client: Client) -> Self {
         let context = Context::new();
-        // Without a configuration file every koord plugin is on, with one kube-scheduler's are.
+        // Without a configuration file every koord plugin is on; this configuration only has
+        // kube-scheduler's.
         let plain =
             || koord_scheduler::config::Configuration::koord(&["koord-scheduler".to_owned()]);
         let scheduler = koord_scheduler::Options {

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_kube::{Api, Client, ResourceExt as _};
 use std::sync::OnceLock;
 
-/// Gives the API server the logs of the node's containers, and runs commands in them.
+/// Serves the logs of the node's containers, and commands in them, to the API server.
 pub(super) struct NodeSide {
     pub(super) logs: koord_node::Logs,
     pub(super) execs: koord_node::Execs,

@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Between two tries to write to a data directory that takes no writes.
+/// Interval of retries to write to a read-only or full data directory.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// The API server, and the inputs of its start.
@@ -82,7 +82,7 @@ impl Startup<'_> {
         } = self;
         server.install_crds(koord_api::crd_values()).await?;
         let managed = options.components.enabled("manager");
-        // Another manager's are its own.
+        // The webhooks of another manager are left alone.
         if managed {
             webhooks::disconnect(client).await?;
         }

@@ -77,7 +77,7 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
 }
 
-/// Under which conditions it was measured.
+/// Conditions of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Setup {
@@ -99,7 +99,7 @@ pub struct Setup {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sample {
-    /// Since the descheduler started; below 0 before.
+    /// Seconds since the descheduler started; below 0 before.
     pub second: f64,
     /// Pods moved so far.
     pub moves: usize,

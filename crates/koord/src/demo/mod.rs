@@ -1,8 +1,8 @@
 //! `koord demo`: a latency-sensitive service and batch work share a machine: the service alone, both under
 //! plain Kubernetes, both with koord; on request also under Koordinator's cap and without any QoS.
 //!
-//! Nothing is short-cut: the batch pods of the cap and of koord ask for `kubernetes.io/batch-cpu`
-//! and run because koordlet measured, the manager published and the scheduler chose.
+//! All components are real: the batch pods of the cap and of koord request `kubernetes.io/batch-cpu` and run
+//! because koordlet measured, the manager published and the scheduler chose.
 
 pub mod descheduler;
 pub mod output;
@@ -127,7 +127,7 @@ fn bounded(text: &str, low: f64, high: f64, unit: &str) -> Result<f64, String> {
 pub fn main(args: &Args) -> Result<ExitCode> {
     crate::cluster::init_logging(if args.verbose { "info" } else { "error" });
     let figures = args.from.as_deref().map(output::read).transpose()?;
-    // Minutes of measuring are not for the bin.
+    // The files are checked first, so that minutes of measurements are not lost.
     output::check_files(&args.report, args.json.as_deref())?;
     if let Some(path) = &args.from {
         output::distinct(path, &args.report, "--from and --report")?;
@@ -284,7 +284,7 @@ struct Measurement<'a> {
 }
 
 impl Measurement<'_> {
-    /// Plays the scenario as far as it goes.
+    /// Plays the scenario until its end, its deadline or an interruption.
     async fn play(
         mut self,
         scene: &mut Scene,

@@ -11,7 +11,7 @@ pub struct Progress {
     planned: usize,
     /// Windows that need not be measured any more: done for good, or skipped.
     settled: usize,
-    /// Settled when the present scenario began.
+    /// Settled windows when the current scenario began.
     before: usize,
     measured: usize,
     retried: usize,

@@ -76,7 +76,7 @@ mod tests {
         ];
         recoveries(&mut phases, 10, 60);
         let of = phases.map(|result| result.recovery_ms.unwrap());
-        // Never back within the peak: all of it.
+        // p99 does not recover within the peak: the result is the whole peak.
         assert_eq!(of, [10.0, 20.0, 60.0]);
     }
 

@@ -34,7 +34,7 @@ pub struct Run {
     pub cpu_utilization: f64,
     /// Fraction of the machine used by neither service, batch, generator nor koord.
     pub strangers: f64,
-    /// Fraction of the time the hypervisor took away.
+    /// Fraction of the CPU time that the hypervisor stole.
     pub steal: f64,
     /// Batch operations per second.
     pub be_ops_per_s: f64,
@@ -98,8 +98,8 @@ pub struct PhaseResult {
     pub repeats: Vec<Run>,
 }
 
-/// The figures the demo exists for. Each is a quotient of the medians above; `None` where a phase
-/// has no clean run or the divisor is zero.
+/// The figures that are the demo's purpose. Each is a quotient of the medians above; `None` where a phase has
+/// no clean run or the divisor is zero.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Ratios {
     /// p99 besteffort / p99 alone.
@@ -116,8 +116,8 @@ pub struct Ratios {
     pub be_managed_over_unmanaged: Option<f64>,
     /// Batch work managed / suppressed.
     pub be_managed_over_suppressed: Option<f64>,
-    /// Effective machine utilisation in `managed`: service load over its peak load, plus batch work
-    /// over the batch work of an otherwise idle machine.
+    /// Effective machine utilization in `managed`: service load over its peak load, plus batch work over the
+    /// batch work of an otherwise idle machine.
     pub emu: Option<f64>,
 }
 
@@ -243,8 +243,8 @@ impl PhaseResult {
         Verdict::of(self.be.range, other.be.range, runs)
     }
 
-    /// Medians over the clean runs of `phase`. When noise rejected every run, they are over all of them,
-    /// to be shown and not to be compared: `counted` is 0.
+    /// Returns medians over the clean runs of `phase`. If noise rejected every run, they are over all of
+    /// them, to be shown and not compared: `counted` is 0.
     #[must_use]
     pub fn from_runs(phase: Phase, repeats: Vec<Run>) -> Self {
         let clean = repeats.iter().filter(|run| run.rejected.is_none()).count();

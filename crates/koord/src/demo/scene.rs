@@ -1,4 +1,4 @@
-//! The cluster the demo plays on: starting it, setting a scenario up, changing the phase.
+//! The demo's cluster: its start, the setup of a scenario, and the change of phases.
 
 use super::result::{Phase, Setup, median};
 use super::stage::Stage;
@@ -140,7 +140,7 @@ impl Scene {
         self.setup.psi = pressure.ok().flatten().is_some();
 
         self.step("waiting until koordlet has measured and the manager has published");
-        // On a busy machine the phases that do without are measured all the same.
+        // On a busy machine the phases that need no batch resources are measured all the same.
         let _ = self.room_for_batch(15).await;
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Notes how much of the machine generator and control plane used, in percent.
+    /// Records the share of the machine that generator and control plane used, in percent.
     pub(super) fn note_elsewhere(&mut self, percent: f64) {
         self.elsewhere.push(percent);
         self.setup.elsewhere_percent = median(self.elsewhere.iter().copied());
@@ -335,7 +335,7 @@ impl Scene {
         .await
     }
 
-    /// Waits until `count` pods run; names the laggard and its condition when they do not.
+    /// Waits until `count` pods run; an error names the first pod that does not, with its condition.
     async fn running(&self, count: usize) -> Result<()> {
         let all = ListParams::default();
         let waited = poll("the pods to run", 60, async || {
@@ -427,7 +427,7 @@ fn config_of(phase: Phase, limited: bool, elsewhere: f64, number: u64) -> Value 
             let percent = 65 + elsewhere.clamp(0.0, 30.0).round() as i64;
             threshold["cpuSuppressThresholdPercent"] = json!(percent);
         }
-        // The defaults, whatever they are.
+        // The defaults of the cluster.
         Phase::Alone | Phase::Managed => {}
     }
     config["cpu-suppress-config"] = json!({"clusterStrategy": suppress});
@@ -466,7 +466,7 @@ fn kernel_release(root: &koord_host::Root) -> String {
 
 fn progress_bar() -> indicatif::ProgressBar {
     let bar = indicatif::ProgressBar::new_spinner();
-    // The template is a constant; a fault in it only costs the colours.
+    // The template is a constant; a fault in it would only change the colors.
     if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner:.green} {msg} [{elapsed}]")
     {
         bar.set_style(style);

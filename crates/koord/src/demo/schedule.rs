@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 const WINDOWS: usize = 2;
 /// Clean windows of each phase below which a time budget is spent on another visit.
 const WANTED: usize = 3;
-/// Attempts at one window where repeats are counted.
+/// Attempts at one window if repeats are counted.
 const ATTEMPTS: usize = 3;
 /// Time to start and end batch pods, in seconds.
 const PODS_S: f64 = 3.5;
@@ -26,7 +26,7 @@ pub struct Visit {
     pub round: usize,
     /// Clean windows it is for.
     pub windows: usize,
-    /// Load before the first window that is not counted, in seconds; set when the visit is due.
+    /// Load before the first window that is not counted, in seconds; set when the visit begins.
     pub warmup_s: f64,
 }
 
@@ -64,8 +64,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Plans the visits of `phases`, with windows of `window_s` seconds. `reads_file`: the service has a
-    /// file that batch work drives out of memory.
+    /// Plans the visits of `phases`, with windows of `window_s` seconds. `reads_file`: the service has a file
+    /// that batch work evicts from the page cache.
     #[must_use]
     pub fn new(phases: &[Phase], extent: Extent, window_s: f64, reads_file: bool) -> Self {
         let planned: VecDeque<Visit> = match extent {
@@ -124,8 +124,8 @@ impl Schedule {
         Some(visit)
     }
 
-    /// Takes a window of `visit` into account. `attempts` windows of the visit were measured, `left_s`
-    /// seconds are left. Returns whether the visit goes on with another window.
+    /// Counts a window of `visit`. `attempts` windows of the visit were measured, `left_s` seconds are left.
+    /// Returns true if the visit continues with another window.
     pub fn measured(&mut self, visit: Visit, clean: bool, attempts: usize, left_s: f64) -> bool {
         if clean {
             *self.clean.entry(visit.phase).or_default() += 1;

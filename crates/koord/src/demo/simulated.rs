@@ -1,4 +1,4 @@
-//! A cluster of simulated nodes, with an API server and its other parts in this process.
+//! A cluster of simulated nodes, with an API server and other components in this process.
 
 use crate::console;
 use anyhow::{Context as _, Result, bail};
@@ -21,12 +21,12 @@ pub(super) fn measure<T>(demo: impl Future<Output = Result<T>>) -> Result<T> {
     })
 }
 
-/// An API server in memory, and parts that run for the whole time.
+/// An API server in memory, and components that run for the whole time.
 pub(super) struct SimulatedCluster {
     server: Arc<ApiServer>,
     pub(super) client: Client,
     pub(super) context: Context,
-    /// The parts' names, and how they ended.
+    /// Names of the components, with their results.
     parts: JoinSet<(&'static str, Result<()>)>,
 }
 
@@ -47,7 +47,7 @@ impl SimulatedCluster {
         })
     }
 
-    /// Starts a part; errors call it `name`.
+    /// Starts a component; errors name it `name`.
     pub(super) fn spawn<F, E>(
         &mut self,
         name: &'static str,
@@ -77,7 +77,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Stops all parts and the API server.
+    /// Stops all components and the API server.
     pub(super) async fn stop(mut self) {
         self.context.shutdown.cancel();
         while let Some(ended) = self.parts.join_next().await {

@@ -75,7 +75,7 @@ impl Scene {
         None
     }
 
-    /// Sets `scenario` up: its services and their surroundings.
+    /// Sets `scenario` up: services, files and bystanders.
     pub(super) async fn enter(
         &mut self,
         scenario: &'static Scenario,

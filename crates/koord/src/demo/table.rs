@@ -112,7 +112,7 @@ pub(super) fn render(mut table: Table, right: Range<usize>) -> String {
         }
     }
     let text = table.to_string();
-    // Cells are padded to the column, which the ends of lines do not need.
+    // Trims the padding of cells at the ends of lines.
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n")
 }

@@ -1,10 +1,10 @@
-//! `koord demo topology`: a Deployment on nodes whose kubelets refuse pods that do not fit into one
-//! NUMA node, under three schedulers.
+//! `koord demo topology`: a Deployment on nodes whose kubelets refuse pods that do not fit into one NUMA
+//! node, under three schedulers.
 //!
-//! A scheduler that adds up a node's CPUs binds a pod that the kubelet then fails with
-//! TopologyAffinityError, the ReplicaSet makes another, and so on for ever. The API server, its
-//! controllers and the scheduler are real; the nodes are simulated, and so is what they take: nothing
-//! waits for a container to be pulled, so that pods fail as fast as the control plane makes them.
+//! A scheduler that adds up a node's CPUs binds a pod that the kubelet then fails with TopologyAffinityError,
+//! the ReplicaSet creates another, and so on for ever. The API server, its controllers and the scheduler are
+//! real; the nodes are simulated: no container images are pulled, so that pods fail as fast as the control
+//! plane creates them.
 
 mod page;
 
@@ -111,7 +111,7 @@ impl Chain {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
-    /// Under which conditions.
+    /// Conditions of the run.
     pub setup: Setup,
     /// Pods per minute that failed with TopologyAffinityError, by [`Chain`].
     pub failed_pods_per_minute: BTreeMap<Chain, f64>,
@@ -119,7 +119,7 @@ pub struct Outcome {
     pub chains: Vec<Watched>,
 }
 
-/// Under which conditions it was measured.
+/// Conditions of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Setup {
@@ -129,7 +129,7 @@ pub struct Setup {
     pub layout: Layout,
     /// Replicas of the Deployment.
     pub replicas: u32,
-    /// CPUs that each pod has for itself.
+    /// Exclusive CPUs of each pod.
     pub cpus_of_pod: u32,
     /// Time for which each chain was watched, in seconds.
     pub seconds: u32,
@@ -282,7 +282,7 @@ async fn reported(client: Client, nodes: usize) -> Result<()> {
     }
 }
 
-/// Counts for `seconds` the pods that fail, by the second.
+/// Counts the pods that fail in each of `seconds` seconds.
 async fn count(mut pods: Informer<Pod>, seconds: u32) -> Result<Vec<u64>> {
     let begun = Instant::now();
     let mut by_second = vec![0; seconds as usize];
@@ -324,7 +324,7 @@ fn waits(pod: &Pod) -> Option<String> {
     (condition.status == "False").then(|| condition.message.clone().unwrap_or_default())
 }
 
-/// Pods of one container with CPUs for itself.
+/// Returns a Deployment of pods with one container that has exclusive CPUs.
 fn deployment(setup: &Setup) -> Result<Deployment> {
     let amounts = json!({"cpu": setup.cpus_of_pod.to_string(), "memory": "1Gi"});
     let labels = json!({"app": "web"});

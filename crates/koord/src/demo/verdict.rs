@@ -5,7 +5,7 @@ use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
 use super::table::span;
 use serde::{Deserialize, Serialize};
 
-/// Clean windows of each phase that a comparison needs: one has no range.
+/// Least clean windows of each phase in a comparison: a single one has no range.
 pub const ENOUGH: usize = 2;
 /// Up to this multiple, a p99 counts as the same although no windows overlap.
 const SAME: f64 = 1.15;
@@ -22,7 +22,7 @@ pub enum Outcome {
     Harmless,
     /// The neighbor does clear harm that koord does not clearly lessen, or koord does harm of its own.
     Lost,
-    /// Noise, or too few windows, leave it open.
+    /// The result is open because of noise, or too few windows.
     NotConclusive,
     /// A phase is missing.
     #[default]
@@ -53,7 +53,7 @@ pub enum Overall {
     NotMeasured,
 }
 
-/// The verdict over all scenarios, and how many have which outcome.
+/// The verdict over all scenarios, and the number of scenarios with each outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuiteVerdict {
     /// The verdict.
@@ -325,7 +325,7 @@ pub(super) mod tests {
             ([500.0, 520.0], [3000.0, 3300.0], [450.0, 480.0], Won),
             ([500.0, 520.0], [3000.0, 3300.0], [700.0, 750.0], Won),
             ([500.0, 520.0], [510.0, 530.0], [505.0, 540.0], Harmless),
-            // Apart, and too little to call harm.
+            // Apart, but too close to count as harm.
             ([500.0, 510.0], [530.0, 540.0], [515.0, 525.0], Harmless),
             ([500.0, 520.0], [900.0, 950.0], [880.0, 930.0], Lost),
             ([500.0, 520.0], [900.0, 950.0], [1900.0, 1950.0], Lost),

@@ -153,7 +153,7 @@ impl Scene {
                     file: format!("{}/{}", change.cgroup, change.file),
                     old: change.old.unwrap_or_default(),
                     new: change.new,
-                    // The record's first half repeats file and value.
+                    // The first half of the message repeats file and value.
                     reason: entry
                         .message
                         .split_once(": ")

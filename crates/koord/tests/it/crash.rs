@@ -169,7 +169,7 @@ fn kubepods() -> Vec<PathBuf> {
     groups.into_iter().filter(|group| group.exists()).collect()
 }
 
-/// The odd number of seconds that makes the pod's process findable.
+/// An odd number of seconds by which the pod's process is found.
 const SECONDS: &str = "98761.5";
 
 async fn run_a_pod(up: &Up, command: &[&str]) {

@@ -27,7 +27,7 @@ use world::FailoverWorld;
 /// Time limit of a run on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Clusters at a time: most of the time a lease runs out.
+/// Number of concurrent clusters: most of the time they wait for a lease to run out.
 const LANES: usize = 4;
 
 fn clock() -> Clock {
@@ -91,7 +91,7 @@ impl Lane<'_> {
         Process::start(&self.world, self.dir, aim, places(), spared).await
     }
 
-    /// Notes that `process` ended, and puts another in its place.
+    /// Records the end of `process`, and starts a replacement.
     async fn replace(&self, process: &mut Process, death: Option<process::Death>) {
         self.note(process, death.as_ref());
         *process = self.next().await;

@@ -1,5 +1,5 @@
-//! koord-descheduler in a whole cluster: a hot node is relieved, each pod's new place reserved before it goes; and the
-//! program as manifests start it.
+//! koord-descheduler in a whole cluster: it moves pods off a hot node, each after its new place is reserved;
+//! and the program as manifests start it.
 
 mod deaths;
 
@@ -176,7 +176,7 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
             assert!(!before.contains(&pod.uid().expect("a UID")));
             assert_ne!(node_of(pod), "sim-0");
             assert_eq!(node_of(pod), status.node_name);
-            // It took the place that was reserved before its forerunner went.
+            // It took the place that was reserved before the old pod was evicted.
             let named = job
                 .spec
                 .reservation_options
@@ -309,7 +309,7 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
     let (_, body) = get("/metrics").await.expect("a page");
     assert!(body.contains("koord_descheduler_cycle_seconds"), "{body}");
     page("/debug/descheduler").await;
-    // Over TLS, health needs no permission, and all else does.
+    // Over TLS, health needs no permission, and all other paths do.
     let tls = async |path: &str| {
         let peer = koord_kube::client::Peer {
             url: format!("https://127.0.0.1:{secure}"),
@@ -461,7 +461,7 @@ async fn who_finds_targets_has_just_the_rights_that_takes() {
     });
     let limited = koord_kube::client::in_process(limited);
     let context = koord_app::Context::new();
-    // An election that is off is not the follower's concern, as it is not the scheduler's.
+    // The follower does not validate a disabled election, like the scheduler.
     let off = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n\
         leaderElection: {leaderElect: false, leaseDuration: 1s}\n";
     let off = koord_scheduler::config::Configuration::parse(off).expect("a configuration");

@@ -20,7 +20,7 @@ pub(crate) fn shared() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A running `koord up`; stopped cleanly when dropped, as one that is killed leaves its cgroups behind.
+/// A running `koord up`; stopped cleanly when dropped, because a killed one leaves its cgroups.
 pub(crate) struct Up {
     child: Child,
     pub(crate) kubeconfig: PathBuf,
@@ -34,7 +34,7 @@ impl Up {
         Self::start_logging(data_dir, extra, Stdio::inherit())
     }
 
-    /// Starts as [`Self::start`] does, with its log (warnings and worse) in `log`.
+    /// Starts like [`Self::start`], with its log (warnings and worse) in `log`.
     pub(crate) fn start_logging(data_dir: &Path, extra: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_koord"))
             .args(["up", "--port", "0", "--data-dir"])

@@ -169,7 +169,7 @@ fn a_newcomers_session() {
     eventually_blocking("what the pod uses", || {
         let row = top(&["pods", "--containers"]);
         let words: Vec<&str> = row.split_whitespace().collect();
-        // It spins, and others may be faster.
+        // The process spins, and others may be faster.
         let [pod, container, cpu, memory] = words[..] else {
             return None;
         };
@@ -201,7 +201,8 @@ fn a_newcomers_session() {
     assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");
 }
 
-/// Pods of a plain Deployment are whole, and none of them runs on this machine, where its image does not exist.
+/// All pods of a plain Deployment become ready, and none of them runs on this machine, where its image does
+/// not exist.
 fn deployment_avoids_host(kubectl: &Kubectl<'_>, host: &str) {
     let create = "create deployment web --image=nginx --replicas=50";
     kubectl.ok(&create.split(' ').collect::<Vec<_>>(), None);

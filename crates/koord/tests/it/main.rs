@@ -1,4 +1,4 @@
-//! The `koord` command as its users meet it: processes, kubectl, kill -9.
+//! The `koord` command as users run it: processes, kubectl, kill -9.
 
 #![allow(
     clippy::expect_used,

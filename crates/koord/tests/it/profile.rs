@@ -33,7 +33,7 @@ spec:
       requests: {memory: 32Mi}
 "#;
 
-/// Runs on a simulated node, where CPU is left, too.
+/// Runs on a simulated node, which also has reclaimed CPUs left.
 const SIMULATED: &str = r#"
 apiVersion: v1
 kind: Pod

@@ -215,7 +215,7 @@ fn a_day_of_kubectl_with_watch_lists() {
     };
     let on = &[("KUBE_FEATURE_WatchListClient", "true")];
     script("watch lists", &up.kubeconfig, on);
-    // kubectl honours the variable.
+    // kubectl respects the variable.
     let line = "wait --for=jsonpath={.status.phase}=Active namespace/default -v=7";
     let output = run(&up.kubeconfig, line, "", on);
     let log = text(&output.stderr);

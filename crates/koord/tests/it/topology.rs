@@ -188,7 +188,7 @@ impl Stage {
         waited.unwrap_or_else(|_| panic!("{what}: {:#?}", objects.store.list()))
     }
 
-    /// Waits for a pod that runs; one that its kubelet refuses never does.
+    /// Waits until the pod runs; a pod that its kubelet refuses never does.
     async fn runs(&self, name: &str) {
         let phase = self
             .until(name, |pod: &Pod| {

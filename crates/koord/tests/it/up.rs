@@ -1,4 +1,4 @@
-//! Starts that fail, clusters beside each other, and clusters in the background.
+//! Starts that fail, clusters next to each other, and clusters in the background.
 
 use crate::harness::{Up, exclusive, shared};
 use crate::seen::Seen;
@@ -201,7 +201,8 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
     assert_eq!(up.interrupt(), Some(0));
     assert!(kubeconfig.exists());
 
-    // A start without simulated nodes removes those of the last start.
+    // A start without simulated nodes removes those of the last start, and the host taint, before the node
+    // agent reports.
     let mut up = Up::start(dir.path(), &[]);
     let nodes = runtime.block_on(async {
         let nodes: Api<Node> = Api::all(up.client().await);

@@ -1,4 +1,4 @@
-//! A program that is a process, and the socket on which it can be watched and shot.
+//! A program in a separate process, and the socket on which its requests are watched and it is killed.
 
 use axum::Router;
 use axum::body::Body;
@@ -118,7 +118,7 @@ impl Wire {
         true
     }
 
-    /// Waits until it was killed, or has left by itself: `None`.
+    /// Waits until it was killed; `None` if it ended by itself.
     pub(crate) async fn died<T>(&self, killed: &mut oneshot::Receiver<T>) -> Option<T> {
         loop {
             // A process that ends by itself sends no message.

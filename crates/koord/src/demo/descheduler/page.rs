@@ -158,7 +158,7 @@ fn height(load: f64) -> f64 {
     HEIGHT - 1.0 - (HEIGHT - 2.0) * (load / 100.0).clamp(0.0, 1.0)
 }
 
-/// Lines at both thresholds.
+/// Draws lines at both thresholds.
 fn thresholds(page: &mut Page, outcome: &Outcome) {
     let setup = &outcome.setup;
     for (class, at) in [("low", setup.low), ("high", setup.high)] {

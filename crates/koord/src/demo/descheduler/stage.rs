@@ -152,7 +152,7 @@ impl Stage {
         within(&mut self.cluster, "the nodes", PATIENCE, make).await
     }
 
-    /// Puts all pods on the first nodes, and waits until they run; the others are closed.
+    /// Places all pods on the first nodes, and waits until they run; the others are cordoned.
     pub(super) async fn fill(&mut self) -> Result<()> {
         let (_, late) = self.setup.nodes.split_at(self.setup.first);
         for name in late {

@@ -16,8 +16,8 @@ pub(super) fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A page, or a fragment of one. `write!` appends HTML as it is; an element's content is appended by a closure, so
-/// that every tag is closed.
+/// A page, or a fragment of one. `write!` appends HTML unescaped; an element's content is appended by a
+/// closure, so that every tag is closed.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     html: String,
@@ -98,7 +98,7 @@ impl Page {
         });
     }
 
-    /// Appends an SVG picture of a size in its own units, stretched to the width that it gets.
+    /// Appends an SVG picture of a size in its own units, stretched to the available width.
     pub(super) fn chart(
         &mut self,
         (width, height): (f64, f64),

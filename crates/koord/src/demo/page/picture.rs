@@ -7,7 +7,7 @@ use crate::demo::table::{quotient, span};
 use crate::demo::words::latency;
 use std::fmt::Write as _;
 
-/// Up to this multiple of `alone`, a p99 is as good as alone; up to the second, not yet bad.
+/// Up to the first multiple of `alone`, a p99 is as good as alone; up to the second, not yet bad.
 const GOOD: f64 = 1.15;
 const BAD: f64 = 1.5;
 

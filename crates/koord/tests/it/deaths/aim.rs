@@ -15,7 +15,7 @@ pub(super) enum Moment {
     InsideGang,
     /// A write of a reservation or its status is in flight, or the patch of a pod with its reservation.
     Reservation,
-    /// Some time after its first write, while pods wait that will have a place.
+    /// Some time after its first write, while pods that can be placed are pending.
     AnyTime,
 }
 
@@ -38,7 +38,7 @@ const DECIDED: [&str; 4] = [
 /// Annotation that names the reservation of a pod.
 const ALLOTTED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
-/// A moment, and which of those there are.
+/// A moment, and the number of its write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Aim {
     pub(super) moment: Moment,
@@ -114,7 +114,7 @@ pub(super) fn object_of(path: &str) -> &str {
         .unwrap_or(path)
 }
 
-/// A leader's last moment, as the API has it.
+/// The last write of a leader.
 #[derive(Debug)]
 pub(super) struct Last {
     pub(super) method: Method,

@@ -1,4 +1,4 @@
-//! A scheduler that is a process, and the socket on which it can be watched and shot.
+//! A scheduler in a separate process, and the socket on which its requests are watched and it is killed.
 
 use super::aim::{Aim, Last, Moment, gang_of, object_of};
 use super::world::{FailoverWorld, name_of, node_of};
@@ -77,7 +77,7 @@ impl Tap {
         }
         self.wire.cut();
         drop(turn);
-        // This call ends with the connection, and the connection with the process.
+        // The connection ends with the process, and this call with the connection.
         tokio::spawn(self.clone().shoot(request, body));
         std::future::pending().await
     }

@@ -36,7 +36,7 @@ use tokio_util::sync::DropGuard;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const NODES: usize = 7;
-/// The first nodes have all pods in the beginning.
+/// Number of first nodes, which have all pods at the start.
 const HOT: usize = 3;
 const CPUS: i64 = 32;
 /// Workloads, pods of each, and milli-CPUs that a pod uses: 80 % of the first nodes.
@@ -148,7 +148,7 @@ struct Cluster {
     pods: Seen<Pod>,
     metrics: Seen<NodeMetric>,
     jobs: Seen<PodMigrationJob>,
-    /// Nodes of the pods of the beginning, by UID.
+    /// Nodes of the initial pods, by UID.
     first: BTreeMap<String, String>,
     context: Context,
     _stop: DropGuard,

@@ -1,4 +1,4 @@
-//! A koord-descheduler that is a process, and when it dies.
+//! A koord-descheduler in a separate process, which is killed at a certain write.
 
 use super::{PER_NODE, PER_WORKLOAD, holder, unfinished};
 use crate::wire::{self, Wire, elects, writes};
@@ -67,7 +67,7 @@ impl Aim {
     }
 }
 
-/// An eviction that the API server agreed to, and not as a dry run.
+/// An eviction that the API server accepted, except dry runs.
 #[derive(Debug, Clone)]
 pub(super) struct Eviction {
     pub(super) uid: String,
@@ -181,7 +181,7 @@ impl Tap {
         if last {
             self.wire.cut();
             drop(turn);
-            // This call ends with the connection, and the connection with the process.
+            // The connection ends with the process, and this call with the connection.
             tokio::spawn(self.clone().shoot(write));
             return std::future::pending().await;
         }
