@@ -1,4 +1,4 @@
-//! The node itself: registers the machine, hands pods to their tasks, cleans up.
+//! The node agent: registers the machine, dispatches pods to their tasks, cleans up.
 
 use crate::command::HostFacts;
 use crate::container;
@@ -44,21 +44,21 @@ pub enum Error {
     /// The machine cannot be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The state cannot be kept.
+    /// The state file cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
-    /// Others could read along, and take the tokens of callers.
+    /// Plain HTTP on this address would expose traffic and bearer tokens to the network.
     #[error("refusing to serve plain HTTP on {0}, which is not a loopback address")]
     Exposed(SocketAddr),
-    /// The routes cannot be guarded.
+    /// The authorization guard cannot be set up.
     #[error(transparent)]
     Guard(#[from] koord_kube::guard::OpenPathError),
-    /// The address is taken or not ours.
+    /// The listen address is in use or not one of this machine.
     #[error("listen on {address}: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// The answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -154,7 +154,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         let serve = axum::serve(listener, http::router(shared.clone())?);
         let shutdown = ctx.shutdown.clone();
         services.spawn(async move {
-            // Open log streams must not hold up the end, so this is not a graceful shutdown.
+            // Open log streams must not delay the end, so this is not a graceful shutdown.
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 result = serve => if let Err(error) = result {
@@ -173,7 +173,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
                 }
             });
         }
-        // Who has a long path to its data directory has pods all the same.
+        // With a data directory whose path is too long for a socket, pods run all the same.
         Err(error) => tracing::warn!(%error, "PodResources is not served"),
     }
     tracing::info!(node = %shared.options.node_name, address = ?bound, confinement, "node starts");
@@ -253,8 +253,8 @@ async fn confine(
     (None, format!("{}{why}", machine::UNCONFINED))
 }
 
-/// Opens the state of this node. A process that was forked by an earlier owner holds its lock until
-/// it executes its program, so a lock gets a moment to go away.
+/// Opens the state of this node. A process forked by an earlier owner holds the lock until it executes its
+/// program, so a locked file is retried for a moment.
 async fn open_state(dir: &Path, boot_id: &str) -> Result<(StateFile, State), StateError> {
     const TRIES: u32 = 20;
     for _ in 1..TRIES {
@@ -268,8 +268,8 @@ async fn open_state(dir: &Path, boot_id: &str) -> Result<(StateFile, State), Sta
     StateFile::open(dir, boot_id)
 }
 
-/// Removes the sandboxes of an earlier run, from its runtime and from the present one, and notes which
-/// one has sandboxes from now on.
+/// Removes the sandboxes of an earlier run from its runtime and from the current one, and records which
+/// runtime has sandboxes from now on.
 async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left: &State) {
     let now = options.runtime.as_ref().map(Runtime::endpoint);
     let before = left
@@ -298,7 +298,7 @@ async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left:
     state.note(|state| state.runtime = now);
 }
 
-/// Ends what an earlier run of this node left behind: its processes and its groups.
+/// Ends processes and removes groups that an earlier run of this node left behind.
 async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: &State) {
     for (uid, pod) in &left.pods {
         for process in pod.processes.values() {
@@ -310,7 +310,7 @@ async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: 
             }
         }
     }
-    // Their children, which the death of the node did not reach.
+    // Children of these processes, which did not die with the node.
     let ids = left.pods.values().flat_map(|pod| pod.processes.keys());
     let ids = ids.cloned().collect();
     match koord_host::process::kill_by_environment(root, MARK, &ids) {
@@ -332,8 +332,8 @@ async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: 
 /// `nodeStatusUpdateFrequency`.
 const STATUS_CHECK: Duration = Duration::from_secs(10);
 
-/// Registers the Node and keeps its status fresh: it is written when it is due, and at the next look
-/// when the API server has other conditions, as after a lease that came late.
+/// Registers the Node and keeps its status up to date: writes it when it is due, and at the next check when
+/// the API server has other conditions, for example after a late lease.
 async fn report(
     shared: Arc<Shared>,
     machine: Machine,
@@ -361,7 +361,7 @@ async fn report(
             Ok((node, written)) => {
                 if let Some(registered) = registered.take() {
                     tracing::info!(node = facts.name, "node is registered");
-                    // The receiver only goes when the node stops.
+                    // The receiver is only dropped when the node stops.
                     let _ = registered.send(node.metadata.uid);
                 }
                 if written {
@@ -389,7 +389,7 @@ async fn report_once(
     let metadata = machine::metadata(facts);
     let known = match api.get(facts.name).await {
         Ok(node) => {
-            // Written only if something of ours is missing or different.
+            // Written only if one of this node's fields is missing or different.
             if differs(&node, &metadata) {
                 merge_node(&shared.client, facts.name, &json!({"metadata": metadata})).await?
             } else {
@@ -528,7 +528,7 @@ impl Pods {
     fn gone(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         if let Some((_, inbox)) = self.inboxes.get(uid) {
-            // As above.
+            // A task that has just ended needs no command.
             let _ = inbox.send(Command::Gone);
         }
     }
@@ -561,7 +561,7 @@ impl Pods {
         Some(("OutOfpods".to_owned(), message))
     }
 
-    /// Keeps the weight of the burstable class at what its pods request.
+    /// Sets the weight of the burstable class to the sum of its pods' requests.
     fn weigh(&self) {
         let Some(groups) = &self.shared.groups else {
             return;

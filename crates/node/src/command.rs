@@ -96,7 +96,7 @@ pub(crate) fn asked(
 }
 
 impl Asked {
-    /// Refuses root where the container must not run as it; `root` is what it runs as by default.
+    /// Rejects root if the container must not run as root; `root` is true if its default user is root.
     pub(crate) fn check_user(&self, container: &str, root: bool) -> Result<(), Unstartable> {
         if self.not_root && self.uid.map_or(root, |uid| uid == 0) {
             return Err(Unstartable::Unsupported {
@@ -248,7 +248,7 @@ fn field_of(pod: &Pod, path: &str, host: &HostFacts) -> Option<String> {
     })
 }
 
-/// `limits.cpu` in whole CPUs, memory in bytes (the default divisor 1).
+/// Returns a resource field: `limits.cpu` in whole CPUs, memory in bytes (the default divisor 1).
 fn resource_of(container: &Container, path: &str) -> Option<String> {
     let (kind, name) = path.split_once('.')?;
     let resources = container.resources.as_ref()?;

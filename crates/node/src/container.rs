@@ -1,4 +1,4 @@
-//! Containers as processes of this machine: log, group, process, end.
+//! Containers as processes of this machine.
 
 use crate::command::{self, Invocation};
 use crate::context::{MARK, Shared};
@@ -33,13 +33,13 @@ const SCHEME: &str = "koord";
 #[derive(Debug)]
 pub(crate) struct Processes;
 
-/// A container that runs.
+/// A running container.
 struct Running {
     shared: Arc<Shared>,
     /// The pod's uid.
     uid: String,
     id: String,
-    /// Its process, and the process group of that.
+    /// Its process id, also the id of its process group.
     pid: u32,
     group: Option<CgroupPath>,
     /// How it was started; commands run in it get the same environment and rights.
@@ -187,9 +187,9 @@ async fn wait(
     });
     let mut out_of_memory = false;
     if let (Some(groups), Some(group)) = (&shared.groups, &group) {
-        // Whichever of its processes was killed: a shell reports its child's end as its own.
+        // Counts kills of any process in the group: a shell reports its child's end as its own.
         out_of_memory = groups.oom_kills(group) > 0;
-        // What the main process leaves behind ends with it.
+        // Processes that the main process leaves behind are killed.
         if let Err(error) = groups.empty(group).await {
             tracing::warn!(group = %group, %error, "control group not emptied");
         }

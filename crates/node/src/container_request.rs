@@ -16,7 +16,7 @@ pub enum Unstartable {
         /// Its image.
         image: String,
     },
-    /// A part of the container that needs a real runtime or cluster service.
+    /// The container uses a feature that needs a real runtime or a cluster service.
     #[error("container {container:?}: {field}: {reason}")]
     Unsupported {
         /// The container.

@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) host: HostFacts,
     pub(crate) table: Table,
-    /// Held by this alone, so that [`Execs`](crate::Execs) ends with it.
+    /// The only strong reference, so that [`Execs`](crate::Execs) ends with it.
     pub(crate) places: Arc<Places>,
     /// Views of the machine's files for containers.
     pub(crate) views: Views,

@@ -1,4 +1,4 @@
-//! Commands inside containers that run: for `kubectl exec` and for probes.
+//! Commands inside running containers: for `kubectl exec` and for probes.
 
 use crate::command::Invocation;
 use crate::context::{MARK, Shared};
@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Largest piece of output, in bytes.
+/// Maximum size of a piece of output, in bytes.
 const PIECE: usize = 32 << 10;
 /// How long the output of an ended command may stay open, held by processes that it left behind.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(crate) struct Place<'a> {
     pub(crate) invocation: &'a Invocation,
 }
 
-/// Starts a command in the group and surroundings of a container that is a process.
+/// Starts a command in the group and environment of a container that is a process.
 pub(crate) async fn spawn(
     shared: &Arc<Shared>,
     place: Place<'_>,
@@ -136,7 +136,7 @@ async fn watch(
                     tracing::debug!(pid, %error, "command not killed");
                     break Err(error.to_string());
                 }
-                // It ends now; waiting for the token again would only spin.
+                // It ends now; waiting for the token once more would only spin.
                 let ended = spawned.pidfd.try_clone().map(pidfd::ended);
                 if let Ok(ended) = ended {
                     let _ = ended.await;
@@ -146,14 +146,14 @@ async fn watch(
     };
     // Without a receiver the client is gone.
     let _ = tell.send(exit.map(Exit::code));
-    // What the command left behind may hold its output open for ever.
+    // Processes that the command left behind may hold its output open forever.
     tokio::time::sleep(OUTPUT_GRACE).await;
     for reader in readers {
         reader.abort();
     }
 }
 
-/// Passes on what a command writes, on a thread of its own: a terminal cannot be polled as a pipe.
+/// Forwards the output of a command, on a thread of its own: a terminal cannot be polled like a pipe.
 fn reader(
     stream: OwnedFd,
     is_error: bool,
@@ -163,7 +163,7 @@ fn reader(
     tokio::task::spawn_blocking(move || {
         let mut stream = std::fs::File::from(stream);
         let mut buffer = vec![0; PIECE];
-        // A terminal whose other side is closed answers with an error.
+        // A terminal whose other side is closed returns an error.
         while let Ok(length @ 1..) = stream.read(&mut buffer) {
             let piece = Bytes::copy_from_slice(buffer.get(..length).unwrap_or_default());
             if sender.blocking_send(piece).is_err() {
@@ -194,18 +194,17 @@ fn writer(stream: OwnedFd, is_terminal: bool) -> mpsc::Sender<Bytes> {
             }
         }
         if is_terminal {
-            // The command may have gone.
+            // The command may have ended.
             let _ = stream.write_all(&[END]);
         }
     });
     sender
 }
 
-/// Runs a command and collects what it writes, at most `most` bytes; `None` when it took longer than
-/// `time`.
+/// Runs a command and collects its output, at most `most` bytes; `None` when it took longer than `time`.
 ///
 /// # Errors
-/// A sentence, when it cannot be started or its end cannot be known.
+/// A sentence, when it cannot be started or its exit status is unknown.
 pub(crate) async fn run(
     live: &dyn Live,
     command: Vec<String>,

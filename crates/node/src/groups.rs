@@ -1,4 +1,4 @@
-//! The control groups of this node: made, recorded, emptied and removed.
+//! Control groups of this node: creates, records, empties and removes them.
 
 use crate::pod::{GroupSettings, Layout, Qos, shares_of};
 use crate::state::{StateError, StateFile};
@@ -29,7 +29,7 @@ pub enum GroupError {
     /// A new group cannot be recorded, so it is not created.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A group of that name is there and was not made by this node.
+    /// A group of that name exists and was not created by this node.
     #[error("control group {0} exists already and is not ours")]
     Foreign(CgroupPath),
 }
@@ -44,7 +44,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Groups on `root`, below `parent`.
+    /// Returns the groups on `root`, below `parent`.
     pub(crate) fn new(
         root: Root,
         parent: &CgroupPath,
@@ -64,7 +64,7 @@ impl Groups {
         self.controllers = &Controller::ALL;
     }
 
-    /// Makes `kubepods` and the QoS classes. `milli` is what pods may use of the machine.
+    /// Creates `kubepods` and the QoS classes. `milli` is the machine's CPU that pods may use, in milli-CPUs.
     pub(crate) fn setup(&self, milli: i64) -> Result<(), GroupError> {
         self.make(&self.layout.kubepods)?;
         self.root
@@ -73,13 +73,14 @@ impl Groups {
         for qos in [Qos::Burstable, Qos::BestEffort] {
             let path = self.layout.class(qos)?;
             let new = self.make(&path)?;
-            // Whoever made the group before us may have given it the idle policy, under which the
-            // kernel refuses weights: the besteffort directory is written once, when it is new.
+            // An earlier creator of the group may have given it the idle policy, under which the kernel
+            // refuses weights: the besteffort directory is written once, when it is new.
             if new || qos == Qos::Burstable {
                 self.root.cgroup(&path).set_cpu_shares(2)?;
             }
         }
-        // A tree that another user made earlier looks complete; only making a group tells.
+        // A tree that another user created earlier looks complete; only creating a group shows whether this
+        // is possible.
         let probe = self.layout.kubepods.join("koord-probe")?;
         self.make(&probe)?;
         self.root.cgroup(&probe).remove()?;
@@ -89,7 +90,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Makes the group of a pod.
+    /// Creates the group of a pod.
     pub(crate) fn make_pod(
         &self,
         qos: Qos,
@@ -104,7 +105,7 @@ impl Groups {
         Ok(path)
     }
 
-    /// Makes the group of a container inside its pod's.
+    /// Creates the group of a container inside its pod's.
     pub(crate) fn make_container(
         &self,
         pod: &CgroupPath,
@@ -139,7 +140,7 @@ impl Groups {
             .unwrap_or(0)
     }
 
-    /// Kills everything in the group and waits until it is empty.
+    /// Kills all processes in the group and waits until it is empty.
     pub(crate) async fn empty(&self, path: &CgroupPath) -> Result<(), GroupError> {
         let group = self.root.cgroup(path);
         loop {
@@ -149,8 +150,8 @@ impl Groups {
             };
             match koord_host::process::watch(pid)? {
                 Some(pidfd) => {
-                    // It got SIGKILL: it ends, unless it hangs in the kernel, where looking again
-                    // every second is all that can be done.
+                    // It got SIGKILL: it ends, unless it hangs in the kernel, where the only option is to
+                    // check every second.
                     let _ = tokio::time::timeout(STUCK, crate::pidfd::ended(pidfd)).await;
                 }
                 None => tokio::task::yield_now().await,
@@ -158,7 +159,7 @@ impl Groups {
         }
     }
 
-    /// Empties and removes a group that was made here.
+    /// Empties and removes a group that this node created.
     pub(crate) async fn remove(&self, path: &CgroupPath) -> Result<(), GroupError> {
         if !self.state.owns(path.as_str()) {
             return Ok(());
@@ -186,8 +187,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Removes the directories of a group, as far as they are empty, that a runtime made in other
-    /// hierarchies: `devices`, for example.
+    /// Removes the empty directories of a group that a runtime created in other hierarchies, for example
+    /// `devices`.
     fn remove_elsewhere(&self, path: &CgroupPath) {
         let trees = std::fs::read_dir(self.root.sys("fs/cgroup"));
         for tree in trees.into_iter().flatten().flatten() {
@@ -196,8 +197,7 @@ impl Groups {
         }
     }
 
-    /// Removes everything that was made here and is below the parent: pods first, then the
-    /// directories, as far as they are empty.
+    /// Removes everything that this node created below the parent: pods first, then the empty directories.
     pub(crate) async fn remove_all(&self) {
         let mut paths: Vec<CgroupPath> = self
             .state
@@ -222,7 +222,7 @@ impl Groups {
     /// Returns whether `path`, or a QoS class below it, holds groups that this node did not create; these
     /// must not be killed.
     ///
-    /// What is in a pod that was made here belongs to that pod.
+    /// Groups inside a pod's group that this node created belong to that pod.
     fn has_foreign_groups(&self, path: &CgroupPath) -> bool {
         let mut open = vec![path.clone()];
         while let Some(group) = open.pop() {
@@ -252,7 +252,8 @@ impl Groups {
         }
         let new = missing.iter().any(|group| group == path.as_str());
         if !missing.is_empty() {
-            // Recorded first: a crash in between leaves a record without a group, not the reverse.
+            // Recorded first: a crash in between leaves a record without a group, not a group without a
+            // record.
             self.state
                 .change(|state| state.groups.extend(missing.iter().cloned()))?;
         }
@@ -278,7 +279,7 @@ impl Groups {
         }
         if let Some(limit) = settings.memory_limit {
             match group.set_memory_limit(limit) {
-                // No memory hierarchy is mounted: the limit cannot be kept, the pod can run.
+                // No memory hierarchy is mounted: the limit cannot be set, but the pod can run.
                 Err(error) if error.is_unsupported() => {}
                 other => {
                     other?;

@@ -108,7 +108,7 @@ async fn logs(
         timestamps: query.timestamps,
         previous: query.previous,
     };
-    // These become parts of a file name.
+    // These names become parts of a file name.
     let plain =
         |part: &str| !part.is_empty() && !part.contains(['/', '_']) && !part.starts_with('.');
     if ![&namespace, &pod, &container]

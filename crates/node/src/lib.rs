@@ -1,40 +1,40 @@
 //! koord-node: a stand-in for the kubelet on a machine without a cluster.
 //!
 //! It registers the machine as a Node, renews its heartbeat Lease, and runs the pods that are bound
-//! to it as host processes in kubelet-shaped control groups:
+//! to it as host processes in control groups with the kubelet's layout:
 //!
 //! ```text
 //!   kubepods/pod<uid>/<container id>              guaranteed
 //!   kubepods/burstable/pod<uid>/<container id>    burstable
-//!   kubepods/besteffort/pod<uid>/<container id>   best effort, batch pods among them
+//!   kubepods/besteffort/pod<uid>/<container id>   best effort, including batch pods
 //! ```
 //!
 //! With a container runtime ([`Options::runtime`]) the runtime runs them, in the same groups, from
 //! images, with namespaces: see [`cri`].
 //!
-//! What it is not without one, on purpose:
+//! Deliberate limits without a container runtime:
 //! * images are not pulled: a container's `command` is a program of this machine, and a container
-//!   without one waits with reason `ErrImageNeverPull` and a message that says so;
-//! * there are no volumes, and no namespaces but of mounts: every pod sees the host's network,
-//!   processes, and files, the latter read-only but for temporary ones: see [`security`];
-//! * gRPC and HTTPS probes are not run: they count as well, and an Event says so;
+//!   without one waits with reason `ErrImageNeverPull` and a message that explains it;
+//! * there are no volumes, and no namespaces except mount namespaces: every pod sees the host's network,
+//!   processes, and files, the latter read-only except for temporary ones: see [`security`];
+//! * gRPC and HTTPS probes are not run: they count as successful, and an Event reports it;
 //! * containers end with the node: after a restart they are started again (their restart count
-//!   rises), or, with restart policy `Never`, the pod is failed.
+//!   rises), or, with restart policy `Never`, the pod fails.
 //!
-//! In its data directory it serves the kubelet's PodResources service, `pod-resources/kubelet.sock`: which
-//! pods there are, for an exporter of NUMA nodes. None has CPUs for itself.
+//! In its data directory it serves the kubelet's PodResources service, `pod-resources/kubelet.sock`, which
+//! lists the pods for an exporter of NUMA nodes. No pod has exclusive CPUs.
 //!
-//! Without root, or where the cgroup tree cannot be written, it says so in the log and in an
-//! annotation of the Node, and runs pods unconfined.
+//! Without root, or where the cgroup tree cannot be written, it reports this in the log and in
+//! an annotation of the Node, and runs pods unconfined.
 //!
-//! Every process finds the id of its container in `KOORD_CONTAINER_ID`: without groups that is how
-//! the node finds what a container started and left behind.
+//! Every process has the id of its container in `KOORD_CONTAINER_ID`: without groups the node finds
+//! the processes that a container left behind by it.
 //!
-//! Everything it makes is in `state.json` in its data directory before it exists, so the next start
-//! after a crash ends and removes exactly that, and nothing else.
+//! Everything it creates is recorded in `state.json` in its data directory beforehand, so the next
+//! start after a crash ends and removes exactly that, and nothing else.
 //!
-//! Decisions are pure: [`pod`] (groups and weights), [`command`] (what to run), [`lifecycle`] (when
-//! to start), [`probe`] (what answers mean), [`status`] (what to tell), [`machine`] (the Node).
+//! Decisions are pure: [`pod`] (groups and weights), [`command`] (command lines), [`lifecycle`] (starts
+//! and restarts), [`probe`] (probe results), [`status`] (pod status), [`machine`] (the Node).
 
 mod agent;
 pub mod command;
@@ -81,8 +81,7 @@ use futures::future::BoxFuture;
 /// Runs the node until `ctx.shutdown` is cancelled; then stops its pods and removes its groups.
 ///
 /// # Errors
-/// When the machine cannot be read, the data directory cannot be used or is in use, or the listen
-/// address is taken.
+/// When the machine cannot be read, the data directory is unusable or in use, or the listen address is taken.
 pub fn run(
     options: Options,
     client: koord_kube::Client,

@@ -63,7 +63,7 @@ pub enum State {
     },
     /// Running.
     Running {
-        /// Since when.
+        /// Start time.
         started_at: Timestamp,
         /// The container's id.
         id: String,
@@ -72,7 +72,7 @@ pub enum State {
     Terminated(Ended),
 }
 
-/// Everything known about one container of a pod.
+/// The record of one container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// Its name.
@@ -87,16 +87,16 @@ pub struct Record {
     pub last: Option<Ended>,
     /// Number of restarts.
     pub restarts: u32,
-    /// Failures in a row, which lengthen the pause.
+    /// Number of consecutive failures, which lengthen the restart delay.
     pub failures: u32,
     /// Number of consecutive failures to get what the container needs, such as its image, and the time of the
     /// next attempt.
     pub wanting: Option<(u32, Timestamp)>,
-    /// The runtime's name of its image, once that is known.
+    /// The runtime's id of its image; `None` until it is resolved.
     pub image_id: Option<String>,
     /// True if it can never run: its configuration is not supported by this node.
     pub hopeless: bool,
-    /// Its startup probe has succeeded in this run, or it has none.
+    /// True if its startup probe has succeeded in this run or it has none.
     pub started: bool,
     /// True if its readiness probe succeeds or it has none.
     pub ready: bool,
@@ -168,12 +168,12 @@ impl Record {
     }
 }
 
-/// The pause before restarts.
+/// Restart delays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// Second restart in a row; the first is immediate.
+    /// Delay before the second restart in a row; the first is immediate.
     pub base: Duration,
-    /// Longest pause. A container that ran twice as long starts over.
+    /// Maximum delay. A run of twice this length resets the delay.
     pub max: Duration,
 }
 
@@ -205,7 +205,7 @@ impl Backoff {
 pub struct Step {
     /// Containers to start, by index.
     pub start: Vec<usize>,
-    /// Containers that wait for their pause to pass: index and pause.
+    /// Containers whose restart delay has not passed: index and delay.
     pub backing_off: Vec<(usize, Duration)>,
     /// Time of the next decision if no event comes before.
     pub wake_at: Option<Timestamp>,
@@ -221,8 +221,8 @@ pub enum Outcome {
     Failed,
 }
 
-/// Decides for a pod that is not being stopped. Init containers run one after the other, then the
-/// main ones together; sidecars stay.
+/// Returns the actions for a pod that is not being stopped. Init containers run one after the other, then the
+/// main ones together; sidecars keep running.
 #[must_use]
 pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: Timestamp) -> Step {
     let mut step = Step::default();
@@ -317,7 +317,7 @@ fn consider(
     }
 }
 
-/// `pause` after `time`.
+/// Returns the time `pause` after `time`.
 fn after(time: Timestamp, pause: Duration) -> Timestamp {
     let pause = jiff::SignedDuration::try_from(pause).unwrap_or(jiff::SignedDuration::MAX);
     time.saturating_add(pause).unwrap_or(Timestamp::MAX)

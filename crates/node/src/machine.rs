@@ -1,4 +1,4 @@
-//! The Node object: what this machine is and has.
+//! The Node object: properties and resources of this machine.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -51,17 +51,17 @@ pub struct Machine {
     pub memory: i64,
     /// Bytes of the file system that holds the data directory.
     pub storage: i64,
-    /// Address that others on the network would reach it by.
+    /// Address by which other machines of the network reach it.
     pub ip: String,
     /// Kernel, operating system and ids.
     pub info: NodeSystemInfo,
 }
 
 impl Machine {
-    /// Looks at the machine.
+    /// Reads the properties of the machine.
     ///
     /// # Errors
-    /// When procfs or sysfs cannot be understood.
+    /// When procfs or sysfs cannot be parsed.
     pub fn read(root: &Root, data_dir: &std::path::Path) -> Result<Self, HostError> {
         let topology = CpuTopology::read(root)?;
         let memory = MemInfo::read(root)?.unwrap_or_default();
@@ -98,7 +98,7 @@ impl Machine {
     }
 }
 
-/// Kubernetes uses Go's names.
+/// Returns Go's name of the architecture, as Kubernetes uses.
 #[must_use]
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -134,11 +134,11 @@ pub struct NodeFacts<'a> {
     pub name: &'a str,
     /// Extra labels.
     pub labels: &'a [(String, String)],
-    /// Milli-CPUs kept back.
+    /// Reserved milli-CPUs.
     pub reserved_cpu_milli: i64,
-    /// Bytes kept back.
+    /// Reserved memory in bytes.
     pub reserved_memory: i64,
-    /// Most pods.
+    /// Maximum number of pods.
     pub max_pods: u32,
     /// Port of `/pods`, if served.
     pub port: Option<u16>,
@@ -148,7 +148,7 @@ pub struct NodeFacts<'a> {
     pub rights: &'a str,
 }
 
-/// Labels and annotations, as a merge patch of metadata.
+/// Returns labels and annotations, as a merge patch of metadata.
 #[must_use]
 pub fn metadata(facts: &NodeFacts<'_>) -> Value {
     let mut labels: BTreeMap<&str, &str> = BTreeMap::from([

@@ -22,43 +22,42 @@ pub struct Options {
     /// Address that serves `/pods` and the logs; nothing is served when `None`. The bound port is in the
     /// Node's `status.daemonEndpoints`.
     pub listen: Option<SocketAddr>,
-    /// Most pods that may run.
+    /// Maximum number of pods.
     pub max_pods: u32,
     /// Labels of the Node in addition to the well-known ones.
     pub labels: Vec<(String, String)>,
-    /// Taints that the Node is created with, as a kubelet's `--register-with-taints`; a Node that exists keeps
-    /// its own.
+    /// Taints that the Node is created with, like a kubelet's `--register-with-taints`; an existing Node
+    /// keeps its own.
     pub taints: Vec<Taint>,
-    /// CPU kept back from allocatable, in milli-CPUs.
+    /// CPU reserved from allocatable, in milli-CPUs.
     pub reserved_cpu_milli: i64,
-    /// Memory kept back from allocatable, in bytes.
+    /// Memory reserved from allocatable, in bytes.
     pub reserved_memory: i64,
     /// Size at which a log file is rotated, in bytes.
     pub log_max_size: u64,
     /// Log files kept per container start, the current one included.
     pub log_max_files: u32,
-    /// Pause between Node status reports when nothing changes.
+    /// Interval of Node status reports when nothing changes.
     pub status_interval: Duration,
     /// First restart delay of a container that keeps failing; it doubles with each failure.
     pub backoff_base: Duration,
-    /// Longest restart delay.
+    /// Maximum restart delay.
     pub backoff_max: Duration,
-    /// The log store to write to, so that the caller can read from it; made from `data_dir` when
-    /// `None`.
+    /// The log store to write to, so that the caller can read from it; created from `data_dir` when `None`.
     pub logs: Option<Logs>,
     /// Runs commands in this node's containers for the caller.
     pub execs: Option<Execs>,
-    /// The kernel; the running one when `None`.
+    /// The pseudo-filesystems of the kernel; those of the running one when `None`.
     pub root: Option<Root>,
-    /// Directories that containers do not see, besides `data_dir`.
+    /// Directories that are hidden from containers, in addition to `data_dir`.
     pub hidden: Vec<PathBuf>,
-    /// Containers have all rights of the node unless they give them up.
+    /// Gives containers all rights of the node unless they drop them.
     pub trusted_pods: bool,
-    /// Run containers without control groups even where they could be used.
+    /// Runs containers without control groups even where these are usable.
     pub unconfined: bool,
     /// Container runtime that runs the containers; when `None` this node runs them as processes.
     pub runtime: Option<Runtime>,
-    /// Cancelled, containers that are being stopped are killed at once.
+    /// When cancelled, containers that are being stopped are killed at once.
     pub hurry: CancellationToken,
 }
 

@@ -1,4 +1,4 @@
-//! The containers that run, and commands in them.
+//! Registry of the running containers, and commands in them.
 
 use crate::logs::LogKey;
 use crate::session::{ExecOptions, Session};
@@ -8,25 +8,26 @@ use rustc_hash::FxHashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// A container that runs.
+/// A running container.
 pub(crate) trait Live: std::fmt::Debug + Send + Sync {
-    /// Its id.
+    /// Returns its id.
     fn id(&self) -> &str;
 
-    /// Asks it to end. It is killed later, by [`Live::kill`], if it has not after `grace`.
+    /// Terminates it with SIGTERM. If it has not ended after `grace`, the caller kills it with
+    /// [`Live::kill`].
     fn terminate(&self, grace: Duration);
 
-    /// Ends everything in it at once.
+    /// Kills all its processes at once.
     fn kill(&self);
 
-    /// Removes what it leaves after its end.
+    /// Removes its leftovers after its end.
     fn clean(&self) -> BoxFuture<'_, ()>;
 
     /// Runs a command in it. The error is a sentence.
     fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>>;
 }
 
-/// The containers that run, by namespace, pod and container. The tasks of their pods own them.
+/// The running containers, by namespace, pod and container. The tasks of their pods own them.
 #[derive(Debug, Default)]
 pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Weak<dyn Live>>>);
 
@@ -35,7 +36,7 @@ impl Places {
         self.0.lock().insert(key, Arc::downgrade(live));
     }
 
-    /// Forgets a container, unless another start took its place.
+    /// Removes a container, unless another start took its place.
     pub(crate) fn remove(&self, id: &str) {
         let other = |live: Arc<dyn Live>| live.id() != id;
         self.0
@@ -48,14 +49,14 @@ impl Places {
     }
 }
 
-/// Runs commands in the containers of a node. Made before the node and given to it; works while the
-/// node does.
+/// Runs commands in the containers of a node. Created before the node and passed to it; works while the node
+/// runs.
 #[derive(Debug, Clone, Default)]
 pub struct Execs(Arc<OnceLock<Weak<Places>>>);
 
 impl Execs {
     pub(crate) fn attach(&self, places: &Arc<Places>) {
-        // A second node with the same handle has no use for it.
+        // A second node with this handle does not replace the first.
         let _ = self.0.set(Arc::downgrade(places));
     }
 

@@ -10,8 +10,8 @@ use koord_host::CgroupPath;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-/// The kubelet's QoS class, from CPU and memory requests and limits only: extended resources such
-/// as batch-cpu do not count.
+/// The kubelet's QoS class, from CPU and memory requests and limits only: extended resources such as
+/// batch-cpu do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "Kubernetes' own names")]
 pub enum Qos {
@@ -42,7 +42,7 @@ impl Qos {
     }
 }
 
-/// CPU and memory of one container or pod. `None` is "not given".
+/// CPU and memory of one container or pod. `None` means "not set".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Amounts {
     /// Requested milli-CPUs.
@@ -55,7 +55,7 @@ pub struct Amounts {
     pub memory_limit: Option<i64>,
 }
 
-/// A quantity in a pod that cannot be understood.
+/// An invalid quantity in a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("container {container:?}: {field}: {reason}")]
 pub struct BadQuantity {
@@ -69,9 +69,9 @@ pub struct BadQuantity {
 pub struct GroupSettings {
     /// CPU weight.
     pub shares: i64,
-    /// Microseconds per 100 ms.
+    /// CFS quota in microseconds per 100 ms.
     pub quota: Option<i64>,
-    /// Bytes.
+    /// Memory limit in bytes.
     pub memory_limit: Option<i64>,
 }
 

@@ -1,8 +1,8 @@
-//! Probes of containers: what they ask, and what their answers mean.
+//! Probes of containers: their checks, and the meaning of the results.
 //!
-//! A container with a startup probe has not started until that succeeds, and until then no other
-//! probe runs. A container with a readiness probe is not ready until that succeeds. Failing liveness,
-//! or startup, ends the container; its restart policy says what follows.
+//! A container with a startup probe has not started until that succeeds, and until then no other probe runs.
+//! A container with a readiness probe is not ready until that succeeds. Failing liveness, or startup, ends
+//! the container; its restart policy decides what follows.
 
 use crate::exec;
 use crate::places::Live;
@@ -41,9 +41,9 @@ impl fmt::Display for Kind {
 /// Check that a probe runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// A command in the container; well is exit code 0.
+    /// A command in the container; exit code 0 is success.
     Exec(Vec<String>),
-    /// A GET; well is a status from 200 to 399.
+    /// An HTTP GET; a status from 200 to 399 is success.
     Http {
         /// `HOST:PORT`.
         address: String,
@@ -54,7 +54,7 @@ pub enum Action {
         /// Further headers.
         headers: Vec<(String, String)>,
     },
-    /// A connection; well is that it is accepted.
+    /// A TCP connection; an accepted one is success.
     Tcp(String),
 }
 
@@ -67,7 +67,7 @@ pub struct Spec {
     pub action: Action,
     /// Delay after the container's start.
     pub delay: Duration,
-    /// Between two questions.
+    /// Time between two checks.
     pub period: Duration,
     /// Timeout of one check.
     pub timeout: Duration,
@@ -75,7 +75,7 @@ pub struct Spec {
     pub success: u32,
     /// Number of consecutive failures that count as failure.
     pub failure: u32,
-    /// Between SIGTERM and SIGKILL where it ends the container; the pod's when `None`.
+    /// Time between SIGTERM and SIGKILL when the probe ends the container; the pod's when `None`.
     pub grace: Option<Duration>,
 }
 
@@ -202,7 +202,7 @@ fn address(
     })
 }
 
-/// Answers in a row.
+/// Number of consecutive equal results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Run {
     good: bool,
@@ -210,7 +210,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Takes note of an answer; `Some` when there have been enough of its sort in a row.
+    /// Records a result; `Some` when there have been enough equal ones in a row.
     pub fn note(&mut self, good: bool, spec: &Spec) -> Option<bool> {
         if self.good != good {
             self.length = 0;
@@ -231,7 +231,7 @@ pub(crate) enum Said {
     Ready(bool),
     /// One check failed.
     Unhealthy(Kind, String),
-    /// The container is to be ended, with this grace when it is not the pod's.
+    /// The container must be ended, with this grace period if it differs from the pod's.
     Dead(Kind, Option<Duration>),
 }
 

@@ -1,4 +1,4 @@
-//! Writes a pod's status to the API, latest first, for as long as it takes.
+//! Writes a pod's status to the API, the latest first, and retries until it succeeds.
 
 use crate::context::Shared;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -62,7 +62,7 @@ impl Publisher {
         });
     }
 
-    /// Lets the task end.
+    /// Closes the channel and waits for the task to end.
     pub(crate) async fn finish(self) {
         drop(self.wish);
         // Only a panic makes this an error, and the runtime reported it.
@@ -104,8 +104,8 @@ impl Task {
     }
 
     async fn send(&mut self, desired: &Desired) -> Result<(), koord_kube::Error> {
-        // The uid makes the server refuse the write if another pod has taken the name. Then, as
-        // after any conflict, it is tried again until the agent says that this pod is gone.
+        // The uid makes the server reject the write if another pod has taken the name. Then, as after any
+        // conflict, it is retried until the agent reports that this pod is gone.
         let patch = json!({"metadata": {"uid": self.uid}, "status": desired.status});
         if self.sent.as_ref() != Some(&patch) {
             match strategic_status::<Pod>(&self.api, &self.name, &patch).await {

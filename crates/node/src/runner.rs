@@ -37,7 +37,7 @@ pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
         wanted: Wanted<'a>,
     ) -> BoxFuture<'a, Result<Started, Failure>>;
 
-    /// Ends and removes what a pod without containers still has.
+    /// Removes the remaining resources of a pod without containers.
     fn end_pod<'a>(&'a self, shared: &'a Shared, pod: &'a Pod) -> BoxFuture<'a, ()> {
         let (_, _) = (shared, pod);
         async {}.boxed()
@@ -70,7 +70,7 @@ impl Wanted<'_> {
     }
 }
 
-/// A container that was started, and its end.
+/// A started container, and the future of its end.
 pub(crate) struct Started {
     pub(crate) live: Arc<dyn Live>,
     /// Resolves when the container has ended and all its output is in the log.
@@ -101,7 +101,7 @@ pub(crate) struct Exited {
     pub(crate) id: String,
     /// Exit code; 128 + signal when it was killed.
     pub(crate) code: i32,
-    /// The signal that killed it, where that is known.
+    /// The signal that killed it, if known.
     pub(crate) signal: Option<i32>,
     /// See [`Ended`].
     pub(crate) reason: String,

@@ -1,4 +1,4 @@
-//! A container runtime that has answered, and calls to it.
+//! Connection to a container runtime, and calls to it.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -23,12 +23,12 @@ pub enum RuntimeError {
     /// The endpoint is invalid.
     #[error("runtime endpoint {0:?} is not unix:// and the absolute path of a socket")]
     Endpoint(String),
-    /// Nobody listens.
+    /// No server listens on the socket.
     #[error("runtime endpoint {endpoint}: {source}")]
     Socket {
         /// The given endpoint.
         endpoint: String,
-        /// The answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The server at the endpoint is not a container runtime.
@@ -44,7 +44,7 @@ pub enum RuntimeError {
     Driver(String),
 }
 
-/// A container runtime that has answered.
+/// A container runtime that implements the CRI.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     endpoint: String,
@@ -93,7 +93,7 @@ impl Runtime {
         let conditions = status.status.map(|status| status.conditions);
         let mut conditions = conditions.into_iter().flatten();
         runtime.network = conditions.any(|one| one.r#type == "NetworkReady" && one.status);
-        // Runtimes that are older than this question say so.
+        // Runtimes older than this request return an error.
         let config = ask(
             FIRST,
             client.runtime_config(cri::RuntimeConfigRequest::default()),
@@ -119,14 +119,14 @@ impl Runtime {
         &self.endpoint
     }
 
-    /// Its socket.
+    /// Returns the path of its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         let path = self.endpoint.strip_prefix("unix://");
         Path::new(path.unwrap_or(&self.endpoint))
     }
 
-    /// Its name, `containerd` for example.
+    /// Returns its name, `containerd` for example.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -220,7 +220,7 @@ mod tests {
             error.contains("unix:///no/such.sock: No such file"),
             "{error}"
         );
-        // Somebody who hangs up, as who speaks something else does.
+        // A server that hangs up, like one that speaks another protocol.
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();

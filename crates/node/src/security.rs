@@ -1,7 +1,7 @@
 //! Rights of a container that is a process of this machine: its security context, honored or refused.
 //!
-//! Unless it asks for more, a container has no capabilities, gains none by what it runs, and sees the
-//! machine's files read-only but for temporary ones, without the node's data directory.
+//! Unless it requests more, a container has no capabilities, gains none by the programs that it runs, and
+//! sees the machine's files read-only except for temporary ones, without the node's data directory.
 
 use crate::container_request::{Asked, Unstartable};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SecurityContext};
@@ -23,19 +23,19 @@ pub struct Security {
     pub capabilities: Option<Capabilities>,
     /// True if programs that it runs cannot raise its rights (`no_new_privs`).
     pub no_new_privileges: bool,
-    /// The files that it sees.
+    /// View of the machine's files.
     pub files: Files,
 }
 
 /// View of the machine's files in a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Files {
-    /// All, as the node does.
+    /// All files, like the node.
     #[default]
     Host,
-    /// All but hidden ones; only temporary directories can be written.
+    /// All files except hidden ones; only temporary directories are writable.
     Guarded,
-    /// All but hidden ones, and none can be written.
+    /// All files except hidden ones; none is writable.
     ReadOnly,
 }
 
@@ -58,7 +58,7 @@ impl Security {
     }
 }
 
-/// The views of the machine's files that containers get.
+/// Views of the machine's files for containers.
 #[derive(Debug, Default)]
 pub(crate) struct Views {
     guarded: Option<Arc<MountNamespace>>,
@@ -73,7 +73,7 @@ impl Views {
         }
         let mut temporary = ["/tmp", "/var/tmp"].map(PathBuf::from).to_vec();
         temporary.push(std::env::temp_dir());
-        // A directory of temporary files that has all others would leave nothing to protect.
+        // If the directory of temporary files contained all others, nothing would be protected.
         temporary.retain(|dir| dir != Path::new("/"));
         let make = |writable: &[PathBuf]| {
             let namespace = MountNamespace::new(hidden, writable);
@@ -96,12 +96,12 @@ pub struct Rights {
     pub capabilities: Capabilities,
     /// Reason why the machine's files cannot be hidden from containers; `None` if they can.
     pub unguarded: Option<String>,
-    /// Containers have the node's rights unless they give them up.
+    /// True if containers have the node's rights unless they drop them.
     pub trusted: bool,
 }
 
 impl Rights {
-    /// Says in one line what a pod may do.
+    /// Describes the rights of pods in one line.
     #[must_use]
     pub fn describe(&self) -> String {
         if self.trusted {
@@ -123,7 +123,7 @@ impl Rights {
         }
     }
 
-    /// Refuses what a container that is a process cannot be given.
+    /// Resolves the security context; rejects fields that a container that is a process cannot have.
     pub(crate) fn resolve(
         &self,
         pod: &Pod,
@@ -197,7 +197,7 @@ impl Rights {
             (Some(true), None) => Files::ReadOnly,
             _ if mighty => Files::Host,
             (_, None) => Files::Guarded,
-            // Permissions keep the node's files from other users.
+            // File permissions protect the node's files from other users.
             (_, Some(why)) if uid == 0 && is_root => {
                 let reason = format!(
                     "files cannot be kept from root here ({why}): expected another user, \
@@ -207,11 +207,11 @@ impl Rights {
             }
             _ => Files::Host,
         };
-        // As the kubelet: a right to everything includes this one.
+        // Like the kubelet: full rights include privilege escalation.
         let escalates = own.allow_privilege_escalation.unwrap_or(mighty);
         Ok(Security {
             uid: asked.uid,
-            // Group 0 is a right on a machine's files.
+            // Group 0 has rights on the machine's files.
             gid: asked.gid.or(asked.uid.filter(|uid| *uid != 0 && is_root)),
             groups: is_root.then_some(groups),
             capabilities,
@@ -232,7 +232,7 @@ impl Rights {
         let list = |names: Option<&Vec<String>>| names.cloned().unwrap_or_default();
         let add = list(asked.and_then(|asked| asked.add.as_ref()));
         let drop = list(asked.and_then(|asked| asked.drop.as_ref()));
-        // Kubernetes has it that these mean nothing to a privileged container.
+        // In Kubernetes these fields have no effect on a privileged container.
         if own.privileged == Some(true) || mighty && add.is_empty() && drop.is_empty() {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! A command inside a container, as its client sees it.
+//! A command inside a container, from the client's side.
 
 use bytes::Bytes;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Pieces that may wait between a command and its client.
+/// Maximum number of pieces in the channel between a command and its client.
 pub(crate) const WAITING: usize = 16;
 
 /// A command to run in a container.
@@ -20,7 +20,7 @@ pub struct ExecOptions {
     pub tty: bool,
 }
 
-/// A command that runs; dropping [`Session::exit`] kills it.
+/// A running command; dropping [`Session::exit`] kills it.
 pub struct Session {
     /// Its standard input, if it has one; dropped at the end of the input.
     pub stdin: Option<mpsc::Sender<Bytes>>,
@@ -87,10 +87,10 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Waits for it: the exit code, 128 and the signal when one killed the command.
+    /// Waits for the end and returns the exit code; 128 + signal if a signal killed the command.
     ///
     /// # Errors
-    /// A sentence, when the end cannot be known.
+    /// A sentence, when the exit status is unknown.
     pub async fn wait(self) -> Result<i32, String> {
         let lost = |_| "the command was lost".to_owned();
         self.code.await.map_err(lost)?
@@ -102,7 +102,7 @@ impl Ending {
 pub struct Terminal(pub(crate) Arc<OwnedFd>);
 
 impl Terminal {
-    /// Tells the size of the window, in characters.
+    /// Sets the size of the window, in characters.
     pub fn resize(&self, columns: u16, rows: u16) {
         if let Err(error) = koord_host::process::resize_terminal(&self.0, columns, rows) {
             tracing::debug!(%error, "window size not set");

@@ -8,21 +8,21 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A process that was started here.
+/// A process that this node started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Process {
-    /// Its id, and that of its process group.
+    /// Its id, also the id of its process group.
     pub pid: u32,
     /// Its start time, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// A pod that was started here.
+/// A pod that this node started.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEntry {
-    /// `namespace/name`, for people.
+    /// Name of the pod as `namespace/name`, for logs.
     pub name: String,
     /// Its container processes by container id.
     pub processes: BTreeMap<String, Process>,
@@ -34,9 +34,9 @@ pub struct PodEntry {
 pub struct State {
     /// Format of the file.
     pub version: u32,
-    /// The boot in which this was written: process ids of another boot mean nothing.
+    /// Id of the boot in which this was written: process ids of another boot are meaningless.
     pub boot_id: String,
-    /// Control groups that were created here, and so may be removed.
+    /// Control groups that this node created, and so may remove.
     pub groups: BTreeSet<String>,
     /// Pods by uid.
     pub pods: BTreeMap<String, PodEntry>,
@@ -48,14 +48,14 @@ pub struct State {
 /// An error that prevents the use of the state file.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {
         /// The operation that failed.
         operation: &'static str,
         /// Path of the file.
         path: PathBuf,
-        /// The answer.
+        /// The system's error.
         source: io::Error,
     },
     /// Another process uses the same directory.
@@ -74,13 +74,13 @@ const VERSION: u32 = 1;
 pub struct StateFile {
     path: PathBuf,
     state: Mutex<State>,
-    /// Held open: its lock is what keeps two nodes out of one directory.
+    /// Held open: its lock prevents a second node in the directory.
     _lock: fs::File,
 }
 
 impl StateFile {
-    /// Opens `<dir>/state.json` and returns what the last process left there. A file that cannot
-    /// be understood is set aside with a warning: the node can start, but leftovers stay.
+    /// Opens `<dir>/state.json` and returns the state that the last process left. An invalid file is set
+    /// aside with a warning: the node can start, but leftovers stay.
     ///
     /// # Errors
     /// When the directory cannot be used or another process uses it.
@@ -121,7 +121,7 @@ impl StateFile {
             Err(error) => return Err(io("read", &path)(error)),
         };
         if left.boot_id != boot_id {
-            // Another boot: groups and processes went with it.
+            // Another boot: the groups and processes no longer exist.
             left = State::default();
         }
         let state = State {

@@ -1,4 +1,4 @@
-//! `status` of a pod, computed from what is known about its containers.
+//! Computes the `status` of a pod from the records of its containers.
 
 use crate::lifecycle::{Ended, Outcome, Record, State};
 use crate::pod::qos_of;
@@ -16,7 +16,7 @@ pub struct Facts<'a> {
     pub records: &'a [Record],
     /// Outcome of the pod once it is over.
     pub outcome: Option<Outcome>,
-    /// A pod that this node refused or gave up: reason and message of the status.
+    /// Reason and message of the status of a pod that this node rejected or gave up.
     pub refused: Option<(&'a str, &'a str)>,
     /// Address of the node.
     pub ip: &'a str,
@@ -26,7 +26,7 @@ pub struct Facts<'a> {
     pub scheme: &'a str,
     /// Time at which the node first saw the pod.
     pub start_time: Timestamp,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
 }
 

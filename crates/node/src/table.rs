@@ -1,11 +1,11 @@
-//! The pods of this node as `/pods` shows them.
+//! The pods of this node as listed at `/pods`.
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Pods by uid, with the newest status, which the API may not have yet. Clones share everything.
+/// Pods by uid, with the newest status, which the API may not have yet. Clones share the content.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table(Arc<RwLock<BTreeMap<String, Pod>>>);
 
@@ -16,7 +16,7 @@ impl Table {
         };
         let mut pod = pod.clone();
         let mut status = status.clone();
-        // Conditions of others (PodScheduled) are kept.
+        // Conditions of other components (PodScheduled) are kept.
         let old = pod
             .status
             .take()

@@ -28,31 +28,31 @@ use tokio::time::Instant;
 pub(crate) enum Command {
     /// The pod changed.
     Update(Arc<Pod>),
-    /// The pod is gone from the API.
+    /// The pod was removed from the API.
     Gone,
     /// The node stops.
     Stop,
 }
 
-/// Longest time for containers to end when the node stops.
+/// Maximum grace period of containers when the node stops.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 /// Default of `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// Longest grace: more would not fit the clock.
+/// Maximum grace period: more would overflow the clock.
 const MAX_GRACE: Duration = Duration::from_secs(366 * 24 * 3600);
 
 type Exits = FuturesUnordered<futures::future::BoxFuture<'static, Exited>>;
 
-/// A container that runs.
+/// A running container.
 struct Running {
     /// Index of its record.
     index: usize,
     live: Arc<dyn Live>,
-    /// Ends its probes with it.
+    /// Stops its probes on drop.
     _probes: Option<AbortOnDrop>,
 }
 
-/// A task that ends when this goes.
+/// A task that is aborted on drop.
 struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
@@ -79,7 +79,7 @@ pub(crate) struct Worker {
     /// Results of the containers' probes.
     said: mpsc::UnboundedReceiver<(String, Said)>,
     to_say: mpsc::UnboundedSender<(String, Said)>,
-    /// Containers that a probe ends, and when they are killed.
+    /// Containers that a probe ends, with the time at which they are killed.
     doomed: Vec<(Instant, String)>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Worker {
 enum Why {
     /// The pod has a deletion timestamp.
     Deleted,
-    /// The API does not have it any more.
+    /// The pod was removed from the API.
     Gone,
     /// The node stops.
     Stop,
@@ -138,7 +138,7 @@ impl Worker {
         let why = self.serve(&mut commands).await;
         match why {
             Why::Stop => {
-                // The API keeps saying "running": at the next start the containers run again.
+                // The status in the API stays "running": at the next start the containers run again.
                 self.stop(STOP_GRACE.min(self.grace()), None).await;
             }
             Why::Gone => {
@@ -251,7 +251,7 @@ impl Worker {
             .event(reference(&*self.pod), severity, reason, message);
     }
 
-    /// Shows a container that waits for its pause to pass.
+    /// Sets the waiting state of a container whose restart delay has not passed.
     fn back_off(&mut self, index: usize, pause: Duration) {
         let (name, namespace) = self.names();
         let uid = self.pod.metadata.uid.clone().unwrap_or_default();
@@ -322,7 +322,8 @@ impl Worker {
         }
     }
 
-    /// Starts a container. Every failure ends in its record. What ends the pod meanwhile is returned.
+    /// Starts a container. Failures are stored in its record. Returns the reason if the pod must stop
+    /// meanwhile.
     async fn start(
         &mut self,
         index: usize,
@@ -353,7 +354,7 @@ impl Worker {
             }
         };
         if let Err(error) = self.ensure_group(&settings) {
-            // A full disk or a tree that is gone may be mended: tried again, as any failed start.
+            // The cause, such as a full disk or a removed tree, may go away: retried like any failed start.
             let (id, message) = (container::new_id(), error.to_string());
             self.start_failed(index, &container, Failure::Start { id, message });
             return None;
@@ -513,7 +514,7 @@ impl Worker {
         }
     }
 
-    /// Makes the pod's group when it is needed for the first time.
+    /// Creates the pod's group on first use.
     fn ensure_group(&mut self, settings: &GroupSettings) -> Result<(), GroupError> {
         let Some(groups) = &self.shared.groups else {
             return Ok(());
@@ -525,7 +526,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes note of a container that ended.
+    /// Records the end of a container.
     async fn ended(&mut self, exited: Exited) {
         let position = self
             .running
@@ -552,8 +553,8 @@ impl Worker {
         record.state = State::Terminated(ended);
     }
 
-    /// Stops all containers: SIGTERM, then after `grace` SIGKILL to everything. Further commands
-    /// may shorten the grace. Returns whether the pod has gone from the API meanwhile.
+    /// Stops all containers: SIGTERM, then SIGKILL to all processes after `grace`. Further commands may
+    /// shorten the grace period. Returns whether the pod was removed from the API meanwhile.
     async fn stop(
         &mut self,
         grace: Duration,
@@ -599,7 +600,7 @@ impl Worker {
                         gone = true;
                         deadline = Instant::now();
                     }
-                    // The node's own end is seen below.
+                    // The end of the node is handled below.
                     Some(Command::Stop) | None => commands = None,
                 },
                 () = shutdown.cancelled(), if !hurried => {
@@ -621,7 +622,7 @@ impl Worker {
         gone
     }
 
-    /// Sets the outcome of a stopped pod: succeeded only if everything ended well by itself.
+    /// Sets the outcome of a stopped pod: succeeded only if all containers ended by themselves with success.
     fn settle(&mut self) {
         if self.outcome.is_none() {
             let mut main = self.records.iter().filter(|record| !record.init);

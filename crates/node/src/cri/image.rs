@@ -1,4 +1,4 @@
-//! Images, by the pod's pull policy.
+//! Image pulls, by the pod's pull policy.
 
 use crate::context::Shared;
 use crate::runner::Failure;
@@ -82,7 +82,7 @@ impl Runtime {
             image: Some(spec(image)),
             ..cri::PullImageRequest::default()
         };
-        // However long it takes: who deletes the pod interrupts it.
+        // Without a timeout: deletion of the pod interrupts it.
         let pulled = self.images().pull_image(request).await;
         let pulled = pulled.map_err(|status| {
             let text = format!("Failed to pull image {image:?}: {}", said(&status));

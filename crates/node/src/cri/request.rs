@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use koord_rpc::cri;
 use std::collections::BTreeMap;
 
-/// Labels by which the kubelet's pods and containers are known in a runtime.
+/// Label with the pod's name. The kubelet's labels identify pods and containers in a runtime.
 pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
 /// Label with the pod's namespace.
 pub(crate) const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -118,13 +118,13 @@ fn id(value: i64) -> cri::Int64Value {
 pub(crate) fn sandbox(pod: &Pod, attempt: u32, around: &Surroundings<'_>) -> cri::PodSandboxConfig {
     let (meta, none) = (&pod.metadata, PodSpec::default());
     let spec = pod.spec.as_ref().unwrap_or(&none);
-    // By its own labels a sandbox is found and removed: no pod may say whose it is.
+    // Sandboxes are found and removed by these labels, so a pod's own labels must not replace them.
     let mut all_labels = meta.labels.clone().unwrap_or_default();
     all_labels.extend(labels(pod, around.owner));
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.insert("kubernetes.io/config.source".into(), "api".into());
     let options = namespaces(spec, around.network);
-    // Whoever shares the host's network shares its name.
+    // A pod on the host's network has the host's name.
     let hostname = match options.network == cri::NamespaceMode::Node as i32 {
         true => String::new(),
         false => {
@@ -224,7 +224,7 @@ pub(crate) fn container(
         privileged,
         namespace_options: Some(namespaces(spec, around.network)),
         run_as_user: asked.uid.map(|uid| id(uid.into())),
-        // A group without a user is an error to runtimes.
+        // Runtimes reject a group without a user.
         run_as_group: asked.uid.and(asked.gid).map(|gid| id(gid.into())),
         readonly_rootfs: context.read_only_root_filesystem == Some(true),
         supplemental_groups: supplemental(spec),
@@ -348,7 +348,7 @@ mod tests {
             (options.network(), options.pid(), options.ipc())
         };
         use cri::NamespaceMode::{Container, Node, Pod};
-        // No network for pods: the host's, and its name.
+        // The runtime has no network for pods: they use the host's, and its name.
         assert_eq!(modes(&config), (Node, Container, Pod));
         assert_eq!(config.hostname, "");
         let around = Surroundings {

@@ -1,4 +1,4 @@
-//! Sandboxes and containers: started, watched, stopped and removed.
+//! Sandboxes and containers: starts, watches, stops and removes them.
 
 use super::request::{self, OWNER, POD_UID, Surroundings};
 use crate::command;
@@ -37,7 +37,7 @@ pub(crate) struct Runtimed {
     memory: i64,
     /// Sandboxes by the pod's uid.
     sandboxes: Mutex<FxHashMap<String, Sandbox>>,
-    /// Containers that run, as they were last seen.
+    /// Ids of the running containers at the last check.
     running: watch::Receiver<FxHashSet<String>>,
     looking: AbortHandle,
 }
@@ -124,7 +124,7 @@ impl Ours {
         answer.status.ok_or_else(none)
     }
 
-    /// Stops a container, which is killed when it has not ended after so many seconds.
+    /// Stops a container; the runtime kills it if it has not ended after `seconds`.
     async fn stop(&self, id: &str, seconds: u64) {
         for _ in 0..ATTEMPTS {
             let request = cri::StopContainerRequest {
@@ -148,7 +148,7 @@ impl Ours {
             container_id: id.to_owned(),
         };
         let removed = ask(PATIENCE, self.runtime.runtime().remove_container(request)).await;
-        // It goes with its sandbox at the latest.
+        // It is removed with its sandbox at the latest.
         if let Err(status) = gone_is_well(removed.map(drop)) {
             tracing::warn!(
                 container = id,
@@ -177,7 +177,7 @@ pub(crate) async fn clear(runtime: &Runtime, owner: &str) -> Result<usize, Strin
 }
 
 impl Runtimed {
-    /// Pods through `runtime`, for the node with the data directory `owner` on a machine with so many
+    /// Creates a runner on `runtime`, for the node with the data directory `owner` on a machine with `memory`
     /// bytes of memory.
     pub(crate) fn new(runtime: Runtime, owner: String, memory: i64) -> Self {
         let (seen, running) = watch::channel(FxHashSet::default());
@@ -370,7 +370,7 @@ impl Runner for Runtimed {
     }
 }
 
-/// Tells which containers run.
+/// Publishes the set of running containers periodically.
 async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
     let mut told = false;
     loop {
@@ -409,7 +409,7 @@ async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
     }
 }
 
-/// Waits for the end of a container, and keeps its log short meanwhile.
+/// Waits for the end of a container, and rotates its log meanwhile.
 async fn ended(
     ours: Ours,
     id: String,
@@ -419,7 +419,7 @@ async fn ended(
 ) -> Exited {
     loop {
         if running.changed().await.is_err() {
-            // The node is going, and this with it.
+            // The node is stopping, and this task with it.
             std::future::pending::<()>().await;
         }
         let size = tail.look();

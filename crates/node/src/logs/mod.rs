@@ -1,8 +1,7 @@
-//! Container logs: files in the CRI format, written with size rotation, read as kubectl asks.
+//! Container logs: files in the CRI format, written with size rotation, read with kubectl's options.
 //!
-//! `<data dir>/logs/<namespace>_<pod>_<uid>/<container>/<restart>.log`, rotated to `....log.000000`
-//! and so on. A line is `TIME STREAM TAG CONTENT`; TAG is F for a full line and P for a piece of a
-//! longer one.
+//! `<data dir>/logs/<namespace>_<pod>_<uid>/<container>/<restart>.log`, rotated to `....log.000000` and so
+//! on. A line is `TIME STREAM TAG CONTENT`; TAG is F for a full line and P for a piece of a longer one.
 
 mod read;
 mod write;
@@ -26,11 +25,11 @@ pub(crate) struct Progress {
     bytes: u64,
     /// Number of rotations of the file.
     rotations: u32,
-    /// The container has ended.
+    /// True once the container has ended.
     closed: bool,
 }
 
-/// The logs of this node. Clones share everything.
+/// The logs of this node. Clones share the content.
 #[derive(Debug, Clone)]
 pub struct Logs(Arc<Inner>);
 
@@ -121,7 +120,7 @@ impl Logs {
         }
     }
 
-    /// Removes the logs of pods that are not among `uids`: they went while the node was away.
+    /// Removes the logs of pods that are not among `uids`: pods removed while the node was down.
     pub(crate) fn keep_only(&self, uids: &std::collections::BTreeSet<String>) {
         for entry in fs::read_dir(&self.0.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -188,7 +187,7 @@ impl Logs {
 #[derive(Debug)]
 pub(crate) struct Tail {
     logs: Logs,
-    /// Its name in [`Inner::live`].
+    /// Its key in [`Inner::live`].
     shown: PathBuf,
     path: PathBuf,
     progress: watch::Sender<Progress>,
@@ -211,7 +210,7 @@ impl Tail {
         size
     }
 
-    /// Moves the file out of the way, for its writer to begin another, and back if it does not.
+    /// Renames the file so that its writer begins another, and renames it back if it does not.
     pub(crate) async fn rotate<E>(
         &self,
         files: u32,

@@ -1,4 +1,4 @@
-//! Reading logs: from the beginning or the end, and on as they grow.
+//! Reading logs: from the beginning or the end, and following them.
 
 use super::{Logs, Progress, file_of, rotated};
 use bytes::Bytes;
@@ -15,21 +15,21 @@ use tokio::sync::{mpsc, watch};
 /// Options of a log request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Go on with what is written later, until the container ends.
+    /// Continues with later output, until the container ends.
     pub follow: bool,
     /// Number of lines from the end of the log; all when `None`.
     pub tail_lines: Option<u64>,
     /// Age of the oldest line, in seconds before `now`.
     pub since_seconds: Option<i64>,
-    /// The present, for `since_seconds`; the system's time when `None`.
+    /// Current time, for `since_seconds`; the system's time when `None`.
     pub now: Option<Timestamp>,
     /// Time of the oldest line.
     pub since_time: Option<Timestamp>,
-    /// Stop after so many bytes.
+    /// Maximum number of bytes.
     pub limit_bytes: Option<u64>,
     /// Adds the time before each line.
     pub timestamps: bool,
-    /// The start before the current one.
+    /// Reads the log of the start before the current one.
     pub previous: bool,
 }
 
@@ -82,7 +82,7 @@ pub(super) async fn open(
         filter,
         sender,
     };
-    // What is there now is read before this returns, so that "from now on" means from now on.
+    // Existing content is read before this returns, so that "from now on" is exact.
     let begun = reading.begin(options.tail_lines, follow).await;
     let begun = begun.map_err(|error| format!("log of container {container:?}: {error}"))?;
     tokio::spawn(async move {
@@ -97,7 +97,7 @@ pub(super) async fn open(
     )))
 }
 
-/// Numbers of the starts that have logs, ascending.
+/// Returns the numbers of the starts that have logs, ascending.
 fn attempts(dir: &Path) -> Vec<u32> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut numbers: Vec<u32> = entries
@@ -148,9 +148,9 @@ struct Reading {
 struct Begun {
     /// Rotated files, newest first.
     before: Vec<Vec<u8>>,
-    /// The file that is being written, as far as it was.
+    /// Content of the current file at the begin of the read.
     text: Vec<u8>,
-    /// Lines to leave out.
+    /// Number of lines to skip.
     skip: u64,
     current: File,
     rotation: u32,
@@ -220,7 +220,7 @@ impl Reading {
             return Ok(());
         };
         loop {
-            // Looked at before reading: what was written by then is read now.
+            // Taken before reading: everything written by then is read now.
             let progress = *follow.borrow_and_update();
             current.read_to_end(&mut text).await?;
             // An incomplete last line is kept until its end arrives.
@@ -231,7 +231,7 @@ impl Reading {
             if !self.emit(&text[..complete], &mut skip).await? {
                 return Ok(());
             }
-            // Lines to leave out were there at the beginning.
+            // Only the content at the beginning has lines to skip.
             skip = 0;
             text.drain(..complete);
             if rotation < progress.rotations {
@@ -244,7 +244,7 @@ impl Reading {
                 return Ok(());
             }
             tokio::select! {
-                // An error means that the writer is gone, having said so in the last value.
+                // An error means that the writer is gone; its last value is marked as closed.
                 _ = follow.changed() => {}
                 () = self.sender.closed() => return Ok(()),
             }

@@ -1,4 +1,4 @@
-//! Writing logs.
+//! Writer of container logs.
 
 use super::{Logs, Progress, rotated};
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::watch;
 
-/// Longest piece of a line, as in other container runtimes.
+/// Maximum size of a piece of a line, as in other container runtimes.
 const MAX_PIECE: usize = 16 * 1024;
 
 /// The log of one start of a container. Clones write to the same file. Closed when the last clone
@@ -29,7 +29,7 @@ struct Inner {
     files: u32,
     rotations: u32,
     progress: watch::Sender<Progress>,
-    /// An error was reported and nothing has been written since.
+    /// True after a reported error until the next successful write.
     broken: bool,
     line: Vec<u8>,
 }
@@ -57,8 +57,8 @@ impl LogWriter {
         }))))
     }
 
-    /// Appends one line or piece of a line. A full disk loses lines, with one warning, but never
-    /// stops the container.
+    /// Appends one line or piece of a line. On a full disk lines are lost, with one warning, but the
+    /// container is never blocked.
     pub(crate) fn write(&self, time: Timestamp, stream: &str, full: bool, content: &[u8]) {
         let mut inner = self.0.lock();
         match inner.append(time, stream, full, content) {
@@ -97,8 +97,7 @@ impl Inner {
         if self.size > 0 && self.size + len > self.limit {
             self.rotate()?;
         }
-        // A file write lands in the page cache; it is as good as never slow enough to be worth
-        // another thread.
+        // A file write goes to the page cache and is almost never slow enough to need another thread.
         self.file.write_all(line)?;
         self.size += len;
         let (size, rotations) = (len, self.rotations);
@@ -111,7 +110,7 @@ impl Inner {
 
     fn rotate(&mut self) -> io::Result<()> {
         match fs::rename(&self.path, rotated(&self.path, self.rotations)) {
-            // Renamed before, when there was no room for the new file.
+            // The file was renamed before, when there was no space for the new one.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => other?,
         }
@@ -135,7 +134,7 @@ impl Drop for Inner {
     }
 }
 
-/// Copies what a container writes to `stream` into its log, until end of file.
+/// Copies a container's output on `stream` into its log, until end of file.
 pub(crate) async fn pump(
     mut source: impl AsyncRead + Unpin,
     stream: &'static str,
