@@ -1,4 +1,4 @@
-//! The shell: watches, queues and writes. What to write is decided in the other modules.
+//! Driver of the simulation: watches, queues and writes. The other modules decide what to write.
 
 use crate::kept::Kept;
 use crate::lifecycle::{self, Addresses, Step};
@@ -29,7 +29,8 @@ use tokio::time::MissedTickBehavior;
 /// First address of simulated pods: 10.128.0.1 in 10.128.0.0/9.
 const FIRST_POD_ADDRESS: u32 = 0x0a80_0001;
 const POD_ADDRESSES: u32 = 0x007f_fffe;
-/// Reports that may wait for a free request; a node whose report does not fit is late by a second.
+/// Maximum number of reports that wait for a free request; a node whose report does not fit is late by a
+/// second.
 const WAITING_REPORTS: usize = 4096;
 
 /// Time that containers take to stop when their pod is deleted: long enough to be observed.
@@ -56,13 +57,13 @@ struct Shared {
     pod_queue: WorkQueue<ObjectKey>,
     node_queue: WorkQueue<String>,
     floors: Arc<Floors>,
-    /// Nodes whose kubelet lists something else than before.
+    /// Nodes whose kubelet's list has changed.
     export_queue: WorkQueue<String>,
     /// True once all existing pods are listed.
     listed: AtomicBool,
     next_address: AtomicU32,
     recorder: Recorder,
-    /// Pods that an Event called simulated.
+    /// Number of pods that got a `Simulated` Event.
     told: AtomicU32,
 }
 
@@ -141,7 +142,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
                 let now = ctx.clock.now();
                 telemetry.sample(now);
                 for report in telemetry.due(now, reports.capacity()) {
-                    // Only this task sends, so there is room.
+                    // Only this task sends, so there is space.
                     let _ = reports.try_send(report);
                 }
             }
@@ -366,7 +367,7 @@ impl Shared {
 
     fn export(&self, node: &str) {
         if let Some(dir) = self.options.kubelets.dir_of(node) {
-            // The exporter sees that; what koordlet says is the simulation's all the same.
+            // The exporter reads the file; koordlet's annotations come from the simulation all the same.
             if let Err(error) = numa::state(&self.floors, node, &dir) {
                 tracing::warn!(node, %error, "simulated kubelet: its state is not written");
             }
@@ -376,7 +377,7 @@ impl Shared {
 
     /// Returns the admission decision for a new pod of the kubelet of a node with NUMA nodes.
     fn admit(&self, key: &ObjectKey, pod: &Pod, node: &Node) -> Admission {
-        // Pods that run come first, and are all known once all are listed.
+        // Running pods come first, and all of them are known only after the list.
         if !self.listed.load(Ordering::Acquire) {
             return Admission::NotYet;
         }
@@ -497,7 +498,7 @@ async fn work_on_pods(shared: Arc<Shared>) {
         let key = work.key();
         match shared.handle_pod(key).await {
             Ok(()) => shared.pod_queue.forget(key),
-            // Gone, or another pod of the same name: its own change brings it here.
+            // Deleted, or another pod of this name: its own change is handled here.
             Err(error) if is_not_found(&error) || is_conflict(&error) => {
                 shared.pod_queue.forget(key);
             }
@@ -530,13 +531,13 @@ async fn work_on_nodes(shared: Arc<Shared>) {
     }
 }
 
-/// Writes what exporters find.
+/// Writes the reports of exporters.
 async fn work_on_exports(shared: Arc<Shared>) {
     let api: Api<NodeResourceTopology> = Api::all(shared.client.clone());
     let params = PatchParams::apply(EXPORTER).force();
     while let Some(work) = shared.export_queue.next().await {
         let name = work.key();
-        // What pods have that ran before is free to those who do not know them.
+        // Before the list, resources of pods that ran earlier would be reported as free.
         if !shared.listed.load(Ordering::Acquire) {
             shared.export_queue.add_after(name.clone(), KUBELET_STARTS);
             continue;
@@ -575,7 +576,7 @@ async fn annotate(shared: &Shared, api: &Api<NodeResourceTopology>, name: &Strin
             shared.floors.reported(name, change);
             shared.export_queue.forget(name);
         }
-        // The exporter comes to it.
+        // The exporter has not created the object yet.
         Err(error) if is_not_found(&error) => {
             shared.export_queue.add_after(name.clone(), KUBELET_STARTS);
         }

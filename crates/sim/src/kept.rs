@@ -1,5 +1,5 @@
-//! A pod as it is kept: as text. The object is several kilobytes even when most of it is empty, and
-//! is read only when something happens to its pod.
+//! Cached pods, stored as text. The object takes several kilobytes even when most of it is empty, and is
+//! decoded only when something happens to its pod.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_kube::{Cacheable, Text};
@@ -39,13 +39,13 @@ impl Cacheable for Kept {
     }
 }
 
-/// Drops what nothing here reads: most of a pod's size is in its containers.
+/// Drops the fields that this crate does not read: most of a pod's size is in its containers.
 fn trim(pod: &mut Pod) {
     let Some(spec) = &mut pod.spec else { return };
     spec.volumes = None;
     spec.affinity = None;
     spec.tolerations = None;
-    // Only pods that are not started again end as their commands say.
+    // Only pods that are not restarted end by their commands.
     let ends = spec.restart_policy.as_deref() != Some("Always");
     let init = spec.init_containers.iter_mut().flatten();
     for container in spec.containers.iter_mut().chain(init) {

@@ -34,7 +34,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::time::Duration;
 
-/// Label of a node that is simulated, for selectors: the text `true`.
+/// Label of a simulated node, for selectors; its value is `true`.
 pub const NODE_LABEL: &str = "sim.koordinator.sh/node";
 /// Annotation of a simulated node with NUMA nodes: JSON of a [`Layout`], read when the node appears. Its
 /// kubelet rejects pods that cannot be aligned, and a NodeResourceTopology reports the free resources.
@@ -90,7 +90,7 @@ impl Default for Options {
 /// An error that prevents the simulation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An interval is zero, or nothing may be under way.
+    /// An interval is zero, or no request may be in flight.
     #[error("option {option} is {value}: must be more than 0")]
     Option {
         /// Name of the option.

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(crate) enum Step {
     /// No step now.
     Nothing,
-    /// Look again later.
+    /// Decide again after this time.
     Wait(Duration),
     /// Write this status.
     Status(Value),
@@ -36,7 +36,7 @@ pub(crate) struct Addresses {
 pub(crate) fn step(pod: &Pod, now: Timestamp, addresses: impl FnOnce() -> Addresses) -> Step {
     let meta = &pod.metadata;
     if meta.deletion_timestamp.is_some() {
-        // Grace 0 was already asked for; what is left waits for its finalizers.
+        // Grace period 0 was already requested; a remaining pod waits for its finalizers.
         let forced = meta.deletion_grace_period_seconds == Some(0);
         return match &meta.uid {
             Some(uid) if !forced => Step::Delete { uid: uid.clone() },
@@ -98,7 +98,7 @@ fn seen(pod: &Pod, status: &PodStatus) -> Step {
     } }))
 }
 
-/// Conditions that carry the generation that the kubelet looked at.
+/// Conditions that carry the generation that the kubelet observed.
 const OURS: [&str; 5] = [
     "PodScheduled",
     "PodReadyToStartContainers",
@@ -152,7 +152,7 @@ fn end(pod: &Pod) -> Option<End> {
             all.code = end.code;
         }
     }
-    // What fails would be started again and again.
+    // A failing pod would be restarted again and again.
     (all.code == 0 || policy != Some("OnFailure")).then_some(all)
 }
 
@@ -164,8 +164,8 @@ enum Said {
     Ends(End),
 }
 
-/// Reads `sleep N`, `true`, `false` and `exit N`, the last also as a script of a shell; the image
-/// `pause` never ends.
+/// Parses `sleep N`, `true`, `false` and `exit N`, the last also as a shell script; the image `pause` never
+/// ends.
 fn command(container: &Container) -> Said {
     let given = container.command.iter().chain(&container.args).flatten();
     let mut words: Vec<&str> = given.map(String::as_str).collect();

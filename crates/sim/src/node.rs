@@ -1,4 +1,4 @@
-//! The Node objects.
+//! The Node objects of simulated nodes.
 
 use crate::{KWOK_NODE_ANNOTATION, Layout, NODE_ANNOTATION, NODE_LABEL, TOPOLOGY_ANNOTATION};
 use jiff::Timestamp;

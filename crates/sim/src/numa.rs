@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 /// The kubelet of one node.
 struct Floor {
     kubelet: Kubelet,
-    /// Namespace and name of each pod that runs, by uid.
+    /// Namespace and name of each running pod, by uid.
     pods: FxHashMap<String, (String, String)>,
     owner: Value,
     /// The last written report; `None` if the object does not exist.
@@ -39,11 +39,11 @@ struct Floor {
     foreign: Vec<Zone>,
 }
 
-/// The kubelets by node. Workers admit, the loop of events releases: each holds the lock for one pod.
+/// The kubelets by node. Workers admit pods, the event loop releases them: each holds the lock for one pod.
 #[derive(Default)]
 pub(crate) struct Floors {
     floors: Mutex<FxHashMap<String, Floor>>,
-    /// The layouts that were refused, by node.
+    /// Rejected layouts, by node.
     refused: Mutex<FxHashMap<String, String>>,
 }
 
@@ -52,9 +52,9 @@ pub(crate) struct Floors {
 pub(crate) enum Admission {
     /// The pod is admitted. `true` if the free resources have changed.
     Admitted(bool),
-    /// Reason and message of its status.
+    /// The pod is rejected: reason and message of its status.
     Refused(String, String),
-    /// Its kubelet is not up yet.
+    /// The kubelet has not started yet.
     NotYet,
 }
 
@@ -120,7 +120,7 @@ impl Floors {
         object.is_none()
     }
 
-    /// Asks the kubelet of `node` about a pod.
+    /// Returns the kubelet's admission decision for a pod of `node`.
     pub(crate) fn admit(&self, node: &Node, pod: &Pod) -> Admission {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let mut floors = self.floors.lock();
@@ -296,7 +296,7 @@ mod tests {
             report["topologyPolicies"],
             json!(["SingleNUMANodeContainerLevel"])
         );
-        // Only pod1 of namespace default, by an independent implementation.
+        // The value of an independent implementation for only pod1 of namespace default.
         assert_eq!(report["attributes"][2]["value"], "pfp0v001a5e1c50c557adb9d");
         floors.reported("n", report);
         assert_eq!(floors.report("n"), None);
@@ -352,10 +352,10 @@ mod tests {
         };
         let empty = print(&floors);
         assert!(floors.count("n", &unaligned) && !floors.count("n", &unaligned));
-        // Only pod1 of namespace default, by an independent implementation.
+        // The value of an independent implementation for only pod1 of namespace default.
         assert_eq!(print(&floors)["value"], "pfp0v001a5e1c50c557adb9d");
         assert_eq!(free(&floors.report("n").unwrap()), ["4"]);
-        // It is not asked again, and gone when it is gone.
+        // It is not checked again, and it is removed when the pod is deleted.
         assert_eq!(floors.admit(&node, &unaligned), Admission::Admitted(false));
         assert!(floors.release("n", "pod1"));
         assert_eq!(print(&floors), empty);

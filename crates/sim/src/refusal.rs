@@ -39,8 +39,8 @@ impl Need {
     }
 }
 
-/// Reason and message if the node cannot take the pod. `others` are pods anywhere, asked for only if
-/// no scheduler chose the node.
+/// Returns reason and message if the node cannot take the pod. `others` returns all pods; it is called only
+/// if no scheduler chose the node.
 pub(crate) fn of<I>(pod: &Pod, node: &Node, others: impl FnOnce() -> I) -> Option<(String, String)>
 where
     I: IntoIterator<Item = Pod>,

@@ -28,18 +28,18 @@ const WINDOWS: [GoDuration; 3] = [
 ];
 /// Default window of plain averages where the NodeMetric does not set it, in seconds.
 const AVERAGE_SECONDS: i64 = 300;
-/// Longest history that is kept, in seconds.
+/// Maximum length of the history, in seconds.
 const HISTORY_SECONDS: i64 = 1800;
 /// Usage of a node's system: share of its CPU, and bytes.
 const SYSTEM: (f64, f64) = (0.01, 1_073_741_824.0);
 /// Margin on top of the highest usage when the unused part of requests is predicted.
 const SAFETY: f64 = 1.1;
 
-/// All nodes.
+/// State of all nodes.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     seed: u64,
-    /// Samples that half an hour has.
+    /// Number of samples in half an hour.
     history: usize,
     sample_interval: Duration,
     report_interval: Duration,
@@ -103,7 +103,7 @@ impl Telemetry {
         }
     }
 
-    /// Takes in a node. Returns the pods on it if the node has just become managed.
+    /// Adds or updates a node. Returns the pods on it if the node has just become managed.
     pub(crate) fn node(&mut self, node: &Node, managed: bool) -> Vec<ObjectKey> {
         let name = node.metadata.name.clone().unwrap_or_default();
         let state = self.nodes.entry(name).or_default();
@@ -128,7 +128,7 @@ impl Telemetry {
         }
     }
 
-    /// Forgets a node's own state; its pods are forgotten when they go.
+    /// Removes a node's own state; its pods are removed when they are deleted.
     pub(crate) fn node_gone(&mut self, name: &str) {
         if let Some(state) = self.nodes.get_mut(name) {
             state.managed = false;
@@ -149,13 +149,13 @@ impl Telemetry {
         }
     }
 
-    /// Takes in what a NodeMetric asks for, or that it is gone.
+    /// Stores the spec of a NodeMetric; `None` when it was deleted.
     pub(crate) fn metric(&mut self, name: &str, spec: Option<NodeMetricSpec>) {
         self.nodes.entry(name.to_owned()).or_default().spec = spec;
         self.drop_if_empty(name);
     }
 
-    /// Takes in a bound pod.
+    /// Adds or updates a bound pod.
     pub(crate) fn pod(&mut self, key: &ObjectKey, pod: &Pod) {
         let node = pod
             .spec
@@ -203,7 +203,7 @@ impl Telemetry {
         }
     }
 
-    /// Forgets a pod.
+    /// Removes a pod.
     pub(crate) fn pod_gone(&mut self, key: &ObjectKey) {
         if let Some(node) = self.places.remove(key) {
             if let Some(state) = self.nodes.get_mut(&node) {
@@ -227,7 +227,7 @@ impl Telemetry {
             }
             let next = match node.next_sample {
                 None => millis.saturating_add(spread(self.seed, name, interval)),
-                // A late sample does not move those after it, unless they are late, too.
+                // A late sample does not move the following ones, unless they are late, too.
                 Some(due) => due.saturating_add(interval),
             };
             node.next_sample = Some(if next > millis {
@@ -241,8 +241,8 @@ impl Telemetry {
 
     /// Returns the reports that are due, at most `limit`, and schedules the next one of each node.
     ///
-    /// A node reports once in the interval that its NodeMetric asks for, if that is not shorter than the least
-    /// interval. When pods have started or ended, a report follows the next sample as soon as the NodeMetric allows.
+    /// A node reports once in the interval of its NodeMetric, if that is not shorter than the least interval.
+    /// When pods have started or ended, a report follows the next sample as soon as the NodeMetric allows.
     pub(crate) fn due(&mut self, now: Timestamp, limit: usize) -> Vec<(String, NodeMetricStatus)> {
         let seconds = now.as_second();
         let default_interval = whole_seconds(self.report_interval);
@@ -315,7 +315,8 @@ impl NodeState {
             *if pod.batch { &mut batch } else { &mut services } += usage;
             wanted.push((pod, usage));
         }
-        // Services first; batch shares what is left. Memory does not shrink, but cannot exceed the node.
+        // Services first; batch pods share the remaining CPU. Memory does not shrink, but cannot exceed the
+        // node's.
         let services_share = share(self.capacity.cpu - system.cpu, services.cpu);
         let left = self.capacity.cpu - system.cpu - services.cpu * services_share;
         let batch_share = share(left, batch.cpu);
@@ -413,7 +414,7 @@ impl NodeState {
         }
     }
 
-    /// Percentiles over each window; empty until half of the window is covered.
+    /// Returns the percentiles over each window; empty until half of the window is covered.
     fn aggregate(
         &self,
         now: Timestamp,

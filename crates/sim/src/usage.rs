@@ -45,7 +45,7 @@ impl std::ops::AddAssign for Usage {
 enum Shape {
     /// Always the request.
     Constant,
-    /// A day with two humps; base and amplitude are shares of the request.
+    /// Daily curve with two humps; base and amplitude are shares of the request.
     Diurnal {
         base: f64,
         amplitude: f64,
@@ -68,9 +68,9 @@ pub struct Generator {
 /// Requests and limits of a pod, as native amounts whichever resources it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Demand {
-    /// Requested.
+    /// Requested amounts.
     pub request: Usage,
-    /// Limited to; 0 is no limit.
+    /// Limits; 0 means no limit.
     pub limit: Usage,
 }
 

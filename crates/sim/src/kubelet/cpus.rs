@@ -87,7 +87,8 @@ impl Cpus {
         Ok(taken)
     }
 
-    /// `full-pcpus-only`: the count is of whole cores, and so many lie in cores without a reserved CPU.
+    /// Checks `full-pcpus-only`: the count must be a multiple of a core's CPUs, and as many CPUs must be in
+    /// cores without a reserved CPU.
     fn check_cores(
         &self,
         topology: &Topology,

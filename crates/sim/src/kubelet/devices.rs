@@ -41,7 +41,7 @@ impl Devices {
 
     fn offer(&self, machine: &Machine, resource: &str, count: u64, reuse: &[String]) -> Offer {
         let all = machine.devices.get(resource)?;
-        // If one says where it is, all are taken to care.
+        // If one reports its NUMA nodes, all are treated as such devices.
         all.iter()
             .find(|device| device.nodes.is_some_and(|nodes| nodes.count() > 0))?;
         let is_reused = |device: &&Device| reuse.contains(&device.id);
@@ -77,8 +77,8 @@ impl Devices {
         Some(rank(masks, least))
     }
 
-    /// Takes `count`: what is reused first, then what is near `mask`, then what is elsewhere, then what
-    /// is nowhere in particular.
+    /// Allocates `count` devices: reused ones first, then those near `mask`, then those elsewhere, then those
+    /// without NUMA nodes.
     pub(super) fn take(
         &mut self,
         machine: &Machine,

@@ -21,7 +21,7 @@ impl Hint {
     };
 }
 
-/// The ways to serve one resource: none means that there is no way; `None` that it does not matter.
+/// Hints of one resource: an empty list means that it cannot be served, `None` that any NUMA node will do.
 pub type Offer = Option<Vec<Hint>>;
 
 /// Returns the hints of a resource from the masks that serve it. Those with `least` NUMA nodes are preferred.
@@ -56,7 +56,7 @@ pub fn merge(machine: &Machine, settings: &Settings, offers: &[Offer]) -> Hint {
         closest: settings.closest && !single,
         width: width(&lists),
     };
-    // What the first lists have in common: many combinations come to the same, and are one here.
+    // Intersections of the first lists' hints: many combinations have equal results, and are one entry here.
     let mut common = vec![Common {
         mask: all,
         preferred: true,
@@ -118,7 +118,7 @@ pub(super) fn width(lists: &[Vec<Hint>]) -> u32 {
 struct Common {
     mask: NumaMask,
     preferred: bool,
-    /// The mask that the hints name, while it is the same.
+    /// The mask of the hints, while they agree.
     said: Option<NumaMask>,
 }
 
@@ -146,7 +146,7 @@ pub(super) struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// `candidate` or, if it is not better, `current`. Neither is empty.
+    /// Returns `candidate` if it is better, else `current`. Neither is empty.
     pub(super) fn better(
         &self,
         current: (NumaMask, bool),
@@ -157,7 +157,7 @@ impl Order<'_> {
             (false, true) => true,
             (true, false) => false,
             (true, true) => self.fitter(candidate.0, current.0),
-            // As close to the width as can be, from below if not from above.
+            // The closest to the width wins, one below it before one above it.
             (false, false) if has > self.width => self.fitter(candidate.0, current.0),
             (false, false) if has == self.width => {
                 offers == self.width && self.fitter(candidate.0, current.0)
@@ -173,7 +173,7 @@ impl Order<'_> {
 
     fn fitter(&self, a: NumaMask, b: NumaMask) -> bool {
         let narrower = (a.count(), a) < (b.count(), b);
-        // The closest is chosen among those of as many NUMA nodes.
+        // The closest is chosen only among sets of equally many NUMA nodes.
         if !self.closest || a.count() != b.count() {
             return narrower;
         }

@@ -61,7 +61,7 @@ impl Kubelet {
         share
     }
 
-    /// `List`: what each container of the pod has, by name; none of a pod that is not known.
+    /// Returns `List` for a pod: the resources of each container, by name; empty for an unknown pod.
     #[must_use]
     pub fn listed(&self, uid: &str) -> Vec<(String, Share)> {
         let held = self.held(uid).unwrap_or_default().iter();

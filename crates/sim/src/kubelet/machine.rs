@@ -1,4 +1,4 @@
-//! The machine of a kubelet, and how the kubelet is set.
+//! The machine of a kubelet, and the kubelet's settings.
 
 use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::{CpuSet, Topology};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Memory of one kind on a NUMA node, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
-    /// All of it.
+    /// Total memory.
     pub capacity: u64,
     /// Memory available to containers.
     pub allocatable: u64,
@@ -40,7 +40,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Its NUMA nodes.
+    /// Returns its NUMA nodes.
     #[must_use]
     pub fn nodes(&self) -> NumaMask {
         let memory = self.memory.keys().copied();
@@ -63,9 +63,9 @@ pub enum CpuManager {
     None,
     /// `static`
     Static {
-        /// CPUs that no container has for itself.
+        /// CPUs that no container gets exclusively.
         reserved: CpuSet,
-        /// The option `full-pcpus-only`: whole physical cores or nothing.
+        /// The option `full-pcpus-only`: only whole physical cores.
         full_cores: bool,
     },
 }
@@ -114,7 +114,7 @@ pub enum SettingsError {
         /// Maximum number.
         most: usize,
     },
-    /// A reserved CPU that there is not.
+    /// A reserved CPU does not exist.
     #[error("reserved CPUs {reserved}: the machine has {all}")]
     Reserved {
         /// Reserved CPUs.

@@ -6,7 +6,7 @@ use super::machine::Machine;
 use koord_model::numa::NumaMask;
 use std::collections::BTreeMap;
 
-/// Memory that a container holds.
+/// A block of memory that a container holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
     /// Kind of memory: `memory`, `hugepages-2Mi`.
@@ -30,7 +30,7 @@ struct Bank {
     allocatable: BTreeMap<String, u64>,
     /// Number of blocks that include this NUMA node.
     blocks: usize,
-    /// The NUMA nodes that these are bound to; itself while there is none.
+    /// The NUMA nodes that the blocks are bound to; only itself while there is no block.
     group: NumaMask,
 }
 

@@ -121,10 +121,10 @@ impl Kubelet {
         &self.settings
     }
 
-    /// Admits `pod` and gives its containers what is theirs; a pod that was admitted before stays so.
+    /// Admits `pod` and allocates the resources of its containers; a pod that was admitted before stays so.
     ///
     /// # Errors
-    /// Why it is refused. Nothing is held for it then.
+    /// The rejection. Nothing is allocated then.
     pub fn admit(&mut self, pod: &Pod) -> Result<(), Refusal> {
         if self.pods.contains_key(&pod.uid) {
             return Ok(());
@@ -142,7 +142,7 @@ impl Kubelet {
         }
     }
 
-    /// Takes back all that the pod holds; whether it was known.
+    /// Releases all resources of the pod. Returns whether the pod was admitted.
     pub fn release(&mut self, uid: &str) -> bool {
         let Some(held) = self.pods.remove(uid) else {
             return false;
@@ -167,7 +167,7 @@ impl Kubelet {
         self.pods.keys().map(String::as_str)
     }
 
-    /// CPUs that no container has for itself, reserved ones included.
+    /// Returns the CPUs that are not exclusive to a container, reserved ones included.
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         let mut shared = self.machine.topology.all().clone();
@@ -177,7 +177,7 @@ impl Kubelet {
         shared
     }
 
-    /// CPUs that containers can have for themselves; none without the static policy.
+    /// Returns the CPUs that containers can have exclusively; none without the static policy.
     #[must_use]
     pub fn allocatable_cpus(&self) -> CpuSet {
         let reserved = match &self.settings.cpu {
@@ -252,7 +252,7 @@ impl Kubelet {
         offers.push(self.cpus.offer(&self.machine, cpus, &none.cpus));
         if self.settings.memory && pod.guaranteed {
             let mut memory = pod.peak(|container| container.memory.clone());
-            // The memory manager passes over kinds that no main container asks for.
+            // The memory manager skips kinds that no main container requests.
             let main = |container: &&Container| container.role == Role::Main;
             let main = || pod.containers.iter().filter(main);
             memory.retain(|kind, _| main().any(|it| it.memory.contains_key(kind)));

@@ -1,4 +1,4 @@
-//! A pod, as far as providers look at it.
+//! A pod in the form that providers need.
 
 use k8s_openapi::api::core::v1::{self as core, Container as Object};
 use koord_api::qos::{KubeQos, pod_kube_qos};
@@ -115,7 +115,7 @@ fn read(role: Role, container: &Object, is_device: impl Fn(&str) -> bool) -> Con
         let nanos = amount.nanos().max(0);
         let units = u64::try_from(nanos / 1_000_000_000).unwrap_or(u64::MAX);
         if name == "cpu" {
-            // Less than a thousandth is not whole.
+            // Fractions of a thousandth are rounded up.
             let up = nanos / 1_000_000 + i128::from(nanos % 1_000_000 > 0);
             out.cpu = u64::try_from(up).unwrap_or(u64::MAX);
         } else if name == "memory" || name.starts_with("hugepages-") {

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// The most NUMA nodes: a kubelet that aligns would not start with more.
+/// Maximum number of NUMA nodes: a kubelet that aligns would not start with more.
 const MOST_NODES: u8 = 8;
-/// The most CPUs of a NUMA node.
+/// Maximum number of CPUs of a NUMA node.
 const MOST_CPUS: u32 = 1024;
 /// Default memory of a NUMA node for each of its CPUs: 4 Gi.
 const MEMORY_PER_CPU: i64 = 4 << 30;
@@ -100,7 +100,7 @@ impl Layout {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first field that is wrong, and its value.
+    /// The first invalid field, and its value.
     pub fn check(&self) -> Result<(), LayoutError> {
         self.settings().map(drop)?;
         if !(1..=MOST_NODES).contains(&self.numa_nodes) {

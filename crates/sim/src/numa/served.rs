@@ -75,10 +75,10 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// Writes which CPUs no pod has for itself, as the kubelet does whenever that changes.
+/// Writes the CPUs that are not exclusive to a container, like the kubelet whenever they change.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub(crate) fn state(floors: &Floors, node: &str, dir: &Path) -> io::Result<()> {
     let shared = floors.ask(node, |floor| floor.kubelet.shared_cpus());
     let Some(shared) = shared else { return Ok(()) };

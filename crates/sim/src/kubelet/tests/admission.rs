@@ -1,4 +1,4 @@
-//! Pods that come to a kubelet.
+//! Tests of admission.
 
 use super::super::cpus::Cpus;
 use super::super::hint::Hint;
@@ -30,7 +30,7 @@ pub(super) fn machine(nodes: u8, cpus: u32, memory: u64) -> Machine {
     }
 }
 
-/// Devices of one resource, by the NUMA nodes that they are near.
+/// Adds devices of one resource, given by the NUMA nodes near them.
 pub(super) fn devices(machine: &mut Machine, resource: &str, near: &[Option<u8>]) {
     let device = |(at, near): (usize, &Option<u8>)| Device {
         id: format!("{resource}-{at}"),
@@ -58,7 +58,7 @@ pub(super) fn kubelet(machine: Machine, policy: Policy, scope: Scope) -> Kubelet
     Kubelet::new(machine, settings(policy, scope)).unwrap()
 }
 
-/// Containers by role, CPUs and GiB of memory.
+/// Returns a pod with containers of these roles, CPUs and GiB of memory.
 pub(super) fn pod(uid: &str, containers: &[(Role, u64, u64)]) -> Pod {
     let container = |(at, (role, cpus, memory)): (usize, &(Role, u64, u64))| Container {
         name: format!("c{at}"),
@@ -113,7 +113,7 @@ fn ac_1_a_pod_of_two_numa_nodes_is_refused_where_one_is_asked_for() {
     }
 }
 
-/// `restricted` asks what an empty machine could do, not what this one can (kubernetes #84597).
+/// `restricted` checks what an empty machine could provide, not this one (kubernetes #84597).
 #[test]
 fn restricted_refuses_what_would_fit_one_numa_node_of_an_empty_machine() {
     let place = |policy| {
@@ -180,12 +180,12 @@ fn containers_stay_where_an_init_container_was() {
     assert_eq!(reason(&mut kubelet, &apart), AFFINITY);
     assert_eq!(reason(&mut kubelet, &pod("c", &[(Main, 10, 1)])), "");
     kubelet.release("c");
-    // Once all of it is used, the next container may go elsewhere.
+    // Once all of its CPUs are in use, the next container may go elsewhere.
     let used = pod("d", &[(Init, 2, 1), (Main, 4, 1), (Main, 10, 1)]);
     assert_eq!(reason(&mut kubelet, &used), "");
 }
 
-/// `TestGetTopologyHints` of the CPU manager: twelve CPUs on two NUMA nodes.
+/// Cases of the CPU manager's `TestGetTopologyHints`: twelve CPUs on two NUMA nodes.
 #[test]
 fn cpu_hints_are_the_kubelets() {
     let machine = machine(2, 6, GI);
@@ -314,8 +314,8 @@ fn kinds_of_init_containers_alone_are_no_hint_for_the_pod() {
         };
         (reason, on(1))
     };
-    // The pod goes to the first NUMA node, where the init container finds no pages and, to have any, would
-    // have to be given both NUMA nodes, which is not as good as was promised.
+    // The pod goes to the first NUMA node, where the init container finds no pages. To get any it would need
+    // both NUMA nodes, which is worse than the merged hint.
     let only_init = admit(Scope::Pod, &[true, false], Policy::SingleNumaNode);
     assert_eq!(only_init, ("UnexpectedAdmissionError", None));
     // A hint for the pages leads to the NUMA node that has them.
@@ -509,7 +509,7 @@ proptest! {
             let here = near.iter().filter(|near| **near == Some(node)).count();
             prop_assert_eq!(kubelet.free_devices(node, "ex.com/a"), here);
         }
-        // As good as new: what an empty kubelet would admit is admitted.
+        // A released kubelet admits what an empty one would admit.
         let one = pod("again", &[(Main, u64::from(cpus) * 2, 8)]);
         prop_assert!(kubelet.admit(&one).is_ok());
     }

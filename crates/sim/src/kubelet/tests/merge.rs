@@ -1,4 +1,4 @@
-//! The topology manager's own tables: `policy_test.go` of Kubernetes, whose names the cases have.
+//! The topology manager's own tables: `policy_test.go` of Kubernetes, with its case names.
 
 use super::super::hint::{Hint, Offer, Order, admits, merge, width};
 use super::super::{Machine, Memory, Settings};
@@ -65,7 +65,7 @@ fn offers(lists: &[&[Hint]]) -> Vec<Offer> {
     lists.iter().map(|hints| Some(hints.to_vec())).collect()
 }
 
-/// Cases in which all policies that align agree.
+/// Runs the cases in which all policies that align agree.
 #[test]
 fn common_cases() {
     let two: &[Hint] = &[yes(&[0]), yes(&[1])];
@@ -333,7 +333,7 @@ fn the_width_is_the_most_that_any_resource_needs() {
     }
 }
 
-/// `TestCompareHintsNarrowest`: the width, what is had, what is offered, and whether that wins.
+/// `TestCompareHintsNarrowest`: the width, the current hint, the candidate, and whether that wins.
 #[test]
 fn the_better_of_two() {
     let cases: &[(u32, Hint, Hint, bool)] = &[
@@ -368,8 +368,8 @@ fn the_better_of_two() {
     }
 }
 
-/// `prefer-closest-numa-nodes` chooses among sets of as many NUMA nodes: fewer ones come first, however far
-/// from each other they are.
+/// `prefer-closest-numa-nodes` chooses among sets of equally many NUMA nodes: fewer ones come first, however
+/// far from each other they are.
 #[test]
 fn the_closest_of_as_many() {
     let mut machine = machine(5);

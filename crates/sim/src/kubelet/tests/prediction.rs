@@ -122,7 +122,7 @@ fn what_an_init_container_leaves_binds_those_after_it() {
     };
     type Containers = [(Role, u64, u64)];
     let cases: &[(u64, &Containers, (bool, bool))] = &[
-        // Upstream's filter lets the first one in.
+        // Upstream's filter accepts the first one.
         (6, &[(Init, 2, 1), (Main, 10, 1)], (false, false)),
         (
             6,
@@ -135,13 +135,13 @@ fn what_an_init_container_leaves_binds_those_after_it() {
             &[(Init, 10, 1), (Main, 6, 1), (Main, 4, 1)],
             (true, true),
         ),
-        // The first main container leaves nothing of it.
+        // The first main container uses all of it.
         (
             0,
             &[(Init, 4, 1), (Main, 10, 1), (Main, 6, 1)],
             (true, true),
         ),
-        // Whether it leaves something depends on which CPUs are whose: not risked.
+        // The remainder depends on which CPUs each container has, so it is not relied on.
         (
             0,
             &[(Init, 2, 1), (Main, 6, 1), (Main, 6, 1)],
@@ -201,7 +201,7 @@ proptest! {
             if predicted || plain {
                 prop_assert_eq!(predicted, admitted.is_ok(), "{:?} {:?}", admitted, pod);
             }
-            // What init containers leave behind is taken, and not listed.
+            // Resources that init containers leave behind are allocated, but not listed.
             let ended = kubelet.pods.values().flatten().any(|held| held.ended);
             if !ended {
                 let table = ResourceTable::new();
