@@ -1,4 +1,4 @@
-//! The HTTP server every daemon has for its operator: health, readiness, metrics, debugging.
+//! The HTTP server of every daemon for its operator: health, readiness, metrics, debugging.
 
 mod slis;
 
@@ -28,7 +28,7 @@ pub enum AdminError {
     /// Plain HTTP on an address that other machines can reach, without a flag that allows it.
     #[error("refusing to serve plain HTTP on {0}, which is not a loopback address")]
     Exposed(SocketAddr),
-    /// The address is taken or not ours.
+    /// The address is in use or not one of this machine.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address.
@@ -72,8 +72,8 @@ impl std::fmt::Debug for Admin {
 }
 
 impl Admin {
-    /// `/healthz`, `/livez`, `/readyz`, the metrics of `registry` and, at `/metrics/slis`, how the
-    /// checks went.
+    /// Creates a server of `/healthz`, `/livez`, `/readyz`, the metrics of `registry` and, at
+    /// `/metrics/slis`, the results of the checks.
     #[must_use]
     pub fn new(registry: Registry) -> Self {
         Self {
@@ -160,7 +160,7 @@ impl Admin {
         router
     }
 
-    /// Starts to serve on `address` until `shutdown`; returns the address really used.
+    /// Starts to serve on `address` until `shutdown`; returns the actual address.
     ///
     /// # Errors
     ///
@@ -211,8 +211,8 @@ async fn serve_routes(
     Ok(local)
 }
 
-/// Returns routes that answer every request below `/debug/pprof` with 501 and how to use `perf`: there are no
-/// Go profiles.
+/// Returns routes for clients of Go's profiles: none exist here, and the response names the alternative.
+/// Everything below `/debug/pprof` is answered with 501.
 pub fn no_profiles() -> Router {
     let text = format!(
         "This program is not written in Go and has no /debug/pprof. To see where its time goes: \

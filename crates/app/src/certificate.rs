@@ -8,8 +8,8 @@ use x509_cert::der::{Decode as _, SliceReader, Tag, Tagged as _};
 use x509_cert::name::RdnSequence;
 use x509_cert::time::{Time, Validity};
 
-/// The parts of a certificate that are read. TLS verifies certificates with others that this decoder refuses, such
-/// as an extension whose identifier has a large number.
+/// The fields of a certificate that are read. TLS accepts certificates with other fields that this decoder
+/// rejects, such as an extension whose identifier has a large number.
 struct Parts<'a> {
     validity: AnyRef<'a>,
     subject: AnyRef<'a>,

@@ -1,5 +1,5 @@
-//! A configuration as `/configz` of upstream's programs shows it: by the names of Go's fields, which are
-//! those of the file with a capital.
+//! A configuration in the format of `/configz` of upstream's programs: with Go's field names, which are those
+//! of the file with a capital.
 
 use serde_json::{Map, Value};
 
@@ -8,15 +8,14 @@ use serde_json::{Map, Value};
 pub struct GoNames {
     /// Names of fields that hold maps or API objects: the keys inside are not renamed.
     pub as_they_are: &'static [&'static str],
-    /// Fields whose Go name is not the file's name with a capital first letter: the name in the file and the
-    /// name in Go.
+    /// Other names that differ by more than a capital: as in the file, and in Go.
     pub special: &'static [(&'static str, &'static str)],
     /// Names of numeric fields that are shown as 0 if they are unset, not as null.
     pub zero: &'static [&'static str],
 }
 
 impl GoNames {
-    /// `value` with Go's names.
+    /// Returns `value` with Go's names.
     #[must_use]
     pub fn of(&self, value: Value) -> Value {
         match value {

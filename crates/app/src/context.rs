@@ -3,12 +3,12 @@
 use crate::Clock;
 use tokio_util::sync::CancellationToken;
 
-/// The process environment of one component. Clones share everything.
+/// The process environment of one component. Clones share the content.
 #[derive(Debug, Clone)]
 pub struct Context {
     /// Wall-clock time; never read the system clock directly.
     pub clock: Clock,
-    /// Cancelled when the process is asked to stop. A component returns soon after.
+    /// Cancelled when the process must stop. A component returns soon after.
     pub shutdown: CancellationToken,
     /// Registry of the component's metrics.
     pub metrics: prometheus::Registry,

@@ -1,4 +1,4 @@
-//! The frame of a daemon's program: flags, logs, signals, exit code.
+//! Frame of a daemon's program: flags, logs, signals, exit code.
 
 use crate::admin::Exposure;
 use crate::flags::{self, FlagError, Parsed};
@@ -22,8 +22,8 @@ pub fn runtime() -> Result<Runtime> {
     builder.enable_all().build().context("tokio runtime")
 }
 
-/// Returns a single-threaded runtime, for programs that run on each node, such as koordlet. A call passes
-/// through several short tasks; with several threads, most of its time would go into waking them.
+/// Returns the single-threaded runtime of a node's own daemons. A call is a handful of steps of different
+/// tasks: on several threads most of its time would be spent on waking them.
 ///
 /// # Errors
 /// When the operating system refuses.
@@ -77,8 +77,8 @@ where
     }
 }
 
-/// Returns how far the plain server on `address` is reachable. Upstream serves health and metrics in plain HTTP on the
-/// pod network by default; so do we when the flag names such an address.
+/// Returns the exposure of the plain server on `address`. Upstream serves health and metrics in plain HTTP on
+/// the pod network by default; so does koord when the flag names such an address.
 #[must_use]
 pub fn exposure(address: SocketAddr) -> Exposure {
     if address.ip().is_loopback() {
@@ -88,7 +88,7 @@ pub fn exposure(address: SocketAddr) -> Exposure {
     }
 }
 
-/// Writes a file that holds secrets: a new one is for this user only.
+/// Writes a file that holds secrets: a new one is readable by this user only.
 ///
 /// # Errors
 /// When it cannot be written.

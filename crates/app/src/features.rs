@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// Maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Off unless asked for; `AllAlpha` switches all of them.
+    /// Off by default; `AllAlpha` switches all of them.
     Alpha,
     /// `AllBeta` switches all of them.
     Beta,

@@ -1,4 +1,4 @@
-//! Values of flags as Go writes them.
+//! Parsers of flag values in Go's formats.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -206,7 +206,7 @@ impl Selection {
         explicit.unwrap_or_else(|| self.0.iter().any(|entry| entry == "*"))
     }
 
-    /// Refuses names that do not exist.
+    /// Rejects names that do not exist.
     ///
     /// # Errors
     ///

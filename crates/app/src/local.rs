@@ -1,4 +1,4 @@
-//! Servers of this machine alone: what a browser must not reach through them.
+//! Protection of servers for this machine only against requests from a browser.
 
 use axum::Router;
 use axum::extract::Request;
@@ -10,10 +10,10 @@ use axum::response::{IntoResponse, Response};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Refuses requests with a `Host` or `Origin` that is not this machine.
+/// Rejects requests with a `Host` or `Origin` that is not this machine.
 ///
-/// A page of any site can make a browser of this machine send requests to a loopback port, by the
-/// site's own name (DNS rebinding) or as a form. Programs name the loopback address and no origin.
+/// A page of any site can make a browser of this machine send requests to a loopback port, by the site's own
+/// name (DNS rebinding) or as a form. Programs name the loopback address and no origin.
 pub fn refuse_foreign(routes: Router) -> Router {
     routes.layer(from_fn(check))
 }
@@ -31,7 +31,7 @@ async fn check(request: Request, next: Next) -> Response {
 
 /// Returns the first header that names another machine or page, and its value.
 fn foreign(headers: &HeaderMap, target: Option<&str>) -> Option<(&'static str, String)> {
-    // HTTP/1.0 has no Host, and no browser speaks it.
+    // HTTP/1.0 has no Host, and no browser uses it.
     let mut hosts: Vec<String> = target.map(str::to_owned).into_iter().collect();
     for host in headers.get_all(HOST) {
         hosts.push(String::from_utf8_lossy(host.as_bytes()).into_owned());
@@ -54,7 +54,7 @@ fn is_local(authority: &str) -> bool {
     let Ok(authority) = authority.parse::<Authority>() else {
         return false;
     };
-    // Whatever comes before an @ is no part of a Host.
+    // A user part before an @ is not valid in a Host.
     if authority.as_str().contains('@') {
         return false;
     }

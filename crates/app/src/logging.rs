@@ -35,14 +35,14 @@ pub enum LoggingError {
         /// The parser's error.
         source: tracing_subscriber::filter::ParseError,
     },
-    /// Somebody else set it up already.
+    /// Another logger is set up already.
     #[error("logging is set up already: {0}")]
     Twice(#[source] tracing_subscriber::util::TryInitError),
 }
 
 impl LogOptions {
-    /// Takes over one of klog's flags. Values are checked as klog does. All logs go to standard error,
-    /// so that of the others those that would change this are noted.
+    /// Applies one of klog's flags. Values are checked like in klog. All logs go to standard error, so flags
+    /// that would change this are only noted.
     pub(crate) fn apply(&mut self, name: &str, value: &str) -> Result<(), &'static str> {
         const TO_STDERR: &str = "logs go to standard error";
         const LINES: &str = "lines always look the same";
@@ -132,7 +132,7 @@ pub fn filter(verbosity: u8) -> String {
         4..=5 => "debug",
         _ => "trace",
     };
-    // Libraries that speak for every request, or that print headers and bodies.
+    // Libraries that log every request, or that print headers and bodies.
     let quiet = [
         "hyper",
         "hyper_util",
@@ -143,7 +143,7 @@ pub fn filter(verbosity: u8) -> String {
         "tower_http",
     ];
     let quiet: String = quiet.iter().map(|name| format!(",{name}=warn")).collect();
-    // Its builder logs each failed request; those that send them report failures with address and cause.
+    // Its builder logs each failed request; the senders report failures with address and cause.
     format!("{level}{quiet},kube_client::client::builder=off,kube_runtime=error")
 }
 

@@ -1,4 +1,4 @@
-//! Metrics in the Prometheus text format, under exactly the names they are given.
+//! Metrics in the Prometheus text format, under exactly the given names.
 
 mod process;
 
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// The content type of [`encode`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Registers `collector` and hands it back, for use.
+/// Registers `collector` and returns it.
 ///
 /// # Errors
 ///
@@ -29,12 +29,12 @@ pub fn register<C: Collector + Clone + 'static>(
     Ok(collector)
 }
 
-/// Registers `collector` unless `registry` has one of its name, and returns `collector` in both cases. If
-/// several components of a process have the same metrics, only those of the first are exported.
+/// Registers `collector` unless `registry` has one of its name, and returns it. For metrics that several
+/// components of one process have: those of the first one are shown.
 ///
 /// # Errors
 ///
-/// When the metric's definition is wrong.
+/// When the metric's definition is invalid.
 pub fn register_first<C: Collector + Clone + 'static>(
     registry: &Registry,
     collector: C,
@@ -78,8 +78,8 @@ impl<B: MetricVecBuilder> Vector for MetricVec<B> {
 /// Gauges that expire.
 pub type ExpiringGauges = Expiring<<GaugeVec as Vector>::Builder>;
 
-/// A vector of metrics whose series vanish when they have not been touched for a while, so that
-/// deleted pods and nodes do not stay in the text for ever. Clones share the series.
+/// A vector of metrics whose series are removed when they have not been used for a while, so that deleted
+/// pods and nodes do not stay in the text forever. Clones share the series.
 #[derive(Clone)]
 pub struct Expiring<B: MetricVecBuilder> {
     vector: MetricVec<B>,
@@ -96,7 +96,7 @@ impl<B: MetricVecBuilder> std::fmt::Debug for Expiring<B> {
 }
 
 impl<B: MetricVecBuilder> Expiring<B> {
-    /// Series of `vector` live for `life` after their last use.
+    /// Creates the vector. Its series expire `life` after their last use.
     #[must_use]
     pub fn new(vector: MetricVec<B>, life: Duration) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl<B: MetricVecBuilder> Expiring<B> {
         Ok(metric)
     }
 
-    /// Forgets a series at once.
+    /// Removes a series at once.
     pub fn remove(&self, values: &[&str]) {
         let key: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
         if self.touched.lock().remove(&key).is_some() {

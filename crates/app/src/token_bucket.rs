@@ -1,11 +1,11 @@
-//! A token bucket, for everything that goes out at a bounded rate.
+//! A token bucket, to limit the rate of outgoing requests.
 
 use std::time::Duration;
 
 /// A bucket that is full with `burst` tokens and gets one back per `interval`, up to `burst`.
 ///
-/// Time is a parameter: a duration since any fixed moment. When it goes back, tokens that are there stay, and the next
-/// ones come as if the clock had stood still.
+/// Time is a parameter: a duration since any fixed moment. When it goes backwards, existing tokens stay, and
+/// the next ones come as if the clock had stood still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
     interval: Duration,
@@ -16,7 +16,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Longest interval, about 30 years: `burst` of them still fit a duration.
+    /// Maximum interval, about 30 years: `burst` of them still fit a duration.
     const MAX_INTERVAL: Duration = Duration::from_secs(1 << 30);
 
     /// Returns a full bucket.
@@ -58,7 +58,7 @@ impl TokenBucket {
         wait
     }
 
-    /// Makes `now` the latest time. Of one before it the missing tokens stay missing.
+    /// Sets the latest time to `now`. For an earlier time the missing tokens stay missing.
     fn follow(&mut self, now: Duration) {
         if now < self.latest {
             let missing = self.full_at.saturating_sub(self.latest);
@@ -72,8 +72,7 @@ impl TokenBucket {
         self.full_at = self.full_at.saturating_sub(self.interval);
     }
 
-    /// Changes the interval, the time per token, from `now` on. The number of available tokens does not
-    /// change.
+    /// Changes the interval from `now` on; existing tokens stay.
     pub fn set_interval(&mut self, interval: Duration, now: Duration) {
         let interval = interval.min(Self::MAX_INTERVAL);
         self.follow(now);

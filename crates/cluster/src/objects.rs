@@ -42,8 +42,8 @@ pub async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
         .context("ConfigMap slo-controller-config")
 }
 
-/// Adds the label by which the webhook selects the ConfigMap, if an earlier version created it without.
-/// Another value of the label is kept.
+/// Adds the label that the validating webhook selects by to the ConfigMap of an older start. Another value of
+/// the label is kept: a user set it.
 async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
     let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
     let label = labels::CONFIGMAP_TYPE;
@@ -85,8 +85,8 @@ where
 /// Interval of NodeMetric reports in interactive clusters, where a user waits for the first report.
 pub const QUICK_REPORT: Duration = Duration::from_secs(2);
 
-/// Returns the configuration of `koord up` and the demo: co-location on, with the shortest intervals that koordlet
-/// accepts. This machine's koordlet reports every [`QUICK_REPORT`] all the same.
+/// Returns the configuration of `koord up` and the demo: co-location on, with the shortest intervals that
+/// koordlet accepts. This machine's koordlet nevertheless reports every [`QUICK_REPORT`].
 #[must_use]
 pub fn quick_config() -> Value {
     json!({

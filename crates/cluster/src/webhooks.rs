@@ -1,4 +1,4 @@
-//! The manager's webhooks, asked by the embedded API server without a socket.
+//! The manager's webhooks, called by the embedded API server without a socket.
 
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
@@ -20,14 +20,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The API server has its own limit, which is never more.
+/// Timeout of a call; the API server's own limit is never longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 type Handlers = BTreeMap<&'static str, Webhook>;
 
-/// Registers a handler for each webhook of the manager with `server`, under the URLs that the webhook
-/// configurations name, and installs the configurations. The result passes the manager's handlers on;
-/// requests wait until it was called.
+/// Registers every path of the manager with `server`, under the address of the service that the
+/// configurations name, and installs these. Calls wait for the manager that is started with the result.
 ///
 /// # Errors
 /// The configurations cannot be written.
@@ -54,8 +53,8 @@ pub async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Resu
     })))
 }
 
-/// Deletes the webhook configurations of an earlier start. With them, requests would wait for a webhook
-/// server that does not answer yet, or fail, until the manager runs.
+/// Deletes the configurations of an earlier start: until the manager runs, calls to their webhooks would wait
+/// or fail.
 ///
 /// # Errors
 /// They cannot be deleted.
@@ -74,7 +73,7 @@ pub async fn disconnect(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Writes a configuration, whatever another manager made of it.
+/// Writes a configuration, whatever another manager changed in it.
 async fn install(client: &Client, configuration: Value) -> Result<()> {
     let mut object: DynamicObject =
         serde_json::from_value(configuration).context("webhook configuration")?;
@@ -95,7 +94,7 @@ async fn install(client: &Client, configuration: Value) -> Result<()> {
         .with_context(|| format!("{} {name}", types.kind))
 }
 
-/// A webhook that may not be there yet.
+/// A webhook that may not exist yet.
 struct Late {
     path: &'static str,
     handlers: watch::Receiver<Arc<Handlers>>,
@@ -243,7 +242,7 @@ mod tests {
             .await
             .unwrap();
         let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-        // Asked before there is a manager, it is answered by it.
+        // A call before the manager exists is answered by it later.
         let early = tokio::spawn({
             let pods = pods.clone();
             async move { pods.create(&PostParams::default(), &pod("early")).await }

@@ -10,9 +10,9 @@ use std::marker::PhantomData;
 /// Format of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Anything.
+    /// Any text.
     Text,
-    /// Go's idea of a boolean.
+    /// A boolean in Go's format.
     Switch,
     /// A whole number.
     Number,
@@ -21,7 +21,7 @@ pub enum Kind {
 }
 use Kind::{Duration, Number, Switch, Text};
 
-/// A flag without effect: name, type of its value, default, and the reason why it has no effect.
+/// Name, kind, default, and the note about the replacement.
 pub type Row = (&'static str, Kind, &'static str, &'static str);
 
 /// The flags of one program.

@@ -146,7 +146,7 @@ fn fields(text: &str) -> HashMap<&str, f64> {
 fn limit(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     match line.split_whitespace().next()? {
-        // As Go's client says it.
+        // The value of Go's client.
         "unlimited" => Some(18_446_744_073_709_551_615.0),
         number => number.parse().ok(),
     }
