@@ -16,7 +16,7 @@ use tokio::runtime::{Builder, Runtime};
 /// Returns the multi-threaded runtime all components share.
 ///
 /// # Errors
-/// When the operating system refuses.
+/// The operating system's error.
 pub fn runtime() -> Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.enable_all().build().context("tokio runtime")
@@ -26,7 +26,7 @@ pub fn runtime() -> Result<Runtime> {
 /// tasks: on several threads most of its time would be spent on waking them.
 ///
 /// # Errors
-/// When the operating system refuses.
+/// The operating system's error.
 pub fn one_thread() -> Result<Runtime> {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().context("tokio runtime")

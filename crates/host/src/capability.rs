@@ -1,4 +1,4 @@
-//! Sets of capabilities: what a process of user 0 may do beyond what the owner of its files may.
+//! Sets of capabilities: rights of a process of user 0 beyond those of file ownership.
 
 use rustix::thread::CapabilitySet;
 

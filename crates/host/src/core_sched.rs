@@ -1,6 +1,6 @@
 //! Core scheduling: cookies that determine which tasks may share a physical core.
 //!
-//! A cookie is made on a task and copied from task to task; it has no name. Source: the kernel's
+//! A cookie is created on a task and copied from task to task; it has no name. Source: the kernel's
 //! `Documentation/admin-guide/hw-vuln/core-scheduling.rst`.
 
 use std::io;
@@ -49,7 +49,7 @@ impl Cookie {
     }
 }
 
-/// Executes the operation, and returns the cookie of `pid` afterwards; 0 means none.
+/// Applies `cookie` to process `pid` and returns its cookie afterwards, 0 for none.
 ///
 /// # Errors
 /// ESRCH when a process is gone, EINVAL where the kernel is built without core scheduling, ENODEV
@@ -57,14 +57,14 @@ impl Cookie {
 pub fn call(pid: u32, cookie: Cookie) -> io::Result<u64> {
     let pid = libc::pid_t::try_from(pid)
         .ok()
-        // 0 would be this thread itself.
+        // 0 would mean the calling thread.
         .filter(|pid| *pid > 0)
         .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     match cookie {
         Cookie::Get => {}
         Cookie::New => prctl(CREATE, pid, PROCESS, None)?,
-        // Cookies are pulled to and pushed from the calling thread, and a new one has that of its
-        // maker: a short-lived thread keeps our own out of it.
+        // Cookies are pulled to and pushed from the calling thread, and a new thread has the cookie of its
+        // creator: a short-lived thread keeps this process's own cookie out of it.
         Cookie::From(from) => {
             let from = libc::pid_t::try_from(from).unwrap_or(-1);
             aside(move || {

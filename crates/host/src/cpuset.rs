@@ -9,7 +9,7 @@ impl From<CpuListError> for Malformed {
     }
 }
 
-/// Reads a list of the kernel, or one that can be written to it.
+/// Parses a list of the kernel, or one that can be written to it.
 ///
 /// # Errors
 /// The list is malformed.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 
-/// Pieces that parsers stumble over: separators, signs, numbers out of range, letters of two bytes.
+/// Pieces on which parsers fail: separators, signs, numbers out of range, letters of two bytes.
 const PIECES: [&str; 12] = [
     "",
     " ",

@@ -4,10 +4,10 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The result of anything that touches the kernel.
+/// The result of an operation on the kernel.
 pub type Result<T> = std::result::Result<T, HostError>;
 
-/// Content that does not have the expected format, without the place it came from.
+/// Content that does not have the expected format, without its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
     /// The expected format.
@@ -17,7 +17,7 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// Notes that `found` is not `expected`.
+    /// Creates the error for `found` in place of `expected`.
     #[must_use]
     pub fn new(expected: &'static str, found: &str) -> Self {
         Self {

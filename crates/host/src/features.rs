@@ -39,7 +39,7 @@ pub struct KernelFeatures {
     pub cpu_idle: bool,
     /// `cpuset.cpus`.
     pub cpuset: bool,
-    /// A memory controller.
+    /// Memory controller.
     pub memory: bool,
     /// `memory.min`, `memory.low` and `memory.high`.
     pub memory_qos: bool,
@@ -57,7 +57,7 @@ pub struct KernelFeatures {
     pub bvt: bool,
     /// Core scheduling.
     pub core_sched: bool,
-    /// Cache allocation: the CPU can, and resctrl is or can be mounted.
+    /// Cache allocation: the CPU supports it, and resctrl is or can be mounted.
     pub resctrl_cat: bool,
     /// Memory bandwidth allocation, likewise.
     pub resctrl_mba: bool,
@@ -69,8 +69,8 @@ pub struct KernelFeatures {
     pub writable: bool,
 }
 
-/// Looks at the kernel of `root`. Files that only exist below the root group are looked up in the
-/// groups on the top level.
+/// Probes the kernel of `root`. Files that only exist below the root group are looked up in the groups on the
+/// top level.
 ///
 /// # Errors
 /// When a file exists but cannot be read.
@@ -91,7 +91,7 @@ pub fn probe_at(root: &Root, group: &CgroupPath) -> Result<KernelFeatures> {
         }
     }
     let has = |resource| groups.iter().any(|group| group.supports(resource));
-    // One that cannot be understood divides nothing.
+    // Without readable files of resctrl neither is supported.
     let (resctrl_cat, resctrl_mba) = resctrl::allocates(root).unwrap_or_default();
     let mut cgroup_psi = false;
     for group in &groups {

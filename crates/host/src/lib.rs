@@ -15,8 +15,8 @@
 //! Invariants: nothing here knows Kubernetes; this is the only crate of the workspace where
 //! `unsafe` may appear, and each use says why it is sound.
 
-// The fake kernel is koord-testkit's source, which names this crate from outside. Tests that depend on this crate, and
-// its own, compile it as a part of this crate: another copy would have other types.
+// The fake kernel is koord-testkit's source, which names this crate from outside. Tests that depend on this
+// crate, and its own, compile it as a part of this crate: another copy would have other types.
 #[cfg(any(test, feature = "fake"))]
 extern crate self as koord_host;
 

@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files to the hard one and returns what it is then; `None` is no
-/// limit. An agent keeps several files per container open, more than the usual soft limit of 1024.
+/// Raises the soft limit of open files to the hard one and returns the new limit; `None` means no limit. An
+/// agent keeps several files per container open, more than the usual soft limit of 1024.
 #[must_use]
 pub fn raise_open_files() -> Option<u64> {
     let now = getrlimit(Resource::Nofile);

@@ -1,9 +1,9 @@
 //! The memory of this process.
 
-/// Keeps the C library's allocator to one heap. By default each thread that allocates gets one of its
-/// own, whose free parts the others cannot use: an agent that allocates little and from few threads
-/// only pays for that. To be called before other threads start. Returns whether it took effect; with
-/// another C library than glibc it does not.
+/// Limits the C library's allocator to one heap. By default each allocating thread gets one of its own, whose
+/// free parts other threads cannot use: this costs memory in an agent that allocates little and from few
+/// threads. Call it before other threads start. Returns whether it took effect; with another C library than
+/// glibc it does not.
 #[allow(unsafe_code, reason = "libc call that rustix lacks")]
 pub fn one_heap() -> bool {
     #[cfg(target_env = "gnu")]

@@ -1,7 +1,7 @@
-//! A view of this machine's files for processes that are not to be trusted with all of them.
+//! A restricted view of this machine's files for untrusted processes.
 //!
-//! Everything is read-only but the directories that are named, some directories are hidden, `/dev` has
-//! the devices that every program may use, and `/run`, with the sockets of system services, is empty.
+//! Everything is read-only except the named directories, some directories are hidden, `/dev` has the devices
+//! that every program may use, and `/run`, with the sockets of system services, is empty.
 
 use crate::error::{HostError, Result};
 use crate::mounts::unescape;
@@ -14,32 +14,32 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Devices that do no harm.
+/// Harmless devices.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 /// Directories with the sockets of system services, which user 0 can control.
 const SOCKETS: [&str; 2] = ["/run", "/var/run"];
 /// Mount options of a hidden directory: empty, and without permissions.
 const HIDDEN: &str = "mode=0000,size=4k";
 
-/// A mount namespace that started processes enter, see the module documentation.
+/// A mount namespace that started processes enter; see [`MountNamespace::new`].
 #[derive(Debug)]
 pub struct MountNamespace {
     pub(crate) namespace: OwnedFd,
-    /// Its root directory as this process sees it, which may run in a changed one.
+    /// Its root directory as seen by this process, which may run in another one.
     pub(crate) root: OwnedFd,
     /// The devpts instance of the namespace, which no other namespace shares.
     pub(crate) terminals: OwnedFd,
 }
 
 impl MountNamespace {
-    /// Makes a namespace in which the directories `hidden` are empty and only those in `writable` can
-    /// be written. Directories that do not exist are left out.
+    /// Creates a namespace in which the directories `hidden` are empty and only those in `writable` are
+    /// writable. Directories that do not exist are left out.
     ///
     /// # Errors
     /// When this process lacks the right, or the kernel lacks a part.
     pub fn new(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<Self> {
         let (hidden, writable) = (outermost(hidden), outermost(writable));
-        // A thread of its own is the only one that changes its namespace.
+        // Only a thread of its own changes its namespace.
         std::thread::scope(|scope| {
             std::thread::Builder::new()
                 .name("mount-namespace".to_owned())
@@ -54,7 +54,7 @@ impl MountNamespace {
     }
 }
 
-/// Existing directories by their real names, without those inside another.
+/// Returns the existing directories by their real paths, without those inside another.
 fn outermost(paths: &[PathBuf]) -> Vec<PathBuf> {
     let mut real: Vec<PathBuf> = paths
         .iter()
@@ -62,7 +62,7 @@ fn outermost(paths: &[PathBuf]) -> Vec<PathBuf> {
         .filter(|path| path.is_dir())
         .collect();
     real.sort();
-    // Sorted, a directory comes before what is in it.
+    // In sorted order a directory precedes its content.
     real.dedup_by(|later, earlier| later.starts_with(&*earlier));
     real
 }
@@ -72,7 +72,7 @@ fn build(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<MountNamespace> {
     // SAFETY: with NEWNS alone the table of file descriptors stays shared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .map_err(|error| HostError::call("unshare the mount namespace", error))?;
-    // Nothing that is mounted from here on reaches the machine; what it unmounts goes here, too.
+    // Mounts from here on do not propagate to the machine; its unmounts propagate here.
     let root = Path::new("/");
     change(None, root, None, libc::MS_SLAVE | libc::MS_REC, "")?;
     for dir in writable {
@@ -137,8 +137,7 @@ fn replace_devices() -> Result<OwnedFd> {
     directory(&terminals)
 }
 
-/// Hides the directories of sockets behind empty file systems. If `/etc/resolv.conf` leads into one of them,
-/// a copy of the file is put in its place.
+/// Covers the directories of sockets. Files for name resolution stay, if they exist.
 fn hide_sockets() -> Result<()> {
     let names = Path::new("/etc/resolv.conf");
     let kept = fs::canonicalize(names)
@@ -156,7 +155,7 @@ fn hide_sockets() -> Result<()> {
     let write = || {
         use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
         let parent = real.parent().unwrap_or(Path::new("/"));
-        // Whatever our umask is, everybody may resolve names.
+        // Regardless of this process's umask, every user may resolve names.
         for dir in parent.ancestors().collect::<Vec<_>>().into_iter().rev() {
             if !dir.exists() {
                 fs::DirBuilder::new().mode(0o755).create(dir)?;
@@ -169,7 +168,7 @@ fn hide_sockets() -> Result<()> {
     write().map_err(|error| HostError::io("write", &real, error))
 }
 
-/// Makes every mount read-only, except those in `writable` and what `/dev` needs.
+/// Makes every mount read-only, except those in `writable` and those that `/dev` needs.
 fn protect(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<()> {
     let path = Path::new("/proc/thread-self/mountinfo");
     let text = fs::read_to_string(path).map_err(|error| HostError::io("read", path, error))?;
@@ -192,7 +191,7 @@ fn protect(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<()> {
             flags |= libc::MS_NODEV;
         }
         match change(None, &point, None, flags, "") {
-            // Covered by another mount, and so out of reach for whoever enters.
+            // Covered by another mount, and so unreachable inside the namespace.
             Err(error) if matches!(error.os_error(), Some(libc::EINVAL | libc::ENOENT)) => {}
             other => other?,
         }
@@ -222,7 +221,7 @@ fn directory(path: &Path) -> Result<OwnedFd> {
     open(path, flags, Mode::empty()).map_err(|error| HostError::io("open", path, error.into()))
 }
 
-/// Calls mount(2). Without a source, the name of the file system stands for it.
+/// Calls mount(2). Without a source, the name of the file system is used.
 #[allow(unsafe_code, reason = "rustix is built without mounts")]
 fn change(
     source: Option<&Path>,

@@ -1,4 +1,4 @@
-//! Finding the mounted cgroup trees.
+//! Detection of the mounted cgroup trees.
 
 use crate::controller::Controller;
 use crate::error::Malformed;
@@ -124,7 +124,7 @@ pub(crate) fn mounts_by_layout(cgroup_dir: &Path) -> Mounts {
         .flatten()
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
         .collect();
-    // Single names first: `cpu` is preferred to `cpu,cpuacct` when both are there.
+    // Single names first: `cpu` is preferred to `cpu,cpuacct` when both exist.
     names.sort_by_key(|name| (name.matches(',').count(), name.clone()));
     let mut v1: Vec<(Controller, PathBuf)> = Vec::new();
     for name in names {

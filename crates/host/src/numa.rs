@@ -16,7 +16,7 @@ pub struct NumaNode {
     pub cpus: CpuSet,
     /// All its memory in bytes, huge pages included.
     pub memory: u64,
-    /// Huge pages of each size: the size in bytes, and how many there are.
+    /// Number of huge pages by their size in bytes.
     pub huge_pages: BTreeMap<u64, u64>,
     /// Distance to NUMA nodes by number, as in the ACPI SLIT (10 is local); empty where the machine does not
     /// report it.
@@ -27,7 +27,7 @@ pub struct NumaNode {
 /// (generic initiators), without CPUs and memory, are left out. A kernel without NUMA support has none.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn nodes(root: &Root) -> Result<Vec<NumaNode>> {
     let all = every_node(root)?;
     let initiators: Option<CpuSet> = root.read_with(
@@ -110,7 +110,7 @@ fn huge_pages(root: &Root, dir: &std::path::Path) -> Result<BTreeMap<u64, u64>> 
 /// counters; empty elsewhere.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn cpu_types(root: &Root) -> Result<BTreeMap<String, CpuSet>> {
     let dir = root.sys("devices");
     let entries = match fs::read_dir(&dir) {
@@ -160,7 +160,7 @@ mod tests {
             nodes(&Root::below(self.0.path()).unwrap())
         }
 
-        /// `number cpus bytes distances` of each.
+        /// Formats each node as `number cpus bytes distances`.
         fn text(&self) -> Vec<String> {
             let show = |node: NumaNode| {
                 let distances: Vec<String> = node
@@ -240,7 +240,7 @@ mod tests {
                 (5, "", 0, "20 20 10"),
             ],
         );
-        // A node with a device of its own may have memory all the same.
+        // A node with a device of its own may have memory as well.
         sys.put("has_generic_initiator", "2,5\n");
         assert_eq!(
             sys.text(),

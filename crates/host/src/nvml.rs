@@ -12,10 +12,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The name under which the driver installs the library.
+/// Name of the library as installed by the driver.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Xids that an application causes: the GPU is well. Source: Koordinator
+/// Xids that an application causes: the GPU is healthy. Source: Koordinator
 /// `pkg/koordlet/statesinformer/impl/states_device_linux.go`, after NVIDIA's list of Xid errors.
 pub const XIDS_OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
@@ -43,15 +43,15 @@ pub struct Xid {
     pub address: Option<String>,
 }
 
-/// The library, initialised. It is shut down with the last clone.
+/// The initialized library. It is shut down with the last clone.
 #[derive(Debug, Clone)]
 pub struct Nvml(Arc<Library>);
 
 impl Nvml {
-    /// Loads the library: by its path, or by its name from where the loader looks.
+    /// Loads the library by its path, or by its name from the loader's search path.
     ///
     /// # Errors
-    /// When it is not there, lacks a function, or refuses to start.
+    /// When it does not exist, lacks a function, or fails to start.
     pub fn load(path: &Path) -> Result<Self, NvmlError> {
         Ok(Self(Arc::new(Library::load(path)?)))
     }
@@ -59,7 +59,7 @@ impl Nvml {
     /// Returns the driver's version, such as `535.104.05`.
     ///
     /// # Errors
-    /// What the library answers.
+    /// The library's error.
     pub fn driver(&self) -> Result<String, NvmlError> {
         self.0.driver_version()
     }
@@ -67,7 +67,7 @@ impl Nvml {
     /// Returns the GPUs, and the errors of those that could not be queried.
     ///
     /// # Errors
-    /// When not even their number can be had.
+    /// When even their number is not available.
     pub fn gpus(&self) -> Result<(Vec<Gpu>, Vec<NvmlError>), NvmlError> {
         let (mut gpus, mut lost) = (Vec::new(), Vec::new());
         for index in 0..self.0.count()? {
@@ -85,7 +85,7 @@ impl Nvml {
         let minor = library.minor(device)?;
         Ok(Gpu {
             uuid: library.uuid(device)?,
-            // A name is for people and labels.
+            // The name is only for users and labels.
             name: library.name(device).unwrap_or_default(),
             minor: i32::try_from(minor).map_err(|_| {
                 NvmlError::answer(
@@ -124,7 +124,7 @@ pub struct HealthSubscription {
     set: library::EventSet,
     /// PCI addresses of GPUs that do not support health events.
     pub mute: Vec<String>,
-    /// PCI addresses of GPUs for which the subscription failed, with the error.
+    /// Addresses of GPUs whose subscription failed, with the error.
     pub lost: Vec<(String, NvmlError)>,
 }
 
@@ -133,7 +133,7 @@ impl HealthSubscription {
     /// an application caused it, so that the GPU is healthy.
     ///
     /// # Errors
-    /// The error of NVML. Each call may return it at once, so callers must wait before they call again.
+    /// The library's error. It may return at once each time: wait before the next call.
     pub fn next(&self, patience: Duration) -> Result<Option<Xid>, NvmlError> {
         let xid = self.set.wait(patience)?;
         Ok(xid.filter(|xid| !XIDS_OF_APPLICATIONS.contains(&xid.code)))

@@ -28,7 +28,7 @@ struct Loaded {
     program: OwnedFd,
 }
 
-/// Packet count of one cgroup. Packets are counted until it is dropped.
+/// The count of one group; counting stops on drop.
 #[derive(Debug)]
 pub struct PacketCounter {
     loaded: Arc<Loaded>,
@@ -37,11 +37,11 @@ pub struct PacketCounter {
 }
 
 impl PacketProgram {
-    /// Loads the BPF program into the kernel.
+    /// Loads the program into the kernel.
     ///
     /// # Errors
     /// [`HostError::Unsupported`] when the kernel has no such programs or refuses them to this process;
-    /// else what the kernel answered.
+    /// else the kernel's error.
     pub fn load() -> Result<Self> {
         let map = bpf(
             MAP_CREATE,
@@ -71,8 +71,8 @@ impl PacketProgram {
         Ok(Self(Arc::new(Loaded { map, program })))
     }
 
-    /// Starts to count the packets that `group` and the groups below it send; `None` when it is not in
-    /// the unified tree. Others' programs there keep running.
+    /// Starts to count the packets that `group` and the groups below it send; `None` when it is not in the
+    /// unified tree. Other programs attached there keep running.
     ///
     /// # Errors
     /// [`HostError::Unsupported`] when no unified tree is mounted or the kernel has no links; else what
@@ -125,10 +125,10 @@ impl PacketProgram {
 }
 
 impl PacketCounter {
-    /// Packets so far, in one system call; `None` when the group is gone.
+    /// Returns the packets so far, in one system call; `None` when the group is gone.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn read(&self) -> Result<Option<u64>> {
         match lookup(&self.loaded.map, self.key) {
             Ok(packets) => Ok(Some(packets)),
@@ -162,7 +162,7 @@ const MAP_TYPE_CGROUP_STORAGE: u32 = 19;
 const PROG_TYPE_CGROUP_SKB: u32 = 8;
 const ATTACH_EGRESS: u32 = 1;
 
-/// The beginnings of `union bpf_attr`, by command; the kernel takes the rest as zero.
+/// First fields of `union bpf_attr`, by command; the kernel takes the rest as zero.
 #[repr(C)]
 #[derive(Default)]
 struct MapCreate {
@@ -207,7 +207,7 @@ struct MapLookup {
     flags: u64,
 }
 
-/// `struct bpf_cgroup_storage_key`: which group's number.
+/// `struct bpf_cgroup_storage_key`: the group of a number.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Key {
@@ -285,7 +285,7 @@ struct Instruction {
     value: i32,
 }
 
-/// A place in the program.
+/// A jump target in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Label {
     Ipv6,
@@ -294,8 +294,8 @@ enum Label {
     Out,
 }
 
-/// Puts instructions together. Registers: 0 is a result, 1 to 5 are arguments and lost in calls, 6 to 9
-/// are kept, 10 is the end of the stack.
+/// Assembles instructions. Registers: 0 is a result, 1 to 5 are arguments and lost in calls, 6 to 9 are
+/// preserved, 10 is the end of the stack.
 #[derive(Default)]
 struct Assembler {
     code: Vec<Instruction>,
@@ -384,8 +384,8 @@ fn program(map: RawFd) -> Vec<Instruction> {
     const TCP: i32 = 6;
     let mut asm = Assembler::default();
     asm.copy(6, 1);
-    // Version and length of the IP header: register 7 becomes its bytes, register 2 where the
-    // protocol is.
+    // Version and length of the IP header: register 7 becomes its bytes, register 2 the offset of the
+    // protocol.
     asm.set(2, 0);
     asm.load_byte();
     asm.copy(7, 8);
@@ -408,11 +408,11 @@ fn program(map: RawFd) -> Vec<Instruction> {
     asm.shift_right(8, 4);
     asm.shift_left(8, 2);
     asm.push(0x0f, (7, 8), 0, 0);
-    // The length of the packet is the first field of what the program is given.
+    // The length of the packet is the first field of the program's context.
     asm.push(0x61, (8, 6), 0, 0);
     asm.jump(0x3d, (7, 8), 0, Label::Out);
     asm.label(Label::Count);
-    // An address of 64 bits takes two instructions; 1 says that it is a map's.
+    // An address of 64 bits takes two instructions; 1 marks it as a map's.
     asm.push(0x18, (1, 1), 0, map);
     asm.push(0, (0, 0), 0, 0);
     asm.set(2, 0);
@@ -481,7 +481,7 @@ mod tests {
         }
     }
 
-    /// Answers byte by byte: what it sends is not the group's.
+    /// Answers byte by byte; these packets are not the group's.
     fn echo(listener: &TcpListener) {
         while let Ok((mut stream, _)) = listener.accept() {
             let mut byte = [0];
@@ -555,7 +555,7 @@ mod tests {
         assert_eq!(counter.read().unwrap(), Some(want));
         assert_eq!(others.read().unwrap(), Some(0), "another group's");
 
-        // Without the link nothing is counted any more.
+        // Without the link nothing is counted.
         drop(counter);
         send();
         let again = program.attach(&group.0).unwrap().unwrap();

@@ -61,7 +61,7 @@ impl CgroupPath {
         Ok(Self(Arc::from(path)))
     }
 
-    /// `self/relative`, with `relative` checked like [`CgroupPath::new`] does.
+    /// Returns `self/relative`, with `relative` checked like in [`CgroupPath::new`].
     ///
     /// # Errors
     /// When `relative` is not a valid path.

@@ -31,7 +31,7 @@ pub fn of_driver(root: &Root, driver: &str) -> Result<Vec<String>> {
 /// Returns the location of the function `address`; `None` when there is no such function.
 ///
 /// # Errors
-/// When its files cannot be read or understood.
+/// When its files cannot be read or parsed.
 pub fn place(root: &Root, address: &str) -> Result<Option<PciLocation>> {
     if !is_address(address) {
         return Ok(None);

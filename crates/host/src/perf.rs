@@ -22,10 +22,10 @@ pub enum Event {
 }
 
 impl Event {
-    /// The two of cycles per instruction.
+    /// The two events of cycles per instruction.
     pub const CPI: [Self; 2] = [Self::Cycles, Self::Instructions];
 
-    /// `perf_type_id` and its configuration.
+    /// Returns `perf_type_id` and its configuration.
     fn code(self) -> (u32, u64) {
         match self {
             Self::Cycles => (0, 0),
@@ -65,18 +65,18 @@ const IOC_FLAG_GROUP: libc::c_ulong = 1;
 /// and online CPU.
 #[derive(Debug)]
 pub struct Counters {
-    /// Per CPU the leader first, then its members.
+    /// Files per CPU: the leader first, then its members.
     cpus: Vec<Vec<File>>,
     events: usize,
 }
 
 impl Counters {
-    /// Starts counting `events` (at least one, at most eight) for `group` and the groups below it;
-    /// `None` when there is no such group.
+    /// Starts counting `events` (at least one, at most eight) for `group` and the groups below it; `None`
+    /// when there is no such group.
     ///
     /// # Errors
-    /// [`HostError::Unsupported`] when the kernel, the machine or our rights have no such counters;
-    /// else what the kernel answered, such as EMFILE.
+    /// [`HostError::Unsupported`] when the kernel or the machine has no such counters or this process lacks
+    /// the right; else the kernel's error, such as EMFILE.
     pub fn open(group: &Cgroup, events: &[Event]) -> Result<Option<Self>> {
         // Where perf_event has no hierarchy of its own it is in the unified tree.
         let dir = group
@@ -153,7 +153,7 @@ impl Counters {
 
 /// Counts on one CPU.
 struct Reading {
-    /// Nanoseconds in which something of the group ran.
+    /// Nanoseconds in which a task of the group ran.
     enabled: u64,
     /// Nanoseconds of `enabled` in which the events had counters.
     running: u64,
@@ -184,7 +184,7 @@ fn total(cpus: &[Reading], events: usize) -> Option<Vec<u64>> {
     Some(sums)
 }
 
-/// `value` of `running` nanoseconds, extrapolated to `enabled` nanoseconds.
+/// Returns `value` of `running` nanoseconds, extrapolated to `enabled` nanoseconds.
 fn scaled(value: u64, enabled: u64, running: u64) -> u64 {
     if running == 0 || running >= enabled {
         return value;
@@ -222,7 +222,7 @@ fn open(event: Event, group: RawFd, cpu: u32, leader: RawFd) -> io::Result<File>
         size: u32::try_from(size_of::<Attributes>()).unwrap_or(64),
         config,
         read_format: FORMAT_GROUP | FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING,
-        // The leader is switched on when all its members are there.
+        // The leader is enabled once all its members exist.
         flags: if leader < 0 { FLAG_DISABLED } else { 0 },
         ..Attributes::default()
     };

@@ -1,4 +1,4 @@
-//! Starting processes inside control groups, and watching them.
+//! Starts processes inside control groups, and watches them.
 
 mod identity;
 
@@ -29,21 +29,21 @@ pub struct Spawn {
     pub args: Vec<OsString>,
     /// The whole environment: nothing is inherited.
     pub env: Vec<(OsString, OsString)>,
-    /// Working directory; ours when `None`.
+    /// Working directory; this process's when `None`.
     pub dir: Option<PathBuf>,
     /// `cgroup.procs` files to enter before exec: see [`crate::Cgroup::entrances`].
     pub cgroups: Vec<PathBuf>,
-    /// User to become before exec; ours when `None`.
+    /// User to become before exec; this process's when `None`.
     pub uid: Option<u32>,
-    /// Group to become before exec; ours when `None`.
+    /// Group to become before exec; this process's when `None`.
     pub gid: Option<u32>,
-    /// Supplementary groups. When `None`, ours, or none in another user or group.
+    /// Supplementary groups. When `None`, this process's, or none under another user or group.
     pub groups: Option<Vec<u32>>,
-    /// All that user 0 may do beyond other users, then and later; what we may when `None`.
+    /// All capabilities that it can ever have as user 0; this process's when `None`.
     pub capabilities: Option<Capabilities>,
     /// True if programs that it runs cannot raise its rights, for example by set-user-ID.
     pub no_new_privileges: bool,
-    /// The files that it sees; ours when `None`.
+    /// Its view of the files; this process's when `None`.
     pub namespace: Option<Arc<MountNamespace>>,
     /// Kind of its standard streams.
     pub streams: Streams,
@@ -55,7 +55,7 @@ pub enum Streams {
     /// Empty standard input; pipes for the output.
     #[default]
     Output,
-    /// Three pipes.
+    /// Pipes for all three.
     Piped,
     /// A terminal, which is the controlling one of a session of its own.
     Terminal,
@@ -77,7 +77,7 @@ pub struct Spawned {
     pub stderr: Option<OwnedFd>,
     /// Write end of its standard input, with [`Streams::Piped`].
     pub stdin: Option<OwnedFd>,
-    /// The other side of its terminal, with [`Streams::Terminal`].
+    /// The parent's side of its terminal, with [`Streams::Terminal`].
     pub terminal: Option<OwnedFd>,
     child: Child,
 }
@@ -121,9 +121,8 @@ impl Spawned {
 
 /// A thread that starts processes, for as long as the spawner lives.
 ///
-/// The kernel sends a child its "parent died" signal when the *thread* that forked it ends, and
-/// pool threads come and go: so all children are forked by this one. When our process is killed,
-/// the children die with it.
+/// The kernel sends a child its "parent died" signal when the *thread* that forked it ends, and pool threads
+/// come and go: so this thread forks all children. When this process is killed, the children die with it.
 #[derive(Debug)]
 pub struct Spawner {
     requests: mpsc::Sender<(Spawn, mpsc::SyncSender<Result<Spawned>>)>,
@@ -133,7 +132,7 @@ impl Spawner {
     /// Starts the thread. The children of a spawner are killed when it is dropped.
     ///
     /// # Errors
-    /// When the system has no room for a thread.
+    /// When the system cannot create a thread.
     pub fn start(root: Root) -> Result<Self> {
         let (requests, inbox) = mpsc::channel::<(Spawn, mpsc::SyncSender<Result<Spawned>>)>();
         std::thread::Builder::new()
@@ -268,7 +267,7 @@ fn open_terminal(namespace: Option<&MountNamespace>) -> Result<(OwnedFd, [Stdio;
     open().map_err(|error| HostError::call("open a terminal", error))
 }
 
-/// Tells a terminal how large its window is, in characters.
+/// Sets the size of a terminal's window, in characters.
 ///
 /// # Errors
 /// When the descriptor is no terminal.
@@ -283,10 +282,10 @@ pub fn resize_terminal(terminal: &OwnedFd, columns: u16, rows: u16) -> Result<()
         .map_err(|error| HostError::call("resize a terminal", error))
 }
 
-/// Sends `signal` to every process of the group `pgid`; a group without processes is no error.
+/// Sends `signal` to every process of the group `pgid`; a group without processes is not an error.
 ///
 /// # Errors
-/// When we lack the right.
+/// When this process lacks the right.
 pub fn signal_group(pgid: u32, signal: Signal) -> Result<()> {
     let pid = sched::pid(pgid)?;
     match rustix::process::kill_process_group(pid, signal) {
@@ -321,7 +320,7 @@ pub fn watch(pid: u32) -> Result<Option<OwnedFd>> {
     };
     match pidfd_open(raw, PidfdFlags::NONBLOCK) {
         Ok(fd) => Ok(Some(fd)),
-        // EINVAL: a thread that is not the leader of its group, which only a race can give us.
+        // EINVAL: a thread that is not the leader of its group, which only a race can cause.
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
         Err(error) => Err(HostError::call(format!("pidfd_open({pid})"), error)),
     }
@@ -331,7 +330,7 @@ pub fn watch(pid: u32) -> Result<Option<OwnedFd>> {
 /// pidfd is held while the identity is checked. Returns whether it was signaled.
 ///
 /// # Errors
-/// When we lack the right, or procfs cannot be read.
+/// When this process lacks the right, or procfs cannot be read.
 pub fn kill_if_same(root: &Root, pid: u32, start_ticks: u64) -> Result<bool> {
     let Ok(raw) = sched::pid(pid) else {
         return Ok(false);
@@ -384,7 +383,7 @@ pub fn kill_by_environment(root: &Root, name: &str, values: &BTreeSet<String>) -
 /// Maximum number of rounds in which [`kill_by_environment`] searches for processes started meanwhile.
 const MAX_ROUNDS: usize = 100;
 
-/// Process ids and start times.
+/// Returns process ids and start times.
 fn with_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Result<Vec<(u32, u64)>> {
     let proc = root.proc("");
     let entries = std::fs::read_dir(&proc).map_err(|error| HostError::io("list", &proc, error))?;
@@ -393,8 +392,8 @@ fn with_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Resul
         let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
             continue;
         };
-        // The identity first: if the id is used again before the environment is read, the signal
-        // finds another start time.
+        // The identity first: if the id is reused before the environment is read, the signal finds another
+        // start time.
         let stat = ProcessStat::read(root, pid).ok().flatten();
         let environment = root.read(&entry.path().join("environ")).ok().flatten();
         let (Some(stat), Some(environment)) = (stat, environment) else {
@@ -497,7 +496,7 @@ mod tests {
             0
         );
         let marks = BTreeSet::from([mark]);
-        // It may still be on its way out of the process group when that is killed.
+        // It may still be leaving the process group when that is killed.
         assert!(kill_by_environment(&root, "MARK", &marks).unwrap() <= 1);
         poll(&mut [PollFd::new(&stray, PollFlags::IN)], None).unwrap();
         assert_eq!(kill_by_environment(&root, "MARK", &marks).unwrap(), 0);
@@ -603,7 +602,8 @@ mod tests {
         assert!(open.join("a").exists() && !dir.path().join("b").exists());
         assert!(secret.join("key").exists());
 
-        // Who may mount has a namespace of his own: what he uncovers, the others do not see.
+        // A process that may mount has a namespace of its own: directories that it uncovers stay hidden from
+        // the others.
         let script = format!("umount {0} && cat {0}/key", secret.display());
         let mighty = Spawn {
             namespace: Some(namespace.clone()),

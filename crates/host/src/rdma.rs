@@ -13,7 +13,7 @@ use std::path::Path;
 /// A character device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CharDevice {
-    /// Its file on the host.
+    /// Path of its file on the host.
     pub path: String,
     /// Major number, which identifies the driver.
     pub major: u32,

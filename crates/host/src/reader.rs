@@ -25,12 +25,12 @@ impl Default for Scratch {
     }
 }
 
-/// Reads the file of a group at `path` once and gives its content to `each`; `None` when it or its
-/// group is gone.
+/// Reads the file of a group at `path` once and passes its content to `each`; `None` when it or its group is
+/// gone.
 ///
-/// The kernel hands out as many of a file's records as there is room for. Those of groups' files are
-/// short, so a read that leaves half of a page free was the last one: the end is not asked for, nor
-/// the size, of which the kernel does not know. That makes three system calls of five.
+/// The kernel returns as many of a file's records as fit. Records of groups' files are short, so a read that
+/// leaves half of a page free was the last one: the end is not requested, nor the size, which the kernel does
+/// not report. That saves two of five system calls.
 ///
 /// # Errors
 /// Any other failure.
@@ -115,9 +115,9 @@ impl<T> Reader<T> {
                 Ok(0) => break,
                 Ok(count) => {
                     filled += count;
-                    // Statistics files are one record, which the kernel hands out whole when there
-                    // is room: a short read is the end, and asking again would cost a second
-                    // system call. (Lists such as cgroup.procs come in pieces: not for a reader.)
+                    // Statistics files are one record, which the kernel returns whole if it fits: a short
+                    // read is the end, and another one would cost a second system call. (Lists such as
+                    // cgroup.procs come in pieces: not for a reader.)
                     if filled < buffer.len() {
                         break;
                     }
@@ -216,7 +216,7 @@ mod tests {
         assert!(once(temp.path(), <[u8]>::len).is_err());
     }
 
-    /// The kernel hands a long list out in pieces.
+    /// The kernel returns a long list in pieces.
     #[test]
     fn a_long_list_of_the_kernel_is_read_whole() {
         let root = crate::Root::system().unwrap();

@@ -3,7 +3,7 @@
 use crate::testing::skip;
 use crate::{Cgroup, CgroupPath, Controller, Result, Root};
 
-/// A group of this kernel for a unit test, removed at the end with what runs in it.
+/// A group of this kernel for a unit test, removed at the end with its processes.
 pub(crate) struct RealGroup(pub(crate) Cgroup);
 
 impl RealGroup {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The directories under which the kernel is found. In a container they are often bind mounts.
+/// Directories of the kernel's pseudo-filesystems. In a container they are often bind mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dirs {
     /// Mount point of procfs, usually `/proc`.
@@ -49,7 +49,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// `cgroup v1` or `cgroup v2`.
+    /// Returns `cgroup v1` or `cgroup v2`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -65,36 +65,36 @@ impl fmt::Display for Version {
     }
 }
 
-/// Changes to the kernel's files go through this, so that a fake can refuse what the kernel
-/// refuses and a dry run can record instead of write.
+/// Writer of all changes to the kernel's files, so that a fake can reject what the kernel rejects and a dry
+/// run can record instead of write.
 pub trait KernelWriter: Send + Sync + fmt::Debug {
     /// Writes `value` into the existing file `path` in one call.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     fn write(&self, path: &Path, value: &str) -> io::Result<()>;
     /// Creates the cgroup directory `path`, whose parent exists.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
     /// Removes the cgroup directory `path`, which must have no processes and no children.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
-    /// Reads or changes the core-scheduling cookie of the process `pid`, whose directory in procfs is
-    /// below `proc`; the answer is its cookie afterwards.
+    /// Reads or changes the core-scheduling cookie of the process `pid`, whose directory in procfs is below
+    /// `proc`; returns its cookie afterwards.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     fn core_sched(&self, proc: &Path, pid: u32, cookie: Cookie) -> io::Result<u64> {
         let _ = proc;
         core_sched::call(pid, cookie)
     }
 }
 
-/// Writes for real.
+/// The writer for a real kernel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealWriter;
 
@@ -102,7 +102,7 @@ impl KernelWriter for RealWriter {
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
         // No create, no truncate: a missing file must stay missing and be reported.
         let mut file = OpenOptions::new().write(true).open(path)?;
-        // Writing nothing would not even reach the kernel.
+        // An empty write would not reach the kernel.
         let value = if value.is_empty() { "\n" } else { value };
         file.write_all(value.as_bytes())
     }
@@ -116,7 +116,7 @@ impl KernelWriter for RealWriter {
     }
 }
 
-/// A handle to one machine's kernel. Clones are cheap and share everything.
+/// A handle to one machine's kernel. Clones are cheap and share the content.
 #[derive(Clone)]
 pub struct Root(Arc<Inner>);
 
@@ -136,7 +136,7 @@ impl Root {
     /// Opens the running machine.
     ///
     /// # Errors
-    /// When `/proc/self/mountinfo` is there but cannot be read or understood.
+    /// When `/proc/self/mountinfo` is there but cannot be read or parsed.
     pub fn system() -> Result<Self> {
         Self::below(Path::new("/"))
     }
@@ -178,7 +178,7 @@ impl Root {
             Err(error) => return Err(HostError::io("read", &mountinfo, error)),
         };
         if mounts.v1.is_empty() && mounts.unified.is_none() {
-            // A bind mount or a copy of another machine's tree: trust the layout.
+            // A bind mount or a copy of another machine's tree: the layout decides.
             mounts = mounts_by_layout(&dirs.cgroup);
         }
         let version = if mounts.v1.is_empty() && mounts.unified.is_some() {
@@ -210,13 +210,13 @@ impl Root {
         &self.0.dirs
     }
 
-    /// `<proc>/relative`.
+    /// Returns `<proc>/relative`.
     #[must_use]
     pub fn proc(&self, relative: &str) -> PathBuf {
         self.0.dirs.proc.join(relative)
     }
 
-    /// `<sys>/relative`.
+    /// Returns `<sys>/relative`.
     #[must_use]
     pub fn sys(&self, relative: &str) -> PathBuf {
         match relative.strip_prefix("fs/") {

@@ -19,19 +19,20 @@ impl ThreadTarget {
     fn raw(self) -> i32 {
         match self {
             Self::Current => 0,
-            // Ids above i32::MAX do not exist; -1 makes the kernel refuse them.
+            // Ids above i32::MAX do not exist; the kernel rejects -1.
             Self::Thread(id) => i32::try_from(id).unwrap_or(-1),
         }
     }
 }
 
-/// The kernel refuses to read the affinity into a mask that is shorter than its own.
+/// Bits of an affinity mask: the kernel refuses to read the affinity into a mask that is shorter than its
+/// own.
 const MASK_BITS: usize = CpuSet::MAX as usize + 1;
 
 /// Pins `target` to `cpus`.
 ///
 /// # Errors
-/// When no CPU of the set may be used, the thread is gone, or we lack the right.
+/// When no CPU of the set may be used, the thread is gone, or this process lacks the right.
 #[allow(unsafe_code, reason = "libc call; rustix limits masks to 1024 CPUs")]
 pub fn set_affinity(target: ThreadTarget, cpus: &CpuSet) -> Result<()> {
     let bits = libc::c_ulong::BITS as usize;
@@ -69,12 +70,11 @@ pub fn affinity(target: ThreadTarget) -> Result<CpuSet> {
     Ok((0..=CpuSet::MAX).filter(member).collect())
 }
 
-/// Gives the calling thread real-time priority `priority` (1..=99) under SCHED_FIFO. Its children
-/// start with the normal policy (SCHED_RESET_ON_FORK), so that nothing we spawn can starve the
-/// machine.
+/// Gives the calling thread real-time priority `priority` (1..=99) under SCHED_FIFO. Its children start with
+/// the normal policy (SCHED_RESET_ON_FORK), so that they cannot starve the machine.
 ///
 /// # Errors
-/// When we lack CAP_SYS_NICE, or the v1 cpu group of the thread has no real-time budget.
+/// When this process lacks CAP_SYS_NICE, or the v1 cpu group of the thread has no real-time budget.
 pub fn set_fifo(priority: i32) -> Result<()> {
     set_fifo_of(ThreadTarget::Current, priority)
 }
@@ -94,7 +94,7 @@ pub fn set_fifo_of(target: ThreadTarget, priority: i32) -> Result<()> {
 /// Returns `target` to the normal policy.
 ///
 /// # Errors
-/// When the thread is gone or we lack the right.
+/// When the thread is gone or this process lacks the right.
 pub fn set_normal(target: ThreadTarget) -> Result<()> {
     set_scheduler(target, libc::SCHED_OTHER, 0)
 }
@@ -121,12 +121,12 @@ pub fn slice(target: ThreadTarget) -> Result<Option<Duration>> {
     Ok((runtime > 0).then(|| Duration::from_nanos(runtime)))
 }
 
-/// Asks for a time slice for `target`, a thread of the normal policy: the shorter, the sooner it gets
-/// the CPU when it wakes. `None` for the scheduler's own. Kernels from 6.12 on take 0.1 to 100 ms; older
-/// ones take no notice, as [`slice()`] shows.
+/// Requests a time slice for `target`, a thread of the normal policy: the shorter, the sooner it gets the CPU
+/// when it wakes. `None` for the scheduler's default. Kernels from 6.12 on accept 0.1 to 100 ms; older ones
+/// ignore it, as [`slice()`] shows.
 ///
 /// # Errors
-/// When the thread is gone or we lack the right.
+/// When the thread is gone or this process lacks the right.
 #[allow(unsafe_code, reason = "system call that neither rustix nor libc wraps")]
 pub fn set_slice(target: ThreadTarget, slice: Option<Duration>) -> Result<()> {
     let mut attributes = attributes(target)?;
@@ -179,7 +179,7 @@ fn attributes(target: ThreadTarget) -> Result<libc::sched_attr> {
 /// Sets the nice value (-20..=19) of `target`.
 ///
 /// # Errors
-/// When the thread is gone or we lack the right.
+/// When the thread is gone or this process lacks the right.
 pub fn set_nice(target: ThreadTarget, nice: i32) -> Result<()> {
     let pid = match target {
         ThreadTarget::Current => None,
@@ -257,7 +257,7 @@ mod tests {
         std::thread::spawn(move || {
             let own = slice(ThreadTarget::Current).unwrap();
             set_slice(ThreadTarget::Current, Some(asked)).unwrap();
-            // A kernel that tells no slice takes none.
+            // A kernel that reports no slice accepts none.
             let wanted = own.map(|_| asked);
             assert_eq!(slice(ThreadTarget::Current).unwrap(), wanted);
             set_slice(ThreadTarget::Current, None).unwrap();

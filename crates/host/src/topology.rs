@@ -41,7 +41,7 @@ impl CpuTopology {
     /// order of their first CPU, as `lscpu` does.
     ///
     /// # Errors
-    /// When a file cannot be read or understood.
+    /// When a file cannot be read or parsed.
     pub fn read(root: &Root) -> Result<Self> {
         let online = online(root)?;
         let nodes = node_ids(root)?;
@@ -123,7 +123,7 @@ impl CpuTopology {
 /// Returns the online CPUs; empty where the machine does not report them.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn online(root: &Root) -> Result<CpuSet> {
     Ok(list(root, "devices/system/cpu/online")?.unwrap_or_default())
 }
@@ -174,7 +174,7 @@ fn l3_id(root: &Root, cpu: u32) -> Result<Option<u32>> {
             })?;
             return Ok(Some(id));
         }
-        // Older kernels have no id: the first CPU that shares the cache names it.
+        // Older kernels have no id: the first CPU that shares the cache serves as id.
         let path = index.join("shared_cpu_list");
         let sharing: Option<CpuSet> = root.read_with(&path, cpuset::parse)?;
         return Ok(sharing.and_then(|cpus| cpus.iter().next()));

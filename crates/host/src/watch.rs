@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// A change below a watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A directory was made.
+    /// A directory was created.
     Made {
         /// The watched directory.
         dir: PathBuf,
@@ -30,13 +30,13 @@ pub enum Change {
         /// The old one's name.
         name: String,
     },
-    /// A watched directory itself is gone, and its watch with it.
+    /// A watched directory was removed, and its watch with it.
     Gone(PathBuf),
-    /// More happened than the kernel keeps: look everywhere.
+    /// Events were lost because the kernel's queue was full: list all directories again.
     Lost,
 }
 
-/// Directories under watch. Ready for reading (it is a file descriptor) when something happened.
+/// Watched directories. A file descriptor that becomes readable when something changed.
 #[derive(Debug)]
 pub struct Watch {
     inotify: Inotify,
@@ -44,7 +44,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches nothing yet.
+    /// Creates an instance without watches.
     ///
     /// # Errors
     /// When the kernel has no inotify or no more instances for this user.
@@ -55,8 +55,8 @@ impl Watch {
         })
     }
 
-    /// Watches `dir` for directories that come and go; whether it exists. Watching it twice is
-    /// watching it once.
+    /// Watches `dir` for directories that are created and removed. Returns whether it exists. A second call
+    /// for the same directory has no effect.
     ///
     /// # Errors
     /// Any other failure, such as too many watches.
@@ -107,8 +107,8 @@ impl Watch {
             if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
                 changes.push(Change::Made { dir, name });
             } else if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
-                // Cgroupfs does not end the watch of a directory that is removed: it would stay,
-                // and hold memory, for as long as we live.
+                // Cgroupfs does not end the watch of a removed directory: it would stay, and hold memory, for
+                // the life of this process.
                 let path = dir.join(&name);
                 let watched = self.dirs.iter().find(|(_, known)| **known == path);
                 if let Some(id) = watched.map(|(id, _)| *id) {

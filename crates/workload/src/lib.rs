@@ -4,7 +4,7 @@
 //! the sampler of the machine, and which windows noise spoils.
 //!
 //! They are ordinary processes without any knowledge of koord. Work is counted in xorshift steps,
-//! which neither touch memory nor can be optimised away.
+//! which neither touch memory nor can be optimized away.
 
 pub mod counter;
 pub mod doze;

@@ -33,7 +33,7 @@ impl Cgroup {
     /// Returns the paths of the groups that did not exist before, parents first.
     ///
     /// # Errors
-    /// What the kernel answers. Groups that were created before the failure are left.
+    /// The kernel's error. Groups that were created before the failure are left.
     pub fn create(&self, controllers: &[Controller]) -> Result<Vec<crate::CgroupPath>> {
         let mut chain = vec![self.path().clone()];
         while let Some(parent) = chain.last().and_then(crate::CgroupPath::parent) {
@@ -82,7 +82,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Enables what the group in `dir` can hand to its children.
+    /// Enables the controllers that the group in `dir` can enable for its children.
     fn enable(&self, dir: &Path, controllers: &[Controller]) -> Result<()> {
         let list = |name: &str| {
             self.root()
@@ -138,7 +138,7 @@ impl Cgroup {
         Ok(children)
     }
 
-    /// Names of the child groups, from every tree, sorted.
+    /// Returns the names of the child groups, from every tree, sorted.
     ///
     /// # Errors
     /// When a directory exists but cannot be listed.
@@ -165,7 +165,7 @@ impl Cgroup {
     /// processes is not removed.
     ///
     /// # Errors
-    /// What the kernel answers, EBUSY in particular. A missing group is no error.
+    /// What the kernel answers, EBUSY in particular. A missing group is not an error.
     pub fn remove(&self) -> Result<()> {
         for child in self.children()? {
             self.root().cgroup(&self.path().join(&child)?).remove()?;
@@ -195,7 +195,7 @@ impl Cgroup {
     /// Returns the processes directly in this group, in any tree. Empty when the group is gone.
     ///
     /// # Errors
-    /// When a `cgroup.procs` cannot be read or understood.
+    /// When a `cgroup.procs` cannot be read or parsed.
     pub fn procs(&self) -> Result<Vec<u32>> {
         self.ids("cgroup.procs")
     }
@@ -221,7 +221,7 @@ impl Cgroup {
     /// gone.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or parsed.
     pub fn processes(&self) -> Result<Vec<u32>> {
         let path = self.file(Resource::Procs)?;
         Ok(self
@@ -233,7 +233,7 @@ impl Cgroup {
     /// Returns the threads directly in this group.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or parsed.
     pub fn tasks(&self) -> Result<Vec<u32>> {
         let path = self.file(Resource::Tasks)?;
         Ok(self
@@ -255,7 +255,7 @@ impl Cgroup {
     /// Moves a process into the group, in every tree where the group exists.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn add_process(&self, pid: u32) -> Result<()> {
         for dir in self.dirs().iter().filter(|dir| dir.is_dir()) {
             self.root()
@@ -272,12 +272,12 @@ impl Cgroup {
         dirs.map(|dir| dir.join("cgroup.procs")).collect()
     }
 
-    /// Sends SIGKILL to everything in the group and below: `cgroup.kill` where the unified tree
-    /// has it, and one signal per process for what is left or lives in a v1 hierarchy only.
-    /// Processes die a moment later; call again until [`Cgroup::procs_recursive`] is empty.
+    /// Sends SIGKILL to all processes in the group and below: `cgroup.kill` where the unified tree has it,
+    /// and one signal per process for those that remain or are in a v1 hierarchy only. Processes die a moment
+    /// later; call again until [`Cgroup::procs_recursive`] is empty.
     ///
     /// # Errors
-    /// When the processes cannot be listed or signalled.
+    /// When the processes cannot be listed or signaled.
     pub fn kill(&self) -> Result<KillReport> {
         if let Some(file) = self.unified_dir().map(|dir| dir.join("cgroup.kill"))
             && !self.path().is_root()
@@ -303,8 +303,8 @@ impl Cgroup {
         Ok(report)
     }
 
-    /// Stops (`true`) or continues (`false`) everything in the group: `cgroup.freeze` of the
-    /// unified tree, else the v1 freezer.
+    /// Freezes (`true`) or thaws (`false`) all processes in the group: `cgroup.freeze` of the unified tree,
+    /// else the v1 freezer.
     ///
     /// # Errors
     /// When there is neither, or the kernel refuses.
@@ -331,7 +331,7 @@ impl Cgroup {
 fn parse_ids(text: &str) -> std::result::Result<Vec<u32>, Malformed> {
     text.lines()
         .filter(|line| !line.is_empty())
-        // 0 stands for processes of another pid namespace; we can do nothing about them.
+        // 0 stands for processes of another pid namespace, which cannot be signaled from here.
         .filter(|line| *line != "0")
         .map(|line| {
             line.parse()

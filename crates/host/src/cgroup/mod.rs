@@ -115,7 +115,7 @@ impl Cgroup {
     /// Returns the value of `resource` in v1 units; `None` when the group or the file is gone.
     ///
     /// # Errors
-    /// When the version has no such file, or it cannot be read or understood.
+    /// When the version has no such file, or it cannot be read or parsed.
     pub fn value(&self, resource: Resource) -> Result<Option<String>> {
         let (version, formula) = (self.root.version(), self.root.weight_formula());
         self.root.read_short(&self.file(resource)?, |text| {
@@ -261,7 +261,7 @@ impl Cgroup {
         self.parsed(Resource::MemoryEvents, stat::oom_kills)
     }
 
-    /// Pressure of `kind`; `None` when the group is gone or the kernel keeps no PSI for it.
+    /// Returns the pressure of `kind`; `None` when the group is gone or the kernel keeps no PSI for it.
     ///
     /// # Errors
     /// As [`Cgroup::value`].

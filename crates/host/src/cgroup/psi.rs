@@ -27,7 +27,7 @@ impl PressureKind {
         }
     }
 
-    /// `cpu`, `memory` or `io`.
+    /// Returns `cpu`, `memory` or `io`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ pub struct PressureLine {
 pub struct Pressure {
     /// Line for the time in which at least one task was stalled.
     pub some: PressureLine,
-    /// All tasks were stalled. Kernels before 5.13 have no such line for CPU.
+    /// Line for the time in which all tasks were stalled. Kernels before 5.13 have no such line for CPU.
     pub full: Option<PressureLine>,
 }
 
@@ -108,10 +108,10 @@ impl Pressure {
     }
 }
 
-/// Pressure of the whole machine, from `/proc/pressure`; `None` when the kernel keeps none.
+/// Reads the pressure of the whole machine, from `/proc/pressure`; `None` when the kernel keeps none.
 ///
 /// # Errors
-/// When the file is there but cannot be read or understood.
+/// When the file is there but cannot be read or parsed.
 pub fn system(root: &Root, kind: PressureKind) -> Result<Option<Pressure>> {
     let path = root.proc("pressure").join(kind.name());
     match root.read_short(&path, Pressure::parse) {

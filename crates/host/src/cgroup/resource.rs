@@ -1,8 +1,8 @@
-//! The resource table: which file, in which hierarchy, with which values, in both versions.
+//! The resource table: file, hierarchy and valid values of each resource, in both versions.
 //!
-//! A resource is named after its cgroup v1 file, and its values are in the units of that file in
-//! both versions: shares (2..=262144), microseconds, bytes; -1 is "unlimited" for the CPU quota
-//! and the memory limit. The conversions to v2 happen here and nowhere else.
+//! A resource is named after its cgroup v1 file, and its values are in the units of that file in both
+//! versions: shares (2..=262144), microseconds, bytes; -1 is "unlimited" for the CPU quota and the memory
+//! limit. The conversions to v2 happen here and nowhere else.
 
 use super::weight::WeightFormula;
 use crate::controller::Controller;
@@ -19,20 +19,20 @@ pub const MIN_SHARES: i64 = 2;
 pub const MAX_SHARES: i64 = 262_144;
 /// CPU shares of a new group.
 pub const DEFAULT_SHARES: i64 = 1024;
-/// The CFS bandwidth period that everything here assumes by default, in microseconds.
+/// Default CFS bandwidth period, in microseconds.
 pub const DEFAULT_PERIOD_US: i64 = 100_000;
 /// Smallest CFS quota that the kernel accepts, in microseconds.
 pub const MIN_QUOTA_US: i64 = 1000;
 /// Memory limit that v1 reports for "no limit": the largest page-aligned number.
 const V1_UNLIMITED_MEMORY: i64 = 9_223_372_036_854_771_712;
 
-/// `cpu.shares` to `cpu.weight` (1..=10000): 1 + (shares - 2) · 9999 / 262142.
+/// Converts `cpu.shares` to `cpu.weight` (1..=10000): 1 + (shares - 2) · 9999 / 262142.
 #[must_use]
 pub fn shares_to_weight(shares: i64) -> i64 {
     1 + (shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9999 / 262_142
 }
 
-/// `cpu.weight` to `cpu.shares`: (weight - 1) · 262142 / 9999 + 2.
+/// Converts `cpu.weight` to `cpu.shares`: (weight - 1) · 262142 / 9999 + 2.
 #[must_use]
 pub fn weight_to_shares(weight: i64) -> i64 {
     (weight.clamp(1, 10_000) - 1) * 262_142 / 9999 + 2
@@ -346,7 +346,7 @@ impl Resource {
         })
     }
 
-    /// Bytes that the kernel also calls `max`.
+    /// Returns whether the value is a number of bytes for which the kernel also uses `max`.
     fn is_protection(self) -> bool {
         matches!(self, Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh)
     }
@@ -382,7 +382,7 @@ impl Resource {
         }
     }
 
-    /// Turns file content into a value in v1 units; weights by the linear formula.
+    /// Converts file content into a value in v1 units; weights by the linear formula.
     ///
     /// # Errors
     /// When the content does not have the file's format.
@@ -390,7 +390,7 @@ impl Resource {
         self.decode_with(version, WeightFormula::Linear, content)
     }
 
-    /// Turns file content into a value in v1 units; weights by `formula`.
+    /// Converts file content into a value in v1 units; weights by `formula`.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -429,8 +429,8 @@ impl Resource {
         })
     }
 
-    /// Turns a value in v1 units into what is written to the file. `current` is the file's
-    /// content, needed where one v2 file holds two values.
+    /// Converts a value in v1 units into the text to write. `current` is the file's content, needed where one
+    /// v2 file holds two values.
     pub(crate) fn encode(self, version: Version, value: &str, current: &str) -> String {
         self.encode_with(version, WeightFormula::Linear, value, current)
     }
@@ -544,7 +544,7 @@ impl Resource {
     }
 }
 
-/// Bytes in a page of memory.
+/// Returns the bytes in a page of memory.
 #[must_use]
 pub fn page_size() -> i64 {
     i64::try_from(rustix::param::page_size())

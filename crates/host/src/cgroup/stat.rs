@@ -45,7 +45,7 @@ impl CpuStat {
     }
 }
 
-/// `usage_usec` of a v2 `cpu.stat`, in nanoseconds.
+/// Parses `usage_usec` of a v2 `cpu.stat`, in nanoseconds.
 ///
 /// # Errors
 /// When the key is missing or not a number.
@@ -180,7 +180,7 @@ pub(crate) fn numa_pages(version: Version, text: &str) -> Result<Vec<(u32, u64)>
     Ok(nodes)
 }
 
-/// `oom_kill` of `memory.oom_control` (v1) or `memory.events` (v2); 0 where the kernel has none.
+/// Parses `oom_kill` of `memory.oom_control` (v1) or `memory.events` (v2); 0 where the kernel has none.
 pub(crate) fn oom_kills(text: &str) -> Result<u64, Malformed> {
     match pairs(text).find(|(key, _)| *key == "oom_kill") {
         Some((_, value)) => number("an oom_kill counter", text, value),

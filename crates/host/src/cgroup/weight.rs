@@ -1,4 +1,4 @@
-//! The two formulas by which programs turn CPU shares into a weight of cgroup v2.
+//! The two formulas by which programs convert CPU shares into a weight of cgroup v2.
 
 use super::resource::{MAX_SHARES, MIN_SHARES, shares_to_weight, weight_to_shares};
 use crate::root::Root;
@@ -56,8 +56,8 @@ impl WeightFormula {
         }
     }
 
-    /// Returns the only formula that converts `shares` to `weight`. Returns `None` if both formulas or
-    /// neither of them do, and for the kernel's default weight, which need not come from a runtime.
+    /// Returns the only formula that converts `shares` to `weight`; `None` when both or neither do, and for
+    /// the weight that a cgroup has before any program writes it.
     #[must_use]
     pub fn detect(shares: i64, weight: i64) -> Option<Self> {
         if weight == DEFAULT_WEIGHT {
@@ -73,8 +73,8 @@ impl WeightFormula {
 }
 
 impl Root {
-    /// Returns the formula by which weights are read and written: that of the node's runtime, as far
-    /// as [`Root::observe_weight`] has found it out.
+    /// Returns the formula by which weights are read and written: that of the node's runtime, as far as
+    /// [`Root::observe_weight`] has detected it.
     #[must_use]
     pub fn weight_formula(&self) -> WeightFormula {
         match self.quadratic_weights().load(Ordering::Relaxed) {
@@ -83,9 +83,8 @@ impl Root {
         }
     }
 
-    /// Records the weight that the runtime gave to a cgroup with `shares`. Once a weight fits only the
-    /// quadratic formula, that one is used: runtimes changed from the linear to the quadratic formula, and
-    /// not back.
+    /// Records a weight that the runtime gave a group of `shares`. Runtimes switch from the linear formula to
+    /// the quadratic one, and not back.
     pub fn observe_weight(&self, shares: i64, weight: i64) {
         let detected = WeightFormula::detect(shares, weight);
         if detected == Some(WeightFormula::Quadratic) {

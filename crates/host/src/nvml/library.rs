@@ -1,4 +1,4 @@
-//! The library's functions, and what it takes to call them.
+//! The library's functions, and their calling interface.
 
 use super::Xid;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -16,7 +16,7 @@ const TIMEOUT: c_int = 10;
 /// `nvmlEventTypeXidCriticalError`.
 const XID: c_ulonglong = 8;
 
-/// The longest text that the library writes, its end included (`NVML_DEVICE_UUID_V2_BUFFER_SIZE` and
+/// Maximum length of the library's texts, the final zero included (`NVML_DEVICE_UUID_V2_BUFFER_SIZE` and
 /// `NVML_DEVICE_NAME_V2_BUFFER_SIZE`).
 const TEXT: usize = 96;
 
@@ -36,7 +36,7 @@ pub enum NvmlError {
     Call {
         /// The function.
         call: &'static str,
-        /// The library's words, with its number.
+        /// The library's error text, with its number.
         why: String,
     },
 }
@@ -47,7 +47,7 @@ impl NvmlError {
     }
 }
 
-/// A GPU, as the library names it while it is loaded.
+/// The library's handle of a GPU, valid while it is loaded.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct NvmlDevice(*mut c_void);
@@ -187,10 +187,10 @@ impl Drop for Handle {
     }
 }
 
-/// The library between its start and its shutdown.
+/// The initialized library, shut down on drop.
 pub(super) struct Library {
     functions: Functions,
-    /// Last, so that it is there for the functions.
+    /// Last field, so that it is dropped after the functions.
     _handle: Handle,
 }
 
@@ -215,7 +215,7 @@ impl Library {
         // SAFETY: as nvml.h has it; nothing has been called before.
         let code = unsafe { (functions.init)() };
         if code != SUCCESS {
-            // Not a `Library` yet, which would shut down what has not begun.
+            // Not a `Library` yet, whose drop would call shutdown without a start.
             return Err(failure(&functions, "nvmlInit_v2", code));
         }
         Ok(Self {
@@ -327,7 +327,7 @@ impl Library {
 #[allow(unsafe_code, reason = "functions of a C library")]
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: it was initialised, once, and nothing of it is used any more.
+        // SAFETY: it was initialized, once, and nothing of it is used any more.
         unsafe { (self.functions.shutdown)() };
     }
 }
@@ -350,7 +350,7 @@ fn text(
     write: impl FnOnce(*mut c_char, c_uint) -> Result<(), NvmlError>,
 ) -> Result<String, NvmlError> {
     let mut buffer = [0_u8; TEXT];
-    // One byte less than there is, so that the text ends with a zero whatever is written.
+    // One byte less than the buffer, so that the text always ends with a zero.
     write(buffer.as_mut_ptr().cast(), (TEXT - 1) as c_uint)?;
     let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(TEXT);
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
@@ -410,7 +410,8 @@ impl EventSet {
         if event.kind != XID {
             return Ok(None);
         }
-        // An event of no device is about them all, and so is one of a device that tells nothing of itself.
+        // An event without a device is about all of them, and so is one of a device that cannot be
+        // identified.
         let device = Some(event.device).filter(|device| !device.0.is_null());
         let device =
             device.filter(|device| self.library.uuid(*device).is_ok_and(|id| !id.is_empty()));

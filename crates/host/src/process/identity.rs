@@ -32,7 +32,7 @@ impl Identity {
                 HostError::io("change to", dir, io::ErrorKind::InvalidInput.into())
             })?),
         };
-        // Our own groups are not for another user.
+        // This process's groups are not for another user.
         let changed = spawn.uid.is_some() || spawn.gid.is_some();
         let groups = spawn.groups.clone();
         Ok(Self {
@@ -58,7 +58,7 @@ pub(super) fn prepare_child(
         // "0" is the writing process itself.
         entrance.write_all(b"0")?;
     }
-    // As container runtimes set it: ours may keep files for ourselves.
+    // The value of container runtimes: this process's umask may be stricter.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     if let Some(namespace) = &identity.namespace {
         enter(namespace, identity.capabilities)?;
@@ -83,7 +83,7 @@ fn enter(namespace: &MountNamespace, capabilities: Option<Capabilities>) -> io::
     rustix::thread::move_into_link_name_space(namespace.namespace.as_fd(), kind)?;
     rustix::process::fchdir(&namespace.root)?;
     rustix::process::chroot(c".")?;
-    // What it mounts or unmounts must not change what others see.
+    // Its mounts and unmounts must not change the view of other processes.
     if capabilities.is_none_or(Capabilities::can_mount) {
         // SAFETY: with NEWNS alone the table of file descriptors stays as it is.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
@@ -134,7 +134,7 @@ fn take_identity(identity: &Identity) -> io::Result<()> {
     Ok(())
 }
 
-/// Reduces what this process may do to `kept`. Another user than root has lost everything already.
+/// Reduces the capabilities of this process to `kept`. Users other than root have lost all of them already.
 fn drop_capabilities(kept: Capabilities) -> io::Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets};
     match rustix::thread::clear_ambient_capability_set() {

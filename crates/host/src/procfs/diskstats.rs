@@ -1,4 +1,4 @@
-//! `/proc/diskstats`: what block devices have done.
+//! `/proc/diskstats`: I/O counters of block devices.
 
 use crate::device::Device;
 use crate::error::{Malformed, Result};
@@ -13,11 +13,11 @@ pub struct DiskStat {
     pub reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Writes done.
+    /// Completed writes.
     pub writes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Milliseconds with at least one request under way.
+    /// Milliseconds with at least one request in flight.
     pub busy_ms: u64,
 }
 
@@ -57,7 +57,7 @@ pub fn parse(text: &str) -> std::result::Result<Vec<(Device, DiskStat)>, Malform
 /// Returns the machine's block devices; empty where there is no such file.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn read(root: &Root) -> Result<Vec<(Device, DiskStat)>> {
     let devices = root.read_with(&root.proc("diskstats"), parse)?;
     Ok(devices.unwrap_or_default())

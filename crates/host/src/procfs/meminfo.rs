@@ -102,7 +102,7 @@ impl MemInfo {
     /// Reads the current memory of the machine.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or parsed.
     pub fn read(root: &Root) -> Result<Option<Self>> {
         root.read_with(&root.proc("meminfo"), Self::parse)
     }
@@ -118,7 +118,7 @@ impl MemInfo {
     /// Reads the current memory of NUMA node `node`.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or parsed.
     pub fn read_node(root: &Root, node: u32) -> Result<Option<Self>> {
         let path = root.sys(&format!("devices/system/node/node{node}/meminfo"));
         root.read_with(&path, Self::parse)

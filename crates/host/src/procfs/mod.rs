@@ -43,7 +43,7 @@ impl LoadAvg {
 /// Reads the load averages of the machine.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn loadavg(root: &Root) -> Result<Option<LoadAvg>> {
     root.read_with(&root.proc("loadavg"), LoadAvg::parse)
 }

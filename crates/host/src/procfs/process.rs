@@ -86,7 +86,7 @@ impl ProcessStat {
     /// Reads the current state of process `pid`; `None` when there is none.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or parsed.
     pub fn read(root: &Root, pid: u32) -> Result<Option<Self>> {
         root.read_with(&root.proc(&format!("{pid}/stat")), Self::parse)
     }
@@ -95,7 +95,7 @@ impl ProcessStat {
 /// Reads the scheduling delay of a process's main thread.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn schedstat(root: &Root, pid: u32) -> Result<Option<SchedStat>> {
     root.read_with(&root.proc(&format!("{pid}/schedstat")), SchedStat::parse)
 }
@@ -118,7 +118,7 @@ pub fn thread_schedstat_reader(
 /// Returns the sum of the scheduling statistics of all threads of `pid`; `None` when it is gone.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn process_schedstat(root: &Root, pid: u32) -> Result<Option<SchedStat>> {
     let Some(threads) = threads(root, pid)? else {
         return Ok(None);
@@ -143,7 +143,7 @@ pub fn threads(root: &Root, pid: u32) -> Result<Option<Vec<u32>>> {
     numeric_entries(root, &format!("{pid}/task"))
 }
 
-/// Ids of all processes, ascending.
+/// Returns the ids of all processes, ascending.
 ///
 /// # Errors
 /// When procfs cannot be listed.
@@ -179,7 +179,7 @@ fn numeric_entries(root: &Root, relative: &str) -> Result<Option<Vec<u32>>> {
 /// the leading slash. `None` when the process is gone or not in such a hierarchy.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn cgroup_of(
     root: &Root,
     pid: u32,

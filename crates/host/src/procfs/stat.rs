@@ -123,7 +123,7 @@ impl ProcStat {
     /// Reads the current counters of the machine.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or parsed.
     pub fn read(root: &Root) -> Result<Option<Self>> {
         root.read_with(&root.proc("stat"), Self::parse)
     }

@@ -29,19 +29,19 @@ pub struct Adapter {
 pub struct Adapters {
     /// Adapters that can be allocated, by minor.
     pub adapters: Vec<Adapter>,
-    /// RDMA devices that cannot be allocated, with the reason: the driver does not number its devices, or a
-    /// file cannot be parsed.
+    /// RDMA devices that cannot be allocated, with the reason: their drivers do not number devices, or their
+    /// files cannot be parsed.
     pub left_out: Vec<(String, String)>,
 }
 
-/// Lists the RDMA adapters. Virtual functions belong to their physical function; software devices have no PCI function and are
-/// left out.
+/// Lists the RDMA adapters. Virtual functions belong to their physical function; software devices have no PCI
+/// function and are left out.
 ///
-/// Only devices that are named `mlx<d>_<n>` can be allocated, as in Koordinator: `n` is what pods and
-/// scheduler know them by.
+/// Only devices that are named `mlx<d>_<n>` can be allocated, as in Koordinator: `n` is the minor that pods
+/// and the scheduler use.
 ///
 /// # Errors
-/// When the list of RDMA devices is there and cannot be read. What is wrong with one is in
+/// When the list of RDMA devices exists and cannot be read. Errors of a single device are in
 /// [`Adapters::left_out`].
 pub fn adapters(root: &Root) -> Result<Adapters> {
     let class = root.sys("class/infiniband");

@@ -42,7 +42,7 @@ pub fn groups(root: &Root) -> Result<Vec<ResctrlGroup>> {
 /// Returns the threads that were moved into `group`; `None` when there is no such group.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn tasks(root: &Root, group: &ResctrlGroup) -> Result<Option<Vec<u32>>> {
     root.read_with(&group.dir(root).join("tasks"), |text| {
         text.lines()
@@ -57,7 +57,7 @@ pub fn tasks(root: &Root, group: &ResctrlGroup) -> Result<Option<Vec<u32>>> {
 /// Returns the limits of `group`, by resource and domain; `None` when there is no such group.
 ///
 /// # Errors
-/// When the file cannot be read or understood.
+/// When the file cannot be read or parsed.
 pub fn schemata(
     root: &Root,
     group: &ResctrlGroup,
@@ -69,7 +69,7 @@ pub fn schemata(
 /// sub-NUMA clustering these are the sums over the clusters of a cache.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn usage(root: &Root, group: &ResctrlGroup) -> Result<Vec<Usage>> {
     let dir = group.dir(root).join("mon_data");
     let entries = match fs::read_dir(&dir) {

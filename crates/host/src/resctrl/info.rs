@@ -46,12 +46,12 @@ pub struct MonitorInfo {
 /// Capabilities of resctrl.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Info {
-    /// The caches that can be divided: `L3`, or `L3CODE` and `L3DATA` with code/data
-    /// prioritization (CDP), likewise `L2`.
+    /// The caches that can be partitioned: `L3`, or `L3CODE` and `L3DATA` with code/data prioritization
+    /// (CDP), likewise `L2`.
     pub caches: BTreeMap<Schema, CacheInfo>,
-    /// Memory bandwidth, where it can be divided.
+    /// Memory bandwidth; `None` if it cannot be partitioned.
     pub bandwidth: Option<BandwidthInfo>,
-    /// Measuring, where there is any.
+    /// Monitoring; `None` without it.
     pub monitor: Option<MonitorInfo>,
     /// The domains (cache ids) of each resource. They need not be 0, 1, 2, ...
     pub domains: BTreeMap<Schema, Vec<u32>>,
@@ -73,11 +73,11 @@ pub fn is_mounted(root: &Root) -> bool {
     root.sys("fs/resctrl/info").is_dir()
 }
 
-/// Reads what resctrl can do; `None` when it is not mounted. A resource whose description is
-/// missing is left out.
+/// Reads the capabilities of resctrl; `None` when it is not mounted. A resource whose description is missing
+/// is left out.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn info(root: &Root) -> Result<Option<Info>> {
     if !is_mounted(root) {
         return Ok(None);
@@ -157,7 +157,7 @@ fn small(number: u64) -> u32 {
 /// a mounted resctrl tells.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn allocates(root: &Root) -> Result<(bool, bool)> {
     if let Some(info) = info(root)? {
         let cache = |schema| info.caches.contains_key(&schema);
@@ -176,7 +176,7 @@ pub fn allocates(root: &Root) -> Result<(bool, bool)> {
 /// hardware that can only monitor; the flags tell them apart, which ARM does not have.
 ///
 /// # Errors
-/// When a file cannot be read or understood.
+/// When a file cannot be read or parsed.
 pub fn is_mountable(root: &Root) -> Result<bool> {
     if is_mounted(root) || !root.sys("fs/resctrl").is_dir() {
         return Ok(false);
@@ -186,10 +186,10 @@ pub fn is_mountable(root: &Root) -> Result<bool> {
     Ok(arm || cache || bandwidth)
 }
 
-/// Mounts resctrl at its usual place, without options, as `mount -t resctrl` would.
+/// Mounts resctrl at its usual place, without options, like `mount -t resctrl`.
 ///
 /// # Errors
-/// What the kernel answers: ENODEV without the hardware, EBUSY when it is mounted, EPERM.
+/// The kernel's error: ENODEV without the hardware, EBUSY when it is mounted, EPERM.
 #[allow(
     unsafe_code,
     reason = "libc call; rustix has it behind a feature that we do not build"

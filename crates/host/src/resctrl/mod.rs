@@ -1,9 +1,9 @@
 //! Cache and memory-bandwidth control: the files of resctrl.
 //!
-//! One format holds for Intel RDT, AMD QoS and ARM MPAM; what differs are the domains (cache ids
-//! need not be consecutive), the unit of the bandwidth (percent, on AMD 1/8 GB/s) and whether the
-//! bits of a mask may be apart. [`info()`] tells all of it. With sub-NUMA clustering masks and
-//! domains are still those of the caches.
+//! One format applies to Intel RDT, AMD QoS and ARM MPAM; they differ in the domains (cache ids need not be
+//! consecutive), the unit of the bandwidth (percent, on AMD 1/8 GB/s) and whether the bits of a mask must be
+//! adjacent. [`info()`] returns all of it. With sub-NUMA clustering masks and domains are still those of the
+//! caches.
 
 mod group;
 mod info;

@@ -218,7 +218,7 @@ fn a_mounted_resctrl_tells_more_than_flags() {
     let intel = "vendor_id\t: GenuineIntel\nflags\t\t: fpu";
     let arm = "CPU implementer\t: 0x41\nFeatures\t: fp asimd";
     let alone = |allocates| (allocates, allocates != (false, false));
-    // Processor, place to mount it; what can be divided, and whether to mount it.
+    // Processor, mount point; what can be partitioned, and whether to mount it.
     for (cpuinfo, place, want) in [
         (format!("{intel} cat_l3 mba"), true, alone((true, true))),
         (format!("{intel} cat_l3"), true, alone((true, false))),

@@ -1,4 +1,4 @@
-//! Writing values of control groups.
+//! Writes values of control groups.
 
 use super::Target;
 use crate::cgroup::{Cgroup, Resource, Written};
@@ -11,7 +11,7 @@ impl Cgroup {
     /// Writes `value` (v1 units) unless the file already holds it.
     ///
     /// # Errors
-    /// [`Invalid`](crate::HostError::Invalid) before anything is written; else what the kernel answered, with path
+    /// [`Invalid`](crate::HostError::Invalid) before anything is written; else the kernel's error, with path
     /// and value. [`is_gone`](crate::HostError::is_gone) tells a vanished group.
     pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
         let target = Target::cgroup(self.path(), resource);
@@ -61,7 +61,7 @@ impl Cgroup {
 }
 
 impl Root {
-    /// Takes note of the weight of `group`, to which a runtime of cgroup v2 gave `shares`.
+    /// Records the weight of `group`, to which a runtime of cgroup v2 gave `shares`.
     pub fn observe_group(&self, group: &CgroupPath, shares: i64) {
         if self.version() != Version::V2 {
             return;

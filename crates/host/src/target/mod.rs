@@ -24,7 +24,7 @@ use std::path::PathBuf;
 /// A part of a resctrl group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ResctrlFile {
-    /// The group itself: `1` makes it, `0` removes it.
+    /// The group itself: `1` creates it, `0` removes it.
     Directory,
     /// A line of `schemata`; the value is what follows the colon, e.g. `0=fe;1=fe`.
     Schemata(Schema),
@@ -37,8 +37,7 @@ pub enum ResctrlFile {
 pub enum Attribute {
     /// `oom_score_adj`, -1000 to 1000.
     OomScoreAdj,
-    /// The core-scheduling cookie, a number; 0 is none. What is written is an action: `new`,
-    /// `from PID`, or `0`.
+    /// The core-scheduling cookie, a number; 0 is none. A write is an action: `new`, `from PID`, or `0`.
     CoreSchedCookie,
 }
 
@@ -82,7 +81,7 @@ pub enum Target {
     },
 }
 
-/// A [`Target`] without its instance: what a writer may claim for all groups or processes at once.
+/// A [`Target`] without its instance: a writer claims it for all groups or processes at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TargetKind {
     /// A file of control groups, whole or by line.
@@ -358,7 +357,7 @@ impl Target {
         match self {
             Self::Cgroup { group, resource } => {
                 let version = root.version();
-                // A group of systemd's, whose quotas runtimes round as it does.
+                // A group of systemd's, whose quotas runtimes round like systemd.
                 let is_unit = || {
                     [".scope", ".slice"]
                         .iter()
@@ -378,7 +377,7 @@ impl Target {
             } => {
                 let present = schema.line(current).map(|line| schema.parse(line));
                 match (present, schema.parse(value)) {
-                    // Domains that are not asked for are kept.
+                    // Domains that `value` does not name are kept.
                     (Some(Ok(present)), Ok(wanted)) => wanted
                         .iter()
                         .all(|(id, value)| present.get(id) == Some(value)),
@@ -409,7 +408,7 @@ impl Target {
                 file: ResctrlFile::Schemata(schema),
                 ..
             } => {
-                // The kernel takes whole lines only.
+                // The kernel accepts whole lines only.
                 format!("{}:{value}\n", schema.name())
             }
             _ => value.to_owned(),
@@ -438,7 +437,7 @@ impl Root {
     /// Reads the value of `target`; `None` when its group, process or file is gone.
     ///
     /// # Errors
-    /// When this kernel has no such file, or it cannot be read or understood.
+    /// When this kernel has no such file, or it cannot be read or parsed.
     pub fn read_target(&self, target: &Target) -> Result<Option<String>> {
         let path = target.path(self)?;
         if let Target::Resctrl {
@@ -458,7 +457,7 @@ impl Root {
         self.read_short(&path, |content| target.decode(self, content))
     }
 
-    /// Returns the number of the inode behind `target`: another one means that the file was made again
+    /// Returns the number of the inode behind `target`: a different one means that the file was recreated
     /// since. `None` where there is no file, and for processes, whose files have no lasting inode.
     #[must_use]
     pub fn target_inode(&self, target: &Target) -> Option<u64> {
@@ -492,10 +491,10 @@ impl Root {
         self.read_short(&path, |content| Ok(target.says(self, content, value)))
     }
 
-    /// Brings `target` to `value` unless it has it already.
+    /// Writes `value` to `target` unless it has it already.
     ///
     /// # Errors
-    /// [`HostError::Invalid`] before anything is written; else what the kernel answered, with path
+    /// [`HostError::Invalid`] before anything is written; else the kernel's error, with path
     /// and value. [`HostError::is_gone`] tells a vanished group or process.
     pub fn write_target(&self, target: &Target, value: &str) -> Result<Written> {
         self.write_target_after(target, value, None)
@@ -525,7 +524,7 @@ impl Root {
     /// would not choose, such as a knob outside the range that it writes.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn restore_target(&self, target: &Target, value: &str) -> Result<Written> {
         self.put_target(target, value, None)
     }

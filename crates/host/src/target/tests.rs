@@ -24,7 +24,7 @@ fn knobs_have_a_range_and_a_place() {
         error.to_string(),
         "vm.min_free_kbytes: invalid value \"10239\": 10240 to 10485760 KiB"
     );
-    // What the machine had before may be outside of that.
+    // A value that the machine had before may be outside of that range.
     tree.root().restore_target(&target, "5000").unwrap();
     assert_eq!(tree.root().read_target(&target).unwrap().unwrap(), "5000");
 

@@ -7,8 +7,7 @@ use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Names under watch in directories. Ready for reading (it is a file descriptor) when something
-/// happened.
+/// Watched names in directories. A file descriptor that becomes readable when something changed.
 #[derive(Debug)]
 pub struct Files {
     inotify: Inotify,
@@ -17,7 +16,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Watches nothing yet.
+    /// Creates an instance without watches.
     ///
     /// # Errors
     /// When the kernel has no inotify or no more instances for this user.
@@ -28,8 +27,9 @@ impl Files {
         })
     }
 
-    /// Watches `dir` for files and directories of these `names`, or of any name without one, that are
-    /// written, come and go; whether it exists. Watching it twice is watching it once, for the last names.
+    /// Watches `dir` for files and directories of these `names`, or of any name if the list is empty, that
+    /// are written, created and removed. Returns whether it exists. A second call for the same directory
+    /// replaces the names.
     ///
     /// # Errors
     /// Any other failure, such as too many watches.

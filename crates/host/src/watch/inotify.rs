@@ -6,10 +6,10 @@ use rustix::fs::inotify::{self, CreateFlags, Event, Reader, WatchFlags};
 use std::mem::MaybeUninit;
 use std::path::Path;
 
-/// Room for the events of one read: some 100 short names.
+/// Buffer size for the events of one read: some 100 short names.
 const BUFFER: usize = 4096;
 
-/// An inotify instance. Ready for reading (it is a file descriptor) when something happened.
+/// An inotify instance. A file descriptor that becomes readable when something changed.
 #[derive(Debug)]
 pub(super) struct Inotify(OwnedFd);
 
