@@ -1,4 +1,4 @@
-//! A process that sleeps and now and then works a little, as most containers of a node do.
+//! A process that sleeps and occasionally works a little, like most containers of a node.
 
 use rustix::process::getppid;
 use std::time::Duration;
@@ -9,7 +9,7 @@ pub struct Args {
     /// Threads; one of them works.
     #[arg(long, default_value_t = 1)]
     pub threads: u32,
-    /// Between two pieces of work, in milliseconds.
+    /// Time between two pieces of work, in milliseconds.
     #[arg(long, default_value_t = 1000)]
     pub every_ms: u64,
     /// A piece of work, in xorshift steps.
@@ -20,7 +20,7 @@ pub struct Args {
 /// Runs until it is killed, or until the process that started it has ended.
 pub fn run(args: &Args) {
     for _ in 1..args.threads {
-        // A thread that cannot be had makes the container smaller, and nothing else.
+        // A thread that cannot be started makes the container smaller, and has no other effect.
         let idle = || {
             loop {
                 std::thread::park();

@@ -1,4 +1,4 @@
-//! A batch job: threads that compute without pause and count what they finish.
+//! A batch job: threads that compute without pause and count their operations.
 
 use super::counter::{self, Slot};
 use anyhow::Result;

@@ -1,10 +1,10 @@
-//! The programs that the co-location demo runs as pods: a request server, batch jobs that are bad
-//! neighbours, and the load generator that measures the server. And one that does nearly nothing,
-//! for benchmarks. Also what demo and benchmarks share to measure them: the scenarios and their pods,
-//! the sampler of the machine, and which windows noise spoils.
+//! Programs that the co-location demo runs as pods: a request server, batch jobs that are bad neighbors, and
+//! the load generator that measures the server. And one that does nearly nothing, for benchmarks. Also the
+//! parts that demo and benchmarks share to measure them: the scenarios and their pods, the sampler of the
+//! machine, and the check of windows for noise.
 //!
-//! They are ordinary processes without any knowledge of koord. Work is counted in xorshift steps,
-//! which neither touch memory nor can be optimized away.
+//! They are ordinary processes, independent of koord. Work is counted in xorshift steps, which neither touch
+//! memory nor can be optimized away.
 
 pub mod counter;
 pub mod doze;
@@ -22,7 +22,7 @@ pub mod statistics;
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, comparable between processes of one machine.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`, comparable between processes of one machine.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

@@ -1,9 +1,9 @@
 //! The open-loop load generator.
 //!
-//! Requests leave at instants drawn in advance (Poisson arrivals), whether or not earlier ones
-//! were answered, and latency counts from the *intended* instant. A stall of the service therefore
-//! shows in every request it delays: there is no coordinated omission. Both threads ask for
-//! real-time priority, so that the generator itself is not what waits.
+//! Requests leave at instants drawn in advance (Poisson arrivals), whether or not earlier ones were answered,
+//! and latency counts from the *intended* instant. A stall of the service therefore shows in every request it
+//! delays: there is no coordinated omission. Both threads request real-time priority, so that the generator
+//! itself does not wait.
 
 use super::monotonic_ns;
 use super::serve::FRAME;
@@ -140,11 +140,11 @@ pub struct Outcome {
     pub window_ns: (u64, u64),
 }
 
-/// Runs the generator in a process of its own and waits for its outcome. `options` are those of
-/// `koord workload load`; `started` gets the process's number.
+/// Runs the generator in a process of its own and waits for its outcome. `options` are those of `koord
+/// workload load`; `started` receives the process's id.
 ///
 /// # Errors
-/// When the process cannot be started, fails, or says something else than an outcome.
+/// When the process cannot be started, fails, or prints anything else than an outcome.
 pub async fn run_apart(
     executable: &Path,
     options: impl IntoIterator<Item = (&str, String)>,
@@ -261,7 +261,7 @@ pub fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds are valid")
 }
 
-/// Returns points (latency in microseconds, quantile) of the cumulative distribution, denser in the tail.
+/// Returns points of the cumulative distribution, dense in the tail.
 fn distribution(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
     let mut quantiles: Vec<f64> = (0..100).map(|step| f64::from(step) / 100.0).collect();
     quantiles.extend((0..10).map(|step| 0.99 + f64::from(step) * 0.0009));
@@ -303,8 +303,8 @@ fn send(
         if due >= window.0 {
             sent.fetch_add(1, Ordering::Release);
         }
-        // A full socket buffer means hundreds of unanswered requests on this connection. The
-        // request then counts as sent and never answered, which is what happened.
+        // A full socket buffer means hundreds of unanswered requests on this connection. The request then
+        // counts as sent and never answered.
         let stream = &streams[index % streams.len()];
         match http {
             None => {
@@ -362,8 +362,8 @@ impl Cycle {
     }
 }
 
-/// Requests by HTTP/1.1: which were due on a connection and are not answered yet, in their order, and
-/// what was read of the next answer.
+/// State of HTTP/1.1 connections: due times of the unanswered requests of each connection, in order, and the
+/// bytes read of the next response.
 struct Http {
     request: Vec<u8>,
     connections: Vec<Mutex<Waiting>>,
@@ -385,7 +385,7 @@ impl Http {
     }
 
     fn send(&self, index: usize, mut stream: &TcpStream, due: u64) {
-        // Before it is sent, or its answer could be there first.
+        // Recorded before it is sent, because the response could arrive first.
         self.connections[index].lock().due.push_back(due);
         if stream.write(&self.request).is_err() {
             self.connections[index].lock().due.pop_back();
@@ -421,7 +421,7 @@ impl Http {
     }
 }
 
-/// `Content-Length` of an answer's head; 0 without one.
+/// Returns the `Content-Length` of a response's head; 0 without one.
 fn content_length(head: &[u8]) -> usize {
     let text = String::from_utf8_lossy(head);
     let line = text.lines().find_map(|line| {

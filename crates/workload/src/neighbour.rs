@@ -1,6 +1,6 @@
-//! Batch jobs that are bad neighbours, each in one way: they start processes without end, write and
-//! sync files, fill memory, or stream through it. Each is bounded by construction: so many processes,
-//! so many bytes.
+//! Batch jobs that are bad neighbors, each in one way: they start processes without end, write and sync
+//! files, fill memory, or stream through it. Each is bounded by construction: a fixed number of processes or
+//! bytes.
 
 use super::counter::{self, Slot};
 use anyhow::{Context, Result};
@@ -97,7 +97,7 @@ fn each(
 /// # Errors
 /// When a process cannot be started.
 pub fn spawn(args: &SpawnArgs) -> Result<()> {
-    // The smallest program there is; where it is missing, ourselves.
+    // The smallest program available; this one where it is missing.
     let own = std::env::current_exe().context("path of this program")?;
     let small = Path::new("/bin/true");
     each(args.threads, &args.counter, |_, slot| {
@@ -150,8 +150,8 @@ pub fn sync(args: &SyncArgs) -> Result<()> {
     })
 }
 
-/// Runs until it is killed. Like a runtime that sizes its heap by its container, it takes three
-/// quarters of the memory limit of its own group, or `--mib` where that is less.
+/// Runs until it is killed. Like a runtime that sizes its heap by its container, it takes three quarters of
+/// the memory limit of its own group, or `--mib` where that is less.
 ///
 /// # Errors
 /// When the counter file cannot be created.
@@ -161,8 +161,8 @@ pub fn grow(args: &GrowArgs) -> Result<()> {
         let mut turn = 0_usize;
         let begun = super::monotonic_ns();
         loop {
-            // Looked at again and again: the limit may come after the start, and a limit below what is
-            // there already is refused.
+            // Read repeatedly: the limit may be set after the start, and the kernel refuses a limit below the
+            // current usage.
             let room = own_limit_mib().map_or(usize::MAX, |limit| limit * 3 / 4);
             let grown = super::monotonic_ns().saturating_sub(begun) * MIB_PER_S / 1_000_000_000;
             let grown = usize::try_from(grown).unwrap_or(usize::MAX);
@@ -171,7 +171,7 @@ pub fn grow(args: &GrowArgs) -> Result<()> {
             if blocks.len() < room {
                 blocks.push(vec![1; MIB]);
             }
-            // Ten blocks are read for one that is added: growth is not all that it does.
+            // Ten blocks are read for one that is added, so that growth is not its only work.
             for _ in 0..10 {
                 turn = (turn + 1) % blocks.len();
                 let block = &mut blocks[turn];
@@ -202,7 +202,7 @@ fn own_limit_mib() -> Option<usize> {
         Some(format!("/sys/fs/cgroup{unified}/memory.max"))
     })?;
     let limit: usize = std::fs::read_to_string(path).ok()?.trim().parse().ok()?;
-    // Version 1 says "no limit" with a number near 2^63.
+    // Version 1 reports "no limit" as a number near 2^63.
     (limit < 1 << 60).then_some(limit / MIB)
 }
 

@@ -8,8 +8,8 @@ const STEAL: f64 = 0.005;
 /// Maximum send delay of the generator, in microseconds (99th percentile).
 const SEND_LAG_US: f64 = 150.0;
 
-/// Waits for a third of a second in which the machine wakes sleepers in time, `patience` times at most. What
-/// disturbs it (a compiler, other virtual machines on the host) comes and goes in bursts.
+/// Waits for a third of a second in which the machine wakes sleepers in time, `patience` times at most.
+/// Disturbances (a compiler, other virtual machines on the host) come and go in bursts.
 pub async fn wait_for_quiet(patience: usize) {
     for _ in 0..patience {
         let probe = tokio::task::spawn_blocking(|| load::wake_lag_us(80));

@@ -15,7 +15,7 @@ pub const PHASES: [Phase; 5] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// The service has the machine for itself.
+    /// The service has the machine to itself.
     Alone,
     /// Plain Kubernetes: batch runs as best-effort pods, and no agent manages the node.
     BestEffort,

@@ -98,7 +98,7 @@ pub struct Batch<'a> {
     pub counters: PathBuf,
     /// Directory for files that come and go.
     pub scratch: PathBuf,
-    /// Tells the pods of one phase from those of the last.
+    /// Number that distinguishes the pods of one phase from those of the last.
     pub generation: usize,
 }
 

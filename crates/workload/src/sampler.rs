@@ -45,7 +45,7 @@ pub struct Targets {
     pub counters: PathBuf,
 }
 
-/// Counters at one instant. All only grow, but for the cap.
+/// Counters at one instant. All of them only grow, except the cap.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sample {
     at_ns: u64,
@@ -68,10 +68,9 @@ pub struct Window {
     pub cpu_utilization: f64,
     /// Fraction of the machine (0–1) that the hypervisor took.
     pub steal: f64,
-    /// Fraction of the machine (0–1) used by processes outside of the measured pods and programs.
+    /// Fraction used by processes outside of the measured pods and programs.
     pub strangers: f64,
-    /// Fraction of the machine (0–1) used by the load generator and by this process, which includes the
-    /// control plane.
+    /// Fraction used by the load generator and by this process, which includes the control plane.
     pub elsewhere: f64,
     /// Batch operations per second.
     pub be_ops_per_s: f64,
@@ -127,12 +126,12 @@ impl Sampler {
         })
     }
 
-    /// Tells which process generates the load, so that it does not count as a stranger.
+    /// Sets the process that generates the load, so that it does not count as a stranger.
     pub fn load_is(&self, pid: u32) {
         self.load_pid.store(pid, Ordering::Release);
     }
 
-    /// Ends sampling.
+    /// Ends sampling and returns the series.
     #[must_use]
     pub fn finish(self, cpus: usize) -> Series {
         self.stop.store(true, Ordering::Release);
@@ -177,7 +176,7 @@ impl Targets {
         }
     }
 
-    /// Busy, total and stolen ticks of the machine since boot.
+    /// Returns the busy, total and stolen ticks of the machine since boot.
     fn machine(&self) -> (f64, f64, f64) {
         let text = self
             .root
@@ -199,7 +198,7 @@ impl Targets {
         (total - at(3) - at(4) - at(7), total, at(7))
     }
 
-    /// User and system ticks of a process; 0 when it is gone.
+    /// Returns the user and system ticks of a process; 0 when it is gone.
     fn process_ticks(&self, process: &str) -> f64 {
         let path = self.root.proc(&format!("{process}/stat"));
         let text = self.root.read(&path).ok().flatten().unwrap_or_default();
@@ -328,7 +327,7 @@ mod tests {
         assert!((window.cpu_utilization - 0.75).abs() < 1e-9);
         assert!((window.be_ops_per_s - 100.0).abs() < 1e-6);
         assert!((window.ls_psi_some.unwrap() - 0.02).abs() < 1e-9);
-        // 75 % busy, of which 25 % service, 40 % batch and 5 % ourselves.
+        // 75 % busy, of which 25 % service, 40 % batch and 5 % this process.
         assert!((window.strangers - 0.05).abs() < 1e-9, "{window:?}");
     }
 

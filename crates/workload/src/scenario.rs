@@ -21,15 +21,15 @@ pub struct Scenario {
     pub load: Load,
     /// The batch work.
     pub neighbour: Neighbour,
-    /// Other services on the node, nearly idle, that nothing slows down.
+    /// Other services on the node, nearly idle and without disturbance.
     pub bystanders: usize,
-    /// Memory of this machine that all pods together may use, in MiB, as a kubelet limits them to what
-    /// is allocatable. Kept small so that the machine itself is never short of memory.
+    /// Memory of this machine that all pods together may use, in MiB, like a kubelet's limit at the
+    /// allocatable amount. Kept small so that the machine itself is never short of memory.
     pub pod_memory_mib: Option<u32>,
-    /// Fraction of the machine that unknown processes may use before a window counts as noisy. Kernel threads,
-    /// which belong to no pod, do a part of disk and memory work, and the kernel charges processes that live
-    /// shorter than a tick to the process that runs at the tick: on an otherwise idle machine up to 7 % belong
-    /// to no pod.
+    /// Fraction of the machine that unknown processes may use before a window counts as noisy. Kernel
+    /// threads, which belong to no pod, do a part of disk and memory work, and the kernel charges processes
+    /// that live shorter than a tick to the process that runs at the tick: on an otherwise idle machine up to
+    /// 7 % belong to no pod.
     pub strangers: f64,
 }
 
@@ -40,8 +40,7 @@ pub struct ServiceLoad {
     pub nginx: bool,
     /// CPU time per request, in microseconds; of nginx, roughly.
     pub us: f64,
-    /// CPU limit of the service as a multiple of its mean use; `None` for no limit. Phase `alone` has no
-    /// limit.
+    /// Limit as a multiple of the load's average demand; in `alone` there is none.
     pub limit: Option<f64>,
     /// Memory that requests walk through, in MiB, and cache lines per request.
     pub table: (u32, u32),
@@ -52,7 +51,7 @@ pub struct ServiceLoad {
 /// Requests over time.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// Mean load, as a part of what the CPUs could serve.
+    /// Mean load, as a fraction of the CPUs' capacity.
     pub share: f64,
     /// Bursts, as `koord workload load --bursts` takes them.
     pub bursts: Option<&'static str>,
@@ -104,7 +103,7 @@ const STEADY: Load = Load {
     bursts: None,
     slots: None,
 };
-/// The phases of every scenario but the first, which also has `unmanaged`.
+/// The phases of every scenario except the first, which also has `unmanaged`.
 const PHASES: &[Phase] = &[
     Phase::Alone,
     Phase::BestEffort,
@@ -124,7 +123,7 @@ const BASE: Scenario = Scenario {
     strangers: 0.08,
 };
 
-/// The phases that are played unless all are asked for.
+/// The phases that are played by default.
 const DEFAULT_PHASES: [Phase; 3] = [Phase::Alone, Phase::BestEffort, Phase::Managed];
 
 /// All scenarios, in the order in which `all` plays them.
@@ -264,7 +263,7 @@ impl Scenario {
         if all { self.phases } else { &DEFAULT_PHASES }
     }
 
-    /// Programs of others that it needs.
+    /// Returns the third-party programs that it needs.
     #[must_use]
     pub fn programs(&self) -> &'static [&'static str] {
         match self.neighbour {
@@ -278,7 +277,7 @@ impl Scenario {
 #[must_use]
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    // Debian has nginx where only root's PATH looks.
+    // Debian installs nginx to a directory that is only in root's PATH.
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     places
         .map(|place| place.join(name))

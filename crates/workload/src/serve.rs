@@ -95,7 +95,7 @@ impl Work {
         for _ in 0..self.pages {
             self.state = super::spin(self.state, 1);
             let at = self.state % self.file_pages.max(1) * PAGE;
-            // A page that cannot be read costs the request its content and nothing else.
+            // A failed read costs the request its page and has no other effect.
             let _ = file.read_at(&mut page, at);
         }
     }

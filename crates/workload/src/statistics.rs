@@ -1,4 +1,4 @@
-//! Medians, percentiles and ranges, and how two sets of runs compare.
+//! Medians, percentiles, ranges, and comparison of two sets of runs.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub fn time_percentile(times: &mut [Duration], percent: usize) -> Duration {
     percentile(times, percent).unwrap_or_default()
 }
 
-/// Least and greatest; zeros for no values.
+/// Returns the least and greatest value; zeros for no values.
 #[must_use]
 pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), value| {

@@ -1,4 +1,4 @@
-//! The files that a group or a machine starts with.
+//! Initial files of a group or a machine.
 
 use koord_host::CpuSet;
 use std::fs;
@@ -9,7 +9,7 @@ const V1_UNLIMITED: &str = "9223372036854771712\n";
 const NO_PRESSURE: &str = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n\
                            full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
 
-/// Files of a new group in `tree`. `parent_cpus` are the CPUs that it can use.
+/// Returns the files of a new group in `tree`. `parent_cpus` are the CPUs that it can use.
 pub(super) fn of_group(tree: &str, root: bool, parent_cpus: &str) -> Vec<(&'static str, String)> {
     let mut files: Vec<(&'static str, String)> = vec![("cgroup.procs", String::new())];
     let mut add = |name: &'static str, content: &str| files.push((name, content.to_owned()));
@@ -96,7 +96,7 @@ pub(super) fn of_group(tree: &str, root: bool, parent_cpus: &str) -> Vec<(&'stat
     files
 }
 
-/// Files that a v2 group has once its parent enables `controller`.
+/// Returns the files that a v2 group has once its parent enables `controller`.
 pub(super) fn of_v2_controller(controller: &str, parent_cpus: &str) -> Vec<(&'static str, String)> {
     let fixed: &[(&'static str, &str)] = match controller {
         "cpu" => &[
@@ -191,8 +191,8 @@ pub(super) fn machine(dir: &Path, online: &CpuSet) -> io::Result<()> {
     put("sys/devices/system/node/node0/cpulist", &list)
 }
 
-/// Empties and removes the files of a directory. Emptied first, because a descriptor that is still
-/// open must notice, as on a removed cgroup.
+/// Empties and removes the files of a directory. Emptied first, because an open descriptor must see the
+/// removal, as on a removed cgroup.
 pub(super) fn clear(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

@@ -29,7 +29,7 @@ pub(super) struct FakeKernel {
     state: Mutex<State>,
 }
 
-/// A directory, placed in its tree.
+/// A directory and its tree.
 pub(super) struct FakeDir<'k> {
     pub(super) tree: &'k str,
     pub(super) mount: &'k Path,
@@ -120,7 +120,7 @@ impl FakeKernel {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // The state is two lists; a panic elsewhere leaves nothing half done in them.
+        // The state is two lists, which a panic elsewhere does not leave half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -235,7 +235,7 @@ impl KernelWriter for FakeKernel {
             "cpuset" => read(parent, "cpuset.effective_cpus"),
             _ => read(parent, "cpuset.cpus.effective"),
         };
-        // A v1 group starts with no CPUs of its own and nothing effective.
+        // A v1 group starts with no configured and no effective CPUs.
         let cpus = if place.tree == "cpuset" {
             String::from("\n")
         } else {

@@ -1,11 +1,10 @@
 //! A strict fake of the kernel's trees, for tests and simulations.
 //!
-//! Reading works on real files in a temporary directory, so the code under test opens, preads and
-//! lists as it always does. Changes made through the [`Root`] of a [`Tree`] meet the rules of the
-//! kernel: what the kernel refuses is refused with the same error number, and what it changes on
-//! the side (weights after `cpu.idle`, effective CPU sets) changes here too. The rules are those of
-//! Linux 6.18 with cgroup v1 and of Linux 6.1 with cgroup v2; tests/it/comparison.rs holds the fake
-//! against whichever kernel it runs on.
+//! Reads use real files in a temporary directory, so the code under test opens, preads and lists as on a real
+//! kernel. Changes made through the [`Root`] of a [`Tree`] are checked by the rules of the kernel: what the
+//! kernel rejects is rejected with the same error number, and its side effects (weights after `cpu.idle`,
+//! effective CPU sets) happen here too. The rules are those of Linux 6.18 with cgroup v1 and of Linux 6.1
+//! with cgroup v2; tests/it/comparison.rs compares the fake with the kernel that runs the tests.
 
 mod files;
 mod kernel;
@@ -135,8 +134,7 @@ impl Tree {
         &self.dir
     }
 
-    /// Writes any file, relative to [`Tree::dir`], without the checks of the fake kernel: `proc/stat`, for
-    /// example.
+    /// Writes any file, relative to [`Tree::dir`], without checks: `proc/stat`.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -148,8 +146,8 @@ impl Tree {
         fs::write(path, content)
     }
 
-    /// Gives the machine NUMA nodes of `cpus` CPUs and `kib` KiB of memory each, half of it free. Two threads
-    /// are a core, two NUMA nodes a socket, in which the numbers of cores start at 0.
+    /// Creates NUMA nodes of `cpus` CPUs and `kib` KiB of memory each, half of it free. Two threads make a
+    /// core, two NUMA nodes a socket, in which the numbers of cores start at 0.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -194,8 +192,8 @@ impl Tree {
         Ok(path)
     }
 
-    /// Writes the raw content of a cgroup file without the checks of the fake kernel, and creates the file if
-    /// it is missing: for usage counters, pressure and vendor files.
+    /// Sets the raw content of a file of a group without checks, creating the file when it is missing: usage
+    /// counters, pressure, vendor files.
     ///
     /// # Errors
     /// When the resource does not exist in this version or the file cannot be written.
@@ -226,8 +224,7 @@ impl Tree {
         self.kernel.take_attempts()
     }
 
-    /// Makes every later write to files whose path ends in `suffix` fail with `errno`; `None`
-    /// lifts it.
+    /// Makes every later write to files whose path ends in `suffix` fail with `errno`; `None` ends this.
     pub fn refuse(&self, suffix: &str, errno: Option<i32>) {
         self.kernel.refuse(suffix, errno);
     }

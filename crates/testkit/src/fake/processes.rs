@@ -126,8 +126,7 @@ pub(super) fn kill(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to `cgroup.subtree_control`, for example `+cpu -memory`. If one controller is refused, nothing
-/// changes.
+/// Writes `cgroup.subtree_control`, such as `+cpu -memory`: all of it or nothing.
 pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let mut wanted: Vec<(&str, bool)> = Vec::new();
     for word in value.split_ascii_whitespace() {
@@ -174,7 +173,7 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
         for (name, on) in &wanted {
             for (file, content) in files::of_v2_controller(name, &cpus) {
                 let path = child.join(file);
-                // Every group has the statistics, with more in them when the controller is on.
+                // Every group has the statistics file, with more content when the controller is on.
                 match (on, file) {
                     (true, _) => fs::write(&path, content)?,
                     (false, "cpu.stat") => {}

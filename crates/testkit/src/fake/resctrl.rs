@@ -21,7 +21,7 @@ pub struct ResctrlHardware {
     pub min_bits: u32,
     /// True if the bits of a mask need not be adjacent.
     pub sparse: bool,
-    /// True if the L3 cache is allocated separately for code and data (CDP).
+    /// True if L3 masks are separate for code and data (CDP).
     pub cdp: bool,
     /// Smallest and largest bandwidth and its step; `None` without bandwidth allocation.
     pub bandwidth: Option<(u64, u64, u64)>,
@@ -213,7 +213,7 @@ impl Mounted {
         path.starts_with(&self.dir)
     }
 
-    /// Writes the outcome to `info/last_cmd_status`, and returns it as an I/O result.
+    /// Writes the outcome to `last_cmd_status` and converts the error.
     fn told<T>(&self, outcome: Result<T, Refusal>) -> io::Result<T> {
         let text = match &outcome {
             Ok(_) => "ok",

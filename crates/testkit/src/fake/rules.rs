@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 
 const PAGE: u64 = 4096;
-/// The memory nodes that the kernel is built for (`CONFIG_NODES_SHIFT`).
+/// Number of memory nodes that the kernel is built for (`CONFIG_NODES_SHIFT`).
 const MAX_NODES: u32 = 1 << 10;
 /// The longest quota, with the burst on top, that the kernel's fixed point can hold: 2^44 - 1 µs.
 const MAX_BANDWIDTH_US: u64 = (1 << 44) - 1;
@@ -74,7 +74,7 @@ pub(super) fn write(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<
                     .ok_or_else(|| errno(EINVAL))?,
                 None => return Err(errno(EINVAL)),
             };
-            // What does not begin with a number is no period, and what follows it is not read.
+            // Text that does not begin with a number is not a period, and the rest is not read.
             let period = fields
                 .next()
                 .and_then(|text| number(text).ok())
@@ -103,7 +103,7 @@ pub(super) fn write(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<
         ("cpuset", "cpuset.cpus" | "cpuset.mems") => v1_set(place, name, value),
         ("v2", "cpuset.cpus" | "cpuset.mems") => {
             let set = list(place, name, value)?;
-            // CPUs that are not online now may be configured, nodes that are not there may not.
+            // Offline CPUs can be configured, missing nodes cannot.
             if name == "cpuset.mems" && !set.is_subset(&memory_nodes()) {
                 return Err(errno(EINVAL));
             }
@@ -156,9 +156,9 @@ pub(super) fn write(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<
         ("blkio", _) if name.starts_with("blkio.throttle.") => throttle(place, name, value),
         ("v2", "io.max") => io_max(place, value),
         ("v2", "io.weight") => io_weight(place, value),
-        // File modes do not stop root, so the rule does.
+        // File modes do not restrict root, so this rule does.
         _ if is_read_only(name) => Err(errno(EINVAL)),
-        // A vendor file that a test has put.
+        // A vendor file that a test has created.
         _ => place.set(name, value),
     }
 }
@@ -187,7 +187,7 @@ pub(super) fn number<T: TryFrom<i128>>(value: &str) -> io::Result<T> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(errno(EINVAL));
     }
-    // The kernel's parsers of unsigned numbers do not know a sign.
+    // The kernel's parsers of unsigned numbers accept no sign.
     if value.starts_with('-') && T::try_from(-1).is_err() {
         return Err(errno(EINVAL));
     }
@@ -232,7 +232,7 @@ fn idle(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     if place.read("cpu.idle") == idle.to_string() {
         return Ok(());
     }
-    // The former weight is forgotten: while idle it reads 3 (v2: 0), and afterwards the default.
+    // The former weight is lost: while idle it reads 3 (v2: 0), and afterwards the default.
     let (weight, shown) = match (place.tree, idle) {
         ("cpu", 1) => ("cpu.shares", "3"),
         ("cpu", _) => ("cpu.shares", "1024"),
@@ -395,7 +395,7 @@ fn bytes(value: &str, unlimited: &str) -> io::Result<u64> {
     if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(errno(EINVAL));
     }
-    // Nothing at all is zero, and too much wraps around.
+    // An empty text is zero, and an overflow wraps around.
     let number = digits.bytes().fold(0_u64, |number, digit| {
         number
             .wrapping_mul(10)

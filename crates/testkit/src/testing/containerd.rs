@@ -1,4 +1,4 @@
-//! A real containerd for tests and measurements, as `bench/containerd` starts it, and groups for its pods.
+//! A real containerd for tests and measurements, started by `bench/containerd`, and groups for its pods.
 
 use super::skip;
 use koord_host::Controller;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The environment variable that names the directory that `bench/containerd get` made.
+/// Environment variable with the directory that `bench/containerd get` created.
 pub const CONTAINERD: &str = "KOORD_CONTAINERD";
 
 /// Name of the image that the containerd has for containers: busybox.
 pub const IMAGE: &str = "koord.local/busybox:1";
 
-/// A part of the program: a measurement may run far from the repository.
+/// Embedded in the program: a measurement may run far from the repository.
 const SCRIPT: &str = include_str!("../../../../bench/containerd");
 
 fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
@@ -44,7 +44,7 @@ pub fn containerd_for_test() -> Option<PathBuf> {
     found
 }
 
-/// A containerd with NRI and a state directory of its own. Dropping it stops it and its containers.
+/// A containerd with NRI and a state of its own. Dropping it also ends its containers.
 #[derive(Debug)]
 pub struct Containerd {
     directory: PathBuf,
@@ -65,7 +65,7 @@ impl Containerd {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let directory = containerd_for_test()?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        // Sockets have short paths.
+        // Paths of sockets must be short.
         let run = format!("/tmp/koord-containerd-{}-{count}", std::process::id());
         match Self::start(&directory, Path::new(&run)) {
             Ok(mut one) => {
@@ -90,10 +90,10 @@ impl Containerd {
         Ok(one)
     }
 
-    /// Kills the daemon as a crash would; containers keep running.
+    /// Ends the daemon like a crash; its containers keep running.
     ///
     /// # Panics
-    /// When none runs.
+    /// When no daemon runs.
     pub fn kill(&self) {
         self.script("kill");
     }
@@ -130,7 +130,7 @@ impl Containerd {
         self.path("nri.sock")
     }
 
-    /// `ctr` for the containers of the CRI.
+    /// Returns the command `ctr` for the containers of the CRI.
     #[must_use]
     pub fn ctr(&self) -> Command {
         let mut ctr = Command::new(self.directory.join("bin/ctr"));
@@ -151,8 +151,8 @@ impl Drop for Containerd {
     }
 }
 
-/// A group for pods' groups, in every hierarchy, which is removed with all below it on drop. What runs
-/// there has to end before: a [`Containerd`] is dropped first.
+/// A group for pods' groups, in every hierarchy, which is removed with all groups below it on drop. Its
+/// processes must end before: a [`Containerd`] is dropped first.
 #[derive(Debug)]
 pub struct Groups(Cgroup);
 
@@ -188,7 +188,7 @@ impl Drop for Groups {
     }
 }
 
-/// Removes a group and those below it, as far as nothing runs there.
+/// Removes a group and those below it, except groups with processes.
 fn remove_empty(group: &Path) {
     for below in group.read_dir().into_iter().flatten().flatten() {
         if below.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -15,23 +15,22 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::Location;
 
-/// The environment variable that names the file to which skipped tests are added, one line each:
-/// test, need and reason, separated by tabs.
+/// Environment variable with the file to which skipped tests are appended, one line each: test, need and
+/// reason, separated by tabs.
 pub const SKIPPED_FILE: &str = "KOORD_SKIPPED";
 
-/// Says that the running test, or a part of it, is skipped because this machine lacks `need`.
+/// Records that the running test, or a part of it, is skipped because this machine lacks `need`.
 ///
-/// `need` is a word that `.ci/skips` knows how to look for by itself: it fails the gate when the
-/// machine has it after all, or when it does not know the word. `why` is for the reader.
+/// `need` is a word that `.ci/skips` can check by itself: it fails the gate when the machine has it after
+/// all, or when the word is unknown. `why` is for the reader.
 ///
 /// # Panics
-/// When the file named by [`SKIPPED_FILE`] cannot be added to: a skip must not
-/// go unnoticed.
+/// When the file named by [`SKIPPED_FILE`] cannot be appended to: a skip must not go unnoticed.
 #[track_caller]
 #[allow(clippy::print_stderr, reason = "a skipped test must say so")]
 pub fn skip(need: &str, why: impl std::fmt::Display) {
     let thread = std::thread::current();
-    // The harness names a test's thread after it, unless it runs one test after another.
+    // The harness names a test's thread after it, unless it runs tests one after another.
     let test = match thread.name() {
         Some(name) if name != "main" => name.to_owned(),
         _ => Location::caller().to_string(),
@@ -42,7 +41,7 @@ pub fn skip(need: &str, why: impl std::fmt::Display) {
         return;
     };
     let line = format!("{test}\t{need}\t{why}\n");
-    // One write, so that the lines of tests that run at once do not mix.
+    // One write, so that the lines of concurrent tests do not mix.
     let added = OpenOptions::new()
         .append(true)
         .create(true)

@@ -1,5 +1,5 @@
-//! A library that answers as NVIDIA's does: a shared object that the test compiles, so that what loads the
-//! library is what is tested.
+//! A fake of NVIDIA's library: a shared object that the test compiles, so that the code that loads the
+//! library is tested.
 
 use super::skip;
 use crate::fake::Tree;
@@ -28,7 +28,7 @@ pub struct FakeGpu {
     pub watched: bool,
 }
 
-/// A fake NVML in a directory of its own, which also has the files with its answers.
+/// The library, in a directory of its own, with the files of its results.
 #[derive(Debug)]
 pub struct FakeNvml {
     dir: PathBuf,
@@ -97,7 +97,7 @@ impl FakeNvml {
         fs::read_to_string(self.dir.join(file)).unwrap_or_default()
     }
 
-    /// Puts the GPU of `bus` into sysfs, with NVIDIA's driver, on this NUMA node and below `root_complex`.
+    /// Adds the GPU of `bus` to sysfs, with NVIDIA's driver, on this NUMA node and below `root_complex`.
     ///
     /// # Errors
     /// When it cannot be written.

@@ -5,27 +5,27 @@ use std::time::{Duration, Instant};
 /// Timeout after which a test fails: a machine that builds and tests is busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Returns the delay before the next check after a wait of `waited`: a sixteenth of it, from 2 ms to 500 ms.
-/// Checks then take little CPU, and a wait ends soon after its condition is true.
+/// Returns the delay before the next check, after `waited`: short at first, and a sixteenth of the wait
+/// later, so that a check costs little and a wait ends soon after it could.
 fn pause(waited: Duration) -> Duration {
     (waited / 16).clamp(Duration::from_millis(2), Duration::from_millis(500))
 }
 
-/// Looks again and again until `check` returns a value, for at most [`PATIENCE`].
+/// Polls until `check` returns a value, for at most [`PATIENCE`].
 ///
-/// It is for what a test cannot watch: another process, a file of the kernel. Objects of an API server have
-/// informers, parts of the program under test have channels and `Notify`.
+/// For conditions that a test cannot watch: another process, a file of the kernel. Objects of an API server
+/// have informers, parts of the program under test have channels and `Notify`.
 ///
 /// # Panics
-/// When `what` is not there in time.
+/// When `what` does not happen in time.
 pub async fn eventually<T>(what: &str, check: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_within(PATIENCE, what, check).await
 }
 
-/// Looks again and again as [`eventually`] does, for at most `patience` of tokio's time, which may be paused.
+/// Polls like [`eventually`], for at most `patience` of tokio's time, which may be paused.
 ///
 /// # Panics
-/// When `what` is not there in time.
+/// When `what` does not happen in time.
 pub async fn eventually_within<T>(
     patience: Duration,
     what: &str,
@@ -37,7 +37,7 @@ pub async fn eventually_within<T>(
     }
 }
 
-/// Looks again and again as [`eventually`] does, without an end: the caller has a deadline of its own.
+/// Polls like [`eventually`], without a limit: the caller has a deadline of its own.
 pub async fn poll_until<T>(mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let start = tokio::time::Instant::now();
     loop {
@@ -48,10 +48,10 @@ pub async fn poll_until<T>(mut check: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
-/// Looks again and again as [`eventually`] does, in tests without a runtime.
+/// Polls like [`eventually`], in tests without a runtime.
 ///
 /// # Panics
-/// When `what` is not there in time.
+/// When `what` does not happen in time.
 #[track_caller]
 pub fn eventually_blocking<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
