@@ -41,7 +41,7 @@ fn spec(policy: &str, script: &str) -> Value {
     })
 }
 
-/// Directories of groups, in any hierarchy, with this name below the hierarchy's root.
+/// Returns the directories of groups, in any hierarchy, with this name below the hierarchy's root.
 fn groups(world: &World) -> Vec<PathBuf> {
     let trees = Path::new("/sys/fs/cgroup").read_dir().unwrap().flatten();
     let groups = trees.map(|tree| world.parent.under(&tree.path()));
@@ -83,7 +83,7 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
     for line in ["hello job\n", "\n256\n", "\n50000\n", "\n99", &group] {
         assert!(log.contains(line), "{line:?} is not in {log}");
     }
-    // A pod that is over keeps its log, and nothing in the runtime.
+    // A finished pod keeps its log, and nothing in the runtime.
     assert_eq!(left(&containerd).await, (0, 0));
     world.delete("job").await;
     world.gone("job").await;
@@ -105,7 +105,7 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
     world.delete("crash").await;
     world.gone("crash").await;
 
-    // SIGTERM is answered, and the answer is seen in the log before the pod goes.
+    // The container handles SIGTERM, and its output is in the log before the pod is removed.
     let polite = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done";
     world.create("polite", spec("Always", polite)).await;
     world.in_phase("polite", "Running").await;
@@ -181,7 +181,7 @@ async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
     let (is_error, text) = session.output.recv().await.unwrap();
     assert_eq!((is_error, &text[..]), (false, &b"said\n"[..]));
     assert_eq!(session.exit.wait().await, Ok(4));
-    // This one lets the container end, and may be killed with it before it has ended itself.
+    // This command lets the container end, and may be killed with it before it has ended itself.
     let go = command("touch /go");
     let going = execs.start("default", "stays", "c", go).await.unwrap();
     let stays = world.in_phase("stays", "Failed").await;

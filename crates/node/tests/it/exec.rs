@@ -24,7 +24,7 @@ fn shell(script: &str) -> ExecOptions {
 #[tokio::test]
 async fn commands_run_where_their_container_does() {
     let world = World::new().await;
-    // Before the node makes its groups.
+    // Checked before the node creates its groups.
     let confined = world.can_confine();
     let execs = Execs::default();
     assert!(
@@ -97,7 +97,7 @@ async fn commands_run_where_their_container_does() {
     let error = run(none).await.unwrap_err();
     assert!(error.contains("/no/such"), "{error}");
 
-    // Whoever goes away takes his command with him.
+    // A client that disconnects ends its command.
     let mut session = run(shell("echo $$; exec sleep 1000")).await.unwrap();
     let (_, pid) = session.output.recv().await.unwrap();
     let pid = std::str::from_utf8(&pid).unwrap().trim().to_owned();
@@ -171,7 +171,7 @@ async fn a_container_is_ready_when_its_probes_say_so() {
 async fn a_container_that_fails_its_liveness_probe_is_started_again() {
     let world = World::new().await;
     let node = world.start().await;
-    // It does not listen to SIGTERM, so the grace of the probe has to pass.
+    // It ignores SIGTERM, so the grace period of the probe has to pass.
     let script = "trap '' TERM; while :; do sleep 1; done";
     let spec = json!({"terminationGracePeriodSeconds": 1000, "containers": [{
         "name": "c", "image": "host", "command": ["/bin/sh", "-c", script],

@@ -149,7 +149,7 @@ async fn a_deleted_pod_gets_a_signal_and_its_grace() {
                     })
             })
             .await;
-        // The trap is set once the script has said something.
+        // The trap is set once the script has printed something.
         world
             .until("up", || async {
                 let options = koord_node::LogOptions::default();
@@ -178,7 +178,7 @@ async fn a_deleted_pod_gets_a_signal_and_its_grace() {
         .collect()
         .await;
     let text = String::from_utf8(text).unwrap();
-    // The shell may also say that its `sleep` got the signal.
+    // The shell may also print that its `sleep` got the signal.
     assert!(
         text.starts_with("up\n") && text.lines().any(|line| line == "bye"),
         "{text}"
@@ -407,7 +407,7 @@ async fn pod_resources_lists_the_pods_that_have_not_ended() {
     let error = get("over").await.unwrap_err();
     assert_eq!(error.message(), "pod over in namespace default not found");
     node.stop().await;
-    // A node that is started again takes the place of the socket.
+    // A restarted node replaces the socket.
     let again = world.start().await;
     let asked = || async {
         let mut kubelet = PodResourcesListerClient::new(grpc::connect(&socket));

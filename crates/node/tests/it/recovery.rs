@@ -99,7 +99,7 @@ async fn a_pod_that_is_being_deleted_does_not_hold_up_the_end() {
     let end = tokio::time::timeout(std::time::Duration::from_secs(15), node.stop());
     assert!(end.await.is_ok(), "its grace of 30 s is cut short");
     assert!(!world.root.cgroup(&world.parent).exists());
-    // The next start finishes what was begun.
+    // The next start completes the unfinished work.
     let node = world.start().await;
     world.gone("stubborn").await;
     node.stop().await;

@@ -111,7 +111,7 @@ async fn a_taken_address_and_a_used_directory_are_named() {
 async fn status_is_written_again_while_the_node_is_not_ready() {
     let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
     let world = World::with_clock(Clock::following_tokio(epoch)).await;
-    // Without groups: what they need is not done in paused time.
+    // Without groups: their work does not happen in paused time.
     let options = Options {
         unconfined: true,
         ..world.options()
@@ -127,7 +127,7 @@ async fn status_is_written_again_while_the_node_is_not_ready() {
     assert_eq!(ready(&first).0, "True");
     for _ in 0..2 {
         let before = ready(&nodes.get(NODE).await.unwrap()).1;
-        // Nothing is written while all is as it must be.
+        // Nothing is written while the Node is up to date.
         tokio::time::sleep(Duration::from_secs(60)).await;
         let after = ready(&nodes.get(NODE).await.unwrap()).1;
         assert_eq!(before, after);

@@ -67,7 +67,7 @@ async fn pod_without_settings_reaches_nothing_of_the_host() {
     let plain = |text: &str| {
         let lines = text.lines().filter(|line| {
             let first = line.split([':', ' ']).next().unwrap_or_default();
-            // The second line of a complaint is indented.
+            // The second line of an error message is indented.
             !["", "cat", "ls", "mkdir", "mount", "rm", "/bin/sh", "sh"].contains(&first)
         });
         let mut lines: Vec<&str> = lines.map(str::trim_end).collect();
@@ -76,7 +76,7 @@ async fn pod_without_settings_reaches_nothing_of_the_host() {
     };
     assert_eq!(plain(&log), plain(&expected), "{log}");
 
-    // Commands in it may do as little.
+    // Commands in the container have no more rights.
     world
         .create("q", spec("sleep 1000", &nothing, &nothing))
         .await;

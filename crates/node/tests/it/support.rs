@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Longer than anything takes; a test that waits so long has failed.
+/// Timeout that is longer than any operation takes: after it a test has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) const NODE: &str = "here";
@@ -89,7 +89,7 @@ impl World {
     pub(crate) fn can_confine(&self) -> bool {
         let group = self.root.cgroup(&self.parent);
         let made = self.root.has_cgroups() && group.create(&[Controller::Cpu]).is_ok();
-        // Removed again: the node must be the one that makes it.
+        // Removed again: the node must be the one that creates it.
         let removed = group.remove().is_ok();
         if !made || !removed {
             koord_host::testing::skip("cgroup-write", "the cgroup tree cannot be written");
@@ -141,7 +141,7 @@ impl World {
         issued.unwrap().status.unwrap().token
     }
 
-    /// Lets a service account get a resource of no namespace.
+    /// Grants a service account `get` on a cluster-scoped resource.
     pub(crate) async fn allow(&self, account: &str, resource: &str) {
         use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
         let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": account},
@@ -185,7 +185,7 @@ impl World {
         self.create(name, spec).await
     }
 
-    /// Asks `check` after each change of a pod, and twice a second, until it answers.
+    /// Calls `check` after each change of a pod, and twice a second, until it returns a value.
     pub(crate) async fn until<T, F>(&self, what: &str, check: impl Fn() -> F) -> T
     where
         F: Future<Output = Option<T>>,

@@ -127,7 +127,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until the object is gone, which may be so already.
+    /// Waits until the object is gone; returns at once if it is gone already.
     pub(crate) async fn until_gone<K>(&self, api: &Api<K>, name: &str)
     where
         K: kube_core::Resource<DynamicType = ()>

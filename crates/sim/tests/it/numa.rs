@@ -73,7 +73,7 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
         .until_is::<NodeResourceTopology>(|report| free(report, [3, 3]))
         .await;
 
-    // What runs keeps its place when the simulation is started again.
+    // Running pods keep their resources when the simulation is restarted.
     cluster.stop_simulation().await;
     cluster.create(pods.clone(), pod("d", "5")).await;
     cluster.simulate(0);
