@@ -710,14 +710,14 @@ fn random_walks_end_where_this_kernel_does() {
     };
     let version = first.version();
     drop(first);
-    // A few for the gate; `KOORD_WALKS=100` when the rules of the fake have changed. The same ones
-    // every time: what is found today must be found tomorrow.
+    // A few for the gate; `KOORD_WALKS=100` when the rules of the fake have changed. The walks are equal
+    // every time, so that failures are reproducible.
     let walks = std::env::var("KOORD_WALKS").map_or(6, |walks| walks.parse().unwrap());
     let mut runner = TestRunner::new_with_rng(
         Config {
             cases: walks,
             failure_persistence: None,
-            // A step costs the kernel milliseconds; the difference says enough.
+            // A step costs the kernel milliseconds; the reported difference is enough.
             max_shrink_iters: 0,
             ..Config::default()
         },

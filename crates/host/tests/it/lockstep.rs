@@ -1,13 +1,13 @@
 //! Runs equal steps on this machine's kernel and on the fake kernel, and compares the results.
 //!
-//! A step is one line: `mkdir GROUP`, `rmdir GROUP` or `GROUP FILE VALUE`, past our own validation.
-//! `GROUP` is below a group of the test's own, `.` is that group. `FILE` is looked up in the v1
-//! hierarchy that its name begins with, or in the one named before a slash (`cpuset/cgroup.procs`).
-//! `$0` and `$1` in a value are two processes that do nothing. A line `differs: REASON` says that
-//! the fake deliberately answers the next step otherwise.
+//! A step is one line: `mkdir GROUP`, `rmdir GROUP` or `GROUP FILE VALUE`, without koord's own validation.
+//! `GROUP` is below a group of the test's own, `.` is that group. `FILE` is looked up in the v1 hierarchy
+//! that its name begins with, or in the one named before a slash (`cpuset/cgroup.procs`). `$0` and `$1` in a
+//! value are two processes that do nothing. A line `differs: REASON` marks that the fake deliberately returns
+//! another result for the next step.
 //!
-//! After every step both must have answered with the same error number, or none, and every file in
-//! [`WATCHED`] must say the same in every group: what the kernel changes on the side counts too.
+//! After every step both must have returned the same error number, or none, and every file in [`WATCHED`]
+//! must have the same content in every group: side effects of the kernel count too.
 
 use crate::support::{CONTROLLERS, Playground};
 use koord_host::root::{KernelWriter, RealWriter};
@@ -72,7 +72,7 @@ struct Side {
     root: Root,
     writer: Arc<dyn KernelWriter>,
     base: CgroupPath,
-    /// Groups that the steps have made.
+    /// Groups that the steps have created.
     groups: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ impl Side {
             None => (spec.split('.').next().unwrap(), spec),
         };
         let mount = match self.root.version() {
-            // One tree; a hierarchy's name means something on v1 only.
+            // One tree; a hierarchy's name has a meaning on v1 only.
             Version::V2 if spec.contains('/') => None,
             Version::V2 => self.root.unified_mount(),
             Version::V1 if tree == "cgroup" => self.root.unified_mount(),
@@ -144,7 +144,7 @@ impl Side {
                 let Some(path) = self.file(group, spec) else {
                     continue;
                 };
-                // The controllers of the test's own group are those of whoever else tests.
+                // The controllers of the test's own group depend on other tests.
                 if group == "." && spec == "cgroup.controllers" {
                     continue;
                 }
@@ -176,7 +176,7 @@ fn named(text: &str, pids: &[u32]) -> String {
     names.join(" ")
 }
 
-/// A step that was answered differently.
+/// A step with different results.
 pub(crate) struct Difference(String);
 
 impl fmt::Display for Difference {
@@ -185,7 +185,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Two machines in step, and two processes.
+/// Two machines that run equal steps, and two processes.
 pub(crate) struct Lockstep {
     _ground: Playground,
     _tree: fake::Tree,
@@ -242,7 +242,7 @@ impl Lockstep {
         self.real.root.version()
     }
 
-    /// Takes one step on both.
+    /// Runs one step on both.
     pub(crate) fn step(&mut self, step: &str) -> Result<(), Difference> {
         let pids: Vec<u32> = self.processes.iter().map(Child::id).collect();
         let fake = self.fake.step(step, &pids);
@@ -260,7 +260,7 @@ impl Lockstep {
             text = format!("    kernel: {real:?}, fake: {fake:?}\n");
         }
         let (real, fake) = (self.real.files(&pids), self.fake.files(&pids));
-        // Each difference once: the steps after it have it too.
+        // Each difference once: it also exists after later steps.
         let mut differences = BTreeSet::new();
         let files: BTreeSet<_> = real.keys().chain(fake.keys()).collect();
         for file in files {
@@ -284,7 +284,7 @@ impl Lockstep {
 impl Drop for Lockstep {
     fn drop(&mut self) {
         for process in &mut self.processes {
-            // Ended already is as good.
+            // The process may have ended already.
             let _ = process.kill();
             let _ = process.wait();
         }

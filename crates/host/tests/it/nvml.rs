@@ -1,4 +1,4 @@
-//! NVIDIA's library: loaded for real, from a shared object that the test compiles.
+//! NVIDIA's library, actually loaded from a shared object that the test compiles.
 
 use koord_host::nvml::{Gpu, LIBRARY, Nvml, NvmlError, Xid};
 use koord_host::testing::{FakeGpu, FakeNvml};
@@ -44,7 +44,7 @@ fn gpus_are_those_of_the_library() {
     };
     assert_eq!(gpus, [gpu(A, "0000:3b:00.0"), gpu(B, "0000:86:00.0")]);
 
-    // One that has fallen off the bus hides no other.
+    // A GPU that has fallen off the bus does not hide the others.
     fake.put("lost", "0").unwrap();
     let (gpus, lost) = nvml.gpus().unwrap();
     assert_eq!(gpus.len(), 1);
@@ -98,7 +98,7 @@ fn critical_xids_are_told_and_those_of_applications_are_not() {
         absence,
         "nvmlDeviceGetHandleByPciBusId_v2: GPU is lost (code 15)"
     );
-    // The subscription outlives who made it.
+    // The subscription outlives the handle that created it.
     drop(nvml);
     assert_eq!(
         told("74 -1"),

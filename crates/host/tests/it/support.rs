@@ -1,4 +1,4 @@
-//! A group of its own on the real tree, removed at the end.
+//! A group of the test's own on the real tree, removed at the end.
 
 use koord_host::testing::skip;
 use koord_host::{CgroupPath, Controller, HostError, Root};
