@@ -1,19 +1,19 @@
 //! The Linux kernel under an injectable root: cgroup v1 and v2, procfs, sysfs, PSI, scheduling
 //! attributes and process placement.
 //!
-//! Start from a [`Root`]: it knows where procfs, sysfs and the cgroup tree are and which cgroup
-//! hierarchies are mounted. A [`Cgroup`] is one group seen through all of them; it reads typed
-//! values and writes them back, and never cares which cgroup version the machine runs.
+//! Start from a [`Root`]: it holds the locations of procfs, sysfs and the cgroup tree, and the mounted
+//! cgroup hierarchies. A [`Cgroup`] is one group across all of them; it reads typed values and writes
+//! them back, independent of the machine's cgroup version.
 //!
-//! Conventions, everywhere in this crate:
+//! Conventions in this crate:
 //! * a group, process or file that is gone is `Ok(None)` when reading, and an error for which
 //!   [`HostError::is_gone`] holds when writing;
-//! * content that cannot be understood is [`HostError::Malformed`], with path and content;
+//! * content that cannot be parsed is [`HostError::Malformed`], with path and content;
 //! * values are in the units of the cgroup v1 files (shares, microseconds, bytes), -1 means
-//!   unlimited where v1 says so.
+//!   unlimited where it does in v1.
 //!
-//! Invariants: nothing here knows Kubernetes; this is the only crate of the workspace where
-//! `unsafe` may appear, and each use says why it is sound.
+//! Invariants: this crate does not depend on Kubernetes; it is the only crate of the workspace where
+//! `unsafe` may appear, and each use has a comment on its soundness.
 
 // The fake kernel is koord-testkit's source, which names this crate from outside. Tests that depend on this
 // crate, and its own, compile it as a part of this crate: another copy would have other types.
@@ -89,7 +89,7 @@ pub fn user_id() -> u32 {
 /// Returns the size in bytes of the file system that holds `path`.
 ///
 /// # Errors
-/// When the path does not exist or cannot be asked.
+/// When the path does not exist or statvfs fails.
 pub fn filesystem_size(path: &std::path::Path) -> Result<u64> {
     let stat =
         rustix::fs::statvfs(path).map_err(|error| HostError::io("statvfs", path, error.into()))?;

@@ -40,7 +40,7 @@ impl Phase {
         }
     }
 
-    /// Returns a label for people who have not read the text.
+    /// Returns a label for readers without further context.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

@@ -36,7 +36,7 @@ pub struct Scenario {
 /// Cost of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceLoad {
-    /// True for nginx, false for our own service.
+    /// True for nginx, false for koord's own service.
     pub nginx: bool,
     /// CPU time per request, in microseconds; of nginx, roughly.
     pub us: f64,

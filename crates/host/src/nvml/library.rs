@@ -143,7 +143,7 @@ impl Handle {
         let name = CString::new(path.as_os_str().as_bytes());
         let name = name.map_err(|error| absent(error.to_string()))?;
         // SAFETY: the name ends with a zero. What the library does when it is loaded is its business: it
-        // is the driver's, named by whoever runs this.
+        // is the driver's, named by the user.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(absent(loader_said()));

@@ -154,7 +154,7 @@ fn small(number: u64) -> u32 {
 
 /// Returns whether L3 cache and memory bandwidth can be partitioned: according to a mounted resctrl, else by
 /// the processor's flags, where the kernel has a mount point for it. The flags are those of x86; on ARM only
-/// a mounted resctrl tells.
+/// a mounted resctrl shows it.
 ///
 /// # Errors
 /// When a file cannot be read or parsed.

@@ -12,7 +12,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// [`Invalid`](crate::HostError::Invalid) before anything is written; else the kernel's error, with path
-    /// and value. [`is_gone`](crate::HostError::is_gone) tells a vanished group.
+    /// and value. [`is_gone`](crate::HostError::is_gone) is true for a vanished group.
     pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
         let target = Target::cgroup(self.path(), resource);
         self.root().write_target(&target, value)

@@ -495,7 +495,7 @@ impl Root {
     ///
     /// # Errors
     /// [`HostError::Invalid`] before anything is written; else the kernel's error, with path
-    /// and value. [`HostError::is_gone`] tells a vanished group or process.
+    /// and value. [`HostError::is_gone`] is true for a vanished group or process.
     pub fn write_target(&self, target: &Target, value: &str) -> Result<Written> {
         self.write_target_after(target, value, None)
     }
