@@ -246,8 +246,8 @@ impl Root {
         self.0.v1.iter().map(|(controller, _)| *controller)
     }
 
-    /// Returns the mount point of the unified tree: the only tree on v2; on a hybrid set-up, the one in addition to
-    /// the v1 hierarchies.
+    /// Returns the mount point of the unified tree: the only tree on v2; on a hybrid set-up, the one in
+    /// addition to the v1 hierarchies.
     #[must_use]
     pub fn unified_mount(&self) -> Option<&Path> {
         self.0.unified.as_deref()

@@ -129,8 +129,8 @@ pub fn workload(neighbour: Neighbour, scratch: &Path, counter: &Path) -> Option<
     Some(args.into_iter().chain(counter).collect())
 }
 
-/// Returns a command line of ffmpeg that encodes a test picture without end, with its progress in a file next to the
-/// counters.
+/// Returns a command line of ffmpeg that encodes a test picture without end, with its progress in a file next
+/// to the counters.
 fn ffmpeg(counter: &Path) -> Vec<String> {
     let program = scenario::program("ffmpeg").unwrap_or_else(|| "ffmpeg".into());
     let encode = "-nostdin -loglevel error -f lavfi -i testsrc2=size=1280x720:rate=30 -c:v libx264 \

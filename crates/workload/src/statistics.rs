@@ -14,8 +14,8 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Returns a percentile of `sorted` values by the nearest-rank method: the least of them that at least `percent` of 100
-/// values do not exceed. `None` for no values.
+/// Returns a percentile of `sorted` values by the nearest-rank method: the least of them that at least
+/// `percent` of 100 values do not exceed. `None` for no values.
 #[must_use]
 pub fn percentile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
     let rank = (sorted.len() * percent).div_ceil(100);
