@@ -198,9 +198,9 @@ enum EvictionError {
 /// Error of killing a pod.
 #[derive(Debug, thiserror::Error)]
 enum KillError {
-    #[error("no running container found")]
+    #[error("none of its containers is known to run")]
     NoContainers,
-    #[error("processes still running after being killed")]
+    #[error("some processes did not die")]
     StillRunning,
     #[error(transparent)]
     Host(#[from] HostError),

@@ -385,7 +385,7 @@ async fn kinds_that_clients_of_upstream_expect_are_there() {
         "version": "v1", "groupPriorityMinimum": 1, "versionPriority": 1}});
     let answer = cluster.post(path, service).await;
     let warned = answer.headers.get("warning").unwrap().to_str().unwrap();
-    assert!(warned.contains("not passed on"), "{warned}");
+    assert!(warned.contains("not forwarded"), "{warned}");
     answer.expect(201);
 }
 

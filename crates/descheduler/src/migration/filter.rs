@@ -294,7 +294,7 @@ impl Rules {
         let detail = match replicas {
             0 => match snapshot.workloads.get(&owner.uid) {
                 Some(Workload::Known { .. }) => format!("{kind} {name} wants no replica"),
-                _ => format!("the number of replicas of {kind} {name} cannot be determined"),
+                _ => format!("nobody can say how many replicas {kind} {name} wants"),
             },
             1 => format!("it is the only replica of {kind} {name}"),
             all if all == migrating => {

@@ -81,7 +81,7 @@ impl Evictable {
         if pod.owners.is_empty() && !self.evict_all_bare_pods && !failed {
             return Err(SkipReason::new(
                 "BarePods",
-                "it has no owner, so no controller would recreate it",
+                "nobody owns it, so nobody would make it anew",
             ));
         }
         self.by_priority(pod)?;

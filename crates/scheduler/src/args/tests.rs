@@ -112,7 +112,7 @@ fn all_gates_are_accepted_and_set() {
     assert_eq!(
         options.notes,
         [
-            "--feature-gates SchedulerPopFromBackoffQ=false has no effect: this scheduler does as \
+            "--feature-gates SchedulerPopFromBackoffQ=false has no effect: this scheduler behaves as \
           with its default"
         ]
     );

@@ -120,7 +120,7 @@ async fn send_placement(
         let over = matches!(phase, Some("Failed" | "Succeeded"));
         if is_other_pod || over || metadata.deletion_timestamp.is_some() {
             let state = match (is_other_pod, over) {
-                (true, _) => "is_other_pod",
+                (true, _) => "gone",
                 (_, true) => "over",
                 _ => "being deleted",
             };

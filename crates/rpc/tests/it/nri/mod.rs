@@ -491,7 +491,7 @@ async fn lost_connection_is_replaced_by_exactly_one() {
         ("registration: ", 4.0),
         ("not synchronized within 30s", 6.0),
         ("closed", 6.0),
-        ("above the limit", 6.0),
+        ("exceeds the limit", 6.0),
     ];
     for (at, (expected, seconds)) in steps.into_iter().enumerate() {
         let (stream, _) = listener.accept().await.unwrap();
