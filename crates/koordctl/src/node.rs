@@ -1,5 +1,5 @@
 //! `koord node status` shows what the node agent measures and enforces, by which means, and what this kernel
-//! lacks. `koord node topology` is in [`topology`].
+//! lacks. `koord node topology` is in `topology`.
 
 mod topology;
 

@@ -102,7 +102,7 @@ impl TrackedPods {
         Some(changed)
     }
 
-    /// Removes pods that are not listed once their cgroup is removed or [`KEEP_MS`] has passed.
+    /// Removes pods that are not listed once their cgroup is removed or `KEEP_MS` has passed.
     pub fn sweep(&mut self, now_ms: u64, root: &Root, store: &mut Store) {
         self.missing.retain(|_, (pod, group, since)| {
             let keep = now_ms.saturating_sub(*since) < KEEP_MS && root.cgroup(group).exists();

@@ -28,7 +28,7 @@ pub enum SnapshotError {
     /// The file is no snapshot, or incomplete.
     #[error("{0}")]
     Format(&'static str),
-    /// The snapshot is older than [`MAX_AGE_MS`].
+    /// The snapshot is older than `MAX_AGE_MS`.
     #[error("metric snapshot is {age} s old, maximum is {} s", MAX_AGE_MS / 1000, age = .0)]
     Old(u64),
     /// The wall clock was set back since the snapshot.
