@@ -6,6 +6,7 @@ use koord_app::Clock;
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client, Informer, Scope, patch};
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Barrier;
 use tokio_util::sync::CancellationToken;
 
 struct Cluster {
@@ -32,7 +33,12 @@ impl Cluster {
     }
 
     /// Returns a replica with its own cache.
-    async fn replica(&self, retries: &Retries, pace: u64) -> (Evaluator, Arc<Counted>) {
+    async fn replica(
+        &self,
+        retries: &Retries,
+        pace: u64,
+        second_writes: &Arc<Barrier>,
+    ) -> (Evaluator, Arc<Counted>) {
         let all = Scope::default();
         let store =
             Informer::<ElasticQuota>::start_store(self.client.clone(), all, self.stop.clone());
@@ -44,6 +50,7 @@ impl Cluster {
             conflicts: AtomicU64::default(),
             turn: AtomicU64::default(),
             pace,
+            second_writes: second_writes.clone(),
         });
         (Evaluator::new(access.clone(), retries.clone()), access)
     }
@@ -68,6 +75,8 @@ struct Counted {
     turn: AtomicU64,
     /// Makes the delays of one replica other than another's.
     pace: u64,
+    /// Where the second write of each replica waits until the other has read, too: one of them conflicts.
+    second_writes: Arc<Barrier>,
 }
 
 impl QuotaAccess for Counted {
@@ -85,6 +94,9 @@ impl QuotaAccess for Counted {
             // The network: long enough for the other replica to read what this is about to write.
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(Duration::from_millis(1 + turn * self.pace % 7)).await;
+            if turn == 1 {
+                self.second_writes.wait().await;
+            }
             let result = self.inner.charge(quota, used, pause).await;
             let counter = if result.is_ok() {
                 &self.written
@@ -120,8 +132,15 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
         },
     ] {
         let cluster = Cluster::start(&limited(&LIMIT.to_string())).await;
-        let (one, one_count) = cluster.replica(&retries, 3).await;
-        let (two, two_count) = cluster.replica(&retries, 5).await;
+        let second_writes = Arc::new(Barrier::new(2));
+        let (one, one_count) = cluster.replica(&retries, 3, &second_writes).await;
+        let (two, two_count) = cluster.replica(&retries, 5, &second_writes).await;
+        // Each replica writes once undisturbed, so that both have written whoever wins below.
+        for replica in [&one, &two] {
+            let request = list(&json!({"cpu": "1"}));
+            let key = ObjectKey::new("default", "q");
+            replica.evaluate(key, request).await.unwrap();
+        }
         let writer = |index: usize| {
             let evaluator = if index.is_multiple_of(2) {
                 one.clone()
@@ -151,7 +170,7 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
         };
         let writers = futures::future::join_all((0..40).map(|index| tokio::spawn(writer(index))));
         let (granted, ()) = futures::join!(writers, other_writers);
-        let granted: u64 = granted.into_iter().map(Result::unwrap).sum();
+        let granted = 2 + granted.into_iter().map(Result::unwrap).sum::<u64>();
         let count = |of: fn(&Counted) -> &AtomicU64| {
             [&one_count, &two_count].map(|counted| of(counted).load(Ordering::Relaxed))
         };
