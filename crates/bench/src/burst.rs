@@ -4,7 +4,7 @@
 //! throttled though it stays within its limit. The real koordlet sets `cpu.cfs_burst_us`, as NodeSLO
 //! configures it; it runs in both modes. A service of the same kind without a limit is the reference.
 
-use super::koordlet::agent::{Agent, Program, Settings};
+use super::koordlet::agent::{AgentSettings, KoordletAgent, KoordletProgram};
 use super::koordlet::fixture::Groups;
 use super::koordlet::objects;
 use super::koordlet::world::World;
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "koordlet", value_parser = ["koordlet", "bench"])]
     by: String,
     #[command(flatten)]
-    settings: Settings,
+    settings: AgentSettings,
     /// Keep logs and files of the agent in this directory.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -73,7 +73,7 @@ enum Mode {
 /// One measured window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Run {
+struct BurstRun {
     mode: Mode,
     p50_us: f64,
     p90_us: f64,
@@ -97,7 +97,7 @@ struct Run {
 /// Medians of the runs of a mode that count.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Summary {
+struct BurstSummary {
     mode: Mode,
     p50_us: f64,
     p90_us: f64,
@@ -117,12 +117,12 @@ pub(super) struct BurstFigures {
     rate: f64,
     bursts: &'static str,
     set_by: String,
-    modes: Vec<Summary>,
+    modes: Vec<BurstSummary>,
     /// Reduction of p99 by burst, in percent of p99 without it.
     p99_lower_percent: f64,
     /// Runs that noise spoiled.
     rejected: usize,
-    runs: Vec<Run>,
+    runs: Vec<BurstRun>,
 }
 
 /// Measures.
@@ -166,12 +166,18 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
         "koordlet" => {
             let slo = json!({"metadata": {"name": objects::NODE}, "spec": policy(Mode::Limited)});
             let world = World::start(&work, pods, slo).await?;
-            let agent = Agent::start(&Program::ours()?, &args.settings, &groups, &world, &work)?;
+            let agent = KoordletAgent::start(
+                &KoordletProgram::ours()?,
+                &args.settings,
+                &groups,
+                &world,
+                &work,
+            )?;
             Some((world, agent))
         }
         _ => None,
     };
-    let mut scene = Scene {
+    let mut scene = BurstScene {
         limited,
         free,
         agent,
@@ -206,14 +212,14 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
     Ok(report(args, runs))
 }
 
-struct Scene {
+struct BurstScene {
     limited: Service,
     free: Service,
-    agent: Option<(World, Agent)>,
+    agent: Option<(World, KoordletAgent)>,
     seconds: u32,
 }
 
-impl Scene {
+impl BurstScene {
     /// Has the burst set or removed, and waits until the kernel file has the value.
     async fn enter(&mut self, mode: Mode) -> Result<()> {
         let burst = match mode {
@@ -245,7 +251,7 @@ impl Scene {
         Ok(())
     }
 
-    async fn window(&self, mode: Mode, seed: u64) -> Result<Run> {
+    async fn window(&self, mode: Mode, seed: u64) -> Result<BurstRun> {
         let service = match mode {
             Mode::Unlimited => &self.free,
             Mode::Limited | Mode::Burst => &self.limited,
@@ -290,7 +296,7 @@ impl Scene {
             (seen.realtime && seen.send_lag_p99_us > SEND_LAG_US)
                 .then(|| format!("the generator woke {:.0} µs late", seen.send_lag_p99_us))
         };
-        Ok(Run {
+        Ok(BurstRun {
             mode,
             p50_us: seen.p50_us,
             p90_us: seen.p90_us,
@@ -328,8 +334,8 @@ fn policy(mode: Mode) -> serde_json::Value {
     json!({"cpuBurstStrategy": {"policy": policy, "cpuBurstPercent": 100}})
 }
 
-fn report(args: &Args, runs: Vec<Run>) -> BurstFigures {
-    let modes: Vec<Summary> = [Mode::Unlimited, Mode::Limited, Mode::Burst]
+fn report(args: &Args, runs: Vec<BurstRun>) -> BurstFigures {
+    let modes: Vec<BurstSummary> = [Mode::Unlimited, Mode::Limited, Mode::Burst]
         .into_iter()
         .map(|mode| summary(mode, &runs))
         .collect();
@@ -351,14 +357,14 @@ fn report(args: &Args, runs: Vec<Run>) -> BurstFigures {
 }
 
 /// Summarizes the runs of a mode. If noise spoiled all of them, all count.
-fn summary(mode: Mode, runs: &[Run]) -> Summary {
+fn summary(mode: Mode, runs: &[BurstRun]) -> BurstSummary {
     let of_mode = || runs.iter().filter(move |run| run.mode == mode);
     let clean = of_mode().any(|run| run.rejected.is_none());
-    let counted: Vec<&Run> = of_mode()
+    let counted: Vec<&BurstRun> = of_mode()
         .filter(|run| !clean || run.rejected.is_none())
         .collect();
-    let of = |value: fn(&Run) -> f64| median(counted.iter().map(|run| value(run)));
-    Summary {
+    let of = |value: fn(&BurstRun) -> f64| median(counted.iter().map(|run| value(run)));
+    BurstSummary {
         mode,
         p50_us: of(|run| run.p50_us),
         p90_us: of(|run| run.p90_us),
@@ -374,8 +380,8 @@ fn summary(mode: Mode, runs: &[Run]) -> Summary {
 mod tests {
     use super::*;
 
-    fn run(mode: Mode, p99_us: f64, rejected: bool) -> Run {
-        Run {
+    fn run(mode: Mode, p99_us: f64, rejected: bool) -> BurstRun {
+        BurstRun {
             mode,
             p50_us: 0.0,
             p90_us: 0.0,

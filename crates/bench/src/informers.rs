@@ -53,12 +53,12 @@ pub(crate) struct Args {
     objects: u32,
     /// Measure the one kind in this process, and print the bytes.
     #[arg(long, hide = true, value_enum)]
-    here: Option<Part>,
+    here: Option<ObjectForm>,
 }
 
 /// Form in which objects are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum ObjectForm {
     Whole,
     Kept,
 }
@@ -140,7 +140,7 @@ pub(super) fn table(report: &InformerFigures) -> String {
     text
 }
 
-type Held = Vec<Arc<dyn Any + Send + Sync>>;
+type HeldObjects = Vec<Arc<dyn Any + Send + Sync>>;
 
 /// Parses `count` objects from their JSON, as informers do, and holds the stored form or, if `whole`, the
 /// whole object.
@@ -148,7 +148,7 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
     watch: &Watch,
     count: usize,
     whole: bool,
-) -> Result<Held> {
+) -> Result<HeldObjects> {
     let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
         let object: K = serde_json::from_str(&object(watch.kind(), number).to_string())?;
         let change = ObjectChange {
@@ -167,7 +167,7 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
 }
 
 /// Reads `count` pods like [`read`], with equal parts shared.
-fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Result<Held> {
+fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Result<HeldObjects> {
     let table = ResourceTable::new();
     let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
         let mut object: Pod = serde_json::from_str(&object(kind, number).to_string())?;
@@ -182,7 +182,7 @@ fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Resu
 }
 
 /// Returns the resident bytes that each of `count` objects takes.
-fn measure(kind: &str, part: Part, count: usize) -> Result<f64> {
+fn measure(kind: &str, part: ObjectForm, count: usize) -> Result<f64> {
     let alike = PodInterner::default();
     // The first objects account for the memory of program and allocator.
     let few = hold(kind, part, FIRST, &alike)?;
@@ -194,8 +194,8 @@ fn measure(kind: &str, part: Part, count: usize) -> Result<f64> {
 }
 
 /// Reads `count` objects of a kind and holds a part of each.
-fn hold(kind: &str, part: Part, count: usize, alike: &PodInterner) -> Result<Held> {
-    let whole = part == Part::Whole;
+fn hold(kind: &str, part: ObjectForm, count: usize, alike: &PodInterner) -> Result<HeldObjects> {
+    let whole = part == ObjectForm::Whole;
     if kind == PODS || kind == ALONE {
         return read_pods(kind, count, whole, alike);
     }
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn objects_of_every_kind_are_read_whole_and_kept() {
         for kind in KINDS {
-            for part in [Part::Whole, Part::Kept] {
+            for part in [ObjectForm::Whole, ObjectForm::Kept] {
                 let held = hold(kind, part, 3, &PodInterner::default());
                 let held = held.unwrap_or_else(|error| panic!("{kind}: {error:#}"));
                 assert_eq!(held.len(), 3, "{kind}");

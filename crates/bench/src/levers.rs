@@ -16,7 +16,7 @@ use koord_workload::sampler::{Sampler, Targets, Window};
 use koord_workload::scenario::{self, Scenario};
 use koord_workload::{self as workload, load};
 use koord_workload::{noise, pods};
-use report::Run;
+use report::LeverRun;
 pub(super) use report::{LeverFigures, text};
 use serde::Serialize;
 use std::ffi::OsStr;
@@ -143,7 +143,7 @@ pub(super) fn run(args: &Args) -> Result<LeverFigures> {
 
 async fn measure(args: &Args) -> Result<LeverFigures> {
     let temporary = tempfile::tempdir().context("temporary directory")?;
-    let mut scene = Scene::start(args, temporary.path()).await?;
+    let mut scene = LeverScene::start(args, temporary.path()).await?;
     let mut absent = Vec::new();
     let mut levers = vec![Lever::Shares];
     for lever in &args.lever {
@@ -218,7 +218,7 @@ fn walks(scenario: &Scenario) -> bool {
 }
 
 /// The node.
-struct Scene {
+struct LeverScene {
     groups: Groups,
     /// The plain service and the one that walks, with their load in requests per second.
     services: Vec<(Service, f64)>,
@@ -234,7 +234,7 @@ struct Scene {
     warmup: f64,
 }
 
-impl Scene {
+impl LeverScene {
     async fn start(args: &Args, directory: &Path) -> Result<Self> {
         let mut groups = Groups::new(false, true, directory)?;
         if !groups.is_real() {
@@ -304,10 +304,10 @@ impl Scene {
         })
     }
 
-    fn machine(&self) -> report::Machine {
+    fn machine(&self) -> report::MachineInfo {
         let root = self.class.root();
         let release = root.read(&root.proc("sys/kernel/osrelease"));
-        report::Machine {
+        report::MachineInfo {
             cpus: self.cpus.iter().count(),
             kernel: release.ok().flatten().unwrap_or_default().trim().to_owned(),
             cgroup: root.version().as_str(),
@@ -389,7 +389,7 @@ impl Scene {
     }
 
     /// Measures one window: starts batch work, pulls the lever, and resets everything afterwards.
-    async fn window(&mut self, cell: Cell, repeat: u64) -> Result<Run> {
+    async fn window(&mut self, cell: Cell, repeat: u64) -> Result<LeverRun> {
         self.windows += 1;
         let counters = self.work.join(format!("counters-{}", self.windows));
         std::fs::create_dir_all(&counters)?;
@@ -405,7 +405,7 @@ impl Scene {
         let (outcome, window) = seen?;
         let scenario = scenario(cell.neighbour.unwrap_or(0)).context("a scenario of the demo")?;
         let name = |index: usize| NEIGHBOURS.get(index).map_or("", |(name, _)| *name);
-        Ok(Run {
+        Ok(LeverRun {
             neighbour: match (cell.neighbour, cell.service) {
                 (Some(index), _) => name(index),
                 (None, 0) => report::ALONE,

@@ -63,7 +63,7 @@ pub(crate) struct Counters {
 
 /// Usage between two readings of [`Counters`].
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Spent {
+pub(crate) struct ProcessUse {
     pub(crate) seconds: f64,
     pub(crate) cpu_millicores: f64,
     pub(crate) system_millicores: f64,
@@ -112,13 +112,13 @@ impl Counters {
         self.peak_rss_kib as f64 / 1024.0
     }
 
-    pub(crate) fn since(&self, before: &Self) -> Spent {
+    pub(crate) fn since(&self, before: &Self) -> ProcessUse {
         let seconds = self.at.duration_since(before.at).as_secs_f64().max(0.001);
         let per_sec = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
         let millicores =
             |now, then| per_sec(now, then) * 1000.0 / procfs::ticks_per_second().max(1) as f64;
         let system_millicores = millicores(self.system_ticks, before.system_ticks);
-        Spent {
+        ProcessUse {
             seconds,
             cpu_millicores: millicores(self.user_ticks, before.user_ticks) + system_millicores,
             system_millicores,
@@ -168,7 +168,7 @@ fn count(text: &str) -> Option<f64> {
 #[derive(Debug)]
 pub(crate) struct Window {
     pid: u32,
-    machine: Machine,
+    machine: MachineTimes,
     process: Counters,
     own: Counters,
 }
@@ -176,7 +176,7 @@ pub(crate) struct Window {
 /// Usage of a process and of the rest of the machine in a [`Window`].
 #[derive(Debug)]
 pub(crate) struct WindowUse {
-    pub(crate) spent: Spent,
+    pub(crate) spent: ProcessUse,
     /// The process's counters at the end of the window.
     pub(crate) process: Counters,
     /// CPU time of everything but the process, in percent of the machine.
@@ -195,7 +195,7 @@ impl Window {
     pub(crate) fn begin(pid: u32) -> Result<Self> {
         Ok(Self {
             pid,
-            machine: Machine::now()?,
+            machine: MachineTimes::now()?,
             process: Counters::of(pid)?,
             own: Counters::of(std::process::id())?,
         })
@@ -206,7 +206,7 @@ impl Window {
     /// # Errors
     /// The process has ended.
     pub(crate) fn end(&self) -> Result<WindowUse> {
-        let machine = Machine::now()?.since(&self.machine);
+        let machine = MachineTimes::now()?.since(&self.machine);
         let process = Counters::of(self.pid)?;
         let spent = process.since(&self.process);
         let own = Counters::of(std::process::id())?.since(&self.own);
@@ -223,7 +223,7 @@ impl Window {
 
 /// CPU time of the whole machine.
 #[derive(Debug, Clone, PartialEq)]
-struct Machine {
+struct MachineTimes {
     busy: u64,
     steal: u64,
     total: u64,
@@ -245,7 +245,7 @@ impl MachineUse {
     }
 }
 
-impl Machine {
+impl MachineTimes {
     fn now() -> Result<Self> {
         let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
         Self::parse(&text).context("/proc/stat has no line cpu")
@@ -312,12 +312,12 @@ mod tests {
     fn the_machine_in_percent() {
         let at = |user: u64, idle: u64, steal: u64| {
             let line = format!("cpu {user} 0 0 {idle} 0 0 0 {steal} 0 0\ncpu0 0\ncpu1 0\nintr 1\n");
-            Machine::parse(&line).unwrap()
+            MachineTimes::parse(&line).unwrap()
         };
         let spent = at(150, 140, 10).since(&at(100, 100, 0));
         assert_eq!((spent.busy_percent, spent.steal_percent), (50.0, 10.0));
         assert_eq!(spent.percent_of(100.0), 5.0);
-        assert!(Machine::parse("cpu 1 2\n").is_none());
+        assert!(MachineTimes::parse("cpu 1 2\n").is_none());
     }
 
     #[test]

@@ -335,13 +335,13 @@ fn memory(containers: usize) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trace::Measured;
+    use trace::TraceSample;
 
     #[test]
     fn a_steady_series_is_covered_and_a_spike_long_ago_is_paid_by_the_maximum_only() {
         let value = |minute: i64| if minute == 60 { 10.0 } else { 1.0 };
         let samples = (0..9 * 288)
-            .map(|at| Measured {
+            .map(|at| TraceSample {
                 time: at * 300_000,
                 cpu: Some(value(at * 5)),
                 memory: None,

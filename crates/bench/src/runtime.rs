@@ -8,18 +8,18 @@
 mod calls;
 mod lanes;
 mod node;
-mod party;
 mod picture;
+mod service_thread;
 mod times;
 
 use anyhow::{Context as _, Result};
 use koord_app::console;
 use koord_testkit::testing::{CONTAINERD, Containerd, Groups};
 use lanes::Lane;
-use node::{Answered, Asked};
+use node::{AnswerTimes, HookCaller};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use times::Spread;
+use times::Percentiles;
 
 /// Containers that one way creates before the turn of the next.
 const BLOCK: usize = 10;
@@ -71,9 +71,9 @@ pub(super) struct RuntimeFigures {
     /// Containers through the proxy whose process began with another value than the hooks set.
     proxy_unadjusted: usize,
     /// CreateContainer of real containers.
-    create: Ways,
+    create: WayTimes,
     /// CreateContainer and StartContainer, until the process runs.
-    start: Ways,
+    start: WayTimes,
     /// Calls through the proxy that cost the runtime next to nothing.
     #[serde(flatten)]
     calls: calls::CallFigures,
@@ -83,10 +83,10 @@ pub(super) struct RuntimeFigures {
 
 /// Times of one kind of call in the three ways.
 #[derive(Debug, Clone, Serialize)]
-struct Ways {
-    alone: Spread,
-    nri: Spread,
-    proxy: Spread,
+struct WayTimes {
+    alone: Percentiles,
+    nri: Percentiles,
+    proxy: Percentiles,
 }
 
 /// Measures; `None`, with a warning on the console, if there is no containerd.
@@ -135,10 +135,10 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
         return Ok(None);
     };
     groups = Groups::new(&format!("koord-bench-{}", std::process::id()))?;
-    let cluster = node::Cluster::start(&at("cluster")).await?;
+    let cluster = node::NodeCluster::start(&at("cluster")).await?;
     let (hooks, hook_socket) = (at("hookserver.d"), at("koordlet.sock"));
     let server = cluster
-        .agent(&groups, Asked::ByProxy(&hooks, &hook_socket))
+        .agent(&groups, HookCaller::ByProxy(&hooks, &hook_socket))
         .await?;
     let socket = containerd.socket();
     let asking = node::Proxy::start(&socket, &at("asking.sock"), &hooks).await?;
@@ -150,7 +150,7 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
         Lane::open(&containerd, "nri", &socket, &groups, true).await?,
         Lane::open(&containerd, "proxy", asking.socket(), &groups, true).await?,
     ];
-    let mut answered = Answered::default();
+    let mut answered = AnswerTimes::default();
     let blocks = (args.containers as usize).div_ceil(BLOCK);
     // One more block, as a warm-up: connections and caches are warm then.
     for block in 0..=blocks {
@@ -163,7 +163,7 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
             };
             let plugin = match of {
                 NRI => {
-                    let asked = Asked::ByRuntime(&containerd.nri_socket());
+                    let asked = HookCaller::ByRuntime(&containerd.nri_socket());
                     Some(cluster.agent(&groups, asked).await?)
                 }
                 _ => None,
@@ -194,7 +194,7 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     let [alone, nri, proxy] = &lanes;
     let (created, unadjusted) = nri.outcome();
     let (proxy_created, proxy_unadjusted) = proxy.outcome();
-    let ways = |of: fn(&Lane) -> Spread| Ways {
+    let ways = |of: fn(&Lane) -> Percentiles| WayTimes {
         alone: of(alone),
         nri: of(nri),
         proxy: of(proxy),

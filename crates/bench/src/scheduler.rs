@@ -14,7 +14,7 @@ use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams
 use koord_kube::client::{ClientOptions, from_kubeconfig};
 use koord_kube::{Api, Change, Client, Informer};
 use placement::{Placement, post};
-use running::Running;
+use running::SchedulerHandle;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -152,8 +152,8 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigure
         false => None,
     };
     let mut scheduler = match &args.scheduler {
-        Some(command) => Running::outside(command, &kubeconfig)?,
-        None => Running::inside(options, connect("koord-scheduler").await?),
+        Some(command) => SchedulerHandle::outside(command, &kubeconfig)?,
+        None => SchedulerHandle::inside(options, connect("koord-scheduler").await?),
     };
     let bodies = match backlog {
         Some(_) => Vec::new(),

@@ -87,9 +87,9 @@ pub(super) struct UpFigures {
 }
 
 /// Process of `koord up`, which is terminated and waited for when dropped.
-struct Up(Child);
+struct UpProcess(Child);
 
-impl Drop for Up {
+impl Drop for UpProcess {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         // It removes its cgroups on SIGTERM, and not on SIGKILL.
@@ -100,7 +100,7 @@ impl Drop for Up {
     }
 }
 
-impl Up {
+impl UpProcess {
     fn start(dir: &Path, nodes: u32) -> Result<Self> {
         let program = std::env::current_exe().context("this program's path")?;
         let child = Command::new(program)
@@ -159,7 +159,7 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     let dir = tempfile::tempdir().context("temporary directory")?;
     let idle_time = Duration::from_secs(args.idle_seconds.into());
     let began = Instant::now();
-    let mut up = Up::start(dir.path(), args.nodes)?;
+    let mut up = UpProcess::start(dir.path(), args.nodes)?;
     let client = up.client(dir.path()).await?;
     // Including this machine's node. Lists of all nodes would be much of the measured load.
     until("all nodes exist", || exist(&client, NODES, args.nodes + 1)).await?;

@@ -1,6 +1,6 @@
 //! Cost of authorization per request.
 
-use super::load::{self, Client, Measured, Owner};
+use super::load::{self, LoadClient, Owner, Throughput};
 use super::{
     AuthorizationFigures, BenchError, BenchOptions, GROUP, USER, bind_user, config, serve,
 };
@@ -29,9 +29,9 @@ impl AuthorizationFigures {
 }
 
 /// A server with the client that reads from it.
-struct Served {
+struct ServedApi {
     server: Arc<ApiServer>,
-    client: Client,
+    client: LoadClient,
     stop: CancellationToken,
     serving: JoinHandle<Result<(), koord_apiserver::Error>>,
 }
@@ -40,7 +40,7 @@ async fn start(
     mode: Authorization,
     options: &BenchOptions,
     clock: &Clock,
-) -> Result<Served, BenchError> {
+) -> Result<ServedApi, BenchError> {
     let mut config = config(Storage::Memory, clock);
     config.authorization = mode;
     let server = ApiServer::open(config).await?;
@@ -57,8 +57,8 @@ async fn start(
     let owner = Owner::make(server.service()).await?;
     load::prepare_gets(&server.service(), &owner).await?;
     let (address, stop, serving) = serve(&server).await?;
-    let client = Client::new(&server, address, options, owner)?;
-    Ok(Served {
+    let client = LoadClient::new(&server, address, options, owner)?;
+    Ok(ServedApi {
         server,
         client,
         stop,
@@ -76,7 +76,7 @@ pub(super) async fn measure(
     for mode in modes {
         servers.push(start(mode, options, clock).await?);
     }
-    let mut sums = [Measured {
+    let mut sums = [Throughput {
         per_s: 0.0,
         cpu_us: 0.0,
     }; 2];

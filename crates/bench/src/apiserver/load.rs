@@ -34,7 +34,7 @@ const READ: usize = 1000;
 
 /// A client over TLS, and how many requests it has in progress at a time.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(super) struct LoadClient {
     pub(super) tls: Arc<ClientConfig>,
     pub(super) address: SocketAddr,
     pub(super) connections: usize,
@@ -43,7 +43,7 @@ pub(super) struct Client {
     pub(super) owner: Owner,
 }
 
-impl Client {
+impl LoadClient {
     /// Returns a client of `server` at `address`, as [`USER`] and with the connections of `options`.
     pub(super) fn new(
         server: &ApiServer,
@@ -63,7 +63,7 @@ impl Client {
 
 /// A measured rate.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Measured {
+pub(super) struct Throughput {
     /// Operations per second.
     pub(super) per_s: f64,
     /// CPU microseconds of the whole process per operation.
@@ -206,7 +206,7 @@ pub(super) fn drain_watch(service: Router, stop: CancellationToken) -> JoinHandl
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeWatches {
     /// Creates per second of one task in process while they are open.
-    pub(super) creates: Measured,
+    pub(super) creates: Throughput,
     /// Resident memory that they take, MiB.
     pub(super) mib: f64,
     /// Time from sending a create to its event on the watch of its node, 99th percentile, milliseconds.
@@ -286,7 +286,7 @@ pub(super) async fn in_process(
     writers: usize,
     owner: &Owner,
     measure: Duration,
-) -> Result<Measured, BenchError> {
+) -> Result<Throughput, BenchError> {
     let template = Template::pod(&format!("in-process-{writers}"), "", owner);
     measured(writers, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
@@ -300,7 +300,7 @@ pub(super) async fn dry_creates(
     service: Router,
     owner: &Owner,
     measure: Duration,
-) -> Result<Measured, BenchError> {
+) -> Result<Throughput, BenchError> {
     let template = Template::pod("dry", "", owner);
     measured(1, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
@@ -311,9 +311,9 @@ pub(super) async fn dry_creates(
 
 /// Creates per second over TLS.
 pub(super) async fn http_creates(
-    client: &Client,
+    client: &LoadClient,
     measure: Duration,
-) -> Result<Measured, BenchError> {
+) -> Result<Throughput, BenchError> {
     let connections = connect(client).await?;
     let template = Template::pod("http", "", &client.owner);
     measured(
@@ -343,7 +343,10 @@ pub(super) async fn prepare_gets(service: &Router, owner: &Owner) -> Result<(), 
 }
 
 /// Reads of single objects per second over TLS.
-pub(super) async fn http_gets(client: &Client, measure: Duration) -> Result<Measured, BenchError> {
+pub(super) async fn http_gets(
+    client: &LoadClient,
+    measure: Duration,
+) -> Result<Throughput, BenchError> {
     let connections = connect(client).await?;
     measured(
         client.connections * client.streams,
@@ -362,7 +365,7 @@ pub(super) async fn http_gets(client: &Client, measure: Duration) -> Result<Meas
     .await
 }
 
-async fn connect(client: &Client) -> Result<Vec<Connection>, BenchError> {
+async fn connect(client: &LoadClient) -> Result<Vec<Connection>, BenchError> {
     let mut connections = Vec::with_capacity(client.connections);
     for _ in 0..client.connections {
         connections.push(Connection::open(&client.tls, client.address).await?);
@@ -371,7 +374,11 @@ async fn connect(client: &Client) -> Result<Vec<Connection>, BenchError> {
 }
 
 /// Measures how often per second `tasks` tasks, each with one request at a time, complete `request`.
-async fn measured<F, R>(tasks: usize, measure: Duration, request: F) -> Result<Measured, BenchError>
+async fn measured<F, R>(
+    tasks: usize,
+    measure: Duration,
+    request: F,
+) -> Result<Throughput, BenchError>
 where
     F: Fn(usize, usize) -> R + Clone + Send + 'static,
     R: Future<Output = Result<(), BenchError>> + Send,
@@ -394,7 +401,7 @@ where
     }
     let done = next.load(Ordering::Relaxed) as f64;
     let cpu = cpu_time().saturating_sub(cpu);
-    Ok(Measured {
+    Ok(Throughput {
         per_s: done / began.elapsed().as_secs_f64(),
         cpu_us: cpu.as_secs_f64() * 1e6 / done.max(1.0),
     })
@@ -403,7 +410,7 @@ where
 /// Writes `rate` objects per second over one connection, and measures over another one how long
 /// after sending each write its event arrives.
 pub(super) async fn watch_delivery(
-    client: &Client,
+    client: &LoadClient,
     rate: u32,
     measure: Duration,
 ) -> Result<WatchFigures, BenchError> {

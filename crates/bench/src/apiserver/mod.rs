@@ -18,7 +18,7 @@ use koord_apiserver::authz::bootstrap::GROUP;
 use koord_apiserver::{ApiServer, Config, Error, Storage};
 use koord_app::Clock;
 use koord_kinds::status::ApiError;
-use load::{Client, Owner, Target};
+use load::{LoadClient, Owner, Target};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -408,7 +408,7 @@ async fn measure_mode(
     .await?;
     bind_user(&server).await?;
     let (address, stop, serving) = serve(&server).await?;
-    let client = Client::new(&server, address, options, owner.clone())?;
+    let client = LoadClient::new(&server, address, options, owner.clone())?;
 
     // A watch on all writes, as a cluster always has.
     let watch = load::drain_watch(server.service(), stop.clone());

@@ -32,7 +32,7 @@ const REPLICAS: usize = 20;
 
 /// Size of a pod: cores that it requests and that it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum PodSize {
     /// Requests 1.35, uses little of it.
     Light,
     /// Requests 1.35, uses more than it requests.
@@ -41,7 +41,7 @@ enum Kind {
     Big,
 }
 
-impl Kind {
+impl PodSize {
     fn asks(self) -> &'static str {
         match self {
             Self::Light | Self::Heavy => "1350m",
@@ -60,7 +60,7 @@ impl Kind {
 /// A pod and its later replacements.
 #[derive(Debug)]
 struct Line {
-    kind: Kind,
+    kind: PodSize,
     workload: usize,
     /// Position of its node; `None` while it is pending.
     node: Option<usize>,
@@ -84,7 +84,7 @@ struct Workload {
 
 /// Results of evictions.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Moved {
+pub(super) struct EvictionCounts {
     pub(super) moves: u64,
     /// Evictions that the budget did not allow: HTTP status 429.
     pub(super) blocked: u64,
@@ -94,7 +94,7 @@ pub(super) struct Moved {
 
 /// A simulated cluster with hot nodes, and the scheduler's engine for it.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct SimulatedCluster {
     pub(super) follower: Follower,
     /// Memory of its engine, in MiB, approximately.
     pub(super) engine_mib: f64,
@@ -113,7 +113,7 @@ pub(super) struct Cluster {
     rng: fastrand::Rng,
 }
 
-impl Cluster {
+impl SimulatedCluster {
     /// Creates a cluster in which one node in ten is hot and one in fifty has capacity for a big pod.
     pub(super) fn new(nodes: usize, pods: usize) -> Result<Self, ProfileError> {
         let shapes = Shapes::new(Arc::default());
@@ -158,7 +158,7 @@ impl Cluster {
                 .push(Arc::new(NodeInfo::new(node.clone(), self.shapes.table())));
             engine.node_applied(Arc::new(node), self.now);
         }
-        let mut placed: Vec<(usize, Kind)> = Vec::with_capacity(pods);
+        let mut placed: Vec<(usize, PodSize)> = Vec::with_capacity(pods);
         // Pods per node so that all pods are placed; a hot node is full with fewer, as some are big.
         let share = pods.div_ceil(nodes.max(1));
         for node in 0..nodes {
@@ -171,9 +171,9 @@ impl Cluster {
             };
             for at in 0..count {
                 let kind = match (hot, self.rng.u8(..100)) {
-                    (true, _) if at < 2 => Kind::Big,
-                    (true, 0..80) | (false, 0..10) => Kind::Heavy,
-                    _ => Kind::Light,
+                    (true, _) if at < 2 => PodSize::Big,
+                    (true, 0..80) | (false, 0..10) => PodSize::Heavy,
+                    _ => PodSize::Light,
                 };
                 placed.push((node, kind));
             }
@@ -183,13 +183,13 @@ impl Cluster {
         while placed.len() < pods && nodes > 0 {
             node += 1;
             if node % 10 != 0 && node % 50 != 7 {
-                placed.push((node % nodes, Kind::Light));
+                placed.push((node % nodes, PodSize::Light));
             }
         }
         placed.truncate(pods);
         // Pods of a workload are on as many nodes as there are replicas.
-        let mut kinds: FxHashMap<Kind, (usize, usize, usize)> = FxHashMap::default();
-        for kind in [Kind::Light, Kind::Heavy, Kind::Big] {
+        let mut kinds: FxHashMap<PodSize, (usize, usize, usize)> = FxHashMap::default();
+        for kind in [PodSize::Light, PodSize::Heavy, PodSize::Big] {
             let pods = placed.iter().filter(|(_, of)| *of == kind).count();
             let (first, count) = (self.workloads.len(), pods.div_ceil(REPLICAS).max(1));
             self.workloads.resize_with(first + count, Workload::default);
@@ -237,7 +237,7 @@ impl Cluster {
         &self,
         line: usize,
         workload: usize,
-        kind: Kind,
+        kind: PodSize,
         moved: usize,
         node: Option<usize>,
     ) -> Pod {
@@ -424,8 +424,8 @@ impl Cluster {
 
     /// Evicts the pods that `plan` moves, as far as budgets allow; controllers make new pods, and the
     /// scheduler places them.
-    pub(super) fn apply(&mut self, plan: &Plan) -> Moved {
-        let mut out = Moved::default();
+    pub(super) fn apply(&mut self, plan: &Plan) -> EvictionCounts {
+        let mut out = EvictionCounts::default();
         let going = plan.moves().filter(|planned| planned.intent.is_some());
         let going: Vec<usize> = going
             .filter_map(|planned| self.by_uid.get(&planned.pod.uid).copied())
@@ -455,14 +455,14 @@ impl Cluster {
     }
 
     /// Evicts one pod; the scheduler places its replacement.
-    pub(super) fn evict_one(&mut self, line: usize, out: &mut Moved) {
+    pub(super) fn evict_one(&mut self, line: usize, out: &mut EvictionCounts) {
         self.with_engine(|cluster, engine| {
             cluster.evict(line, engine, out);
             cluster.place(engine);
         });
     }
 
-    fn evict(&mut self, at: usize, engine: &mut Engine, out: &mut Moved) {
+    fn evict(&mut self, at: usize, engine: &mut Engine, out: &mut EvictionCounts) {
         let workload = self.lines[at].workload;
         if let Some(allowed) = &mut self.workloads[workload].allowed {
             if *allowed <= 0 {

@@ -2,7 +2,7 @@
 //! eviction each, and the end. A job's reservation is a query to the scheduler right before the eviction:
 //! without a target the job waits, with one the pod is moved at once.
 
-use super::cluster::{Cluster, Moved};
+use super::cluster::{EvictionCounts, SimulatedCluster};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase as Phase};
@@ -63,9 +63,9 @@ impl Jobs {
     }
 
     /// Processes the jobs for a minute.
-    pub(super) fn work(&mut self, cluster: &mut Cluster) -> Moved {
+    pub(super) fn work(&mut self, cluster: &mut SimulatedCluster) -> EvictionCounts {
         let now = cluster.now;
-        let mut out = Moved::default();
+        let mut out = EvictionCounts::default();
         let snapshot = cluster.snapshot(Some(self));
         let rules = Rules::new(self.migrations.args.clone(), &snapshot.priority_classes);
         for (job, verdict) in arbitrate(&snapshot, |_| &rules) {
@@ -132,7 +132,7 @@ impl Jobs {
     }
 
     /// Ends jobs that are done or timed out, and deletes old ended jobs.
-    fn finish(&mut self, cluster: &Cluster) {
+    fn finish(&mut self, cluster: &SimulatedCluster) {
         let now = cluster.now;
         let age = |job: &PodMigrationJob| {
             let created = job.metadata.creation_timestamp.as_ref();

@@ -8,7 +8,7 @@ mod jobs;
 
 use crate::meter::rss_mib;
 use anyhow::{Context as _, Result};
-use cluster::{Cluster, Moved};
+use cluster::{EvictionCounts, SimulatedCluster};
 use jobs::Jobs;
 use koord_descheduler::config::Configuration;
 use koord_descheduler::framework::{
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 
 /// Settings of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct How {
+struct RunSettings {
     name: &'static str,
     /// `victimSelection` of LowNodeLoad; `None`: nothing is moved.
     order: Option<&'static str>,
@@ -57,38 +57,38 @@ struct How {
 }
 
 /// Settings of all runs; the first is that of `koord up`.
-static RUNS: [How; 6] = [
-    How {
+static RUNS: [RunSettings; 6] = [
+    RunSettings {
         name: "as shipped",
         order: Some("Variance"),
         targets: true,
         jobs: true,
     },
-    How {
+    RunSettings {
         name: "variance with targets",
         order: Some("Variance"),
         targets: true,
         jobs: false,
     },
-    How {
+    RunSettings {
         name: "variance",
         order: Some("Variance"),
         targets: false,
         jobs: false,
     },
-    How {
+    RunSettings {
         name: "greedy with targets",
         order: Some("Greedy"),
         targets: true,
         jobs: false,
     },
-    How {
+    RunSettings {
         name: "greedy",
         order: Some("Greedy"),
         targets: false,
         jobs: false,
     },
-    How {
+    RunSettings {
         name: "nobody",
         order: None,
         targets: false,
@@ -119,14 +119,14 @@ pub(super) struct DeschedulerFigures {
     pub max_moves_per_pod_per_hour: usize,
     /// Evictions after which fewer pods were ready than their budget requires.
     pub pdb_violations: u64,
-    pub runs: Vec<Run>,
+    pub runs: Vec<DeschedulerRun>,
 }
 
 /// Figures of one run.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "names and units say it")]
-pub(super) struct Run {
+pub(super) struct DeschedulerRun {
     pub name: &'static str,
     pub cycles: usize,
     pub cycle_ms: f64,
@@ -162,8 +162,8 @@ pub(super) struct Run {
     pub rss_mib: f64,
 }
 
-impl Run {
-    fn count(&mut self, moved: Moved) {
+impl DeschedulerRun {
+    fn count(&mut self, moved: EvictionCounts) {
         self.moves += moved.moves;
         self.evictions_blocked += moved.blocked;
         self.pdb_violations += moved.violations;
@@ -183,7 +183,7 @@ pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
     let mut runs = Vec::new();
     let mut targets_rss_mib = 0.0;
     for (at, how) in hows.iter().enumerate() {
-        let cluster = Cluster::new(args.nodes, args.pods)?;
+        let cluster = SimulatedCluster::new(args.nodes, args.pods)?;
         if at == 0 {
             targets_rss_mib = cluster.engine_mib;
         }
@@ -206,7 +206,7 @@ pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
     })
 }
 
-fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
+fn one(how: RunSettings, mut cluster: SimulatedCluster, minutes: u64) -> Result<DeschedulerRun> {
     let framework = how.order.map(|order| framework(order, how.jobs));
     let mut framework = framework.transpose()?;
     let migrations = framework.as_ref().map(Framework::migrations);
@@ -214,13 +214,13 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
     if let Some(framework) = framework.as_mut().filter(|_| how.targets) {
         framework.placement = Some(Box::new(Targets::new(cluster.follower.clone())));
     }
-    let before = Spread::of(&cluster);
-    let mut run = Run {
+    let before = LoadSpread::of(&cluster);
+    let mut run = DeschedulerRun {
         name: how.name,
         stddev_before: before.stddev,
         p95_before: before.p95,
         hot_nodes_before: before.hot,
-        ..Run::default()
+        ..DeschedulerRun::default()
     };
     let mut total = 0.0;
     // A cycle for each report.
@@ -254,18 +254,18 @@ fn one(how: How, mut cluster: Cluster, minutes: u64) -> Result<Run> {
         }
         run.pods_without_node_most = run.pods_without_node_most.max(cluster.waiting());
         cluster.tick();
-        let now = Spread::of(&cluster);
+        let now = LoadSpread::of(&cluster);
         if now.p95 > 100.0 * HIGH {
             run.cycles_to_balance = None;
         } else {
             run.cycles_to_balance.get_or_insert(run.cycles);
         }
     }
-    let after = Spread::of(&cluster);
+    let after = LoadSpread::of(&cluster);
     let no_target = run.kept.get(koord_placement::NO_TARGET).copied();
     #[allow(clippy::cast_precision_loss, reason = "cycles")]
     let mean = total / run.cycles.max(1) as f64;
-    Ok(Run {
+    Ok(DeschedulerRun {
         cycle_ms_mean: mean,
         stddev_after: after.stddev,
         p95_after: after.p95,
@@ -283,14 +283,14 @@ fn millis(since: Instant) -> f64 {
 
 /// Distribution of load over nodes, in percent of their CPU.
 #[derive(Debug, Clone, Copy)]
-struct Spread {
+struct LoadSpread {
     stddev: f64,
     p95: f64,
     hot: usize,
 }
 
-impl Spread {
-    fn of(cluster: &Cluster) -> Self {
+impl LoadSpread {
+    fn of(cluster: &SimulatedCluster) -> Self {
         let mut loads = cluster.loads();
         loads.sort_unstable_by(f64::total_cmp);
         #[allow(clippy::cast_precision_loss, reason = "nodes")]
@@ -314,8 +314,8 @@ fn framework(order: &str, jobs: bool) -> Result<Framework> {
         |_| Ok(()),
         |_, _| {
             Ok(PluginHandles {
-                evict: Some(Box::new(Anything)),
-                filter: Some(Box::new(Anything)),
+                evict: Some(Box::new(EvictEverything)),
+                filter: Some(Box::new(EvictEverything)),
                 ..PluginHandles::default()
             })
         },
@@ -357,9 +357,9 @@ fn framework(order: &str, jobs: bool) -> Result<Framework> {
 
 /// Lets every pod go.
 #[derive(Debug)]
-struct Anything;
+struct EvictEverything;
 
-impl Filter for Anything {
+impl Filter for EvictEverything {
     fn name(&self) -> &'static str {
         EVICTOR
     }
@@ -368,7 +368,7 @@ impl Filter for Anything {
     }
 }
 
-impl Evictor for Anything {
+impl Evictor for EvictEverything {
     fn name(&self) -> &'static str {
         EVICTOR
     }

@@ -162,7 +162,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, Prof
         .as_ref()
         .map(|still| control(registry, options, still));
     let first = first.transpose()?;
-    let mut run = Run::new(registry, options.koord, true, &fixture)?;
+    let mut run = EngineRun::new(registry, options.koord, true, &fixture)?;
     let before = cpu_time();
     run.all(&fixture, None);
     let cpu = cpu_time().saturating_sub(before).as_secs_f64();
@@ -216,7 +216,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, Prof
         });
     }
     if options.baseline {
-        let mut run = Run::new(registry, options.koord, false, &fixture)?;
+        let mut run = EngineRun::new(registry, options.koord, false, &fixture)?;
         let sampled = run.all(&fixture, Some(BASELINE_LIMIT));
         let slow = rate(run.placed.len(), run.busy);
         report.baseline = Some(Baseline {
@@ -235,13 +235,13 @@ fn control(
     options: &Options,
     still: &Fixture,
 ) -> Result<(f64, usize), ProfileError> {
-    let mut run = Run::new(registry, options.koord, true, still)?;
+    let mut run = EngineRun::new(registry, options.koord, true, still)?;
     run.all(still, None);
     Ok((rate(run.placed.len(), run.busy), run.attempts))
 }
 
 /// An engine at work.
-struct Run {
+struct EngineRun {
     engine: Engine,
     now: Timestamp,
     /// Time spent in the engine.
@@ -261,7 +261,7 @@ struct Run {
     gave_up: bool,
 }
 
-impl Run {
+impl EngineRun {
     fn new(
         registry: &Registry,
         koord: bool,

@@ -161,7 +161,7 @@ pub(crate) enum Step {
 /// Equal pods, one after the other on all nodes. They are made on demand: a cluster has many, and the
 /// benchmark's own objects would count as the scheduler's memory.
 #[derive(Debug)]
-struct Before {
+struct BoundPods {
     prefix: &'static str,
     change: Value,
     pods: usize,
@@ -173,7 +173,7 @@ pub(crate) struct Fixture {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) objects: Vec<ObjectChange>,
     /// Pods that are there before, of several kinds.
-    before: Vec<Before>,
+    before: Vec<BoundPods>,
     /// Pods have unique fields, see [`Options::distinct`].
     distinct: bool,
     pub(crate) steps: Vec<Step>,
@@ -202,14 +202,14 @@ impl Fixture {
         out.objects = objects(scenario, nodes, pods);
         out.extra = scenario.extra();
         out.exporters = scenario == Scenario::NrtStream;
-        out.before.push(Before {
+        out.before.push(BoundPods {
             prefix: "before",
             change: json!({}),
             pods: before,
         });
         match scenario {
             Scenario::Preemption => out.fill(nodes),
-            Scenario::ReservationMigration => out.before.push(Before {
+            Scenario::ReservationMigration => out.before.push(BoundPods {
                 prefix: "old",
                 change: json!({}),
                 pods,
@@ -254,7 +254,7 @@ impl Fixture {
     fn fill(&mut self, nodes: usize) {
         let mut change = requests(json!({"cpu": "7", "memory": "1Gi"}));
         merge(&mut change, &json!({"spec": {"priority": 5000}}));
-        self.before.push(Before {
+        self.before.push(BoundPods {
             prefix: "low",
             change,
             pods: 4 * nodes,

@@ -18,21 +18,21 @@ const ZONES: usize = 10;
 /// State of the claim of pod `number`: bound to a disk in a zone, waiting for its pod, or bound to a disk of
 /// one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ClaimKind {
     Zonal,
     Delayed,
     Local,
 }
 
-fn kind(number: usize) -> Kind {
-    [Kind::Zonal, Kind::Delayed, Kind::Local][number % 3]
+fn kind(number: usize) -> ClaimKind {
+    [ClaimKind::Zonal, ClaimKind::Delayed, ClaimKind::Local][number % 3]
 }
 
 fn class_name(number: usize) -> &'static str {
     match kind(number) {
-        Kind::Zonal => "zonal",
-        Kind::Delayed => "delayed",
-        Kind::Local => "local",
+        ClaimKind::Zonal => "zonal",
+        ClaimKind::Delayed => "delayed",
+        ClaimKind::Local => "local",
     }
 }
 
@@ -94,11 +94,14 @@ pub(crate) fn objects(nodes: usize, pods: usize) -> Vec<ObjectChange> {
     }
     for number in 0..pods {
         let kind = kind(number);
-        if kind != Kind::Delayed {
-            let volume = volume(number, number % nodes.max(1), kind == Kind::Local);
+        if kind != ClaimKind::Delayed {
+            let volume = volume(number, number % nodes.max(1), kind == ClaimKind::Local);
             out.push(added(VOLUMES, volume));
         }
-        out.push(added(CLAIMS, claim(number, kind != Kind::Delayed, None)));
+        out.push(added(
+            CLAIMS,
+            claim(number, kind != ClaimKind::Delayed, None),
+        ));
     }
     out
 }

@@ -39,7 +39,7 @@ const GATES: &str =
 
 /// Settings of the agent.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Settings {
+pub(crate) struct AgentSettings {
     /// Features, as both agents name them. The kubelet here has no socket for pod resources, and the
     /// machine's network is not the fixture's.
     #[arg(long, default_value = GATES)]
@@ -51,13 +51,13 @@ pub(crate) struct Settings {
 
 /// A program, with the arguments that go before its flags.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct KoordletProgram {
     path: PathBuf,
     first: Option<&'static str>,
     flavour: Flavour,
 }
 
-impl Program {
+impl KoordletProgram {
     pub(crate) fn new(path: &Path, flavour: Flavour) -> Result<Self> {
         if !path.is_file() {
             bail!("{} is no file", path.display());
@@ -96,20 +96,20 @@ pub(crate) struct Active {
 }
 
 /// A running agent.
-pub(crate) struct Agent {
+pub(crate) struct KoordletAgent {
     process: Process,
     flavour: Flavour,
     port: u16,
 }
 
-impl Agent {
+impl KoordletAgent {
     /// Starts an agent with the flags of the stock manifest, and with its files in `work`.
     ///
     /// # Errors
     /// When it cannot be started.
     pub(crate) fn start(
-        program: &Program,
-        settings: &Settings,
+        program: &KoordletProgram,
+        settings: &AgentSettings,
         groups: &Groups,
         world: &World,
         work: &Path,
@@ -175,7 +175,7 @@ impl Agent {
 
 /// Returns the flags of the stock manifest, with the paths of the fixture.
 fn flags(
-    settings: &Settings,
+    settings: &AgentSettings,
     cgroups: &Path,
     kubeconfig: &Path,
     port: u16,

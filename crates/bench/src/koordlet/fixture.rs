@@ -17,13 +17,13 @@ const MAX_SHARES: i64 = 262_144;
 
 /// Size of the machine in the Node object.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Machine {
+pub(crate) struct MachineSize {
     pub(crate) cpus: u64,
     /// Bytes.
     pub(crate) memory: u64,
 }
 
-impl Machine {
+impl MachineSize {
     /// Returns the size of this machine.
     pub(crate) fn this() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;

@@ -13,7 +13,7 @@ pub(super) mod objects;
 pub(super) mod world;
 
 use crate::meter::{self, Counters, Window};
-use agent::{Active, Agent, Flavour, Program, Settings};
+use agent::{Active, AgentSettings, Flavour, KoordletAgent, KoordletProgram};
 use anyhow::{Context as _, Result, bail};
 use fixture::Groups;
 use koord_app::console;
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=99))]
     repeat: u8,
     #[command(flatten)]
-    settings: Settings,
+    settings: AgentSettings,
     /// Measure for so many minutes, and print the resident set every minute.
     #[arg(long, value_name = "MINUTES")]
     soak: Option<u64>,
@@ -83,7 +83,7 @@ pub(crate) struct Args {
 /// Cost of one run of one agent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Cost {
+pub(super) struct KoordletCost {
     /// Origin of the agent.
     flavour: &'static str,
     /// Length of the measured window.
@@ -130,10 +130,10 @@ pub(super) struct Cost {
 /// Koordinator's agent on the same fixture.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Beside {
+struct UpstreamCost {
     /// Its median run.
     #[serde(flatten)]
-    cost: Cost,
+    cost: KoordletCost,
     /// Its CPU time over ours, medians.
     cpu_ratio: f64,
     /// Its peak resident set over ours, medians.
@@ -150,11 +150,11 @@ pub(super) struct KoordletFigures {
     batch_runs: bool,
     real_cgroups: bool,
     #[serde(flatten)]
-    cost: Cost,
+    cost: KoordletCost,
     #[serde(skip_serializing_if = "Option::is_none")]
-    beside: Option<Beside>,
+    beside: Option<UpstreamCost>,
     /// Every run, in the order of the runs.
-    runs: Vec<Cost>,
+    runs: Vec<KoordletCost>,
 }
 
 /// Measures.
@@ -167,12 +167,12 @@ pub(super) fn run(args: &Args) -> Result<KoordletFigures> {
 
 async fn measure(args: &Args) -> Result<KoordletFigures> {
     let mut programs = vec![match &args.koordlet {
-        Some(path) if args.flavour == "upstream" => Program::new(path, Flavour::Upstream)?,
-        Some(path) => Program::new(path, Flavour::Koord)?,
-        None => Program::ours()?,
+        Some(path) if args.flavour == "upstream" => KoordletProgram::new(path, Flavour::Upstream)?,
+        Some(path) => KoordletProgram::new(path, Flavour::Koord)?,
+        None => KoordletProgram::ours()?,
     }];
     if let Some(path) = &args.beside {
-        programs.push(Program::new(path, Flavour::Upstream)?);
+        programs.push(KoordletProgram::new(path, Flavour::Upstream)?);
     }
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let directory = args.keep.as_deref().unwrap_or(temporary.path());
@@ -180,7 +180,7 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
         .with_context(|| format!("--keep {}", directory.display()))?;
     let mut groups = Groups::new(args.fake, args.psi == "on", directory)?;
     fixture::fill(&mut groups, args, directory)?;
-    let mut costs: Vec<Vec<Cost>> = vec![Vec::new(); programs.len()];
+    let mut costs: Vec<Vec<KoordletCost>> = vec![Vec::new(); programs.len()];
     let mut runs = Vec::new();
     for round in 0..args.repeat {
         for (program, costs) in programs.iter().zip(&mut costs) {
@@ -192,7 +192,7 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
                 objects::node_slo(),
             )
             .await?;
-            let agent = Agent::start(program, &args.settings, &groups, &world, &work)?;
+            let agent = KoordletAgent::start(program, &args.settings, &groups, &world, &work)?;
             let cost = watch(args, agent, &world).await?;
             world.stop().await;
             console::warn(format_args!(
@@ -205,7 +205,7 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
     }
     let mut medians = costs.into_iter().filter_map(median);
     let cost = medians.next().context("nothing was measured")?;
-    let beside = medians.next().map(|other| Beside {
+    let beside = medians.next().map(|other| UpstreamCost {
         cpu_ratio: other.cpu_millicores / cost.cpu_millicores.max(0.001),
         rss_ratio: other.peak_rss_mib / cost.peak_rss_mib.max(0.001),
         cost: other,
@@ -223,15 +223,15 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
 }
 
 /// Returns the run whose CPU time is the median.
-fn median(mut costs: Vec<Cost>) -> Option<Cost> {
+fn median(mut costs: Vec<KoordletCost>) -> Option<KoordletCost> {
     costs.sort_by(|a, b| a.cpu_millicores.total_cmp(&b.cpu_millicores));
     let middle = costs.len().checked_sub(1)? / 2;
     costs.into_iter().nth(middle)
 }
 
-async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
+async fn watch(args: &Args, mut agent: KoordletAgent, world: &World) -> Result<KoordletCost> {
     let pid = agent.pid();
-    let pause = async |agent: &mut Agent, seconds: u64| {
+    let pause = async |agent: &mut KoordletAgent, seconds: u64| {
         for _ in 0..seconds {
             tokio::time::sleep(Duration::from_secs(1)).await;
             agent.alive()?;
@@ -270,7 +270,7 @@ async fn watch(args: &Args, mut agent: Agent, world: &World) -> Result<Cost> {
         );
     }
     let containers = f64::from(args.pods) * f64::from(args.containers);
-    let cost = Cost {
+    let cost = KoordletCost {
         flavour: agent.flavour().name(),
         seconds: spent.seconds,
         cpu_millicores: spent.cpu_millicores,

@@ -1,7 +1,7 @@
 //! The objects of the node under test, with the fields that a kubelet and Koordinator's manager set. A pod
 //! also has fields that an agent does not need, as real ones do: the agent parses them, too.
 
-use super::fixture::{Machine, Shape};
+use super::fixture::{MachineSize, Shape};
 use serde_json::{Value, json};
 
 /// The node's name.
@@ -17,7 +17,7 @@ pub(super) fn priority_classes() -> [Value; 2] {
 }
 
 /// Returns the node, whose kubelet listens on `port`.
-pub(super) fn node(pods: usize, machine: Machine, port: u16) -> Value {
+pub(super) fn node(pods: usize, machine: MachineSize, port: u16) -> Value {
     let resources = json!({
         "cpu": machine.cpus.to_string(),
         "memory": machine.memory.to_string(),

@@ -1,6 +1,6 @@
 //! The cluster around the agent: an API server with the objects of one node, and its kubelet.
 
-use super::fixture::Machine;
+use super::fixture::MachineSize;
 use super::{kubelet, objects};
 use crate::local_server::LocalServer;
 use anyhow::Result;
@@ -38,7 +38,7 @@ impl World {
             kubelet,
         )
         .await?;
-        let node = objects::node(pods.len(), Machine::this(), port);
+        let node = objects::node(pods.len(), MachineSize::this(), port);
         self.local.create("/api/v1/nodes", node).await?;
         self.local
             .create(&format!("{SLO_API}/nodeslos"), node_slo)

@@ -12,7 +12,7 @@ pub(super) const ALONE_WALKING: &str = "none (for stream)";
 
 /// Machine of the measurement.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineInfo {
     pub(super) cpus: usize,
     pub(super) kernel: String,
     pub(super) cgroup: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct Machine {
 /// Figures of one window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Run {
+pub(crate) struct LeverRun {
     pub(super) neighbour: &'static str,
     pub(super) lever: Lever,
     pub(super) repeat: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Run {
 /// The windows of one neighbour and lever that count.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Summary {
+struct LeverSummary {
     neighbour: &'static str,
     lever: Lever,
     p99_us: f64,
@@ -61,7 +61,7 @@ struct Summary {
 
 /// A lever that this machine does not have.
 #[derive(Debug, Clone, Serialize)]
-struct Absent {
+struct MissingLever {
     lever: Lever,
     why: &'static str,
 }
@@ -70,24 +70,24 @@ struct Absent {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LeverFigures {
-    machine: Machine,
+    machine: MachineInfo,
     seconds: f64,
     repeat: u8,
-    absent: Vec<Absent>,
-    results: Vec<Summary>,
-    runs: Vec<Run>,
+    absent: Vec<MissingLever>,
+    results: Vec<LeverSummary>,
+    runs: Vec<LeverRun>,
 }
 
 impl LeverFigures {
     pub(super) fn new(
-        machine: &Machine,
+        machine: &MachineInfo,
         args: &Args,
         absent: &[(Lever, &'static str)],
-        runs: Vec<Run>,
+        runs: Vec<LeverRun>,
     ) -> Self {
         let absent = absent
             .iter()
-            .map(|(lever, why)| Absent { lever: *lever, why });
+            .map(|(lever, why)| MissingLever { lever: *lever, why });
         Self {
             machine: machine.clone(),
             seconds: args.seconds,
@@ -100,8 +100,8 @@ impl LeverFigures {
 }
 
 /// Returns one summary per neighbour and lever, in the order of the table.
-fn summaries(runs: &[Run]) -> Vec<Summary> {
-    let mut all: Vec<Summary> = Vec::new();
+fn summaries(runs: &[LeverRun]) -> Vec<LeverSummary> {
+    let mut all: Vec<LeverSummary> = Vec::new();
     let mut levers = vec![Lever::Shares];
     levers.extend(Lever::OTHERS);
     let kinds = super::NEIGHBOURS.map(|(name, _)| name);
@@ -122,12 +122,12 @@ fn summaries(runs: &[Run]) -> Vec<Summary> {
 fn summary(
     neighbour: &'static str,
     lever: Lever,
-    runs: &[Run],
-    plain: Option<&Summary>,
-) -> Option<Summary> {
-    let of_cell = |run: &&Run| run.neighbour == neighbour && run.lever == lever;
-    let windows: Vec<&Run> = runs.iter().filter(of_cell).collect();
-    let clean: Vec<&Run> = windows
+    runs: &[LeverRun],
+    plain: Option<&LeverSummary>,
+) -> Option<LeverSummary> {
+    let of_cell = |run: &&LeverRun| run.neighbour == neighbour && run.lever == lever;
+    let windows: Vec<&LeverRun> = runs.iter().filter(of_cell).collect();
+    let clean: Vec<&LeverRun> = windows
         .iter()
         .copied()
         .filter(|run| run.rejected.is_none())
@@ -136,16 +136,16 @@ fn summary(
     if counted.is_empty() {
         return None;
     }
-    let each = |value: fn(&Run) -> f64| counted.iter().map(move |run| value(run));
+    let each = |value: fn(&LeverRun) -> f64| counted.iter().map(move |run| value(run));
     let p99_range_us = range(each(|run| run.p99_us));
     let batch_range_per_s = range(each(|run| run.batch_per_s));
-    let against = |mine: (f64, f64), theirs: fn(&Summary) -> (f64, f64)| {
+    let against = |mine: (f64, f64), theirs: fn(&LeverSummary) -> (f64, f64)| {
         plain.map_or("", |plain| {
             let runs = counted.len().min(plain.counted.max(1));
             verdict(Verdict::of(mine, theirs(plain), runs))
         })
     };
-    Some(Summary {
+    Some(LeverSummary {
         neighbour,
         lever,
         p99_us: median(each(|run| run.p99_us)),
@@ -217,8 +217,8 @@ pub(crate) fn text(report: &LeverFigures) -> String {
 mod tests {
     use super::*;
 
-    fn run(lever: Lever, p99_us: f64, batch_per_s: f64, rejected: bool) -> Run {
-        Run {
+    fn run(lever: Lever, p99_us: f64, batch_per_s: f64, rejected: bool) -> LeverRun {
+        LeverRun {
             neighbour: "fork",
             lever,
             repeat: 0,
@@ -261,10 +261,10 @@ mod tests {
         assert_eq!(quota.batch_against_shares, "lower");
         assert_eq!(of(Lever::Slice).p99_against_shares, "one window");
         let report = LeverFigures {
-            machine: Machine::default(),
+            machine: MachineInfo::default(),
             seconds: 2.0,
             repeat: 2,
-            absent: vec![Absent {
+            absent: vec![MissingLever {
                 lever: Lever::Partition,
                 why: "there is one CPU",
             }],

@@ -1,7 +1,7 @@
 //! Cost of the webhooks when the API server calls them in its own process, as in `koord up`.
 
 use super::Args;
-use super::objects::{self, Cluster};
+use super::objects::{self, ManagerCluster};
 use anyhow::{Context as _, Result, ensure};
 use koord_app::Context;
 use koord_cluster::webhooks;
@@ -103,14 +103,14 @@ pub(super) async fn run(args: &Args) -> Result<InProcessFigures> {
     })
 }
 
-async fn cluster(args: &Args, work: &std::path::Path) -> Result<Cluster> {
-    let cluster = Cluster::start(work).await?;
+async fn cluster(args: &Args, work: &std::path::Path) -> Result<ManagerCluster> {
+    let cluster = ManagerCluster::start(work).await?;
     cluster.add_profiles(args.profiles).await?;
     cluster.add_quotas(args.quotas).await?;
     Ok(cluster)
 }
 
-async fn create(cluster: &Cluster, pod: &str) -> Result<String> {
+async fn create(cluster: &ManagerCluster, pod: &str) -> Result<String> {
     let path = format!(
         "/api/v1/namespaces/{}/pods?dryRun=All",
         crate::koordlet::objects::NAMESPACE

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 /// A part that can be measured by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Part {
+pub(super) enum BenchPart {
     /// Pods' AdmissionReviews over HTTPS.
     Webhooks,
     /// Nodes that report, and a change of the settings.
@@ -34,7 +34,7 @@ pub(super) enum Part {
 pub(crate) struct Args {
     /// Measure these parts only, comma-separated.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
-    only: Vec<Part>,
+    only: Vec<BenchPart>,
     /// The manager to measure; else the `koord-manager` next to this program, or the one inside it.
     #[arg(long, value_name = "PROGRAM")]
     manager: Option<PathBuf>,
@@ -71,7 +71,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn measures(&self, part: Part) -> bool {
+    fn measures(&self, part: BenchPart) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 }
@@ -122,32 +122,32 @@ pub(super) fn run(args: &Args) -> Result<ManagerFigures> {
 }
 
 async fn measure(args: &Args) -> Result<ManagerFigures> {
-    let program = process::Program::of(args.manager.as_deref())?;
+    let program = process::ManagerProgram::of(args.manager.as_deref())?;
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let work = args.keep.as_deref().unwrap_or(temporary.path());
     let mut report = ManagerFigures {
         manager: program.to_string(),
         ..ManagerFigures::default()
     };
-    if args.measures(Part::Webhooks) {
+    if args.measures(BenchPart::Webhooks) {
         let found = webhooks::run(args, &program, work).await?;
         report.mutate_p99_ms = Some(found.mutate.p99_ms);
         report.validate_p99_ms = Some(found.validate.p99_ms);
         report.webhooks = Some(found);
     }
-    if args.measures(Part::Nodes) {
+    if args.measures(BenchPart::Nodes) {
         let found = nodes::run(args, &program, work).await?;
         report.reconcile_cores = Some(found.cost.cores);
         report.rss_mib = Some(found.cost.rss_mib);
         report.config_replan_sec = Some(found.config_replan_sec);
         report.nodes = Some(found);
     }
-    if args.measures(Part::Recommender) {
+    if args.measures(BenchPart::Recommender) {
         let found = recommendations::run(args, &program, work).await?;
         report.recommender_rss_mib = Some(found.cost.rss_mib);
         report.recommender = Some(found);
     }
-    if args.measures(Part::InProcess) {
+    if args.measures(BenchPart::InProcess) {
         let found = inside::run(args).await?;
         report.in_process_webhook_us = Some(found.added_us);
         report.in_process = Some(found);
@@ -158,7 +158,7 @@ async fn measure(args: &Args) -> Result<ManagerFigures> {
 /// Usage of a process and of the rest of the machine in a window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Cost {
+struct ManagerCost {
     /// Length of the window.
     seconds: f64,
     /// CPU time of the manager per second, in cores.
@@ -175,7 +175,7 @@ struct Cost {
     steal_percent: f64,
 }
 
-impl From<WindowUse> for Cost {
+impl From<WindowUse> for ManagerCost {
     fn from(used: WindowUse) -> Self {
         Self {
             seconds: used.spent.seconds,
@@ -188,7 +188,7 @@ impl From<WindowUse> for Cost {
     }
 }
 
-impl Cost {
+impl ManagerCost {
     /// Returns true if the machine was busy with something else, so that the window is unreliable. The limits
     /// are those of the co-location experiments.
     fn is_noisy(&self) -> bool {

@@ -1,9 +1,9 @@
 //! A cluster of many nodes that report: the controllers' use of the machine, and the time until a change of
 //! the settings reaches every node.
 
-use super::objects::{self, Cluster};
-use super::process::{Manager, Program};
-use super::{Args, Cost};
+use super::objects::{self, ManagerCluster};
+use super::process::{Manager, ManagerProgram};
+use super::{Args, ManagerCost};
 use crate::koordlet::objects as node;
 use crate::meter::Window;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -51,7 +51,7 @@ pub(super) struct NodeFigures {
     /// Writes of nodes per second in the window, without those of kubelets.
     node_writes_per_sec: f64,
     #[serde(flatten)]
-    pub(super) cost: Cost,
+    pub(super) cost: ManagerCost,
     /// Windows that were rejected because the machine was busy with something else.
     rejected: u32,
     /// True if the reported window should have been rejected, too.
@@ -76,9 +76,9 @@ fn slos_table() -> TableId {
 ///
 /// # Errors
 /// The manager does not start, or leaves a node out.
-pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<NodeFigures> {
+pub(super) async fn run(args: &Args, program: &ManagerProgram, work: &Path) -> Result<NodeFigures> {
     let work = work.join("nodes");
-    let cluster = Arc::new(Cluster::start(&work).await?);
+    let cluster = Arc::new(ManagerCluster::start(&work).await?);
     fill(&cluster, args).await?;
     cluster.install_webhooks().await?;
     let began = Instant::now();
@@ -108,11 +108,11 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<N
     tokio::time::sleep(Duration::from_secs_f64(args.interval)).await;
     let mut rejected = 0;
     let (cost, node_writes_per_sec) = loop {
-        let mut writes = Watching::of(&cluster, nodes_table())?;
+        let mut writes = TableWatch::of(&cluster, nodes_table())?;
         let window = Window::begin(manager.pid())?;
         let written = writes.count(Duration::from_secs(args.seconds)).await?;
         manager.alive()?;
-        let cost = Cost::from(window.end()?);
+        let cost = ManagerCost::from(window.end()?);
         if cost.is_noisy() && rejected < args.repeats {
             rejected += 1;
             console::warn(format_args!(
@@ -150,7 +150,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<N
     })
 }
 
-async fn fill(cluster: &Cluster, args: &Args) -> Result<()> {
+async fn fill(cluster: &ManagerCluster, args: &Args) -> Result<()> {
     let nodes = (0..args.nodes).map(objects::node);
     cluster.create_all("/api/v1/nodes", nodes).await?;
     let path = format!("/api/v1/namespaces/{}/pods", node::NAMESPACE);
@@ -161,7 +161,7 @@ async fn fill(cluster: &Cluster, args: &Args) -> Result<()> {
 
 /// Waits until `count` objects of a table are `done`; each is checked until it is.
 pub(super) async fn all(
-    cluster: &Cluster,
+    cluster: &ManagerCluster,
     manager: &mut Manager,
     table: &TableId,
     count: u32,
@@ -185,7 +185,7 @@ pub(super) async fn all(
 
 /// Reports for every node once in an interval, one after the other; every [`HEARTBEATS`]-th time its status
 /// is written, too, as a kubelet does.
-async fn report_for_ever(cluster: Arc<Cluster>, args: Args) -> Result<()> {
+async fn report_for_ever(cluster: Arc<ManagerCluster>, args: Args) -> Result<()> {
     let pause = Duration::from_secs_f64(args.interval / f64::from(args.nodes));
     let mut due = tokio::time::interval(pause);
     due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
@@ -224,10 +224,10 @@ fn load_at(index: u32, round: u64) -> f64 {
 }
 
 /// The changes of a table since a point in time.
-struct Watching(Watcher);
+struct TableWatch(Watcher);
 
-impl Watching {
-    fn of(cluster: &Cluster, table: TableId) -> Result<Self> {
+impl TableWatch {
+    fn of(cluster: &ManagerCluster, table: TableId) -> Result<Self> {
         let store = cluster.local.server.store();
         let watcher = store.watch(table, store.revision());
         Ok(Self(watcher.context("watch")?))
@@ -251,10 +251,15 @@ fn lagged() -> anyhow::Error {
 
 /// Changes the settings, waits until every node and NodeSLO has them, and returns the seconds until the last
 /// one did.
-async fn replan(cluster: &Cluster, manager: &mut Manager, nodes: u32, round: u32) -> Result<f64> {
+async fn replan(
+    cluster: &ManagerCluster,
+    manager: &mut Manager,
+    nodes: u32,
+    round: u32,
+) -> Result<f64> {
     tokio::time::sleep(CALM).await;
-    let mut statuses = Watching::of(cluster, nodes_table())?;
-    let mut slos = Watching::of(cluster, slos_table())?;
+    let mut statuses = TableWatch::of(cluster, nodes_table())?;
+    let mut slos = TableWatch::of(cluster, slos_table())?;
     // Enough that every node is written, and values differ from the last ones.
     let (reclaim, suppress) = [(65, 65), (45, 60), (65, 55), (45, 50)][round as usize % 4];
     let path = format!("/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps/{CONFIG_NAME}");

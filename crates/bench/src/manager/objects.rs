@@ -16,11 +16,11 @@ const WRITERS: usize = 32;
 const PARENTS: u32 = 20;
 
 /// A cluster; its server ends with it.
-pub(super) struct Cluster {
+pub(super) struct ManagerCluster {
     pub(super) local: LocalServer,
 }
 
-impl Cluster {
+impl ManagerCluster {
     /// Starts a cluster with the definitions, the priority classes and a namespace for pods.
     ///
     /// # Errors
@@ -347,7 +347,7 @@ pub(super) fn bare_pod(index: u32, containers: u32) -> Value {
 }
 
 /// Namespace and name of the pod of this number.
-pub(super) type NameOfPod = fn(u32) -> (String, String);
+pub(super) type PodNameOf = fn(u32) -> (String, String);
 
 /// Returns namespace and name of a pod of [`running_pod`].
 pub(super) fn name_of_running(index: u32) -> (String, String) {
@@ -358,7 +358,7 @@ pub(super) fn name_of_running(index: u32) -> (String, String) {
 pub(super) fn report(
     index: u32,
     per_node: u32,
-    name_of: NameOfPod,
+    name_of: PodNameOf,
     load: f64,
     random: &mut fastrand::Rng,
 ) -> Value {

@@ -18,18 +18,18 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A program, with the argument that goes before its flags.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct ManagerProgram {
     path: PathBuf,
     first: Option<&'static str>,
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for ManagerProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())
     }
 }
 
-impl Program {
+impl ManagerProgram {
     /// Returns `given`, else the `koord-manager` that was built along with this program, or the one inside
     /// it.
     ///
@@ -75,7 +75,7 @@ impl Manager {
     /// # Errors
     /// It cannot be started, or serves nothing.
     pub(super) async fn start(
-        program: &Program,
+        program: &ManagerProgram,
         kubeconfig: &Path,
         work: &Path,
         flags: &[&str],

@@ -2,9 +2,9 @@
 //! checkpoints at its start, and whose pods are measured.
 
 use super::nodes::all;
-use super::objects::{self, Cluster, each};
-use super::process::{Manager, Program};
-use super::{Args, Cost};
+use super::objects::{self, ManagerCluster, each};
+use super::process::{Manager, ManagerProgram};
+use super::{Args, ManagerCost};
 use crate::meter::Window;
 use anyhow::Result;
 use koord_apiserver::store::{Entry, TableId};
@@ -42,7 +42,7 @@ pub(super) struct RecommenderFigures {
     /// Seconds from the start of the manager until every Recommendation has one.
     first_round_sec: f64,
     #[serde(flatten)]
-    pub(super) cost: Cost,
+    pub(super) cost: ManagerCost,
     noisy: bool,
 }
 
@@ -50,9 +50,13 @@ pub(super) struct RecommenderFigures {
 ///
 /// # Errors
 /// The manager does not start, or leaves a Recommendation without one.
-pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<RecommenderFigures> {
+pub(super) async fn run(
+    args: &Args,
+    program: &ManagerProgram,
+    work: &Path,
+) -> Result<RecommenderFigures> {
     let work = work.join("recommender");
-    let cluster = Arc::new(Cluster::start(&work).await?);
+    let cluster = Arc::new(ManagerCluster::start(&work).await?);
     let count = args.recommendations;
     let nodes = (count * PODS).div_ceil(PODS_PER_NODE);
     fill(&cluster, count, nodes).await?;
@@ -97,7 +101,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<R
     let window = Window::begin(manager.pid())?;
     tokio::time::sleep(Duration::from_secs(args.seconds).max(2 * round)).await;
     manager.alive()?;
-    let cost = Cost::from(window.end()?);
+    let cost = ManagerCost::from(window.end()?);
     reports.shutdown().await;
     Ok(RecommenderFigures {
         recommendations: count,
@@ -127,7 +131,11 @@ fn name_of_pod(pod: u32) -> (String, String) {
     (namespace_of(workload), name)
 }
 
-async fn report_all(cluster: &Cluster, nodes: u32, random: &mut fastrand::Rng) -> Result<()> {
+async fn report_all(
+    cluster: &ManagerCluster,
+    nodes: u32,
+    random: &mut fastrand::Rng,
+) -> Result<()> {
     for index in 0..nodes {
         let status = objects::report(index, PODS_PER_NODE, name_of_pod, 1.0, random);
         let name = objects::node_name(index);
@@ -140,7 +148,7 @@ async fn report_all(cluster: &Cluster, nodes: u32, random: &mut fastrand::Rng) -
     Ok(())
 }
 
-async fn fill(cluster: &Cluster, count: u32, nodes: u32) -> Result<()> {
+async fn fill(cluster: &ManagerCluster, count: u32, nodes: u32) -> Result<()> {
     cluster
         .create_all("/api/v1/nodes", (0..nodes).map(objects::node))
         .await?;
@@ -152,7 +160,7 @@ async fn fill(cluster: &Cluster, count: u32, nodes: u32) -> Result<()> {
 }
 
 /// Creates a Deployment with its ReplicaSet and pods, and a Recommendation with its histories.
-async fn workload(cluster: &Cluster, index: u32, histories: &[Value]) -> Result<()> {
+async fn workload(cluster: &ManagerCluster, index: u32, histories: &[Value]) -> Result<()> {
     let namespace = namespace_of(index);
     let name = format!("app-{index}");
     let labels = json!({"app": name});

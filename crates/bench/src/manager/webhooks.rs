@@ -5,9 +5,9 @@
 //! does. The latency of `/mutate-pod` counts from the intended instant, so a stall shows in every pod that it
 //! delays. The sending thread requests real-time priority.
 
-use super::objects::{self, Cluster};
-use super::process::{Manager, Program};
-use super::{Args, Cost};
+use super::objects::{self, ManagerCluster};
+use super::process::{Manager, ManagerProgram};
+use super::{Args, ManagerCost};
 use crate::meter::Window;
 use anyhow::{Context as _, Result, bail, ensure};
 use base64::Engine as _;
@@ -35,7 +35,7 @@ const PODS: u32 = 1000;
 const WARMUP: Duration = Duration::from_secs(3);
 /// Time limit for answers after a window.
 const LATE: Duration = Duration::from_secs(15);
-/// Largest lag of the generator in a clean window, 99th percentile, microseconds; see [`Cost::is_noisy`] for
+/// Largest lag of the generator in a clean window, 99th percentile, microseconds; see [`ManagerCost::is_noisy`] for
 /// other limits.
 const LAG_US: f64 = 150.0;
 
@@ -92,7 +92,7 @@ pub(super) struct WebhookFigures {
     /// True if the generator ran at real-time priority.
     realtime: bool,
     #[serde(flatten)]
-    cost: Cost,
+    cost: ManagerCost,
     /// Windows that were rejected because the machine was busy with something else.
     rejected: u32,
     /// True if the reported window should have been rejected, too.
@@ -100,7 +100,7 @@ pub(super) struct WebhookFigures {
 }
 
 /// Requests to the two webhooks about one pod.
-struct Questions {
+struct PodReviews {
     mutate: Bytes,
     validate: Bytes,
 }
@@ -109,14 +109,18 @@ struct Questions {
 ///
 /// # Errors
 /// The manager does not start, or does not do what the profiles say.
-pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<WebhookFigures> {
+pub(super) async fn run(
+    args: &Args,
+    program: &ManagerProgram,
+    work: &Path,
+) -> Result<WebhookFigures> {
     let work = work.join("webhooks");
-    let cluster = Cluster::start(&work).await?;
+    let cluster = ManagerCluster::start(&work).await?;
     cluster.add_profiles(args.profiles).await?;
     cluster.add_quotas(args.quotas).await?;
     cluster.install_webhooks().await?;
     let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[]).await?;
-    let questions: Arc<[Questions]> = questions(&manager.webhooks, args).await?.into();
+    let questions: Arc<[PodReviews]> = questions(&manager.webhooks, args).await?.into();
     let sizes = questions.iter().map(|asked| asked.mutate.len());
     let review_bytes = sizes.sum::<usize>() / questions.len().max(1);
 
@@ -136,7 +140,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<W
         let seen = load(args.rate, seconds, &manager.webhooks, asked).await?;
         manager.alive()?;
         let window = window.lock().take().context("the window never began")?;
-        let cost = Cost::from(window.end()?);
+        let cost = ManagerCost::from(window.end()?);
         let send_lag_p99_us = seen.lag.value_at_quantile(0.99) as f64 / 1000.0;
         let noisy = cost.is_noisy() || send_lag_p99_us > LAG_US;
         if noisy && rejected < args.repeats {
@@ -169,7 +173,7 @@ pub(super) async fn run(args: &Args, program: &Program, work: &Path) -> Result<W
 
 /// Returns the requests about every pod. Each is sent once to check the result: the profile's class and batch
 /// resources.
-async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<Questions>> {
+async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<PodReviews>> {
     let mut all = Vec::new();
     for (index, pod) in objects::new_pods(PODS, args).into_iter().enumerate() {
         let uid = format!("00000000-0000-4000-8000-{index:012}");
@@ -190,7 +194,7 @@ async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<Questions>> {
             verdict["response"]["allowed"] == true,
             "/validate-pod: {verdict}"
         );
-        all.push(Questions { mutate, validate });
+        all.push(PodReviews { mutate, validate });
     }
     Ok(all)
 }
@@ -222,7 +226,7 @@ async fn ask(client: &Client, path: &str, body: Bytes) -> Result<Vec<u8>> {
 }
 
 /// Measurements of the generator in its window.
-struct Seen {
+struct GeneratorResult {
     due: u64,
     first: Histogram<u64>,
     second: Histogram<u64>,
@@ -232,10 +236,15 @@ struct Seen {
 }
 
 /// Requests to send, and a callback for the begin of the window.
-type Asked = (Arc<[Questions]>, Box<dyn FnOnce() + Send>);
+type RequestBatch = (Arc<[PodReviews]>, Box<dyn FnOnce() + Send>);
 
 /// Sends the requests for `seconds` after [`WARMUP`]; without requests, gets `/healthz`.
-async fn load(rate: f64, seconds: Duration, client: &Client, asked: Option<Asked>) -> Result<Seen> {
+async fn load(
+    rate: f64,
+    seconds: Duration,
+    client: &Client,
+    asked: Option<RequestBatch>,
+) -> Result<GeneratorResult> {
     // A client belongs to the runtime that its connections live in.
     let (client, runtime) = (client.clone(), Handle::current());
     let (sender, seen) = oneshot::channel();
@@ -251,12 +260,12 @@ fn generate(
     rate: f64,
     seconds: Duration,
     client: &Client,
-    asked: Option<Asked>,
+    asked: Option<RequestBatch>,
     runtime: &Handle,
-) -> Result<Seen> {
+) -> Result<GeneratorResult> {
     let realtime = koord_host::sched::set_fifo(50).is_ok();
     let (questions, mut begin) = asked.unzip();
-    let seen = Arc::new(Mutex::new(Seen {
+    let seen = Arc::new(Mutex::new(GeneratorResult {
         due: 0,
         first: new_histogram(),
         second: new_histogram(),

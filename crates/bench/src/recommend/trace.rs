@@ -12,12 +12,12 @@ const DAY_MS: i64 = 86_400_000;
 /// Usage of one machine, ordered by time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Series {
-    pub(super) samples: Vec<Measured>,
+    pub(super) samples: Vec<TraceSample>,
 }
 
 /// Usage at one time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Measured {
+pub(super) struct TraceSample {
     /// Milliseconds since 1970, or since the trace began.
     pub(super) time: i64,
     /// Cores.
@@ -83,7 +83,7 @@ fn walk(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 
 /// Parses GWA-T-12: `Timestamp [ms]` (which is seconds), cores, capacity in MHz, CPU in MHz, CPU in percent,
 /// memory capacity in KB, memory in KB, ... between semicolons and tabs.
-fn bitbrains(text: &str) -> Result<Vec<Measured>> {
+fn bitbrains(text: &str) -> Result<Vec<TraceSample>> {
     let mut samples = Vec::new();
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split(';').map(str::trim).collect();
@@ -95,7 +95,7 @@ fn bitbrains(text: &str) -> Result<Vec<Measured>> {
         };
         let (cores, capacity, used) = (number(1)?, number(2)?, number(3)?);
         let per_core = capacity / cores;
-        samples.push(Measured {
+        samples.push(TraceSample {
             time: number(0)? as i64 * 1000,
             cpu: (per_core > 0.0).then(|| used / per_core),
             memory: Some(number(6)? * 1024.0),
@@ -105,14 +105,14 @@ fn bitbrains(text: &str) -> Result<Vec<Measured>> {
 }
 
 /// `2014-02-14 14:30:00,6.456`: percent of a core.
-fn percent_by_time(text: &str) -> Result<Vec<Measured>> {
+fn percent_by_time(text: &str) -> Result<Vec<TraceSample>> {
     let mut samples = Vec::new();
     for line in text.lines().skip(1) {
         let (time, value) = line.split_once(',').with_context(|| format!("{line:?}"))?;
         let time: jiff::civil::DateTime = time.parse().with_context(|| format!("{line:?}"))?;
         let time = time.to_zoned(jiff::tz::TimeZone::UTC)?.timestamp();
         let value: f64 = value.parse().with_context(|| format!("{line:?}"))?;
-        samples.push(Measured {
+        samples.push(TraceSample {
             time: time.as_millisecond(),
             cpu: Some(value / 100.0),
             memory: None,
@@ -122,11 +122,11 @@ fn percent_by_time(text: &str) -> Result<Vec<Measured>> {
 }
 
 /// Parses a percentage each five minutes.
-fn percent_by_line(text: &str) -> Result<Vec<Measured>> {
+fn percent_by_line(text: &str) -> Result<Vec<TraceSample>> {
     let mut samples = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let value: f64 = line.trim().parse().with_context(|| format!("{line:?}"))?;
-        samples.push(Measured {
+        samples.push(TraceSample {
             time: at as i64 * FIVE_MINUTES_MS,
             cpu: Some(value / 100.0),
             memory: None,

@@ -1,7 +1,7 @@
 //! Time that the runtime proxy adds to calls that cost the runtime next to nothing.
 
-use super::lanes::{Client, Pod, client};
-use super::times::Spread;
+use super::lanes::{Pod, RuntimeClient, client};
+use super::times::Percentiles;
 use anyhow::{Result, ensure};
 use koord_rpc::cri;
 use serde::Serialize;
@@ -30,17 +30,17 @@ pub(super) struct CallFigures {
     /// CreateContainer of an image that does not exist: the proxy reads the request, the hook server answers,
     /// the request is changed, and the runtime looks the image up. Without the proxy.
     #[serde(rename = "directCreate")]
-    pub(super) direct: Spread,
+    pub(super) direct: Percentiles,
     /// CreateContainer through a proxy without a hook server.
     #[serde(rename = "silentCreate")]
-    pub(super) silent: Spread,
+    pub(super) silent: Percentiles,
     /// CreateContainer through one that calls koordlet.
     #[serde(rename = "askingCreate")]
-    pub(super) asking: Spread,
+    pub(super) asking: Percentiles,
     /// Version, a call that the proxy passes on unread.
-    direct_passed: Spread,
+    direct_passed: Percentiles,
     /// Version through the proxy.
-    proxy_passed: Spread,
+    proxy_passed: Percentiles,
     direct_creates_per_sec: f64,
     silent_creates_per_sec: f64,
     asking_creates_per_sec: f64,
@@ -56,7 +56,7 @@ enum Call {
 }
 
 impl Call {
-    async fn on(&self, client: &mut Client) -> Duration {
+    async fn on(&self, client: &mut RuntimeClient) -> Duration {
         match self {
             Self::Create(request) => {
                 let request = request.as_ref().clone();
@@ -73,17 +73,21 @@ impl Call {
     }
 
     /// Times the call on each client, in turns, so that other load on the machine affects all.
-    async fn spread<const N: usize>(&self, clients: &mut [Client; N], calls: usize) -> [Spread; N] {
+    async fn spread<const N: usize>(
+        &self,
+        clients: &mut [RuntimeClient; N],
+        calls: usize,
+    ) -> [Percentiles; N] {
         let mut times = [const { Vec::new() }; N];
         for _ in 0..calls {
             for (client, times) in clients.iter_mut().zip(&mut times) {
                 times.push(self.on(client).await);
             }
         }
-        times.map(|times| Spread::of(&times))
+        times.map(|times| Percentiles::of(&times))
     }
 
-    async fn rate(&self, client: &Client, calls: usize) -> f64 {
+    async fn rate(&self, client: &RuntimeClient, calls: usize) -> f64 {
         let begun = Instant::now();
         let each = calls.div_ceil(PARALLEL);
         let all = (0..PARALLEL).map(|_| {

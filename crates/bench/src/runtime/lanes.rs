@@ -1,7 +1,7 @@
 //! Repeated creation of the same container, in each of the ways.
 
 use super::node::batch_pod;
-use super::times::Spread;
+use super::times::Percentiles;
 use anyhow::{Context as _, Result};
 use koord_rpc::cri::runtime_service_client::RuntimeServiceClient;
 use koord_rpc::{cri, grpc};
@@ -26,10 +26,10 @@ const ADJUSTED: [&str; 2] = ["said 512 50000 67108864", "said 50000 100000 67108
 /// Time limit for a process to print its limits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(super) type Client = RuntimeServiceClient<Channel>;
+pub(super) type RuntimeClient = RuntimeServiceClient<Channel>;
 
 /// Returns a client of the runtime at a socket, or of a proxy there.
-pub(super) fn client(socket: &Path) -> Client {
+pub(super) fn client(socket: &Path) -> RuntimeClient {
     RuntimeServiceClient::new(grpc::connect(socket))
         .max_decoding_message_size(grpc::MESSAGE_LIMIT)
         .max_encoding_message_size(grpc::MESSAGE_LIMIT)
@@ -77,7 +77,7 @@ impl Pod {
 
 /// One way to create containers.
 pub(super) struct Lane {
-    client: Client,
+    client: RuntimeClient,
     pod: Pod,
     logs: PathBuf,
     /// True if koordlet is to adjust its containers.
@@ -218,13 +218,13 @@ impl Lane {
     }
 
     /// Returns the times of CreateContainer.
-    pub(super) fn create_times(&self) -> Spread {
-        Spread::of(&self.create)
+    pub(super) fn create_times(&self) -> Percentiles {
+        Percentiles::of(&self.create)
     }
 
     /// Returns the times of CreateContainer and StartContainer together.
-    pub(super) fn start_times(&self) -> Spread {
-        Spread::of(&self.start)
+    pub(super) fn start_times(&self) -> Percentiles {
+        Percentiles::of(&self.start)
     }
 
     /// Returns the runtime's name and version.

@@ -1,6 +1,6 @@
 //! The node around the containers: a cluster with the Node, agents and proxies.
 
-use super::party::Party;
+use super::service_thread::ServiceThread;
 use crate::local_server::LocalServer;
 use anyhow::{Result, bail};
 use koord_app::Context;
@@ -36,11 +36,11 @@ pub(super) fn batch_pod(groups: &Groups, uid: &str) -> Result<CgroupPath> {
 }
 
 /// An API server with a node that has no pods: agents get the pods from the runtime only.
-pub(super) struct Cluster {
+pub(super) struct NodeCluster {
     local: LocalServer,
 }
 
-impl Cluster {
+impl NodeCluster {
     /// Starts an API server with the node.
     ///
     /// # Errors
@@ -56,16 +56,16 @@ impl Cluster {
     ///
     /// # Errors
     /// When it gets no request in time.
-    pub(super) async fn agent(&self, groups: &Groups, by: Asked<'_>) -> Result<Agent> {
+    pub(super) async fn agent(&self, groups: &Groups, by: HookCaller<'_>) -> Result<HookAgent> {
         let mut runtime = Config::default();
         match by {
-            Asked::ByRuntime(socket) => {
+            HookCaller::ByRuntime(socket) => {
                 runtime.mode = Mode::Nri;
                 socket.clone_into(&mut runtime.nri.socket);
                 // A separate directory, so that the registrations of other agents are not removed.
                 runtime.server.directory = socket.with_extension("hooks");
             }
-            Asked::ByProxy(directory, socket) => {
+            HookCaller::ByProxy(directory, socket) => {
                 runtime.mode = Mode::Proxy;
                 directory.clone_into(&mut runtime.server.directory);
                 socket.clone_into(&mut runtime.server.socket);
@@ -85,29 +85,29 @@ impl Cluster {
         };
         let ctx = Context::new();
         let run = koordlet::run(options, self.local.client.clone(), ctx.clone());
-        let agent = Agent {
+        let agent = HookAgent {
             ctx,
-            party: Party::start("agent", run)?,
+            thread: ServiceThread::start("agent", run)?,
         };
         let asked = async {
             loop {
                 let ready = match by {
-                    Asked::ByRuntime(_) => {
+                    HookCaller::ByRuntime(_) => {
                         agent.metric("koordlet_nri_connected", |row| row.get_gauge().get_value())
                             > 0.0
                     }
-                    Asked::ByProxy(directory, _) => {
+                    HookCaller::ByProxy(directory, _) => {
                         directory.join(koord_api::hookserver::KOORDLET).exists()
                     }
                 };
-                if ready || agent.party.is_finished() {
+                if ready || agent.thread.is_finished() {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.party.is_finished() {
-            bail!("nobody asks the agent: {:?}", agent.party.is_finished());
+        if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.thread.is_finished() {
+            bail!("nobody asks the agent: {:?}", agent.thread.is_finished());
         }
         Ok(agent)
     }
@@ -119,19 +119,19 @@ impl Cluster {
 
 /// Caller of an agent: a runtime at its socket, or a proxy that reads this directory and calls this socket.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Asked<'a> {
+pub(super) enum HookCaller<'a> {
     ByRuntime(&'a Path),
     ByProxy(&'a Path, &'a Path),
 }
 
 /// Number of answers, and the sum of their durations.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Answered {
+pub(super) struct AnswerTimes {
     pub(super) count: f64,
     sum_ms: f64,
 }
 
-impl Answered {
+impl AnswerTimes {
     pub(super) fn add(&mut self, more: Self) {
         self.count += more.count;
         self.sum_ms += more.sum_ms;
@@ -143,12 +143,12 @@ impl Answered {
 }
 
 /// A running agent.
-pub(super) struct Agent {
+pub(super) struct HookAgent {
     ctx: Context,
-    party: Party<Result<(), koordlet::Error>>,
+    thread: ServiceThread<Result<(), koordlet::Error>>,
 }
 
-impl Agent {
+impl HookAgent {
     /// Returns the sum over the rows of a metric family.
     fn metric(&self, name: &str, value: fn(&prometheus::proto::Metric) -> f64) -> f64 {
         let families = self.ctx.metrics.gather();
@@ -160,8 +160,8 @@ impl Agent {
     }
 
     /// Returns its answers so far.
-    pub(super) fn answered(&self) -> Answered {
-        Answered {
+    pub(super) fn answered(&self) -> AnswerTimes {
+        AnswerTimes {
             count: self.metric(ANSWERS, |row| row.get_histogram().get_sample_count() as f64),
             sum_ms: self.metric(ANSWERS, |row| row.get_histogram().get_sample_sum()),
         }
@@ -169,7 +169,7 @@ impl Agent {
 
     pub(super) async fn stop(self) {
         self.ctx.shutdown.cancel();
-        let _ = self.party.end().await;
+        let _ = self.thread.end().await;
     }
 }
 
@@ -177,7 +177,7 @@ impl Agent {
 pub(super) struct Proxy {
     ctx: Context,
     socket: PathBuf,
-    party: Party<Result<(), koord_runtime_proxy::RunError>>,
+    thread: ServiceThread<Result<(), koord_runtime_proxy::RunError>>,
 }
 
 impl Proxy {
@@ -203,15 +203,15 @@ impl Proxy {
         let run = koord_runtime_proxy::run(options, ctx.clone(), move || {
             let _ = ready.send(());
         });
-        let party = Party::start("proxy", run)?;
+        let thread = ServiceThread::start("proxy", run)?;
         if is_ready.await.is_err() {
-            party.end().await??;
+            thread.end().await??;
             bail!("the proxy ended early");
         }
         Ok(Self {
             ctx,
             socket: socket.to_owned(),
-            party,
+            thread,
         })
     }
 
@@ -221,6 +221,6 @@ impl Proxy {
 
     pub(super) async fn stop(self) {
         self.ctx.shutdown.cancel();
-        let _ = self.party.end().await;
+        let _ = self.thread.end().await;
     }
 }

@@ -1,6 +1,6 @@
 //! A picture of creation times in the three ways.
 
-use super::{RuntimeFigures, Ways};
+use super::{RuntimeFigures, WayTimes};
 use std::fmt::Write as _;
 
 /// Pixels: the picture's width, where bars begin, the longest bar, and a row's height.
@@ -40,7 +40,7 @@ pub(super) fn svg(report: &RuntimeFigures) -> String {
     page
 }
 
-fn bars(page: &mut String, ways: &Ways, y: &mut f64) {
+fn bars(page: &mut String, ways: &WayTimes, y: &mut f64) {
     let rows = [
         ("nobody is asked", ways.alone, "#9aa5b1"),
         ("NRI plugin", ways.nri, "#2a78c2"),
@@ -74,13 +74,13 @@ fn bars(page: &mut String, ways: &Ways, y: &mut f64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::times::Spread;
+    use super::super::times::Percentiles;
     use super::*;
 
     #[test]
     fn the_longest_line_is_the_slowest_ways() {
-        let spread = |p50_ms, p99_ms| Spread { p50_ms, p99_ms };
-        let ways = Ways {
+        let spread = |p50_ms, p99_ms| Percentiles { p50_ms, p99_ms };
+        let ways = WayTimes {
             alone: spread(10.0, 20.0),
             nri: spread(11.0, 40.0),
             proxy: spread(12.0, 30.0),

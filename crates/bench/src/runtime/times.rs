@@ -7,12 +7,12 @@ use std::time::Duration;
 /// Median and 99th percentile, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Spread {
+pub(super) struct Percentiles {
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
 }
 
-impl Spread {
+impl Percentiles {
     /// Returns the percentiles of the times; 0 without any.
     pub(super) fn of(times: &[Duration]) -> Self {
         let mut times = times.to_vec();
@@ -31,11 +31,11 @@ mod tests {
     #[test]
     fn half_and_one_of_a_hundred_are_slower() {
         let times: Vec<_> = (1..=100).rev().map(Duration::from_millis).collect();
-        let spread = Spread {
+        let spread = Percentiles {
             p50_ms: 50.0,
             p99_ms: 99.0,
         };
-        assert_eq!(Spread::of(&times), spread);
-        assert_eq!(Spread::of(&[]).p99_ms, 0.0);
+        assert_eq!(Percentiles::of(&times), spread);
+        assert_eq!(Percentiles::of(&[]).p99_ms, 0.0);
     }
 }

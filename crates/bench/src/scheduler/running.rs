@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const PROBE: &str = "probe";
 
 /// A scheduler that runs.
-pub(super) enum Running {
+pub(super) enum SchedulerHandle {
     Inside {
         task: JoinHandle<Result<(), koord_scheduler::Error>>,
         context: Context,
@@ -31,7 +31,7 @@ pub(super) enum Running {
     Outside(Process),
 }
 
-impl Running {
+impl SchedulerHandle {
     /// Starts our scheduler as a task.
     pub(super) fn inside(options: &bench::Options, client: Client) -> Self {
         let context = Context::new();

@@ -6,9 +6,9 @@ use koord_app::daemon;
 use std::thread::JoinHandle;
 
 /// A future that runs on its own thread.
-pub(super) struct Party<T>(JoinHandle<T>);
+pub(super) struct ServiceThread<T>(JoinHandle<T>);
 
-impl<T: Send + 'static> Party<T> {
+impl<T: Send + 'static> ServiceThread<T> {
     /// Runs `run` on a thread with this name.
     ///
     /// # Errors
