@@ -167,7 +167,7 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
             let slo = json!({"metadata": {"name": objects::NODE}, "spec": policy(Mode::Limited)});
             let world = World::start(&work, pods, slo).await?;
             let agent = KoordletAgent::start(
-                &KoordletProgram::ours()?,
+                &KoordletProgram::locate()?,
                 &args.settings,
                 &groups,
                 &world,
@@ -186,7 +186,7 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
     let mut runs = Vec::new();
     for repeat in 0..args.repeat {
         for mode in [Mode::Unlimited, Mode::Limited, Mode::Burst] {
-            scene.enter(mode).await?;
+            scene.set_mode(mode).await?;
             for attempt in 0..=RETRIES {
                 let run = scene.window(mode, u64::from(repeat)).await?;
                 console::warn(format_args!(
@@ -221,7 +221,7 @@ struct BurstScene {
 
 impl BurstScene {
     /// Has the burst set or removed, and waits until the kernel file has the value.
-    async fn enter(&mut self, mode: Mode) -> Result<()> {
+    async fn set_mode(&mut self, mode: Mode) -> Result<()> {
         let burst = match mode {
             Mode::Unlimited => return Ok(()),
             Mode::Limited => 0,
@@ -240,7 +240,7 @@ impl BurstScene {
             .iter()
             .any(|group| group.cfs_burst().ok().flatten() != Some(burst))
         {
-            agent.alive()?;
+            agent.check_running()?;
             if Instant::now() > end {
                 bail!(
                     "koordlet has not set cpu.cfs_burst_us to {burst} (--by bench does it itself)"

@@ -94,7 +94,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
         context,
     )));
     let nodes: Api<Node> = Api::all(client.clone());
-    until("the node", async || {
+    wait_until("the node", async || {
         nodes.get_opt(&name).await.ok().flatten()
     })
     .await?;
@@ -102,7 +102,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
         create(&client, &name, at).await?;
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    until("running pods", async || {
+    wait_until("running pods", async || {
         let all = pods.list(&Default::default()).await.ok()?;
         let phase = |pod: &Pod| pod.status.as_ref()?.phase.clone();
         let run = |pod: &&Pod| phase(pod).as_deref() == Some("Running");
@@ -113,7 +113,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
 
     let exporter = Exporter::start(&kubeconfig, &name, &kubelet, &args.sleep_interval)?;
     let reports: Api<NodeResourceTopology> = Api::all(client.clone());
-    until("a report", async || {
+    wait_until("a report", async || {
         reports.get_opt(&name).await.ok().flatten()
     })
     .await?;
@@ -177,7 +177,7 @@ async fn create(client: &Client, node: &str, at: u32) -> Result<()> {
     made.map(drop).context("a pod that comes")
 }
 
-async fn until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> Result<T> {
+async fn wait_until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> Result<T> {
     let began = Instant::now();
     loop {
         if let Some(found) = found().await {
@@ -214,7 +214,7 @@ impl Exporter {
     }
 
     fn counters(&self) -> Result<Counters> {
-        Counters::of(self.0.pid())
+        Counters::read(self.0.pid())
     }
 
     /// Returns the CPU time of the process, more exactly than in ticks of the kernel's clock.

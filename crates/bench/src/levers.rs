@@ -104,7 +104,7 @@ impl Lever {
         Self::Slice,
     ];
 
-    fn words(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             Self::Shares => "shares 2 (plain Kubernetes)",
             Self::IdlePods => "+ cpu.idle on pods",
@@ -147,7 +147,7 @@ async fn measure(args: &Args) -> Result<LeverFigures> {
     let mut absent = Vec::new();
     let mut levers = vec![Lever::Shares];
     for lever in &args.lever {
-        match scene.absent(*lever)? {
+        match scene.missing_reason(*lever)? {
             Some(why) => absent.push((*lever, why)),
             None if levers.contains(lever) => {}
             None => levers.push(*lever),
@@ -189,7 +189,7 @@ fn cells(names: &[String], levers: &[Lever]) -> Vec<Cell> {
         if !names.iter().any(|asked| asked == name) {
             continue;
         }
-        let service = usize::from(scenario(index).is_some_and(walks));
+        let service = usize::from(scenario(index).is_some_and(walks_table));
         let alone = Cell {
             service,
             neighbour: None,
@@ -213,7 +213,7 @@ fn scenario(neighbour: usize) -> Option<&'static Scenario> {
 }
 
 /// Returns true if the scenario's service walks through a table.
-fn walks(scenario: &Scenario) -> bool {
+fn walks_table(scenario: &Scenario) -> bool {
     scenario.service.table.0 > 0
 }
 
@@ -315,7 +315,7 @@ impl LeverScene {
     }
 
     /// Returns the reason why this machine does not have a lever, if so.
-    fn absent(&self, lever: Lever) -> Result<Option<&'static str>> {
+    fn missing_reason(&self, lever: Lever) -> Result<Option<&'static str>> {
         let why = match lever {
             Lever::Shares | Lever::Quota => None,
             Lever::IdlePods | Lever::IdleClass => {

@@ -14,7 +14,7 @@ pub(crate) fn cpu_time() -> Duration {
 
 /// Returns the CPU time of a process in ticks of the kernel's clock; zero for a process that does not exist.
 pub(crate) fn cpu_time_of(pid: u32) -> Duration {
-    Counters::of(pid).map_or(Duration::ZERO, |counters| counters.cpu_time())
+    Counters::read(pid).map_or(Duration::ZERO, |counters| counters.cpu_time())
 }
 
 /// Returns how long the threads of a process have run, to the nanosecond.
@@ -45,7 +45,7 @@ pub(crate) fn rss_mib() -> f64 {
 
 /// Returns the resident memory of a process in MiB; zero for a process that does not exist.
 pub(crate) fn rss_mib_of(pid: u32) -> f64 {
-    Counters::of(pid).map_or(0.0, |counters| counters.rss_mib())
+    Counters::read(pid).map_or(0.0, |counters| counters.rss_mib())
 }
 
 /// Counters of a process at one instant.
@@ -75,7 +75,7 @@ impl Counters {
     ///
     /// # Errors
     /// The process is gone, or a file has another form.
-    pub(crate) fn of(pid: u32) -> Result<Self> {
+    pub(crate) fn read(pid: u32) -> Result<Self> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/{name}");
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
@@ -196,8 +196,8 @@ impl Window {
         Ok(Self {
             pid,
             machine: MachineTimes::now()?,
-            process: Counters::of(pid)?,
-            own: Counters::of(std::process::id())?,
+            process: Counters::read(pid)?,
+            own: Counters::read(std::process::id())?,
         })
     }
 
@@ -207,9 +207,9 @@ impl Window {
     /// The process has ended.
     pub(crate) fn end(&self) -> Result<WindowUse> {
         let machine = MachineTimes::now()?.since(&self.machine);
-        let process = Counters::of(self.pid)?;
+        let process = Counters::read(self.pid)?;
         let spent = process.since(&self.process);
-        let own = Counters::of(std::process::id())?.since(&self.own);
+        let own = Counters::read(std::process::id())?.since(&self.own);
         let others_percent = machine.busy_percent - machine.percent_of(spent.cpu_millicores);
         Ok(WindowUse {
             spent,
@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn this_process_has_counters() {
-        let before = Counters::of(std::process::id()).unwrap();
-        let spent = Counters::of(std::process::id()).unwrap().since(&before);
+        let before = Counters::read(std::process::id()).unwrap();
+        let spent = Counters::read(std::process::id()).unwrap().since(&before);
         assert!(before.peak_rss_mib() >= 1.0 && before.threads >= 1);
         assert!(spent.cpu_millicores >= spent.system_millicores);
     }

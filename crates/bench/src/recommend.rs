@@ -132,7 +132,7 @@ const RULES: [&str; 5] = [
 /// # Errors
 /// A trace cannot be read, or has no series of more than a week.
 pub(super) fn run(args: &Args) -> Result<RecommendFigures> {
-    let recommender_rss_mi_b = memory(args.containers)?;
+    let recommender_rss_mi_b = history_memory(args.containers)?;
     let settings = settings(args)?;
     let mut traces = Vec::new();
     for path in &args.traces {
@@ -209,7 +209,7 @@ fn settings(args: &Args) -> Result<Settings> {
 
 /// Returns the settings of other programs: the percentiles of Koordinator's predictor with VPA's margin, and
 /// VPA's defaults.
-fn others() -> [Settings; 2] {
+fn other_settings() -> [Settings; 2] {
     let vpa = Settings {
         min_cpu: 0.0,
         min_memory: 0.0,
@@ -226,7 +226,7 @@ fn replay(trace: &str, resource: &'static str, all: &[Series], settings: &Settin
     let mut series = 0;
     for one in all {
         let before = sums[0].days;
-        follow(one, resource, settings, &mut sums);
+        replay_series(one, resource, settings, &mut sums);
         series += usize::from(sums[0].days > before);
     }
     Replay {
@@ -243,9 +243,9 @@ fn replay(trace: &str, resource: &'static str, all: &[Series], settings: &Settin
 }
 
 /// Replays one series by day: compares the recommendation at midnight with the following day.
-fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums; 5]) {
+fn replay_series(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums; 5]) {
     let is_cpu = resource == "cpu";
-    let [predictor, vpa] = others();
+    let [predictor, vpa] = other_settings();
     let Some(begin) = series.samples.first().map(|sample| sample.time) else {
         return;
     };
@@ -303,7 +303,7 @@ fn follow(series: &Series, resource: &str, settings: &Settings, sums: &mut [Sums
 
 /// Measures the growth of the process while it stores histories of `containers`, in MiB. Each has nine days
 /// of hourly samples that vary by a factor of ten, of two pods.
-fn memory(containers: usize) -> Result<f64> {
+fn history_memory(containers: usize) -> Result<f64> {
     let settings = Settings::peak();
     let before = rss_mib();
     let mut all = Vec::with_capacity(containers);

@@ -137,7 +137,7 @@ impl UpProcess {
     }
 
     fn counters(&self) -> Result<Counters> {
-        Counters::of(self.0.id())
+        Counters::read(self.0.id())
     }
 
     /// Leaves the cluster idle for `idle`; returns its CPU in the second half, in milli-cores, and its
@@ -162,10 +162,13 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     let mut up = UpProcess::start(dir.path(), args.nodes)?;
     let client = up.client(dir.path()).await?;
     // Including this machine's node. Lists of all nodes would be much of the measured load.
-    until("all nodes exist", || exist(&client, NODES, args.nodes + 1)).await?;
-    until("all nodes are Ready", || nodes_ready(&client, args.nodes)).await?;
+    wait_until("all nodes exist", || {
+        objects_exist(&client, NODES, args.nodes + 1)
+    })
+    .await?;
+    wait_until("all nodes are Ready", || nodes_ready(&client, args.nodes)).await?;
     let nodes_ready_sec = began.elapsed().as_secs_f64();
-    until("all nodes have reported", || {
+    wait_until("all nodes have reported", || {
         nodes_reported(&client, args.nodes)
     })
     .await?;
@@ -178,14 +181,17 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
         .create(&PostParams::default(), &deployment)
         .await
         .context("create the Deployment")?;
-    until("all pods exist", || exist(&client, PODS, args.replicas)).await?;
+    wait_until("all pods exist", || {
+        objects_exist(&client, PODS, args.replicas)
+    })
+    .await?;
     let created_sec = began.elapsed().as_secs_f64();
     let waiting = "spec.nodeName%3D";
-    until("all pods have a node", || nowhere(&client, waiting)).await?;
+    wait_until("all pods have a node", || no_pod_matches(&client, waiting)).await?;
     let bound_sec = began.elapsed().as_secs_f64();
     let bound = up.counters()?;
     let starting = "status.phase%21%3DRunning";
-    until("all pods run", || nowhere(&client, starting)).await?;
+    wait_until("all pods run", || no_pod_matches(&client, starting)).await?;
     let running_sec = began.elapsed().as_secs_f64();
     let running = up.counters()?.since(&before);
     let (loaded, after) = up.window(idle_time).await?;
@@ -224,7 +230,7 @@ fn deployment(replicas: u32) -> Value {
     })
 }
 
-async fn until<F>(what: &str, done: impl Fn() -> F) -> Result<()>
+async fn wait_until<F>(what: &str, done: impl Fn() -> F) -> Result<()>
 where
     F: Future<Output = Result<bool>>,
 {
@@ -267,7 +273,7 @@ async fn nodes_reported(client: &Client, wanted: u32) -> Result<bool> {
 }
 
 /// Returns whether the collection at `path` has so many objects. One of them is read, and how many remain.
-async fn exist(client: &Client, path: &str, wanted: u32) -> Result<bool> {
+async fn objects_exist(client: &Client, path: &str, wanted: u32) -> Result<bool> {
     let list = get(client, &format!("{path}?limit=1")).await?;
     let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
     let first = list["items"].as_array().map_or(0, Vec::len) as u64;
@@ -275,7 +281,7 @@ async fn exist(client: &Client, path: &str, wanted: u32) -> Result<bool> {
 }
 
 /// Returns true if the selector matches no pod.
-async fn nowhere(client: &Client, selector: &str) -> Result<bool> {
+async fn no_pod_matches(client: &Client, selector: &str) -> Result<bool> {
     let list = get(client, &format!("{PODS}?limit=1&fieldSelector={selector}")).await?;
     Ok(list["items"].as_array().is_some_and(Vec::is_empty))
 }

@@ -57,7 +57,7 @@ pub enum Verdict {
 impl Verdict {
     /// Compares two ranges, of phases with `runs` runs each at least.
     #[must_use]
-    pub fn of(a: (f64, f64), b: (f64, f64), runs: usize) -> Self {
+    pub fn compare(a: (f64, f64), b: (f64, f64), runs: usize) -> Self {
         if runs < 2 {
             Verdict::Single
         } else if a.1 < b.0 {
@@ -94,10 +94,10 @@ mod tests {
 
     #[test]
     fn ranges_that_overlap_are_indistinguishable() {
-        let of = |a, b| Verdict::of(a, b, 3);
+        let of = |a, b| Verdict::compare(a, b, 3);
         assert_eq!(of((1.0, 2.0), (2.1, 3.0)), Verdict::Lower);
         assert_eq!(of((2.1, 3.0), (1.0, 2.0)), Verdict::Higher);
         assert_eq!(of((1.0, 2.0), (2.0, 3.0)), Verdict::Indistinguishable);
-        assert_eq!(Verdict::of((1.0, 1.0), (2.0, 2.0), 1), Verdict::Single);
+        assert_eq!(Verdict::compare((1.0, 1.0), (2.0, 2.0), 1), Verdict::Single);
     }
 }

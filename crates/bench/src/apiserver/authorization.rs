@@ -54,7 +54,7 @@ async fn start(
         });
         load::post(&server.service(), &path, binding.to_string().into()).await?;
     }
-    let owner = Owner::make(server.service()).await?;
+    let owner = Owner::create(server.service()).await?;
     load::prepare_gets(&server.service(), &owner).await?;
     let (address, stop, serving) = serve(&server).await?;
     let client = LoadClient::new(&server, address, options, owner)?;
@@ -90,7 +90,9 @@ pub(super) async fn measure(
             }
         }
     }
-    let decision_ns = servers.last().map_or(0.0, |served| decide(&served.server));
+    let decision_ns = servers
+        .last()
+        .map_or(0.0, |served| decision_ns(&served.server));
     for served in servers {
         served.stop.cancel();
         if let Ok(done) = served.serving.await {
@@ -110,7 +112,7 @@ pub(super) async fn measure(
 }
 
 /// Nanoseconds of one decision.
-fn decide(server: &ApiServer) -> f64 {
+fn decision_ns(server: &ApiServer) -> f64 {
     let user = User::new(USER, [AUTHENTICATED]);
     let target = Target::Resource(ResourceTarget {
         resource: "pods",

@@ -80,7 +80,7 @@ pub(super) struct Owner(Arc<str>);
 
 impl Owner {
     /// Makes the owner.
-    pub(super) async fn make(service: Router) -> Result<Self, BenchError> {
+    pub(super) async fn create(service: Router) -> Result<Self, BenchError> {
         let path = "/api/v1/namespaces/default/configmaps";
         let body = objects::owner().to_string().into();
         let made = call(&service, Method::POST, path, body, StatusCode::CREATED).await?;
@@ -264,7 +264,7 @@ pub(super) async fn node_watches(
     let event_p99_ms = node_event_p99_ms(&service, owner).await?;
     let on = |node| Template::pod("on-node", &format!("node-{node:08}"), owner);
     let templates: Arc<[Template]> = (0..nodes.max(1)).map(on).collect();
-    let creates = measured(1, measure, move |_, number| {
+    let creates = measure_throughput(1, measure, move |_, number| {
         let (service, templates) = (service.clone(), Arc::clone(&templates));
         async move {
             let body = templates[number % templates.len()].render(number, 0);
@@ -281,14 +281,14 @@ pub(super) async fn node_watches(
 }
 
 /// Creates per second of `writers` tasks in process.
-pub(super) async fn in_process(
+pub(super) async fn creates_in_process(
     service: Router,
     writers: usize,
     owner: &Owner,
     measure: Duration,
 ) -> Result<Throughput, BenchError> {
     let template = Template::pod(&format!("in-process-{writers}"), "", owner);
-    measured(writers, measure, move |_, number| {
+    measure_throughput(writers, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
         async move { post(&service, PODS, body).await }
     })
@@ -302,7 +302,7 @@ pub(super) async fn dry_creates(
     measure: Duration,
 ) -> Result<Throughput, BenchError> {
     let template = Template::pod("dry", "", owner);
-    measured(1, measure, move |_, number| {
+    measure_throughput(1, measure, move |_, number| {
         let (service, body) = (service.clone(), template.render(number, 0));
         async move { post(&service, DRY, body).await }
     })
@@ -316,7 +316,7 @@ pub(super) async fn http_creates(
 ) -> Result<Throughput, BenchError> {
     let connections = connect(client).await?;
     let template = Template::pod("http", "", &client.owner);
-    measured(
+    measure_throughput(
         client.connections * client.streams,
         measure,
         move |task, number| {
@@ -348,7 +348,7 @@ pub(super) async fn http_gets(
     measure: Duration,
 ) -> Result<Throughput, BenchError> {
     let connections = connect(client).await?;
-    measured(
+    measure_throughput(
         client.connections * client.streams,
         measure,
         move |task, number| {
@@ -374,7 +374,7 @@ async fn connect(client: &LoadClient) -> Result<Vec<Connection>, BenchError> {
 }
 
 /// Measures how often per second `tasks` tasks, each with one request at a time, complete `request`.
-async fn measured<F, R>(
+async fn measure_throughput<F, R>(
     tasks: usize,
     measure: Duration,
     request: F,
@@ -454,7 +454,7 @@ pub(super) async fn watch_delivery(
             text.extend_from_slice(&data);
             let mut rest = text.as_slice();
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-                if let Some(sent) = stamp(&rest[..end]) {
+                if let Some(sent) = parse_stamp(&rest[..end]) {
                     latencies.push(now.saturating_sub(sent));
                 }
                 rest = &rest[end + 1..];
@@ -505,7 +505,7 @@ pub(super) async fn watch_delivery(
 }
 
 /// Parses the time in an event of a pod that [`watch_delivery`] wrote.
-fn stamp(line: &[u8]) -> Option<u128> {
+fn parse_stamp(line: &[u8]) -> Option<u128> {
     let marker = br#""bench/stamp":""#;
     let at = line
         .windows(marker.len())

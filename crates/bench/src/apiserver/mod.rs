@@ -361,7 +361,7 @@ async fn measure_memory(
     for number in 0..options.nodes {
         nodes.create(number).await?;
     }
-    let owner = Owner::make(server.service()).await?;
+    let owner = Owner::create(server.service()).await?;
     let pods = Target::pods(server.service(), options.nodes, &owner);
     for number in 0..options.pods {
         pods.create(number).await?;
@@ -397,7 +397,7 @@ async fn measure_mode(
     clock: &Clock,
 ) -> Result<ModeFigures, BenchError> {
     let server = ApiServer::open(config(storage.clone(), clock)).await?;
-    let owner = Owner::make(server.service()).await?;
+    let owner = Owner::create(server.service()).await?;
     let watched = load::node_watches(
         server.service(),
         options.node_watches,
@@ -414,8 +414,9 @@ async fn measure_mode(
     let watch = load::drain_watch(server.service(), stop.clone());
     let crowd = options.connections * options.streams;
     let service = || server.service();
-    let single = load::in_process(service(), options.writers, &owner, options.measure).await?;
-    let many = load::in_process(service(), crowd, &owner, options.measure).await?;
+    let single =
+        load::creates_in_process(service(), options.writers, &owner, options.measure).await?;
+    let many = load::creates_in_process(service(), crowd, &owner, options.measure).await?;
     let creates = load::http_creates(&client, options.measure).await?;
     load::prepare_gets(&server.service(), &owner).await?;
     let gets = load::http_gets(&client, options.measure).await?;

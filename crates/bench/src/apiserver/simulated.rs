@@ -47,14 +47,14 @@ pub async fn run() -> Result<SimulatedFigures> {
         ..koord_sim::Options::default()
     };
     let simulation = tokio::spawn(koord_sim::run(options, client.clone(), context));
-    all(&server, "nodes", NODES, |node| {
+    wait_for_all(&server, "nodes", NODES, |node| {
         condition(node, "Ready") == Some("True")
     })
     .await?;
     let nodes = began.elapsed().as_secs_f64();
     let began = Instant::now();
     create_pods(&client).await?;
-    all(&server, "pods", PODS, |pod| {
+    wait_for_all(&server, "pods", PODS, |pod| {
         pod["status"]["phase"] == "Running"
     })
     .await?;
@@ -72,7 +72,7 @@ fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
 }
 
 /// Waits until `count` objects of a table are `done`; each is checked until it is.
-async fn all(
+async fn wait_for_all(
     server: &Arc<ApiServer>,
     plural: &str,
     count: usize,

@@ -42,7 +42,7 @@ async fn start(asks: bool, clock: &Clock) -> Result<(Arc<ApiServer>, Owner), Ben
         });
         load::post(&server.service(), path, configuration.to_string().into()).await?;
     }
-    let owner = Owner::make(server.service()).await?;
+    let owner = Owner::create(server.service()).await?;
     Ok((server, owner))
 }
 

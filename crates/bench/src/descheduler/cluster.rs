@@ -42,13 +42,13 @@ enum PodSize {
 }
 
 impl PodSize {
-    fn asks(self) -> &'static str {
+    fn cpu_request(self) -> &'static str {
         match self {
             Self::Light | Self::Heavy => "1350m",
             Self::Big => "6",
         }
     }
-    fn uses(self) -> f64 {
+    fn cores_used(self) -> f64 {
         match self {
             Self::Light => 0.35,
             Self::Heavy => 1.5,
@@ -262,7 +262,7 @@ impl SimulatedCluster {
             "spec": {
                 "nodeName": node, "schedulerName": "koord-scheduler", "priority": 9000,
                 "containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10", "resources": {
-                    "requests": {"cpu": kind.asks(), "memory": "1Gi"},
+                    "requests": {"cpu": kind.cpu_request(), "memory": "1Gi"},
                 }}],
             },
             "status": {"phase": if node.is_some() { "Running" } else { "Pending" }, "conditions": conditions},
@@ -306,15 +306,15 @@ impl SimulatedCluster {
             let wave = (line.phase + self.minute as f64 * TAU / 45.0).sin();
             let noise = 1.0 + 0.1 * wave + 0.1 * (self.rng.f64() - 0.5);
             let used = if is_ready {
-                line.kind.uses() * noise
+                line.kind.cores_used() * noise
             } else {
                 0.05
             };
             nodes[node] += used;
-            remember(&mut line.used, used);
+            push_sample(&mut line.used, used);
         }
         for (history, used) in self.used.iter_mut().zip(nodes) {
-            remember(history, used);
+            push_sample(history, used);
         }
         self.with_engine(Self::report);
         self.count_budgets();
@@ -450,7 +450,7 @@ impl SimulatedCluster {
     }
 
     /// Returns the pod in the descheduler's form.
-    pub(super) fn seen(&self, line: usize) -> Option<&Arc<PodInfo>> {
+    pub(super) fn pod_info(&self, line: usize) -> Option<&Arc<PodInfo>> {
         self.lines.get(line).map(|line| &line.info)
     }
 
@@ -538,12 +538,12 @@ impl SimulatedCluster {
     }
 
     /// Returns the number of pods without a node.
-    pub(super) fn waiting(&self) -> usize {
+    pub(super) fn pending_pods(&self) -> usize {
         self.lines.iter().filter(|line| line.node.is_none()).count()
     }
 
     /// Returns the most moves of one pod within an hour, with its replacements counted as the same pod.
-    pub(super) fn most_moves_in_an_hour(&self) -> usize {
+    pub(super) fn max_moves_per_hour(&self) -> usize {
         let most = |line: &Line| {
             let within = |at: usize| {
                 let first = line.moved[at];
@@ -562,7 +562,7 @@ fn is_ready(line: &Line, minute: u64) -> bool {
     line.node.is_some() && line.ready <= minute
 }
 
-fn remember(history: &mut VecDeque<f64>, used: f64) {
+fn push_sample(history: &mut VecDeque<f64>, used: f64) {
     if history.len() >= REPORTED {
         history.pop_front();
     }

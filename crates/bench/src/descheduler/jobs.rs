@@ -48,7 +48,7 @@ impl Jobs {
     }
 
     /// Creates the jobs of `plan`.
-    pub(super) fn take(&mut self, plan: &Plan, now: Timestamp) {
+    pub(super) fn create(&mut self, plan: &Plan, now: Timestamp) {
         for planned in plan.moves() {
             let Some(Intent::Job(job)) = &planned.intent else {
                 continue;
@@ -63,7 +63,7 @@ impl Jobs {
     }
 
     /// Processes the jobs for a minute.
-    pub(super) fn work(&mut self, cluster: &mut SimulatedCluster) -> EvictionCounts {
+    pub(super) fn process(&mut self, cluster: &mut SimulatedCluster) -> EvictionCounts {
         let now = cluster.now;
         let mut out = EvictionCounts::default();
         let snapshot = cluster.snapshot(Some(self));
@@ -71,12 +71,12 @@ impl Jobs {
         for (job, verdict) in arbitrate(&snapshot, |_| &rules) {
             let name = job.metadata.name.as_deref().unwrap_or_default();
             match verdict {
-                Verdict::Pass => self.change(name, |job| {
+                Verdict::Pass => self.update_job(name, |job| {
                     let annotations = job.metadata.annotations.get_or_insert_default();
                     annotations.insert(PASSED.to_owned(), "true".to_owned());
                 }),
                 Verdict::Wait(_) => {}
-                Verdict::Missing | Verdict::Fail(_) => self.end(name, Phase::Failed),
+                Verdict::Missing | Verdict::Fail(_) => self.end_job(name, Phase::Failed),
             }
         }
         let begun = self.all.iter().filter(|(name, job)| {
@@ -89,9 +89,10 @@ impl Jobs {
         let mut targets = Targets::new(cluster.follower.clone());
         for (name, uid) in begun {
             let line = uid.and_then(|uid| cluster.line(&uid));
-            let Some((line, pod)) = line.and_then(|line| Some((line, cluster.seen(line)?.clone())))
+            let Some((line, pod)) =
+                line.and_then(|line| Some((line, cluster.pod_info(line)?.clone())))
             else {
-                self.end(&name, Phase::Failed);
+                self.end_job(&name, Phase::Failed);
                 continue;
             };
             let at = now.saturating_add(PAUSE * turns).unwrap_or(now);
@@ -121,18 +122,18 @@ impl Jobs {
             if out.moves == before {
                 self.migrations.give_back(&pod);
             } else {
-                self.change(&name, |job| {
+                self.update_job(&name, |job| {
                     job.status.get_or_insert_default().phase = Some(Phase::Running);
                 });
                 self.gone.insert(name, line);
             }
         }
-        self.finish(cluster);
+        self.end_finished_jobs(cluster);
         out
     }
 
     /// Ends jobs that are done or timed out, and deletes old ended jobs.
-    fn finish(&mut self, cluster: &SimulatedCluster) {
+    fn end_finished_jobs(&mut self, cluster: &SimulatedCluster) {
         let now = cluster.now;
         let age = |job: &PodMigrationJob| {
             let created = job.metadata.creation_timestamp.as_ref();
@@ -145,7 +146,7 @@ impl Jobs {
         let placed: Vec<_> = placed.map(|(name, _)| name.clone()).collect();
         for name in placed {
             self.gone.remove(&name);
-            self.end(&name, Phase::Succeeded);
+            self.end_job(&name, Phase::Succeeded);
         }
         let ttl = self.migrations.args.default_job_ttl.as_nanos();
         let ttl = SignedDuration::from_nanos(ttl);
@@ -156,22 +157,22 @@ impl Jobs {
         let late: Vec<_> = late.map(|(name, _)| name.clone()).collect();
         for name in late {
             self.gone.remove(&name);
-            self.end(&name, Phase::Failed);
+            self.end_job(&name, Phase::Failed);
         }
         self.all
             .retain(|_, job| stage(job) != Stage::Ended || age(job) <= KEPT);
     }
 
-    fn end(&mut self, name: &str, phase: Phase) {
+    fn end_job(&mut self, name: &str, phase: Phase) {
         if phase == Phase::Failed {
             self.failed += 1;
         }
-        self.change(name, |job| {
+        self.update_job(name, |job| {
             job.status.get_or_insert_default().phase = Some(phase);
         });
     }
 
-    fn change(&mut self, name: &str, change: impl FnOnce(&mut PodMigrationJob)) {
+    fn update_job(&mut self, name: &str, change: impl FnOnce(&mut PodMigrationJob)) {
         if let Some(job) = self.all.get_mut(name) {
             change(Arc::make_mut(job));
         }

@@ -187,7 +187,7 @@ pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
         if at == 0 {
             targets_rss_mib = cluster.engine_mib;
         }
-        runs.push(one(*how, cluster, args.minutes)?);
+        runs.push(measure_run(*how, cluster, args.minutes)?);
     }
     let first = runs.first().cloned().unwrap_or_default();
     Ok(DeschedulerFigures {
@@ -206,7 +206,11 @@ pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
     })
 }
 
-fn one(how: RunSettings, mut cluster: SimulatedCluster, minutes: u64) -> Result<DeschedulerRun> {
+fn measure_run(
+    how: RunSettings,
+    mut cluster: SimulatedCluster,
+    minutes: u64,
+) -> Result<DeschedulerRun> {
     let framework = how.order.map(|order| framework(order, how.jobs));
     let mut framework = framework.transpose()?;
     let migrations = framework.as_ref().map(Framework::migrations);
@@ -214,7 +218,7 @@ fn one(how: RunSettings, mut cluster: SimulatedCluster, minutes: u64) -> Result<
     if let Some(framework) = framework.as_mut().filter(|_| how.targets) {
         framework.placement = Some(Box::new(Targets::new(cluster.follower.clone())));
     }
-    let before = LoadSpread::of(&cluster);
+    let before = LoadSpread::from_cluster(&cluster);
     let mut run = DeschedulerRun {
         name: how.name,
         stddev_before: before.stddev,
@@ -244,24 +248,24 @@ fn one(how: RunSettings, mut cluster: SimulatedCluster, minutes: u64) -> Result<
                 *run.kept.entry(kept.why.rule).or_default() += 1;
             }
             match &mut jobs {
-                Some(jobs) => jobs.take(&plan, cluster.now),
+                Some(jobs) => jobs.create(&plan, cluster.now),
                 None => run.count(cluster.apply(&plan)),
             }
         }
         if let Some(jobs) = &mut jobs {
-            run.count(jobs.work(&mut cluster));
+            run.count(jobs.process(&mut cluster));
             (run.jobs, run.jobs_failed) = (jobs.made, jobs.failed);
         }
-        run.pods_without_node_most = run.pods_without_node_most.max(cluster.waiting());
+        run.pods_without_node_most = run.pods_without_node_most.max(cluster.pending_pods());
         cluster.tick();
-        let now = LoadSpread::of(&cluster);
+        let now = LoadSpread::from_cluster(&cluster);
         if now.p95 > 100.0 * HIGH {
             run.cycles_to_balance = None;
         } else {
             run.cycles_to_balance.get_or_insert(run.cycles);
         }
     }
-    let after = LoadSpread::of(&cluster);
+    let after = LoadSpread::from_cluster(&cluster);
     let no_target = run.kept.get(koord_placement::NO_TARGET).copied();
     #[allow(clippy::cast_precision_loss, reason = "cycles")]
     let mean = total / run.cycles.max(1) as f64;
@@ -270,8 +274,8 @@ fn one(how: RunSettings, mut cluster: SimulatedCluster, minutes: u64) -> Result<
         stddev_after: after.stddev,
         p95_after: after.p95,
         hot_nodes_after: after.hot,
-        max_moves_per_pod_per_hour: cluster.most_moves_in_an_hour(),
-        pods_without_node_after: cluster.waiting(),
+        max_moves_per_pod_per_hour: cluster.max_moves_per_hour(),
+        pods_without_node_after: cluster.pending_pods(),
         no_target: no_target.unwrap_or(0),
         ..run
     })
@@ -290,7 +294,7 @@ struct LoadSpread {
 }
 
 impl LoadSpread {
-    fn of(cluster: &SimulatedCluster) -> Self {
+    fn from_cluster(cluster: &SimulatedCluster) -> Self {
         let mut loads = cluster.loads();
         loads.sort_unstable_by(f64::total_cmp);
         #[allow(clippy::cast_precision_loss, reason = "nodes")]

@@ -33,7 +33,7 @@ impl ApiObjects {
 /// Returns the objects of a scenario.
 #[must_use]
 pub fn api_objects(options: &Options) -> ApiObjects {
-    let fixture = Fixture::of(options);
+    let fixture = Fixture::from_options(options);
     let bound = fixture.bound().map(Arc::new).collect();
     let pods = fixture.steps.into_iter().flat_map(|step| match step {
         Step::Pods(pods) => pods,

@@ -154,9 +154,9 @@ pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, Prof
         ..
     } = *options;
     let building = Instant::now();
-    let fixture = Fixture::of(options);
+    let fixture = Fixture::from_options(options);
     let creation = building.elapsed().as_secs_f64();
-    let still = || Fixture::of(options).still();
+    let still = || Fixture::from_options(options).without_updates();
     let still = (scenario == Scenario::NrtStream).then(still);
     let first = still
         .as_ref()
@@ -164,7 +164,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, Prof
     let first = first.transpose()?;
     let mut run = EngineRun::new(registry, options.koord, true, &fixture)?;
     let before = cpu_time();
-    run.all(&fixture, None);
+    run.run_steps(&fixture, None);
     let cpu = cpu_time().saturating_sub(before).as_secs_f64();
     let rss = rss_mib();
     let placed = run.placed.len();
@@ -217,7 +217,7 @@ pub fn run(registry: &Registry, options: &Options) -> Result<EngineFigures, Prof
     }
     if options.baseline {
         let mut run = EngineRun::new(registry, options.koord, false, &fixture)?;
-        let sampled = run.all(&fixture, Some(BASELINE_LIMIT));
+        let sampled = run.run_steps(&fixture, Some(BASELINE_LIMIT));
         let slow = rate(run.placed.len(), run.busy);
         report.baseline = Some(Baseline {
             throughput_pods_per_sec: slow,
@@ -236,7 +236,7 @@ fn control(
     still: &Fixture,
 ) -> Result<(f64, usize), ProfileError> {
     let mut run = EngineRun::new(registry, options.koord, true, still)?;
-    run.all(still, None);
+    run.run_steps(still, None);
     Ok((rate(run.placed.len(), run.busy), run.attempts))
 }
 
@@ -286,7 +286,7 @@ impl EngineRun {
         }
         let mut exporters = fixture.exporters.then(Exporters::default);
         if let Some(exporters) = &mut exporters {
-            fixture.bound().for_each(|pod| exporters.runs(&pod));
+            fixture.bound().for_each(|pod| exporters.add_pod(&pod));
         }
         for object in &fixture.objects {
             let object = match &mut exporters {
@@ -301,7 +301,7 @@ impl EngineRun {
         let alike = PodInterner::default();
         for mut pod in fixture.bound() {
             if exporters.is_some() {
-                stream::start(&mut pod);
+                stream::set_running(&mut pod);
             }
             let pod = alike.read(pod, engine.cluster().resources());
             engine.apply_parsed_pod(&pod, now);
@@ -322,14 +322,14 @@ impl EngineRun {
             gave_up: false,
         };
         // Handles the engine's requests before any pod comes, such as pods that represent reservations.
-        run.settle();
+        run.run_until_idle();
         run.busy = Duration::ZERO;
         run.attempts = 0;
         Ok(run)
     }
 
     /// Returns whether it stopped early.
-    fn all(&mut self, fixture: &Fixture, limit: Option<Duration>) -> bool {
+    fn run_steps(&mut self, fixture: &Fixture, limit: Option<Duration>) -> bool {
         let most = 20 * fixture.steps.len() + 100_000;
         for step in &fixture.steps {
             if limit.is_some_and(|limit| self.busy > limit) {
@@ -339,12 +339,12 @@ impl EngineRun {
                 self.gave_up = true;
                 return true;
             }
-            self.step(step);
+            self.apply_step(step);
         }
         false
     }
 
-    fn step(&mut self, step: &Step) {
+    fn apply_step(&mut self, step: &Step) {
         let micros = SignedDuration::from_micros(100);
         self.now = self.now.saturating_add(micros).unwrap_or(self.now);
         let now = self.now;
@@ -357,7 +357,7 @@ impl EngineRun {
                     }
                     self.timed(|engine| engine.pod_applied(pod.clone(), now));
                 }
-                self.settle();
+                self.run_until_idle();
                 if pods.len() > 1 {
                     self.gangs.push(self.busy.saturating_sub(before));
                 }
@@ -366,14 +366,14 @@ impl EngineRun {
             Step::Node(node) => self.timed(|engine| engine.node_applied(node.clone(), now)),
             Step::NodeGone(name) => self.timed(|engine| engine.node_deleted(name, now)),
             Step::Leaves(pod) => self.timed(|engine| engine.pod_deleted(pod, now)),
-            Step::Object(change) => self.object(change),
+            Step::Object(change) => self.apply_object(change),
             Step::PodGone(number) => {
                 if let Some(uid) = self.placed.get(*number).cloned() {
                     self.timed(|engine| engine.pod_left(&uid, now));
                 }
             }
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> T {
@@ -384,7 +384,7 @@ impl EngineRun {
     }
 
     /// Decides until no pod is ready, and handles the engine's requests.
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         let now = self.now;
         let mut idle = 0;
         while idle < 2 {
@@ -398,9 +398,9 @@ impl EngineRun {
             };
             for output in outputs {
                 match output {
-                    Output::Bind(request) => self.confirm(&request),
+                    Output::Bind(request) => self.confirm_binding(&request),
                     Output::Evict { victims, .. } => self.evict(&victims),
-                    Output::Write(write) => self.written(&write),
+                    Output::Write(write) => self.apply_write(&write),
                     _ => {}
                 }
             }
@@ -410,7 +410,7 @@ impl EngineRun {
         }
     }
 
-    fn object(&mut self, change: &ObjectChange) {
+    fn apply_object(&mut self, change: &ObjectChange) {
         if let Some(reservation) = change.new_as::<Reservation>() {
             let name = reservation.metadata.name.clone().unwrap_or_default();
             self.reservations.insert(name, reservation.clone());
@@ -427,20 +427,20 @@ impl EngineRun {
     }
 
     /// Passes the changes that follow a write to the engine.
-    fn written(&mut self, write: &Write) {
+    fn apply_write(&mut self, write: &Write) {
         for change in storage::provision(write, &self.numbers) {
-            self.object(&change);
+            self.apply_object(&change);
         }
         if let ("reservations", Verb::PatchStatus(patch) | Verb::Patch(patch)) =
             (write.plural, &write.verb)
             && let Some(old) = self.reservations.get(&write.name)
         {
-            let change = objects::written(old, patch);
-            self.object(&change);
+            let change = objects::patched_reservation(old, patch);
+            self.apply_object(&change);
         }
     }
 
-    fn confirm(&mut self, request: &BindRequest) {
+    fn confirm_binding(&mut self, request: &BindRequest) {
         let (now, uid) = (self.now, request.pod.uid.clone());
         if let Some(at) = self.arrived.remove(&uid) {
             self.latencies.push(self.busy.saturating_sub(at));
@@ -448,7 +448,7 @@ impl EngineRun {
         self.timed(|engine| engine.bind_finished(&uid, Ok(()), now));
         if let BindPlan::Writes(writes) = &request.plan {
             for write in writes {
-                self.written(write);
+                self.apply_write(write);
             }
         }
         if !matches!(request.plan, BindPlan::Binding) || request.pod.is_holder() {
@@ -463,8 +463,8 @@ impl EngineRun {
         extend(&mut pod.metadata.annotations, &request.patch.annotations);
         extend(&mut pod.metadata.labels, &request.patch.labels);
         if let Some(exporters) = &mut self.exporters {
-            stream::start(&mut pod);
-            exporters.runs(&pod);
+            stream::set_running(&mut pod);
+            exporters.add_pod(&pod);
         }
         self.placed.push(uid);
         // Parsed like in the daemon's informers.

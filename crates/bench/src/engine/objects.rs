@@ -79,7 +79,7 @@ pub(crate) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
 
 /// Returns the unique fields of pod `number`: every other one is the only pod of a StatefulSet, the rest are
 /// those of Jobs.
-pub(crate) fn own(prefix: &str, number: usize) -> Value {
+pub(crate) fn unique_fields(prefix: &str, number: usize) -> Value {
     let name = format!("{prefix}-{number:06}");
     let uid = format!("00000000-0000-4000-9000-{number:012}");
     let resources = json!({"requests":
@@ -221,7 +221,7 @@ pub(crate) fn migration(number: usize) -> ObjectChange {
 }
 
 /// Returns the informer's update after a write to the reservation's status.
-pub(crate) fn written(old: &Reservation, patch: &Value) -> ObjectChange {
+pub(crate) fn patched_reservation(old: &Reservation, patch: &Value) -> ObjectChange {
     let mut value = serde_json::to_value(old).unwrap_or_default();
     merge(&mut value, patch);
     ObjectChange {
@@ -327,7 +327,7 @@ mod tests {
     fn no_two_pods_say_the_same_of_their_own() {
         let (alike, table) = (PodInterner::default(), ResourceTable::new());
         let read = |number: usize| {
-            let pod = bound(&pod("p", number, &own("p", number)), "n");
+            let pod = bound(&pod("p", number, &unique_fields("p", number)), "n");
             match alike.read(pod, &table) {
                 ParsedPod::Pod(info) => info,
                 ParsedPod::Broken(broken) => panic!("{broken:?}"),

@@ -1,8 +1,8 @@
 //! Scenarios of the benchmark: clusters and the pods that come to them.
 
 use super::objects::{
-    aligned, bound, device, merge, metric, migration, node, node_name, own, pod, quota, requests,
-    reservation, topology,
+    aligned, bound, device, merge, metric, migration, node, node_name, pod, quota, requests,
+    reservation, topology, unique_fields,
 };
 use super::workload::{DEPLOYMENTS, daemon, replica, replica_set, service};
 use super::{Options, openb, storage};
@@ -184,7 +184,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    pub(crate) fn of(options: &Options) -> Self {
+    pub(crate) fn from_options(options: &Options) -> Self {
         let Options {
             scenario,
             nodes,
@@ -194,7 +194,7 @@ impl Fixture {
         } = *options;
         let mut out = Self {
             distinct: options.distinct,
-            nodes: (0..at_first(scenario, nodes))
+            nodes: (0..initial_nodes(scenario, nodes))
                 .map(|number| node(number, &node_change(scenario, number)))
                 .collect(),
             ..Self::default()
@@ -262,7 +262,7 @@ impl Fixture {
     }
 
     /// Returns the fixture without changes after the start, except pods.
-    pub(crate) fn still(mut self) -> Self {
+    pub(crate) fn without_updates(mut self) -> Self {
         self.steps.retain(|step| !matches!(step, Step::Object(_)));
         self
     }
@@ -283,7 +283,7 @@ impl Fixture {
             (0..before.pods).map(move |number| {
                 let mut change = before.change.clone();
                 if self.distinct {
-                    merge(&mut change, &own(before.prefix, number));
+                    merge(&mut change, &unique_fields(before.prefix, number));
                 }
                 let pod = pod(before.prefix, number, &change);
                 bound(&pod, &node_name(number % nodes))
@@ -330,7 +330,7 @@ impl Fixture {
 }
 
 /// Returns the number of nodes before the first pod.
-fn at_first(scenario: Scenario, nodes: usize) -> usize {
+fn initial_nodes(scenario: Scenario, nodes: usize) -> usize {
     match scenario {
         Scenario::NodeGrowth => nodes.div_ceil(2),
         _ => nodes,
@@ -399,7 +399,7 @@ fn everything(nodes: usize, pods: usize) -> Vec<ObjectChange> {
 }
 
 /// Returns pod `number` of a mix: among 50 pods, one is of a DaemonSet and two have a volume.
-fn of_everything(number: usize, nodes: usize) -> Value {
+fn mixed_pod(number: usize, nodes: usize) -> Value {
     match number % 50 {
         7 => daemon(0, number / 50 % nodes.max(1)),
         23 | 42 => storage::pod(number),
@@ -513,7 +513,7 @@ fn pod_change(scenario: Scenario, number: usize, nodes: usize) -> Value {
         Scenario::ReservationMigration => {
             json!({"metadata": {"labels": {"migrates": format!("migrate-{number:06}")}}})
         }
-        Scenario::Everything => of_everything(number, nodes),
+        Scenario::Everything => mixed_pod(number, nodes),
         // A NUMA node has 16 CPUs, a node 32.
         Scenario::NrtStream if number % 50 == 49 => requests(json!({"cpu": "17", "memory": "4Gi"})),
         Scenario::Nrt | Scenario::NrtStream => requests(json!({"cpu": "2", "memory": "4Gi"})),

@@ -20,7 +20,7 @@ pub(crate) struct Exporters {
 
 impl Exporters {
     /// Adds a pod that runs on its node.
-    pub(crate) fn runs(&mut self, pod: &Pod) {
+    pub(crate) fn add_pod(&mut self, pod: &Pod) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
@@ -58,7 +58,7 @@ impl Exporters {
 }
 
 /// Exporters list pods that run.
-pub(crate) fn start(pod: &mut Pod) {
+pub(crate) fn set_running(pod: &mut Pod) {
     pod.status.get_or_insert_default().phase = Some("Running".to_owned());
 }
 
@@ -74,7 +74,7 @@ mod tests {
         let mut exporters = Exporters::default();
         for number in 0..4 {
             let pod = pod("pod", number, &json!({}));
-            exporters.runs(&bound(&pod, &node_name(number % 2)));
+            exporters.add_pod(&bound(&pod, &node_name(number % 2)));
         }
         let report = exporters.report(&aligned(1, 3), |change| change);
         assert_eq!(report.action, Action::ADD);

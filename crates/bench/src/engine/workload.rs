@@ -50,7 +50,7 @@ fn set_name(deployment: usize) -> String {
 }
 
 /// Returns the fields that admission adds to each pod: two tolerations, and a volume with a token.
-fn admitted() -> Value {
+fn admission_fields() -> Value {
     let tolerated = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
     json!({
         "tolerations": [
@@ -77,14 +77,14 @@ pub(crate) fn replica(deployment: usize) -> Value {
     json!({
         "metadata": {"labels": labels(deployment),
             "ownerReferences": owner("ReplicaSet", &set_name(deployment))},
-        "spec": admitted(),
+        "spec": admission_fields(),
     })
 }
 
 /// Returns how the pod of DaemonSet `set` on node `number` differs from a basic one.
 pub(crate) fn daemon(set: usize, number: usize) -> Value {
     let name = format!("agent-{set}");
-    let mut spec = admitted();
+    let mut spec = admission_fields();
     let everywhere =
         |key: &str, effect: &str| json!({"key": key, "operator": "Exists", "effect": effect});
     spec["tolerations"] = json!([

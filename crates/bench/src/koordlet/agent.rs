@@ -70,7 +70,7 @@ impl KoordletProgram {
     }
 
     /// Returns the `koordlet` that was built along with this program, or the one inside it.
-    pub(crate) fn ours() -> Result<Self> {
+    pub(crate) fn locate() -> Result<Self> {
         let this = std::env::current_exe().context("this program's path")?;
         let beside = this.with_file_name("koordlet");
         if beside.is_file() {
@@ -146,7 +146,7 @@ impl KoordletAgent {
     ///
     /// # Errors
     /// When it has ended, with the end of its log.
-    pub(crate) fn alive(&mut self) -> Result<()> {
+    pub(crate) fn check_running(&mut self) -> Result<()> {
         self.process.check_running()
     }
 
@@ -157,8 +157,8 @@ impl KoordletAgent {
     /// When it does not answer.
     pub(crate) async fn active(&self) -> Result<Active> {
         match self.flavour {
-            Flavour::Koord => ours(self.port).await,
-            Flavour::Upstream => Ok(upstream(&self.process.output()?)),
+            Flavour::Koord => fetch_active(self.port).await,
+            Flavour::Upstream => Ok(active_from_log(&self.process.output()?)),
         }
     }
 
@@ -216,7 +216,7 @@ fn flags(
 }
 
 /// Reads both lists from the HTTP server of our agent.
-async fn ours(port: u16) -> Result<Active> {
+async fn fetch_active(port: u16) -> Result<Active> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream
         .write_all(b"GET /debug/status HTTP/1.0\r\n\r\n")
@@ -226,11 +226,11 @@ async fn ours(port: u16) -> Result<Active> {
     let (_, body) = answer
         .split_once("\r\n\r\n")
         .context("no answer from /debug/status")?;
-    Ok(active(&serde_json::from_str(body)?))
+    Ok(active_from_status(&serde_json::from_str(body)?))
 }
 
 /// Returns the names that are on and not failing, whether or not there was work.
-fn active(status: &Status) -> Active {
+fn active_from_status(status: &Status) -> Active {
     let works = |state| matches!(state, State::Active | State::Idle);
     let collectors = status.collectors.iter();
     let strategies = status.strategies.iter();
@@ -248,7 +248,7 @@ fn active(status: &Status) -> Active {
 
 /// Parses the log of Koordinator's agent: it has a line for each collector and strategy that started, and for
 /// each hook with its state.
-fn upstream(log: &str) -> Active {
+fn active_from_log(log: &str) -> Active {
     let between = |before: &str, after: &str| -> BTreeSet<String> {
         log.lines()
             .filter_map(|line| {
@@ -281,7 +281,7 @@ mod tests {
             I1 1 a.go:124] qos strategy CPUBurst start\n\
             I1 1 a.go:197] runtime hook plugin GroupIdentity enable true\n\
             I1 1 a.go:197] runtime hook plugin CoreSched enable false\n";
-        let active = upstream(log);
+        let active = active_from_log(log);
         assert_eq!(active.collectors, ["GPU", "podResource"]);
         assert_eq!(active.strategies, ["CPUBurst", "GroupIdentity"]);
     }
@@ -292,7 +292,7 @@ mod tests {
             "collectors": [{"name": "node", "state": "active"}],
             "strategies": [{"name": "CPUBurst", "state": "active"},
                 {"name": "MemoryEvict", "state": "off"}]}));
-        let active = active(&status.unwrap());
+        let active = active_from_status(&status.unwrap());
         assert_eq!(active.collectors, ["node"]);
         assert_eq!(active.strategies, ["CPUBurst"]);
     }

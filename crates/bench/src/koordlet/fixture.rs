@@ -52,7 +52,7 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
-    pub(crate) fn of(index: u32) -> Self {
+    pub(crate) fn from_index(index: u32) -> Self {
         match index % 3 {
             0 => Self::Limited,
             1 => Self::Open,
@@ -286,7 +286,7 @@ pub(super) fn fill(groups: &mut Groups, args: &Args, directory: &Path) -> Result
     let hog: Vec<&OsStr> = hog.into_iter().chain([counter.as_os_str()]).collect();
     let mut hogs = usize::from(args.batch_runs);
     for index in 0..args.pods {
-        let shape = Shape::of(index);
+        let shape = Shape::from_index(index);
         let pod = groups.make(&shape.group(index))?;
         for number in 0..args.containers {
             let name = Shape::container(index, number);

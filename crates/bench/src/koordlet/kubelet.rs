@@ -52,8 +52,8 @@ pub(super) async fn serve(
             let Ok((stream, _)) = accepted else { continue };
             let (acceptor, routes, stop) = (acceptor.clone(), routes.clone(), stop.clone());
             tokio::spawn(async move {
-                let talk = talk(stream, acceptor, routes);
-                stop.run_until_cancelled(talk).await;
+                let serving = serve_connection(stream, acceptor, routes);
+                stop.run_until_cancelled(serving).await;
             });
         }
     });
@@ -74,7 +74,7 @@ fn routes(pods: &Value, configz: &Value) -> Result<Router> {
         .route("/configz", answer(configz)?))
 }
 
-async fn talk(stream: TcpStream, acceptor: TlsAcceptor, routes: Router) {
+async fn serve_connection(stream: TcpStream, acceptor: TlsAcceptor, routes: Router) {
     // A client that goes away in between is none to complain about.
     if let Ok(stream) = acceptor.accept(stream).await {
         let service = TowerToHyperService::new(routes);

@@ -169,7 +169,7 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
     let mut programs = vec![match &args.koordlet {
         Some(path) if args.flavour == "upstream" => KoordletProgram::new(path, Flavour::Upstream)?,
         Some(path) => KoordletProgram::new(path, Flavour::Koord)?,
-        None => KoordletProgram::ours()?,
+        None => KoordletProgram::locate()?,
     }];
     if let Some(path) = &args.beside {
         programs.push(KoordletProgram::new(path, Flavour::Upstream)?);
@@ -234,7 +234,7 @@ async fn watch(args: &Args, mut agent: KoordletAgent, world: &World) -> Result<K
     let pause = async |agent: &mut KoordletAgent, seconds: u64| {
         for _ in 0..seconds {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            agent.alive()?;
+            agent.check_running()?;
         }
         Ok::<_, anyhow::Error>(())
     };
@@ -244,10 +244,10 @@ async fn watch(args: &Args, mut agent: KoordletAgent, world: &World) -> Result<K
     match args.soak {
         None => pause(&mut agent, args.seconds).await?,
         Some(minutes) => {
-            rss.push(Counters::of(pid)?.rss_mib());
+            rss.push(Counters::read(pid)?.rss_mib());
             for minute in 1..=minutes {
                 pause(&mut agent, 60).await?;
-                let now = Counters::of(pid)?.rss_mib();
+                let now = Counters::read(pid)?.rss_mib();
                 console::warn(format_args!("minute {minute}: {now:.2} MiB"));
                 rss.push(now);
             }

@@ -114,7 +114,7 @@ pub(crate) fn pod_name(index: u32) -> String {
 }
 
 pub(crate) fn pod(index: u32, containers: u32) -> Value {
-    let shape = Shape::of(index);
+    let shape = Shape::from_index(index);
     let batch = shape.is_batch();
     let name = pod_name(index);
     let since = "2026-01-01T00:00:00Z";

@@ -142,7 +142,7 @@ fn summary(
     let against = |mine: (f64, f64), theirs: fn(&LeverSummary) -> (f64, f64)| {
         plain.map_or("", |plain| {
             let runs = counted.len().min(plain.counted.max(1));
-            verdict(Verdict::of(mine, theirs(plain), runs))
+            verdict(Verdict::compare(mine, theirs(plain), runs))
         })
     };
     Some(LeverSummary {
@@ -180,7 +180,7 @@ pub(crate) fn text(report: &LeverFigures) -> String {
         let (lever, batch) = match alone {
             true => ("–", "–".to_owned()),
             false => (
-                one.lever.words(),
+                one.lever.label(),
                 format!(
                     "{:.0} [{:.0}–{:.0}]",
                     one.batch_per_s, one.batch_range_per_s.0, one.batch_range_per_s.1
@@ -206,7 +206,7 @@ pub(crate) fn text(report: &LeverFigures) -> String {
         let _ = writeln!(
             text,
             "\nNot measured: {}: {}.",
-            absent.lever.words(),
+            absent.lever.label(),
             absent.why
         );
     }

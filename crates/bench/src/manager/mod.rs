@@ -122,7 +122,7 @@ pub(super) fn run(args: &Args) -> Result<ManagerFigures> {
 }
 
 async fn measure(args: &Args) -> Result<ManagerFigures> {
-    let program = process::ManagerProgram::of(args.manager.as_deref())?;
+    let program = process::ManagerProgram::locate(args.manager.as_deref())?;
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let work = args.keep.as_deref().unwrap_or(temporary.path());
     let mut report = ManagerFigures {

@@ -85,18 +85,18 @@ pub(super) async fn run(args: &Args, program: &ManagerProgram, work: &Path) -> R
     let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[]).await?;
     let metrics = TableId::new("slo.koordinator.sh", "nodemetrics");
     for table in [&metrics, &slos_table()] {
-        all(&cluster, &mut manager, table, args.nodes, |_| true).await?;
+        wait_for_all(&cluster, &mut manager, table, args.nodes, |_| true).await?;
     }
     let start_sec = began.elapsed().as_secs_f64();
     let start_cpu_sec = manager.cpu_seconds();
 
     let mut reports = JoinSet::new();
-    reports.spawn(report_for_ever(cluster.clone(), args.clone()));
+    reports.spawn(report_forever(cluster.clone(), args.clone()));
     let published = |entry: &Entry| {
         let amount = &entry.value()["status"]["allocatable"]["kubernetes.io/batch-cpu"];
         amount.is_string() && *amount != "0"
     };
-    all(
+    wait_for_all(
         &cluster,
         &mut manager,
         &nodes_table(),
@@ -108,10 +108,10 @@ pub(super) async fn run(args: &Args, program: &ManagerProgram, work: &Path) -> R
     tokio::time::sleep(Duration::from_secs_f64(args.interval)).await;
     let mut rejected = 0;
     let (cost, node_writes_per_sec) = loop {
-        let mut writes = TableWatch::of(&cluster, nodes_table())?;
+        let mut writes = TableWatch::start(&cluster, nodes_table())?;
         let window = Window::begin(manager.pid())?;
         let written = writes.count(Duration::from_secs(args.seconds)).await?;
-        manager.alive()?;
+        manager.check_running()?;
         let cost = ManagerCost::from(window.end()?);
         if cost.is_noisy() && rejected < args.repeats {
             rejected += 1;
@@ -160,7 +160,7 @@ async fn fill(cluster: &ManagerCluster, args: &Args) -> Result<()> {
 }
 
 /// Waits until `count` objects of a table are `done`; each is checked until it is.
-pub(super) async fn all(
+pub(super) async fn wait_for_all(
     cluster: &ManagerCluster,
     manager: &mut Manager,
     table: &TableId,
@@ -170,7 +170,7 @@ pub(super) async fn all(
     let mut there: HashSet<Arc<str>> = HashSet::new();
     let until = Instant::now() + PATIENCE;
     while there.len() < count as usize {
-        manager.alive()?;
+        manager.check_running()?;
         if Instant::now() > until {
             bail!("{table:?}: {} of {count} after {PATIENCE:?}", there.len());
         }
@@ -185,7 +185,7 @@ pub(super) async fn all(
 
 /// Reports for every node once in an interval, one after the other; every [`HEARTBEATS`]-th time its status
 /// is written, too, as a kubelet does.
-async fn report_for_ever(cluster: Arc<ManagerCluster>, args: Args) -> Result<()> {
+async fn report_forever(cluster: Arc<ManagerCluster>, args: Args) -> Result<()> {
     let pause = Duration::from_secs_f64(args.interval / f64::from(args.nodes));
     let mut due = tokio::time::interval(pause);
     due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
@@ -227,7 +227,7 @@ fn load_at(index: u32, round: u64) -> f64 {
 struct TableWatch(Watcher);
 
 impl TableWatch {
-    fn of(cluster: &ManagerCluster, table: TableId) -> Result<Self> {
+    fn start(cluster: &ManagerCluster, table: TableId) -> Result<Self> {
         let store = cluster.local.server.store();
         let watcher = store.watch(table, store.revision());
         Ok(Self(watcher.context("watch")?))
@@ -258,8 +258,8 @@ async fn replan(
     round: u32,
 ) -> Result<f64> {
     tokio::time::sleep(CALM).await;
-    let mut statuses = TableWatch::of(cluster, nodes_table())?;
-    let mut slos = TableWatch::of(cluster, slos_table())?;
+    let mut statuses = TableWatch::start(cluster, nodes_table())?;
+    let mut slos = TableWatch::start(cluster, slos_table())?;
     // Enough that every node is written, and values differ from the last ones.
     let (reclaim, suppress) = [(65, 65), (45, 60), (65, 55), (45, 50)][round as usize % 4];
     let path = format!("/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps/{CONFIG_NAME}");
@@ -288,7 +288,7 @@ async fn replan(
                 }
             }
             Err(_) if seen.iter().all(|seen| seen.len() == nodes as usize) => break,
-            Err(_) => manager.alive()?,
+            Err(_) => manager.check_running()?,
         }
         let [nodes_seen, slos_seen] = [seen[0].len(), seen[1].len()];
         ensure!(

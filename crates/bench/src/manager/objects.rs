@@ -371,7 +371,7 @@ pub(super) fn report(
         .map(|pod| {
             let used = (800.0 * load * noise(), 1500.0 * noise());
             sum = (sum.0 + used.0, sum.1 + used.1);
-            let is_batch = Shape::of(pod).is_batch();
+            let is_batch = Shape::from_index(pod).is_batch();
             let (namespace, name) = name_of(pod);
             json!({
                 "name": name, "namespace": namespace,

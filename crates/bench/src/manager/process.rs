@@ -30,13 +30,13 @@ impl fmt::Display for ManagerProgram {
 }
 
 impl ManagerProgram {
-    /// Returns `given`, else the `koord-manager` that was built along with this program, or the one inside
+    /// Returns `path`, else the `koord-manager` that was built along with this program, or the one inside
     /// it.
     ///
     /// # Errors
     /// There is no such file.
-    pub(super) fn of(given: Option<&Path>) -> Result<Self> {
-        if let Some(path) = given {
+    pub(super) fn locate(path: Option<&Path>) -> Result<Self> {
+        if let Some(path) = path {
             if !path.is_file() {
                 bail!("--manager: {} is no file", path.display());
             }
@@ -109,14 +109,14 @@ impl Manager {
         let url = format!("https://127.0.0.1:{port}");
         let webhooks = connect(&url, &Trust::Any, None, ANSWER_WITHIN)?;
         let mut manager = Self { process, webhooks };
-        manager.serves().await?;
+        manager.wait_until_serving().await?;
         Ok(manager)
     }
 
-    async fn serves(&mut self) -> Result<()> {
+    async fn wait_until_serving(&mut self) -> Result<()> {
         let until = Instant::now() + START;
         loop {
-            self.alive()?;
+            self.check_running()?;
             let get = http::Request::get("/healthz").body(Vec::new())?;
             if self.webhooks.request_text(get).await.is_ok() {
                 return Ok(());
@@ -142,7 +142,7 @@ impl Manager {
     ///
     /// # Errors
     /// When it has ended, with the end of its log.
-    pub(super) fn alive(&mut self) -> Result<()> {
+    pub(super) fn check_running(&mut self) -> Result<()> {
         self.process.check_running()
     }
 }

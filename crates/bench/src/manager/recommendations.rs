@@ -1,7 +1,7 @@
 //! A manager with many Recommendations whose containers have histories of days, which it loads from their
 //! checkpoints at its start, and whose pods are measured.
 
-use super::nodes::all;
+use super::nodes::wait_for_all;
 use super::objects::{self, ManagerCluster, each};
 use super::process::{Manager, ManagerProgram};
 use super::{Args, ManagerCost};
@@ -83,7 +83,7 @@ pub(super) async fn run(
             .is_some_and(|all| all.len() == CONTAINERS as usize)
     };
     let table = TableId::new("analysis.koordinator.sh", "recommendations");
-    all(&cluster, &mut manager, &table, count, recommended).await?;
+    wait_for_all(&cluster, &mut manager, &table, count, recommended).await?;
     let first_round_sec = began.elapsed().as_secs_f64();
     reports.spawn({
         let cluster = cluster.clone();
@@ -100,7 +100,7 @@ pub(super) async fn run(
     tokio::time::sleep(round).await;
     let window = Window::begin(manager.pid())?;
     tokio::time::sleep(Duration::from_secs(args.seconds).max(2 * round)).await;
-    manager.alive()?;
+    manager.check_running()?;
     let cost = ManagerCost::from(window.end()?);
     reports.shutdown().await;
     Ok(RecommenderFigures {

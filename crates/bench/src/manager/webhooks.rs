@@ -52,7 +52,7 @@ pub(super) struct Latency {
 }
 
 impl Latency {
-    fn of(histogram: &Histogram<u64>) -> Self {
+    fn from_histogram(histogram: &Histogram<u64>) -> Self {
         let ms = |nanos: u64| nanos as f64 / 1e6;
         let at = |quantile| ms(histogram.value_at_quantile(quantile));
         Self {
@@ -120,7 +120,7 @@ pub(super) async fn run(
     cluster.add_quotas(args.quotas).await?;
     cluster.install_webhooks().await?;
     let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[]).await?;
-    let questions: Arc<[PodReviews]> = questions(&manager.webhooks, args).await?.into();
+    let questions: Arc<[PodReviews]> = pod_reviews(&manager.webhooks, args).await?.into();
     let sizes = questions.iter().map(|asked| asked.mutate.len());
     let review_bytes = sizes.sum::<usize>() / questions.len().max(1);
 
@@ -138,7 +138,7 @@ pub(super) async fn run(
             Box::new(begin) as Box<dyn FnOnce() + Send>,
         ));
         let seen = load(args.rate, seconds, &manager.webhooks, asked).await?;
-        manager.alive()?;
+        manager.check_running()?;
         let window = window.lock().take().context("the window never began")?;
         let cost = ManagerCost::from(window.end()?);
         let send_lag_p99_us = seen.lag.value_at_quantile(0.99) as f64 / 1000.0;
@@ -158,10 +158,10 @@ pub(super) async fn run(
             review_bytes,
             pods: seen.due,
             failed: seen.due.saturating_sub(seen.both.len()),
-            mutate: Latency::of(&seen.first),
-            validate: Latency::of(&seen.second),
-            both: Latency::of(&seen.both),
-            baseline: Latency::of(&health.first),
+            mutate: Latency::from_histogram(&seen.first),
+            validate: Latency::from_histogram(&seen.second),
+            both: Latency::from_histogram(&seen.both),
+            baseline: Latency::from_histogram(&health.first),
             send_lag_p99_us,
             realtime: seen.realtime,
             cost,
@@ -173,12 +173,12 @@ pub(super) async fn run(
 
 /// Returns the requests about every pod. Each is sent once to check the result: the profile's class and batch
 /// resources.
-async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<PodReviews>> {
+async fn pod_reviews(webhooks: &Client, args: &Args) -> Result<Vec<PodReviews>> {
     let mut all = Vec::new();
     for (index, pod) in objects::new_pods(PODS, args).into_iter().enumerate() {
         let uid = format!("00000000-0000-4000-8000-{index:012}");
         let mutate = Bytes::from(objects::review(&uid, &pod).to_string());
-        let answer = ask(webhooks, "/mutate-pod?timeout=10s", mutate.clone()).await?;
+        let answer = send_review(webhooks, "/mutate-pod?timeout=10s", mutate.clone()).await?;
         let changed = patched(&pod, &answer)
             .with_context(|| format!("/mutate-pod: {}", String::from_utf8_lossy(&answer)))?;
         let requests = &changed["spec"]["containers"][0]["resources"]["requests"];
@@ -188,7 +188,7 @@ async fn questions(webhooks: &Client, args: &Args) -> Result<Vec<PodReviews>> {
             "/mutate-pod did not make a batch pod: {changed}"
         );
         let validate = Bytes::from(objects::review(&uid, &changed).to_string());
-        let answer = ask(webhooks, "/validate-pod?timeout=10s", validate.clone()).await?;
+        let answer = send_review(webhooks, "/validate-pod?timeout=10s", validate.clone()).await?;
         let verdict: Value = serde_json::from_slice(&answer).context("/validate-pod")?;
         ensure!(
             verdict["response"]["allowed"] == true,
@@ -210,7 +210,7 @@ fn patched(pod: &Value, answer: &[u8]) -> Result<Value> {
 }
 
 /// Sends a request and returns the body of the answer.
-async fn ask(client: &Client, path: &str, body: Bytes) -> Result<Vec<u8>> {
+async fn send_review(client: &Client, path: &str, body: Bytes) -> Result<Vec<u8>> {
     let request = if body.is_empty() {
         http::Request::get(path)
     } else {
@@ -310,11 +310,11 @@ fn generate(
                     Some(pod) => ("/mutate-pod?timeout=10s", pod.mutate.clone()),
                     None => ("/healthz", Bytes::new()),
                 };
-                ask(&client, path, body).await?;
+                send_review(&client, path, body).await?;
                 let first = monotonic_ns();
                 let mut last = first;
                 if let Some(pod) = pod {
-                    ask(&client, "/validate-pod?timeout=10s", pod.validate.clone()).await?;
+                    send_review(&client, "/validate-pod?timeout=10s", pod.validate.clone()).await?;
                     last = monotonic_ns();
                 }
                 if counts {

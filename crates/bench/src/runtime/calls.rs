@@ -84,7 +84,7 @@ impl Call {
                 times.push(self.on(client).await);
             }
         }
-        times.map(|times| Percentiles::of(&times))
+        times.map(|times| Percentiles::from_times(&times))
     }
 
     async fn rate(&self, client: &RuntimeClient, calls: usize) -> f64 {

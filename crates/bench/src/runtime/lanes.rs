@@ -176,7 +176,7 @@ impl Lane {
             .await
             .context("starting")?;
         let start = create + begun.elapsed();
-        let said = said(&self.logs.join(format!("{attempt}.log"))).await;
+        let said = read_output(&self.logs.join(format!("{attempt}.log"))).await;
         self.remove(container_id).await.context("removing")?;
         if practice {
             return Ok(());
@@ -219,12 +219,12 @@ impl Lane {
 
     /// Returns the times of CreateContainer.
     pub(super) fn create_times(&self) -> Percentiles {
-        Percentiles::of(&self.create)
+        Percentiles::from_times(&self.create)
     }
 
     /// Returns the times of CreateContainer and StartContainer together.
     pub(super) fn start_times(&self) -> Percentiles {
-        Percentiles::of(&self.start)
+        Percentiles::from_times(&self.start)
     }
 
     /// Returns the runtime's name and version.
@@ -242,7 +242,7 @@ impl Lane {
 }
 
 /// Reads the line that a container's process has written; empty if there is none in time.
-async fn said(log: &Path) -> String {
+async fn read_output(log: &Path) -> String {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         let text = std::fs::read_to_string(log).unwrap_or_default();

@@ -14,7 +14,7 @@ pub(super) struct Percentiles {
 
 impl Percentiles {
     /// Returns the percentiles of the times; 0 without any.
-    pub(super) fn of(times: &[Duration]) -> Self {
+    pub(super) fn from_times(times: &[Duration]) -> Self {
         let mut times = times.to_vec();
         let mut at = |percent| time_percentile(&mut times, percent).as_secs_f64() * 1000.0;
         Self {
@@ -35,7 +35,7 @@ mod tests {
             p50_ms: 50.0,
             p99_ms: 99.0,
         };
-        assert_eq!(Percentiles::of(&times), spread);
-        assert_eq!(Percentiles::of(&[]).p99_ms, 0.0);
+        assert_eq!(Percentiles::from_times(&times), spread);
+        assert_eq!(Percentiles::from_times(&[]).p99_ms, 0.0);
     }
 }

@@ -233,14 +233,14 @@ impl PhaseResult {
     #[must_use]
     pub fn p99_against(&self, other: &Self) -> Verdict {
         let runs = self.counted.min(other.counted);
-        Verdict::of(self.ls.p99_range_us, other.ls.p99_range_us, runs)
+        Verdict::compare(self.ls.p99_range_us, other.ls.p99_range_us, runs)
     }
 
     /// Compares this phase's batch work with the other's.
     #[must_use]
     pub fn work_against(&self, other: &Self) -> Verdict {
         let runs = self.counted.min(other.counted);
-        Verdict::of(self.be.range, other.be.range, runs)
+        Verdict::compare(self.be.range, other.be.range, runs)
     }
 
     /// Returns medians over the clean runs of `phase`. If noise rejected every run, they are over all of

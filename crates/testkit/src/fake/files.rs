@@ -10,7 +10,11 @@ const NO_PRESSURE: &str = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n\
                            full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
 
 /// Returns the files of a new group in `tree`. `parent_cpus` are the CPUs that it can use.
-pub(super) fn of_group(tree: &str, root: bool, parent_cpus: &str) -> Vec<(&'static str, String)> {
+pub(super) fn group_files(
+    tree: &str,
+    root: bool,
+    parent_cpus: &str,
+) -> Vec<(&'static str, String)> {
     let mut files: Vec<(&'static str, String)> = vec![("cgroup.procs", String::new())];
     let mut add = |name: &'static str, content: &str| files.push((name, content.to_owned()));
     match tree {
@@ -97,7 +101,10 @@ pub(super) fn of_group(tree: &str, root: bool, parent_cpus: &str) -> Vec<(&'stat
 }
 
 /// Returns the files that a v2 group has once its parent enables `controller`.
-pub(super) fn of_v2_controller(controller: &str, parent_cpus: &str) -> Vec<(&'static str, String)> {
+pub(super) fn v2_controller_files(
+    controller: &str,
+    parent_cpus: &str,
+) -> Vec<(&'static str, String)> {
     let fixed: &[(&'static str, &str)] = match controller {
         "cpu" => &[
             ("cpu.weight", "100\n"),

@@ -82,7 +82,7 @@ impl FakeKernel {
         let list = format!("{online}\n");
         for (tree, mount) in &trees {
             fs::create_dir_all(mount)?;
-            for (name, content) in files::of_group(tree, true, &list) {
+            for (name, content) in files::group_files(tree, true, &list) {
                 fs::write(mount.join(name), content)?;
             }
         }
@@ -241,14 +241,14 @@ impl KernelWriter for FakeKernel {
         } else {
             format!("{cpus}\n")
         };
-        for (name, content) in files::of_group(place.tree, false, &cpus) {
+        for (name, content) in files::group_files(place.tree, false, &cpus) {
             fs::write(path.join(name), content)?;
         }
         if place.tree == "v2" {
             let enabled = read(parent, "cgroup.subtree_control");
             fs::write(path.join("cgroup.controllers"), format!("{enabled}\n"))?;
             for controller in enabled.split_ascii_whitespace() {
-                for (name, content) in files::of_v2_controller(controller, &cpus) {
+                for (name, content) in files::v2_controller_files(controller, &cpus) {
                     fs::write(path.join(name), content)?;
                 }
             }

@@ -171,7 +171,7 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let cpus = format!("{}\n", place.read("cpuset.cpus.effective"));
     for child in child_dirs(place.dir) {
         for (name, on) in &wanted {
-            for (file, content) in files::of_v2_controller(name, &cpus) {
+            for (file, content) in files::v2_controller_files(name, &cpus) {
                 let path = child.join(file);
                 // Every group has the statistics file, with more content when the controller is on.
                 match (on, file) {

@@ -214,7 +214,7 @@ impl Mounted {
     }
 
     /// Writes the outcome to `last_cmd_status` and converts the error.
-    fn told<T>(&self, outcome: Result<T, Refusal>) -> io::Result<T> {
+    fn record_status<T>(&self, outcome: Result<T, Refusal>) -> io::Result<T> {
         let text = match &outcome {
             Ok(_) => "ok",
             Err((_, text)) => text.as_str(),
@@ -229,11 +229,11 @@ impl Mounted {
         };
         match name.to_str() {
             Some("schemata") => {
-                let wanted = self.told(self.check(group, value))?;
+                let wanted = self.record_status(self.check(group, value))?;
                 fs::write(path, self.hardware.format(&wanted))
             }
             Some("tasks") => {
-                let task = self.told(self.find_task(value))?;
+                let task = self.record_status(self.find_task(value))?;
                 for known in self.groups() {
                     let tasks = read(&known, "tasks");
                     if tasks.lines().any(|line| line == task) {
@@ -367,7 +367,7 @@ impl Mounted {
         } else {
             Ok(())
         };
-        self.told(outcome)?;
+        self.record_status(outcome)?;
         fs::create_dir(path)?;
         self.fill(path)
     }
