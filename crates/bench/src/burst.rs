@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_counts_only_where_there_is_nothing_else() {
+    fn summary_counts_noisy_runs_only_without_clean_ones() {
         let runs = [
             run(Mode::Limited, 10.0, false),
             run(Mode::Limited, 90.0, true),

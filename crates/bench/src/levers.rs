@@ -478,7 +478,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_neighbour_meets_every_lever_and_its_service_is_measured_alone() {
+    fn cells_pair_neighbours_with_levers_and_services_alone() {
         let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
         let levers = [Lever::Shares, Lever::Quota];
         let some = cells(&names(&["fork", "stream"]), &levers);
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn every_neighbour_is_one_of_the_demos_own_programs() {
+    fn neighbours_are_programs_of_the_demo() {
         for (index, (name, _)) in NEIGHBOURS.iter().enumerate() {
             let scenario = scenario(index).unwrap_or_else(|| panic!("{name}"));
             let path = Path::new("/x");

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_follow_a_name_that_may_be_anything() {
+    fn ticks_follow_a_name_with_brackets_and_spaces() {
         let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 110 12 3 4 20 0";
         assert_eq!(ticks(stat), Some((113, 16)));
         assert_eq!(ticks("7 (a) S 1 2"), None);
@@ -302,14 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn perf_counts_or_says_that_it_cannot() {
+    fn count_of_perf_output_is_none_when_not_counted() {
         let line = "1234,,raw_syscalls:sys_enter,100,100.00,,\n";
         assert_eq!(count(line), Some(1234.0));
         assert_eq!(count("<not supported>,,raw_syscalls:sys_enter,0,,\n"), None);
     }
 
     #[test]
-    fn the_machine_in_percent() {
+    fn machine_use_is_in_percent() {
         let at = |user: u64, idle: u64, steal: u64| {
             let line = format!("cpu {user} 0 0 {idle} 0 0 0 {steal} 0 0\ncpu0 0\ncpu1 0\nintr 1\n");
             MachineTimes::parse(&line).unwrap()
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_counters() {
+    fn counters_of_this_process_are_plausible() {
         let before = Counters::read(std::process::id()).unwrap();
         let spent = Counters::read(std::process::id()).unwrap().since(&before);
         assert!(before.peak_rss_mib() >= 1.0 && before.threads >= 1);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn own_cpu_time_and_memory_are_measured_and_a_missing_process_is_zero() {
+    fn meters_read_this_process_and_zero_for_a_missing_one() {
         let before = cpu_time();
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(2) {}
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn window_has_its_processes_use_apart_from_the_machines() {
+    fn window_separates_the_process_from_the_machine() {
         let used = Window::begin(std::process::id()).unwrap().end().unwrap();
         assert!(used.process.rss_mib() >= 1.0 && used.spent.seconds > 0.0);
         assert!(used.strangers_percent >= 0.0);

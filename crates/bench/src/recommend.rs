@@ -338,7 +338,7 @@ mod tests {
     use trace::TraceSample;
 
     #[test]
-    fn a_steady_series_is_covered_and_a_spike_long_ago_is_paid_by_the_maximum_only() {
+    fn replay_of_an_old_spike_raises_only_the_maximum_rule() {
         let value = |minute: i64| if minute == 60 { 10.0 } else { 1.0 };
         let samples = (0..9 * 288)
             .map(|at| TraceSample {

@@ -84,7 +84,7 @@ fn scenarios_place_all_pods_and_the_exhaustive_engine_does_too() {
 }
 
 #[test]
-fn pods_that_share_with_nobody_leave_room_for_others() {
+fn pods_with_unique_fields_leave_capacity_for_others() {
     let options = Options {
         scenario: Scenario::Basic,
         nodes: 20,

@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_by_http_are_told_apart_however_they_arrive() {
+    fn http_responses_split_at_any_byte_are_counted_once() {
         let bytes = b"HTTP/1.1 200 OK\r\ncontent-LENGTH: 5\r\n\r\nab\r\nc\
             HTTP/1.1 304 Not Modified\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx";
         for size in 1..bytes.len() {

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn only_batch_that_fills_memory_has_a_memory_limit_and_only_where_koord_gives_it() {
+    fn batch_memory_limit_needs_koord_and_a_memory_neighbour() {
         let limited = |phase, scenario| {
             let spec = batch_of(phase, scenario).spec.expect("a spec");
             let resources = spec.containers[0].resources.clone();

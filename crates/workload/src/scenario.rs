@@ -322,7 +322,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_scenario_compares_koord_with_plain_kubernetes_and_koordinator() {
+    fn scenarios_compare_koord_with_kubernetes_and_koordinator() {
         let names: BTreeSet<&str> = ALL.iter().map(|scenario| scenario.name).collect();
         assert_eq!(names.len(), ALL.len());
         for scenario in ALL {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_scenario_is_told_which_there_are() {
+    fn select_of_an_unknown_scenario_lists_all_names() {
         let ask = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             select(&names).map(|all| all.iter().map(|s| s.name).collect::<Vec<_>>())
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_that_pods_may_use_holds_the_service_or_the_batch_but_not_both() {
+    fn scenario_memory_fits_the_service_or_the_batch_only() {
         for scenario in ALL {
             let (Some(all), Neighbour::Grow(batch)) = (scenario.pod_memory_mib, scenario.neighbour)
             else {

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn load_evens_out_budgets_hold_and_nobody_is_moved_twice_or_left_without_a_node() {
+fn runs_balance_load_within_budgets_and_cooldown() {
     let args = Args {
         nodes: 50,
         pods: 1000,

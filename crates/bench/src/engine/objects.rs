@@ -324,7 +324,7 @@ mod tests {
     use koord_scheduler::state::{ParsedPod, PodInterner};
 
     #[test]
-    fn no_two_pods_say_the_same_of_their_own() {
+    fn unique_fields_differ_between_pods() {
         let (alike, table) = (PodInterner::default(), ResourceTable::new());
         let read = |number: usize| {
             let pod = bound(&pod("p", number, &unique_fields("p", number)), "n");

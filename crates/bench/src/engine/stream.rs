@@ -70,7 +70,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_report_has_counted_the_pods_of_its_node() {
+    fn exporters_report_counts_the_pods_of_its_node() {
         let mut exporters = Exporters::default();
         for number in 0..4 {
             let pod = pod("pod", number, &json!({}));

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_api_server_takes_replica_sets() {
+    fn replica_set_has_matching_labels_and_named_containers() {
         let change = replica_set(7);
         let set = change.new_as::<ReplicaSet>().unwrap();
         let spec = set.spec.as_ref().unwrap();

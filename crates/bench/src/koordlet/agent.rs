@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn upstreams_log_names_what_it_started() {
+    fn active_from_log_lists_started_collectors_and_strategies() {
         let log = "I1 1 a.go:98] ready to start collector podResource\n\
             I1 1 a.go:103] collector podResource start\n\
             I1 1 a.go:93] device collector GPU start\n\
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_asked_for_what_is_active() {
+    fn active_from_status_omits_what_is_off() {
         let status = serde_json::from_value(serde_json::json!({
             "collectors": [{"name": "node", "state": "active"}],
             "strategies": [{"name": "CPUBurst", "state": "active"},

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_have_every_shape_and_the_names_of_their_groups() {
+    fn pods_have_every_shape_and_parse_as_api_pods() {
         let pods = pods(6, 3);
         let qos: Vec<&str> = pods
             .iter()
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slo_has_no_field_that_the_type_does_not_know() {
+    fn node_slo_has_only_fields_of_the_type() {
         let slo = node_slo();
         let typed: koord_api::slo::NodeSLOSpec =
             serde_json::from_value(slo["spec"].clone()).unwrap();

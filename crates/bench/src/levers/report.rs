@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_are_called_indistinguishable() {
+    fn summaries_of_overlapping_ranges_are_indistinguishable() {
         let runs = vec![
             run(Lever::Shares, 2000.0, 100.0, false),
             run(Lever::Shares, 3000.0, 110.0, false),

@@ -284,7 +284,7 @@ mod tests {
     /// Fields that the manager cannot parse would leave it without histories, and with too little memory in
     /// the figures.
     #[test]
-    fn histories_have_the_fields_of_checkpoints() {
+    fn history_has_the_fields_of_a_checkpoint() {
         let status = history(3);
         let read: koord_api::analysis::RecommendationCheckpointStatus =
             serde_json::from_value(status.clone()).unwrap();

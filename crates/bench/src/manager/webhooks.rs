@@ -361,7 +361,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_answers_patch_is_applied() {
+    fn patched_applies_the_patch_of_an_answer() {
         let patch =
             STANDARD.encode(r#"[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]"#);
         let answer = json!({"response": {"allowed": true, "patch": patch}}).to_string();

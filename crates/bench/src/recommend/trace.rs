@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_format_is_known_by_its_first_line() {
+    fn read_detects_each_format_by_its_first_line() {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = dir.path().join(path);

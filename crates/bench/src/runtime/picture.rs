@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_line_is_the_slowest_ways() {
+    fn bars_scale_to_the_slowest_way() {
         let spread = |p50_ms, p99_ms| Percentiles { p50_ms, p99_ms };
         let ways = WayTimes {
             alone: spread(10.0, 20.0),

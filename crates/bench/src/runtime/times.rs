@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_and_one_of_a_hundred_are_slower() {
+    fn percentiles_follow_nearest_rank_and_default_to_zero() {
         let times: Vec<_> = (1..=100).rev().map(Duration::from_millis).collect();
         let spread = Percentiles {
             p50_ms: 50.0,
