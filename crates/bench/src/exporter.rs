@@ -138,7 +138,7 @@ pub(super) async fn run(args: &Args) -> Result<ExporterFigures> {
                 let now = DeleteParams::default().grace_period(0);
                 pods.delete("pod-0", &now)
                     .await
-                    .context("a pod that goes")?;
+                    .context("failed to delete pod-0")?;
             } else {
                 create(&client, &name, 0).await?;
             }
@@ -174,7 +174,7 @@ async fn create(client: &Client, node: &str, at: u32) -> Result<()> {
     }))?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
     let made = pods.create(&PostParams::default(), &pod).await;
-    made.map(drop).context("a pod that comes")
+    made.map(drop).context("failed to create a pod")
 }
 
 async fn wait_until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> Result<T> {

@@ -337,7 +337,7 @@ impl LeverScene {
     }
 
     fn service(&self, index: usize) -> Result<&Service> {
-        let found = self.services.get(index).context("a service")?;
+        let found = self.services.get(index).context("no such service")?;
         Ok(&found.0)
     }
 
@@ -433,7 +433,7 @@ impl LeverScene {
         for (number, (_, container)) in self.batch.iter().enumerate() {
             let counter = counters.join(number.to_string());
             let args = pods::workload(scenario.neighbour, &scratch, &counter);
-            let args = args.context("a program of somebody else")?;
+            let args = args.context("a neighbour that is not a program of the demo")?;
             let args: Vec<&OsStr> = args.iter().map(OsStr::new).collect();
             self.groups.run(container, &args)?;
         }

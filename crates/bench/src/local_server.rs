@@ -30,7 +30,7 @@ pub(crate) async fn serve(
         let (server, stop) = (server.clone(), stop.clone());
         async move {
             if let Err(error) = server.serve(listener, stop).await {
-                tracing::error!(%error, "API server");
+                tracing::error!(%error, "API server failed");
             }
         }
     });

@@ -113,7 +113,7 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
         return None;
     };
     match Containerd::start(directory, run) {
-        Ok(one) => Some(one),
+        Ok(containerd) => Some(containerd),
         Err(error) => {
             console::warn(format_args!("nothing to measure with: {error}"));
             None
@@ -142,7 +142,7 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
         .await?;
     let socket = containerd.socket();
     let asking = node::Proxy::start(&socket, &at("asking.sock"), &hooks).await?;
-    let silent = at("nobody.d");
+    let silent = at("no-hooks.d");
     let silent = node::Proxy::start(&socket, &at("silent.sock"), &silent).await?;
 
     let mut lanes = [
@@ -185,10 +185,11 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     let before = server.answered().count;
     let calls = calls::measure(&sockets, lanes[2].pod(), args.calls as usize);
     let calls = Box::pin(calls).await?;
-    let asked = server.answered().count - before;
+    let requests = server.answered().count - before;
     anyhow::ensure!(
-        asked >= f64::from(args.calls),
-        "the hook server was asked {asked} times only: nothing is measured"
+        requests >= f64::from(args.calls),
+        "the hook server got {requests} requests only: expected at least {}",
+        args.calls
     );
     let runtime = lanes[0].version().await?;
     let [alone, nri, proxy] = &lanes;

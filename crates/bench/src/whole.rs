@@ -237,7 +237,7 @@ where
     let began = Instant::now();
     while !done().await? {
         if began.elapsed() > PATIENCE {
-            bail!("waited {PATIENCE:?} in vain until {what}");
+            bail!("timed out after {PATIENCE:?} waiting until {what}");
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -89,7 +89,7 @@ static RUNS: [RunSettings; 6] = [
         jobs: false,
     },
     RunSettings {
-        name: "nobody",
+        name: "no descheduler",
         order: None,
         targets: false,
         jobs: false,

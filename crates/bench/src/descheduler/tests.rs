@@ -9,16 +9,16 @@ fn runs_balance_load_within_budgets_and_cooldown() {
         only_ours: false,
     };
     let report = run(&args).unwrap();
-    let [shipped, ours, bare, greedy, upstream, nobody] = &report.runs[..] else {
+    let [shipped, ours, bare, greedy, upstream, unmoved] = &report.runs[..] else {
         panic!("{report:?}")
     };
     assert!(
-        nobody.hot_nodes_after >= 4 && nobody.moves == 0,
-        "{nobody:?}"
+        unmoved.hot_nodes_after >= 4 && unmoved.moves == 0,
+        "{unmoved:?}"
     );
     assert!(
-        nobody.stddev_after > 0.9 * nobody.stddev_before,
-        "{nobody:?}"
+        unmoved.stddev_after > 0.9 * unmoved.stddev_before,
+        "{unmoved:?}"
     );
     for run in [shipped, ours, bare, greedy, upstream] {
         assert!(run.moves > 10, "{run:?}");

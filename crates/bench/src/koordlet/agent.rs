@@ -72,11 +72,11 @@ impl KoordletProgram {
     /// Returns the `koordlet` that was built along with this program, or the one inside it.
     pub(crate) fn locate() -> Result<Self> {
         let this = std::env::current_exe().context("this program's path")?;
-        let beside = this.with_file_name("koordlet");
-        if beside.is_file() {
-            return Self::new(&beside, Flavour::Koord);
+        let path = this.with_file_name("koordlet");
+        if path.is_file() {
+            return Self::new(&path, Flavour::Koord);
         }
-        console::warn("there is no koordlet beside this program; measuring the one inside it");
+        console::warn("no koordlet next to this program; measuring the built-in one");
         Ok(Self {
             first: Some("koordlet"),
             ..Self::new(&this, Flavour::Koord)?

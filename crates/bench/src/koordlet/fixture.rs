@@ -265,7 +265,7 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            tracing::warn!(%error, "groups of the fixture are left behind");
+            tracing::warn!(%error, "failed to remove the fixture's cgroups");
         }
     }
 }

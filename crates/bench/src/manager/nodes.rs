@@ -246,7 +246,7 @@ impl TableWatch {
 }
 
 fn lagged() -> anyhow::Error {
-    anyhow::anyhow!("there were more changes than are kept")
+    anyhow::anyhow!("watch lagged: more changes than the store keeps")
 }
 
 /// Changes the settings, waits until every node and NodeSLO has them, and returns the seconds until the last

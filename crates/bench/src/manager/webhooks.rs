@@ -350,8 +350,10 @@ fn generate(
 fn report(done: Result<Result<()>, tokio::task::JoinError>) {
     match done {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!("{error:#}"),
-        Err(error) => tracing::warn!("{error}"),
+        Ok(Err(error)) => {
+            tracing::warn!(error = format!("{error:#}"), "failed to get an answer");
+        }
+        Err(error) => tracing::warn!(%error, "request task failed"),
     }
 }
 

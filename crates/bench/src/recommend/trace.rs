@@ -47,7 +47,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Series>> {
             let name = file.file_name().unwrap_or_default();
             (name.to_string_lossy().into_owned(), percent_by_line(&text))
         } else {
-            bail!("{whole}: {first:?} begins no format that is known");
+            bail!("{whole}: {first:?} is the first line of no known format");
         };
         let found = found.with_context(|| format!("{}", file.display()))?;
         let series = all.entry(name).or_default();

@@ -139,11 +139,11 @@ impl Lane {
             config: Some(config.clone()),
             runtime_handler: String::new(),
         };
-        let made = client.run_pod_sandbox(request).await.context("pod")?;
+        let response = client.run_pod_sandbox(request).await.context("pod")?;
         Ok(Self {
             client,
             pod: Pod {
-                id: made.into_inner().pod_sandbox_id,
+                id: response.into_inner().pod_sandbox_id,
                 config,
             },
             logs,
@@ -176,20 +176,27 @@ impl Lane {
             .await
             .context("starting")?;
         let start = create + begun.elapsed();
-        let said = read_output(&self.logs.join(format!("{attempt}.log"))).await;
+        let output = read_output(&self.logs.join(format!("{attempt}.log"))).await;
         self.remove(container_id).await.context("removing")?;
         if practice {
             return Ok(());
         }
         self.create.push(create);
         self.start.push(start);
-        let adjusted = ADJUSTED.iter().any(|wanted| *wanted == said);
+        let adjusted = ADJUSTED.iter().any(|adjusted| *adjusted == output);
         if self.adjusts && !adjusted {
-            tracing::warn!(attempt, said, "a container is not adjusted");
+            tracing::warn!(
+                attempt,
+                output,
+                "failed to adjust the container's limits by hooks"
+            );
             self.unadjusted += 1;
         }
         // Otherwise adjusted containers would prove nothing.
-        anyhow::ensure!(self.adjusts || !adjusted, "adjusted, and nobody was asked");
+        anyhow::ensure!(
+            self.adjusts || !adjusted,
+            "a container without hooks was adjusted"
+        );
         Ok(())
     }
 
@@ -247,11 +254,11 @@ async fn read_output(log: &Path) -> String {
     while Instant::now() < end {
         let text = std::fs::read_to_string(log).unwrap_or_default();
         // A line is in the log as a whole: after its time, its stream and `F`.
-        if let Some((_, said)) = text
+        if let Some((_, line)) = text
             .strip_suffix('\n')
             .and_then(|text| text.split_once(" stdout F "))
         {
-            return said.to_owned();
+            return line.to_owned();
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

@@ -107,7 +107,10 @@ impl NodeCluster {
             }
         };
         if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.thread.is_finished() {
-            bail!("nobody asks the agent: {:?}", agent.thread.is_finished());
+            bail!(
+                "no request reached the agent (agent ended: {})",
+                agent.thread.is_finished()
+            );
         }
         Ok(agent)
     }

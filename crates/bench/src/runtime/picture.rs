@@ -42,7 +42,7 @@ pub(super) fn svg(report: &RuntimeFigures) -> String {
 
 fn bars(page: &mut String, ways: &WayTimes, y: &mut f64) {
     let rows = [
-        ("nobody is asked", ways.alone, "#9aa5b1"),
+        ("directly", ways.alone, "#9aa5b1"),
         ("NRI plugin", ways.nri, "#2a78c2"),
         ("proxy and hook server", ways.proxy, "#d9822b"),
     ];

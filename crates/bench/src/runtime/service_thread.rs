@@ -30,6 +30,6 @@ impl<T: Send + 'static> ServiceThread<T> {
     /// When it panicked.
     pub(super) async fn end(self) -> Result<T> {
         let joined = tokio::task::spawn_blocking(move || self.0.join()).await?;
-        joined.map_err(|_| anyhow!("it panicked"))
+        joined.map_err(|_| anyhow!("thread panicked"))
     }
 }
