@@ -70,7 +70,7 @@ enum Mode {
     Burst,
 }
 
-/// One measured window.
+/// Figures of a measured window.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BurstRun {
@@ -109,7 +109,7 @@ struct BurstSummary {
     p99_us_of_each: Vec<f64>,
 }
 
-/// The whole outcome.
+/// Figures of the benchmark.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct BurstFigures {
@@ -133,6 +133,7 @@ pub(super) fn run(args: &Args) -> Result<BurstFigures> {
     crate::run_until_interrupted(measure(args))
 }
 
+/// Starts the services and the agent, and measures every mode in turn.
 async fn measure(args: &Args) -> Result<BurstFigures> {
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let directory = args.keep.as_deref().unwrap_or(temporary.path());
@@ -212,6 +213,7 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
     Ok(report(args, runs))
 }
 
+/// The services and the agent of the measurement.
 struct BurstScene {
     limited: Service,
     free: Service,
@@ -220,7 +222,7 @@ struct BurstScene {
 }
 
 impl BurstScene {
-    /// Has the burst set or removed, and waits until the kernel file has the value.
+    /// Lets the agent set or remove the burst, and waits until the kernel file has the value.
     async fn set_mode(&mut self, mode: Mode) -> Result<()> {
         let burst = match mode {
             Mode::Unlimited => return Ok(()),
@@ -251,6 +253,7 @@ impl BurstScene {
         Ok(())
     }
 
+    /// Measures one window of load.
     async fn window(&self, mode: Mode, seed: u64) -> Result<BurstRun> {
         let service = match mode {
             Mode::Unlimited => &self.free,
@@ -334,6 +337,7 @@ fn policy(mode: Mode) -> serde_json::Value {
     json!({"cpuBurstStrategy": {"policy": policy, "cpuBurstPercent": 100}})
 }
 
+/// Summarizes the runs of all modes.
 fn report(args: &Args, runs: Vec<BurstRun>) -> BurstFigures {
     let modes: Vec<BurstSummary> = [Mode::Unlimited, Mode::Limited, Mode::Burst]
         .into_iter()

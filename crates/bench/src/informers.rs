@@ -21,13 +21,13 @@ use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// Objects that are parsed before memory is measured: the memory of program and allocator is not in the
-/// figures.
+/// Objects that are parsed before memory is measured, so that the memory of program and allocator is not in
+/// the figures.
 const FIRST: usize = 100;
 
-/// Twenty of each workload, all on nodes.
+/// Pods on nodes, twenty of each workload.
 const PODS: &str = "pods.v1.";
-/// Each of a different StatefulSet, with a claim.
+/// Pods that are each of a different StatefulSet, with a claim.
 const ALONE: &str = "pods.v1. (alone)";
 
 const KINDS: [&str; 9] = [
@@ -140,6 +140,7 @@ pub(super) fn table(report: &InformerFigures) -> String {
     text
 }
 
+/// Objects that are kept in memory until it is measured.
 type HeldObjects = Vec<Arc<dyn Any + Send + Sync>>;
 
 /// Parses `count` objects from their JSON, as informers do, and holds the stored form or, if `whole`, the

@@ -136,11 +136,12 @@ struct Cell {
 /// Measures.
 ///
 /// # Errors
-/// Groups cannot be made, or the kernel refuses what it said it has.
+/// A cgroup cannot be created, or the kernel refuses a value of a feature that it offers.
 pub(super) fn run(args: &Args) -> Result<LeverFigures> {
     koord_app::daemon::runtime()?.block_on(measure(args))
 }
 
+/// Measures every cell in random order, `--repeat` times.
 async fn measure(args: &Args) -> Result<LeverFigures> {
     let temporary = tempfile::tempdir().context("temporary directory")?;
     let mut scene = LeverScene::start(args, temporary.path()).await?;
@@ -217,7 +218,7 @@ fn walks_table(scenario: &Scenario) -> bool {
     scenario.service.table.0 > 0
 }
 
-/// The node.
+/// The node of the measurement: cgroups, services and batch work.
 struct LeverScene {
     groups: Groups,
     /// The plain service and the one that walks, with their load in requests per second.
@@ -235,6 +236,7 @@ struct LeverScene {
 }
 
 impl LeverScene {
+    /// Creates the cgroups and starts the services.
     async fn start(args: &Args, directory: &Path) -> Result<Self> {
         let mut groups = Groups::new(false, true, directory)?;
         if !groups.is_real() {
@@ -427,6 +429,7 @@ impl LeverScene {
         })
     }
 
+    /// Starts batch work in every batch container.
     fn start_batch(&mut self, neighbour: usize, counters: &Path) -> Result<()> {
         let scenario = scenario(neighbour).context("a scenario of the demo")?;
         let scratch = self.work.join("scratch");
@@ -440,6 +443,7 @@ impl LeverScene {
         Ok(())
     }
 
+    /// Generates load on the service of a cell, and measures the machine meanwhile.
     async fn load(
         &self,
         cell: Cell,

@@ -169,6 +169,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Measures the API server, the simulation on it, and `koord up`.
 async fn measure_api_server(args: &ApiserverArgs) -> Result<ApiServerFigures> {
     let directory = tempfile::tempdir().context("temporary directory")?;
     let options = apiserver::BenchOptions {

@@ -251,6 +251,7 @@ impl MachineTimes {
         Self::parse(&text).context("/proc/stat has no line cpu")
     }
 
+    /// Parses the first line of `/proc/stat`.
     fn parse(text: &str) -> Option<Self> {
         let line = text.lines().next()?.strip_prefix("cpu ")?;
         // user nice system idle iowait irq softirq steal; guest time is in user time already.

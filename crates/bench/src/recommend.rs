@@ -187,8 +187,8 @@ pub(super) fn text(report: &RecommendFigures) -> String {
     text
 }
 
-/// Returns the settings that are judged. The rules are compared by what they learn; a floor would hide it for
-/// small machines.
+/// Returns the settings that are judged. They have no minimum, which would hide the differences of the rules
+/// for small machines.
 fn settings(args: &Args) -> Result<Settings> {
     let mut settings = Settings {
         min_cpu: 0.0,
@@ -221,6 +221,7 @@ fn other_settings() -> [Settings; 2] {
     [predictor, vpa]
 }
 
+/// Replays all series of a trace for one resource.
 fn replay(trace: &str, resource: &'static str, all: &[Series], settings: &Settings) -> Replay {
     let mut sums = [Sums::default(); 5];
     let mut series = 0;

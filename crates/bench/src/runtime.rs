@@ -48,7 +48,7 @@ pub(crate) struct Args {
     picture: Option<PathBuf>,
 }
 
-/// All figures. Times are milliseconds.
+/// Figures of runtime hooks. Times are milliseconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RuntimeFigures {
@@ -92,7 +92,7 @@ struct WayTimes {
 /// Measures; `None`, with a warning on the console, if there is no containerd.
 ///
 /// # Errors
-/// The fixture cannot be made, or a runtime refuses what is asked of it.
+/// The fixture cannot be made, or a runtime refuses a request.
 pub(super) fn run(args: &Args) -> Result<Option<RuntimeFigures>> {
     let Some(report) = crate::run_until_interrupted(Box::pin(measure(args)))? else {
         return Ok(None);
@@ -121,6 +121,7 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
     }
 }
 
+/// Starts the runtime, the agents and the proxies, and measures all ways in turn.
 async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     // The directory's path is short, because paths of sockets are limited.
     let directory = tempfile::Builder::new()

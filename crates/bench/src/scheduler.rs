@@ -111,6 +111,7 @@ pub(super) fn run(args: &Args) -> Result<EngineFigures> {
     koord_app::daemon::runtime()?.block_on(over_http(&options, args))
 }
 
+/// Measures a scheduler that reads from and writes to an API server over HTTPS.
 async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigures> {
     let directory = tempfile::tempdir().context("temporary directory")?;
     let kubeconfig = directory.path().join("kubeconfig");

@@ -115,7 +115,7 @@ impl UpProcess {
         Ok(Self(child))
     }
 
-    /// Waits until it is up, and returns a client of it.
+    /// Waits until `koord up` serves, and returns a client of it.
     async fn client(&mut self, dir: &Path) -> Result<Client> {
         let began = Instant::now();
         let running = loop {

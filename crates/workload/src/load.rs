@@ -272,6 +272,7 @@ fn distribution(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
         .collect()
 }
 
+/// Sends requests at their due times until the window ends; returns the delays of this thread.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -464,6 +465,7 @@ impl WindowLatencies {
     }
 }
 
+/// Receives answers until all are there or two seconds have passed after the window.
 fn receive(
     set: &std::os::fd::OwnedFd,
     streams: &[TcpStream],

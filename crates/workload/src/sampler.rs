@@ -35,7 +35,7 @@ pub struct Targets {
     pub root: Root,
     /// The service's pod, where it is confined.
     pub service: Option<Cgroup>,
-    /// Other services.
+    /// Services other than the measured one.
     pub others: Vec<Cgroup>,
     /// The batch pods.
     pub batch: Vec<Cgroup>,

@@ -17,11 +17,11 @@ pub struct Scenario {
     pub phases: &'static [Phase],
     /// The service.
     pub service: ServiceLoad,
-    /// Its load.
+    /// Load on the service.
     pub load: Load,
     /// The batch work.
     pub neighbour: Neighbour,
-    /// Other services on the node, nearly idle and without disturbance.
+    /// Number of other services on the node, which are nearly idle and disturb nothing.
     pub bystanders: usize,
     /// Memory of this machine that all pods together may use, in MiB, like a kubelet's limit at the
     /// allocatable amount. Kept small so that the machine itself is never short of memory.
@@ -126,7 +126,7 @@ const BASE: Scenario = Scenario {
 /// The phases that are played by default.
 const DEFAULT_PHASES: [Phase; 3] = [Phase::Alone, Phase::BestEffort, Phase::Managed];
 
-/// All scenarios, in the order in which `all` plays them.
+/// The scenarios, in the order in which `all` plays them.
 pub const ALL: &[Scenario] = &[
     Scenario {
         name: "cpu",

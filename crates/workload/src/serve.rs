@@ -62,6 +62,7 @@ const PAGE: u64 = 4096;
 const LINE: usize = 16;
 
 impl Work {
+    /// Prepares the table and the file of the requests.
     fn new(args: &Args) -> Result<Self> {
         let lines = args.table_mib as usize * (1 << 20) / 64;
         let file = args.file.as_ref().map(|path| {
@@ -147,7 +148,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if let Some(path) = &args.ready_file {
         let address = listener.local_addr().context("local address")?;
-        // Written whole and renamed, so that a reader never sees half an address.
+        // Written whole and renamed, so that no reader gets half an address.
         let partial = path.with_extension("partial");
         std::fs::write(&partial, address.to_string())
             .and_then(|()| std::fs::rename(&partial, path))
@@ -196,6 +197,7 @@ pub fn pin_to(cpu: usize) {
     }
 }
 
+/// Answers the requests of the connections in `set`.
 fn work(set: &std::os::fd::OwnedFd, connections: &Connections, mut request: Work) {
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
     loop {

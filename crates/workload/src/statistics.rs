@@ -44,11 +44,11 @@ pub fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
 /// Result of a comparison of two sets of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every run of the first is below every run of the second.
+    /// The first set lies below the second.
     Lower,
-    /// Every run of the first is above every run of the second.
+    /// The first set lies above the second.
     Higher,
-    /// Their ranges overlap.
+    /// The ranges overlap.
     Indistinguishable,
     /// Too few runs to have a range.
     Single,

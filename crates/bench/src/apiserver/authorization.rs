@@ -36,6 +36,7 @@ struct ServedApi {
     serving: JoinHandle<Result<(), koord_apiserver::Error>>,
 }
 
+/// Starts a server with this authorization and many bindings of other users.
 async fn start(
     mode: Authorization,
     options: &BenchOptions,
@@ -111,7 +112,7 @@ pub(super) async fn measure(
     })
 }
 
-/// Nanoseconds of one decision.
+/// Returns the mean time of one decision, in nanoseconds.
 fn decision_ns(server: &ApiServer) -> f64 {
     let user = User::new(USER, [AUTHENTICATED]);
     let target = Target::Resource(ResourceTarget {

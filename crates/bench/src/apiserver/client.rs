@@ -22,6 +22,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Connects to `address` over TLS.
     pub(super) async fn open(
         tls: &Arc<ClientConfig>,
         address: SocketAddr,

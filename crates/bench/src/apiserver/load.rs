@@ -120,7 +120,7 @@ impl Target {
         }
     }
 
-    /// Pods that are spread over `nodes` nodes.
+    /// Returns the collection of pods, which are spread over `nodes` nodes.
     pub(super) fn pods(service: Router, nodes: usize, owner: &Owner) -> Self {
         let on = |node| Template::pod("loaded", &format!("node-{node:08}"), owner);
         Self {
@@ -155,6 +155,7 @@ pub(super) async fn post(service: &Router, path: &str, body: Bytes) -> Result<()
     created.await.map(drop)
 }
 
+/// Sends a request in process and returns the body of its response, which must have the status `expected`.
 async fn call(
     service: &Router,
     method: Method,
@@ -280,7 +281,7 @@ pub(super) async fn node_watches(
     })
 }
 
-/// Creates per second of `writers` tasks in process.
+/// Measures creates per second of `writers` tasks in process.
 pub(super) async fn creates_in_process(
     service: Router,
     writers: usize,
@@ -309,7 +310,7 @@ pub(super) async fn dry_creates(
     .await
 }
 
-/// Creates per second over TLS.
+/// Measures creates per second over TLS.
 pub(super) async fn http_creates(
     client: &LoadClient,
     measure: Duration,
@@ -342,7 +343,7 @@ pub(super) async fn prepare_gets(service: &Router, owner: &Owner) -> Result<(), 
     Ok(())
 }
 
-/// Reads of single objects per second over TLS.
+/// Measures reads of single objects per second over TLS.
 pub(super) async fn http_gets(
     client: &LoadClient,
     measure: Duration,

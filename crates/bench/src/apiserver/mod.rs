@@ -66,7 +66,7 @@ impl Default for BenchOptions {
     }
 }
 
-/// All figures of the API server.
+/// Figures of the API server.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerFigures {
@@ -271,6 +271,7 @@ pub fn run(
     Box::pin(measure(options, clock))
 }
 
+/// Measures cold start, memory, every mode and the cost of authorization.
 async fn measure(options: &BenchOptions, clock: Clock) -> Result<ServerFigures, BenchError> {
     let began = Instant::now();
     let server = ApiServer::open(config(Storage::Memory, &clock)).await?;
@@ -351,6 +352,7 @@ async fn serve(
     Ok((address, stop, serving))
 }
 
+/// Loads nodes and pods, and measures the memory and the list time that they cost.
 async fn measure_memory(
     server: &Arc<ApiServer>,
     options: &BenchOptions,
@@ -390,6 +392,7 @@ async fn measure_memory(
     })
 }
 
+/// Measures rates and latencies of a server with this storage.
 async fn measure_mode(
     mode: &'static str,
     storage: Storage,

@@ -65,6 +65,7 @@ pub async fn run() -> Result<SimulatedFigures> {
     Ok(SimulatedFigures { nodes, pods })
 }
 
+/// Returns the status of a condition of this type.
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
     let conditions = object["status"]["conditions"].as_array()?;
     let found = conditions.iter().find(|found| found["type"] == kind)?;
@@ -98,6 +99,7 @@ async fn wait_for_all(
     Ok(())
 }
 
+/// Creates the pods by [`WRITERS`] tasks.
 async fn create_pods(client: &Client) -> Result<()> {
     let mut writers = JoinSet::new();
     for writer in 0..WRITERS {

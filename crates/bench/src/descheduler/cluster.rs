@@ -74,6 +74,7 @@ struct Line {
     moved: Vec<u64>,
 }
 
+/// A workload, as its pods and its budget.
 #[derive(Debug, Default)]
 struct Workload {
     lines: Vec<usize>,
@@ -142,6 +143,7 @@ impl SimulatedCluster {
         Ok(cluster)
     }
 
+    /// Creates nodes, pods, workloads and budgets.
     fn fill(&mut self, nodes: usize, pods: usize, engine: &mut Engine) {
         for at in 0..nodes {
             let name = format!("node-{at:05}");
@@ -233,6 +235,7 @@ impl SimulatedCluster {
         }
     }
 
+    /// Returns the pod of `line` after `moved` moves, on `node` or pending.
     fn pod(
         &self,
         line: usize,
@@ -276,7 +279,7 @@ impl SimulatedCluster {
         Arc::new(info.unwrap_or_else(|error| unreachable!("{error}")))
     }
 
-    /// Like [`Self::info`], and adds the pod to the scheduler's engine.
+    /// Adds the pod to the scheduler's engine, and returns it in the descheduler's form.
     fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
         let seen = self.alike.read(pod.clone(), engine.cluster().resources());
         engine.apply_parsed_pod(&seen, self.now);
@@ -347,6 +350,7 @@ impl SimulatedCluster {
         drop(engine.take_outputs());
     }
 
+    /// Returns the NodeMetric of a node: means over the last minutes.
     fn metric(&self, node: usize, pods: &[usize]) -> NodeMetric {
         #[allow(clippy::cast_precision_loss, reason = "few pods")]
         let memory = 2.0 + 0.5 * pods.len() as f64;
@@ -376,6 +380,7 @@ impl SimulatedCluster {
         metric
     }
 
+    /// Sets the disruptions that each budget allows.
     fn count_budgets(&mut self) {
         for workload in &mut self.workloads {
             let Some(budget) = &mut workload.budget else {
@@ -462,6 +467,7 @@ impl SimulatedCluster {
         });
     }
 
+    /// Evicts a pod unless its budget forbids it, and adds its pending replacement.
     fn evict(&mut self, at: usize, engine: &mut Engine, out: &mut EvictionCounts) {
         let workload = self.lines[at].workload;
         if let Some(allowed) = &mut self.workloads[workload].allowed {
@@ -562,6 +568,7 @@ fn is_ready(line: &Line, minute: u64) -> bool {
     line.node.is_some() && line.ready <= minute
 }
 
+/// Appends a sample, and drops the oldest beyond [`REPORTED`].
 fn push_sample(history: &mut VecDeque<f64>, used: f64) {
     if history.len() >= REPORTED {
         history.pop_front();
@@ -574,7 +581,7 @@ fn mean(history: &VecDeque<f64>) -> f64 {
     history.iter().sum::<f64>() / history.len().max(1) as f64
 }
 
-/// Cores and GiB.
+/// Returns the usage of so many cores and GiB.
 fn usage(cores: f64, memory: f64) -> ResourceMap {
     #[allow(clippy::cast_possible_truncation, reason = "of a node")]
     let (milli, bytes) = ((cores * 1000.0) as i64, (memory * 1_073_741_824.0) as i64);

@@ -20,12 +20,12 @@ const KEPT: SignedDuration = SignedDuration::from_mins(30);
 const PAUSE: SignedDuration = SignedDuration::from_millis(100);
 const PER_MINUTE: i32 = 600;
 
-/// All PodMigrationJobs, with counts.
+/// PodMigrationJobs of the simulated cluster, with counts.
 #[derive(Debug)]
 pub(super) struct Jobs {
     migrations: Arc<Migrations>,
     all: BTreeMap<String, Arc<PodMigrationJob>>,
-    /// Pods that have gone, by the name of their job.
+    /// Evicted pods, by the name of their job.
     gone: BTreeMap<String, usize>,
     pub(super) made: u64,
     pub(super) failed: u64,
@@ -163,6 +163,7 @@ impl Jobs {
             .retain(|_, job| stage(job) != Stage::Ended || age(job) <= KEPT);
     }
 
+    /// Sets the phase of an ended job.
     fn end_job(&mut self, name: &str, phase: Phase) {
         if phase == Phase::Failed {
             self.failed += 1;

@@ -50,9 +50,9 @@ struct RunSettings {
     name: &'static str,
     /// `victimSelection` of LowNodeLoad; `None`: nothing is moved.
     order: Option<&'static str>,
-    /// If set, a target is queried before a pod is evicted.
+    /// True if a target is queried before a pod is evicted.
     targets: bool,
-    /// If set, pods are moved by PodMigrationJobs; otherwise selected pods are evicted.
+    /// True if pods are moved by PodMigrationJobs, false if selected pods are evicted at once.
     jobs: bool,
 }
 
@@ -206,6 +206,7 @@ pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
     })
 }
 
+/// Simulates the cluster for `minutes` with a descheduling cycle each minute.
 fn measure_run(
     how: RunSettings,
     mut cluster: SimulatedCluster,
@@ -359,7 +360,7 @@ fn framework(order: &str, jobs: bool) -> Result<Framework> {
     completed.build().context("configuration")
 }
 
-/// Lets every pod go.
+/// Evictor that rejects no pod.
 #[derive(Debug)]
 struct EvictEverything;
 

@@ -48,11 +48,11 @@ pub struct Options {
     pub pods: usize,
     /// Pods that are on the nodes before.
     pub bound: usize,
-    /// If set, each of those has unique fields, so that the scheduler shares none of their values.
+    /// True if each bound pod has unique fields, so that the scheduler shares none of their values.
     pub distinct: bool,
     /// The profile with all Koordinator plugins, rather than kube-scheduler's.
     pub koord: bool,
-    /// If set, the exhaustive engine is measured, too.
+    /// True if the exhaustive engine is measured, too.
     pub baseline: bool,
 }
 
@@ -240,7 +240,7 @@ fn control(
     Ok((rate(run.placed.len(), run.busy), run.attempts))
 }
 
-/// An engine at work.
+/// An engine with the cluster of a fixture, and its measurements.
 struct EngineRun {
     engine: Engine,
     now: Timestamp,
@@ -262,6 +262,7 @@ struct EngineRun {
 }
 
 impl EngineRun {
+    /// Builds the engine, and adds the objects, nodes and bound pods of the fixture.
     fn new(
         registry: &Registry,
         koord: bool,
@@ -328,7 +329,7 @@ impl EngineRun {
         Ok(run)
     }
 
-    /// Returns whether it stopped early.
+    /// Applies all steps; returns true if it stopped early.
     fn run_steps(&mut self, fixture: &Fixture, limit: Option<Duration>) -> bool {
         let most = 20 * fixture.steps.len() + 100_000;
         for step in &fixture.steps {
@@ -344,6 +345,7 @@ impl EngineRun {
         false
     }
 
+    /// Applies one event of the scenario, and lets the engine handle it.
     fn apply_step(&mut self, step: &Step) {
         let micros = SignedDuration::from_micros(100);
         self.now = self.now.saturating_add(micros).unwrap_or(self.now);
@@ -376,6 +378,7 @@ impl EngineRun {
         self.run_until_idle();
     }
 
+    /// Runs `work` and adds its time to the time spent in the engine.
     fn timed<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> T {
         let started = Instant::now();
         let out = work(&mut self.engine);
@@ -410,6 +413,7 @@ impl EngineRun {
         }
     }
 
+    /// Passes a change of an object to the engine.
     fn apply_object(&mut self, change: &ObjectChange) {
         if let Some(reservation) = change.new_as::<Reservation>() {
             let name = reservation.metadata.name.clone().unwrap_or_default();
@@ -440,6 +444,7 @@ impl EngineRun {
         }
     }
 
+    /// Confirms a binding, and returns the bound pod to the engine like an informer.
     fn confirm_binding(&mut self, request: &BindRequest) {
         let (now, uid) = (self.now, request.pod.uid.clone());
         if let Some(at) = self.arrived.remove(&uid) {

@@ -106,7 +106,7 @@ pub(crate) fn unique_fields(prefix: &str, number: usize) -> Value {
     })
 }
 
-/// Resources of the pod's only container.
+/// Returns the change of a pod that sets the resources of its only container.
 pub(crate) fn requests(requests: Value) -> Value {
     json!({"spec": {"containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",
         "resources": {"requests": requests, "limits": requests}}]}})

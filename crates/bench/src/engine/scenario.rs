@@ -23,7 +23,7 @@ pub enum Scenario {
     Basic,
     /// Pods of ten shapes, while nodes and bound pods come and go.
     MixedChurn,
-    /// Every fifth pod fits nowhere.
+    /// Pods of which every fifth fits on no node.
     UnschedulableMixed,
     /// Pods that may use two of ten zones, and prefer one.
     NodeAffinity,
@@ -55,7 +55,7 @@ pub enum Scenario {
     Shapes,
     /// Half of the nodes are there at first, the others join while pods come.
     NodeGrowth,
-    /// Like colocation, while every node reports its load each minute and 1,000 pods come a second.
+    /// The scenario colocation, while every node reports its load each minute and 1,000 pods come a second.
     MetricStream,
     /// Pods with a disk in a zone, one that is made for them, or one of a node, in turn.
     Volumes,
@@ -63,8 +63,8 @@ pub enum Scenario {
     ReservationMigration,
     /// Guaranteed pods, and kubelets that give each one NUMA node.
     Nrt,
-    /// Like nrt, while every node's NodeResourceTopology is updated each minute, 1,000 pods come a second,
-    /// and every fiftieth fits no NUMA node and waits. Placed pods hold their resources until an update has
+    /// The scenario nrt, while every node's NodeResourceTopology is updated each minute, 1,000 pods come a
+    /// second, and every fiftieth fits no NUMA node and waits. Placed pods hold their resources until an update has
     /// counted them. Compared with the same scenario without the updates, which has room for eight pods a
     /// node.
     NrtStream,
@@ -74,7 +74,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All scenarios with their names.
+    /// The scenarios with their names.
     pub const ALL: [(Self, &'static str); 24] = [
         (Self::Basic, "basic"),
         (Self::MixedChurn, "mixed-churn"),
@@ -113,7 +113,7 @@ impl Scenario {
         Some(("NodeResourceTopologyMatch", arguments))
     }
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         let named = Self::ALL.iter().find(|(scenario, _)| *scenario == self);
@@ -148,17 +148,17 @@ pub(crate) enum Step {
     Pods(Vec<Arc<Pod>>),
     /// A node appears or changes.
     Node(Arc<Node>),
-    /// A node goes.
+    /// A node is deleted.
     NodeGone(String),
-    /// The n-th pod that was placed goes.
+    /// The n-th placed pod is deleted.
     PodGone(usize),
-    /// A pod that was there before goes.
+    /// A pod that was bound from the start is deleted.
     Leaves(Arc<Pod>),
-    /// Another object appears or changes.
+    /// An object of another kind appears or changes.
     Object(ObjectChange),
 }
 
-/// Equal pods, one after the other on all nodes. They are made on demand: a cluster has many, and the
+/// Equal pods that are bound to all nodes in turn. They are made on demand: a cluster has many, and the
 /// benchmark's own objects would count as the scheduler's memory.
 #[derive(Debug)]
 struct BoundPods {
@@ -172,7 +172,7 @@ struct BoundPods {
 pub(crate) struct Fixture {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) objects: Vec<ObjectChange>,
-    /// Pods that are there before, of several kinds.
+    /// Pods that are bound from the start, of several kinds.
     before: Vec<BoundPods>,
     /// Pods have unique fields, see [`Options::distinct`].
     distinct: bool,
@@ -184,6 +184,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
+    /// Creates the cluster and the events of a scenario.
     pub(crate) fn from_options(options: &Options) -> Self {
         let Options {
             scenario,
@@ -309,6 +310,7 @@ impl Fixture {
         }
     }
 
+    /// Adds nodes and pods that come and go while pod `number` is placed.
     fn churn(&mut self, number: usize, nodes: usize) {
         if number % 10 == 5 {
             let extra = nodes + number % 20;
@@ -353,6 +355,7 @@ fn node_change(scenario: Scenario, number: usize) -> Value {
     }
 }
 
+/// Returns the objects other than nodes and pods that exist from the start.
 fn objects(scenario: Scenario, nodes: usize, pods: usize) -> Vec<ObjectChange> {
     let each = |make: fn(usize) -> ObjectChange| (0..nodes).map(make).collect();
     match scenario {

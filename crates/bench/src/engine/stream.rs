@@ -57,7 +57,7 @@ impl Exporters {
     }
 }
 
-/// Exporters list pods that run.
+/// Sets the pod's phase to Running: exporters report running pods only.
 pub(crate) fn set_running(pod: &mut Pod) {
     pod.status.get_or_insert_default().phase = Some("Running".to_owned());
 }

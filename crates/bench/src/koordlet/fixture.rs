@@ -126,6 +126,7 @@ impl Groups {
         })
     }
 
+    /// Creates a cgroup for the fixture, and links its trees below `directory`.
     fn real(real: &Root, directory: &Path, psi: bool) -> Result<Self> {
         let top = CgroupPath::new(&format!("koord-bench-{}", std::process::id()))?;
         if real.version() == Version::V2 && !psi {
@@ -239,6 +240,7 @@ impl Groups {
         &self.cgroup_dir
     }
 
+    /// Kills the processes and removes the cgroups.
     fn remove(&mut self) -> Result<()> {
         for process in &mut self.processes {
             let _ = process.kill();

@@ -107,7 +107,7 @@ pub(super) struct KoordletCost {
     syscalls_counted: &'static str,
     /// Files it had open at the end.
     open_files: usize,
-    /// Its threads at the end.
+    /// Threads it had at the end.
     threads: u64,
     /// Pods in the last NodeMetric it reported; `None` when it reported none.
     pods_reported: Option<usize>,
@@ -131,16 +131,16 @@ pub(super) struct KoordletCost {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct UpstreamCost {
-    /// Its median run.
+    /// Median run of Koordinator's agent.
     #[serde(flatten)]
     cost: KoordletCost,
-    /// Its CPU time over ours, medians.
+    /// Ratio of Koordinator's median CPU time to ours.
     cpu_ratio: f64,
-    /// Its peak resident set over ours, medians.
+    /// Ratio of Koordinator's median peak resident set to ours.
     rss_ratio: f64,
 }
 
-/// The whole outcome. The first level is the median run of the agent under test.
+/// Figures of the benchmark. The first level is the median run of the agent under test.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct KoordletFigures {
@@ -153,7 +153,7 @@ pub(super) struct KoordletFigures {
     cost: KoordletCost,
     #[serde(skip_serializing_if = "Option::is_none")]
     beside: Option<UpstreamCost>,
-    /// Every run, in the order of the runs.
+    /// Costs of all runs, in their order.
     runs: Vec<KoordletCost>,
 }
 
@@ -165,6 +165,7 @@ pub(super) fn run(args: &Args) -> Result<KoordletFigures> {
     crate::run_until_interrupted(measure(args))
 }
 
+/// Runs each agent `--repeat` times in turn, and compares the median runs.
 async fn measure(args: &Args) -> Result<KoordletFigures> {
     let mut programs = vec![match &args.koordlet {
         Some(path) if args.flavour == "upstream" => KoordletProgram::new(path, Flavour::Upstream)?,
@@ -229,6 +230,7 @@ fn median(mut costs: Vec<KoordletCost>) -> Option<KoordletCost> {
     costs.into_iter().nth(middle)
 }
 
+/// Measures a running agent in a window, and stops it.
 async fn watch(args: &Args, mut agent: KoordletAgent, world: &World) -> Result<KoordletCost> {
     let pid = agent.pid();
     let pause = async |agent: &mut KoordletAgent, seconds: u64| {

@@ -113,6 +113,7 @@ pub(crate) fn pod_name(index: u32) -> String {
     format!("service-{index}-7d9c6bd5f-x{index:04}")
 }
 
+/// Returns pod `index` with all fields that an API server and a kubelet set.
 pub(crate) fn pod(index: u32, containers: u32) -> Value {
     let shape = Shape::from_index(index);
     let batch = shape.is_batch();
@@ -182,6 +183,7 @@ fn status(index: u32, number: u32, since: &str) -> Value {
     })
 }
 
+/// Returns container `number` of a pod.
 fn container(shape: Shape, number: u32) -> Value {
     let resources = match shape {
         Shape::Batch => json!({

@@ -28,6 +28,7 @@ impl World {
         Ok(world)
     }
 
+    /// Creates the node's objects, and starts the kubelet.
     async fn fill(&self, directory: &Path, pods: Vec<Value>, node_slo: Value) -> Result<()> {
         let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods});
         let kubelet = self.local.stop.child_token();

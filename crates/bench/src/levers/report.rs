@@ -66,7 +66,7 @@ struct MissingLever {
     why: &'static str,
 }
 
-/// The whole outcome.
+/// Figures of the benchmark.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LeverFigures {

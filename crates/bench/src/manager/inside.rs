@@ -34,7 +34,7 @@ pub(super) struct InProcessFigures {
 /// Measures: two servers with the same objects, in turns.
 ///
 /// # Errors
-/// A server does not start, or the webhooks do not do what the profiles say.
+/// A server does not start, or the webhooks do not apply the profiles.
 pub(super) async fn run(args: &Args) -> Result<InProcessFigures> {
     let dirs = [tempfile::tempdir()?, tempfile::tempdir()?];
     let [without, with] = &dirs;

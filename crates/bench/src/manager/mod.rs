@@ -121,6 +121,7 @@ pub(super) fn run(args: &Args) -> Result<ManagerFigures> {
     crate::run_until_interrupted(Box::pin(measure(args)))
 }
 
+/// Measures each part that is requested.
 async fn measure(args: &Args) -> Result<ManagerFigures> {
     let program = process::ManagerProgram::locate(args.manager.as_deref())?;
     let temporary = tempfile::tempdir().context("temporary directory")?;
@@ -163,10 +164,10 @@ struct ManagerCost {
     seconds: f64,
     /// CPU time of the manager per second, in cores.
     cores: f64,
-    /// Its resident set at the end, MiB.
+    /// Resident set of the manager at the end, MiB.
     #[serde(rename = "rssMiB")]
     rss_mib: f64,
-    /// Its peak resident set since its start, MiB.
+    /// Peak resident set of the manager since its start, MiB.
     #[serde(rename = "peakRssMiB")]
     peak_rss_mib: f64,
     /// CPU time of everything but the manager and this program, in percent of the machine.

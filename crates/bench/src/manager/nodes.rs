@@ -58,7 +58,7 @@ pub(super) struct NodeFigures {
     noisy: bool,
     /// Seconds from the write of the settings until the last node and NodeSLO was written, median.
     pub(super) config_replan_sec: f64,
-    /// Each of them.
+    /// Seconds of each change of the settings.
     replans_sec: Vec<f64>,
     /// CPU seconds of the manager per change, mean.
     replan_cpu_sec: f64,
@@ -150,6 +150,7 @@ pub(super) async fn run(args: &Args, program: &ManagerProgram, work: &Path) -> R
     })
 }
 
+/// Creates the nodes and their pods.
 async fn fill(cluster: &ManagerCluster, args: &Args) -> Result<()> {
     let nodes = (0..args.nodes).map(objects::node);
     cluster.create_all("/api/v1/nodes", nodes).await?;
@@ -245,6 +246,7 @@ impl TableWatch {
     }
 }
 
+/// Returns the error of a watch that has lost events.
 fn lagged() -> anyhow::Error {
     anyhow::anyhow!("watch lagged: more changes than the store keeps")
 }

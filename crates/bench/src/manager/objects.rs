@@ -112,6 +112,7 @@ pub(super) fn settings(reclaim: u32, suppress: u32) -> Value {
     json!({"colocation-config": colocation, "resource-threshold-config": threshold})
 }
 
+/// Returns ClusterColocationProfile `index`, which matches the pods of one application.
 fn profile(index: u32) -> Value {
     let app = format!("service-{index}");
     let selector = if index.is_multiple_of(2) {
@@ -150,6 +151,7 @@ fn parents(quotas: u32) -> u32 {
     PARENTS.min(quotas / 2)
 }
 
+/// Returns ElasticQuota `index` of `count`.
 fn quota(index: u32, count: u32) -> Value {
     let parents = parents(count);
     let is_parent = index < parents;

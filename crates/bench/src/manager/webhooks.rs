@@ -83,7 +83,7 @@ pub(super) struct WebhookFigures {
     pub(super) mutate: Latency,
     /// `/validate-pod`, from the answer of the other.
     pub(super) validate: Latency,
-    /// Both together, from the instant at which the first was due.
+    /// Sum of both, from the instant at which the first was due.
     both: Latency,
     /// `/healthz` of the same server at the same rate, just before: the latency of HTTPS and the machine.
     baseline: Latency,
@@ -108,7 +108,7 @@ struct PodReviews {
 /// Measures.
 ///
 /// # Errors
-/// The manager does not start, or does not do what the profiles say.
+/// The manager does not start, or a webhook does not apply the profiles.
 pub(super) async fn run(
     args: &Args,
     program: &ManagerProgram,
@@ -256,6 +256,7 @@ async fn load(
     seen.await.context("the generator")?
 }
 
+/// Sends the requests at their due times from this thread, and collects their latencies.
 fn generate(
     rate: f64,
     seconds: Duration,
@@ -346,7 +347,7 @@ fn generate(
     Ok(seen.into_inner())
 }
 
-/// Logs why a pod did not get both answers.
+/// Logs the error of a pod that did not get both answers.
 fn report(done: Result<Result<()>, tokio::task::JoinError>) {
     match done {
         Ok(Ok(())) => {}

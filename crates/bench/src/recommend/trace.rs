@@ -104,7 +104,7 @@ fn bitbrains(text: &str) -> Result<Vec<TraceSample>> {
     Ok(samples)
 }
 
-/// `2014-02-14 14:30:00,6.456`: percent of a core.
+/// Parses lines such as `2014-02-14 14:30:00,6.456`: time, and percent of a core.
 fn percent_by_time(text: &str) -> Result<Vec<TraceSample>> {
     let mut samples = Vec::new();
     for line in text.lines().skip(1) {

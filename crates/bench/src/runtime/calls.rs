@@ -72,7 +72,7 @@ impl Call {
         }
     }
 
-    /// Times the call on each client, in turns, so that other load on the machine affects all.
+    /// Measures the call on each client, in turns, so that other load on the machine affects all.
     async fn spread<const N: usize>(
         &self,
         clients: &mut [RuntimeClient; N],
@@ -87,6 +87,7 @@ impl Call {
         times.map(|times| Percentiles::from_times(&times))
     }
 
+    /// Returns the calls per second of [`PARALLEL`] tasks.
     async fn rate(&self, client: &RuntimeClient, calls: usize) -> f64 {
         let begun = Instant::now();
         let each = calls.div_ceil(PARALLEL);

@@ -75,14 +75,14 @@ impl Pod {
     }
 }
 
-/// One way to create containers.
+/// A way to create containers: a pod, and the client for it.
 pub(super) struct Lane {
     client: RuntimeClient,
     pod: Pod,
     logs: PathBuf,
     /// True if koordlet is to adjust its containers.
     adjusts: bool,
-    /// Containers so far.
+    /// Containers that were created.
     made: u32,
     create: Vec<Duration>,
     start: Vec<Duration>,

@@ -40,6 +40,7 @@ pub(super) fn svg(report: &RuntimeFigures) -> String {
     page
 }
 
+/// Draws a bar for each way, and moves `y` below them.
 fn bars(page: &mut String, ways: &WayTimes, y: &mut f64) {
     let rows = [
         ("directly", ways.alone, "#9aa5b1"),

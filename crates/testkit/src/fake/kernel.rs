@@ -137,6 +137,7 @@ impl FakeKernel {
         })
     }
 
+    /// Applies a write by the rules for the file.
     fn apply(&self, path: &Path, value: &str) -> io::Result<()> {
         if !path.is_file() {
             return Err(errno(libc::ENOENT));

@@ -72,7 +72,7 @@ impl Tree {
         Self::build(Layout::V1, online)
     }
 
-    /// Like [`Tree::v1`], with a unified tree next to the hierarchies, which most v1 systems have.
+    /// Creates a machine with cgroup v1 and a unified tree next to its hierarchies, as most v1 systems have.
     ///
     /// # Errors
     /// As [`Tree::v1`].
@@ -88,6 +88,7 @@ impl Tree {
         Self::build(Layout::V2, online)
     }
 
+    /// Creates the directories, the mount table and the kernel of a machine.
     fn build(layout: Layout, online: &str) -> io::Result<Self> {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);

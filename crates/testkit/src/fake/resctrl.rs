@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct ResctrlHardware {
     /// Cache ids, ascending.
     pub domains: Vec<u32>,
-    /// Every bit that an L3 mask may have.
+    /// Bits that an L3 mask may have.
     pub mask: u64,
     /// Minimum number of bits in a mask.
     pub min_bits: u32,
@@ -104,6 +104,7 @@ impl ResctrlHardware {
             .collect()
     }
 
+    /// Formats schemata like the kernel, with aligned names.
     fn format(&self, all: &BTreeMap<Schema, BTreeMap<u32, u64>>) -> String {
         let digits = (64 - self.mask.leading_zeros()).div_ceil(4) as usize;
         let wide = self.schemas().iter().map(|s| s.name().len()).max();
@@ -135,9 +136,11 @@ pub(super) struct Mounted {
     hardware: ResctrlHardware,
 }
 
+/// Error number, and the text of `last_cmd_status`.
 type Refusal = (i32, String);
 
 impl Mounted {
+    /// Creates the files of the root group and of `info`.
     pub(super) fn new(dir: PathBuf, proc: PathBuf, hardware: ResctrlHardware) -> io::Result<Self> {
         let put = |name: &str, text: String| -> io::Result<()> {
             let path = dir.join("info").join(name);
@@ -223,6 +226,7 @@ impl Mounted {
         outcome.map_err(|(code, _)| errno(code))
     }
 
+    /// Writes to a file of a group, as the kernel accepts or rejects it.
     pub(super) fn write(&self, path: &Path, value: &str) -> io::Result<()> {
         let (Some(group), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(errno(ENOENT));
@@ -323,6 +327,7 @@ impl Mounted {
         Ok(all)
     }
 
+    /// Parses and checks a cache mask.
     fn mask(&self, text: &str) -> Result<u64, String> {
         let hardware = &self.hardware;
         let mask = u64::from_str_radix(text.trim_start_matches("0x"), 16)

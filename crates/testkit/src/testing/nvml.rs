@@ -14,15 +14,15 @@ const SOURCE: &str = include_str!("nvml.c");
 /// A GPU of the fake.
 #[derive(Debug, Clone, Copy)]
 pub struct FakeGpu {
-    /// Its UUID.
+    /// UUID.
     pub uuid: &'static str,
-    /// Its name.
+    /// Product name.
     pub name: &'static str,
-    /// The number of its device file.
+    /// Number of the device file.
     pub minor: u32,
-    /// Its memory in bytes.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Its PCI bus: it is `0000:<bus>:00.0`.
+    /// PCI bus, in the address `0000:<bus>:00.0`.
     pub bus: u8,
     /// True if its health can be watched.
     pub watched: bool,
