@@ -72,7 +72,7 @@ impl Service {
         let connect = ("--connect", self.address.to_string());
         let options = std::iter::once(connect).chain(options.iter().cloned());
         load::run_apart(&std::env::current_exe()?, options, |pid| {
-            sampler.load_is(pid);
+            sampler.set_load_pid(pid);
         })
         .await
     }

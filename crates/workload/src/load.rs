@@ -367,11 +367,11 @@ impl Cycle {
 /// bytes read of the next response.
 struct Http {
     request: Vec<u8>,
-    connections: Vec<Mutex<Waiting>>,
+    connections: Vec<Mutex<HttpConnection>>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct HttpConnection {
     due: VecDeque<u64>,
     head: Vec<u8>,
     body_left: usize,
@@ -452,7 +452,7 @@ impl WindowLatencies {
         }
     }
 
-    fn answered(&mut self, due: u64, now: u64) {
+    fn record_answer(&mut self, due: u64, now: u64) {
         if due < self.window.0 || due >= self.window.1 {
             return;
         }
@@ -510,10 +510,12 @@ fn receive(
             match http {
                 None => {
                     for frame in bytes[..length].chunks_exact(FRAME) {
-                        seen.answered(frame.try_into().map_or(0, u64::from_le_bytes), now);
+                        seen.record_answer(frame.try_into().map_or(0, u64::from_le_bytes), now);
                     }
                 }
-                Some(http) => http.read(index, &bytes[..length], |due| seen.answered(due, now)),
+                Some(http) => {
+                    http.read(index, &bytes[..length], |due| seen.record_answer(due, now))
+                }
             }
         }
         if done.load(Ordering::Acquire) {

@@ -127,7 +127,7 @@ impl Sampler {
     }
 
     /// Sets the process that generates the load, so that it does not count as a stranger.
-    pub fn load_is(&self, pid: u32) {
+    pub fn set_load_pid(&self, pid: u32) {
         self.load_pid.store(pid, Ordering::Release);
     }
 

@@ -46,7 +46,7 @@ pub struct Args {
 
 /// Work of a request.
 #[derive(Debug, Clone)]
-struct Work {
+struct RequestWork {
     steps: u64,
     table: Arc<[u32]>,
     walk: u32,
@@ -61,7 +61,7 @@ const PAGE: u64 = 4096;
 /// Entries of the table per cache line of 64 bytes; one of them is used.
 const LINE: usize = 16;
 
-impl Work {
+impl RequestWork {
     /// Prepares the table and the file of the requests.
     fn new(args: &Args) -> Result<Self> {
         let lines = args.table_mib as usize * (1 << 20) / 64;
@@ -127,7 +127,7 @@ pub fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot listen on {}", args.listen))?;
     let cpus = allowed_cpus();
     let workers = args.workers.unwrap_or(cpus.len()).max(1);
-    let request = Work::new(args)?;
+    let request = RequestWork::new(args)?;
     let connections: Connections = Arc::new(RwLock::new(Vec::new()));
     let mut sets = Vec::with_capacity(workers);
     for number in 0..workers {
@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> Result<()> {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
                 }
-                work(&set, &connections, request);
+                serve_requests(&set, &connections, request);
             })
             .context("cannot start a worker")?;
     }
@@ -198,7 +198,7 @@ pub fn pin_to(cpu: usize) {
 }
 
 /// Answers the requests of the connections in `set`.
-fn work(set: &std::os::fd::OwnedFd, connections: &Connections, mut request: Work) {
+fn serve_requests(set: &std::os::fd::OwnedFd, connections: &Connections, mut request: RequestWork) {
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
     loop {
         events.clear();
@@ -223,7 +223,7 @@ fn work(set: &std::os::fd::OwnedFd, connections: &Connections, mut request: Work
 }
 
 /// Answers one request. Returns false when the connection is finished.
-fn answer(mut stream: &TcpStream, request: &mut Work) -> bool {
+fn answer(mut stream: &TcpStream, request: &mut RequestWork) -> bool {
     let mut frame = [0u8; FRAME];
     // Frames are written whole on loopback, so a short read means the peer is gone or misbehaves.
     match stream.read(&mut frame) {

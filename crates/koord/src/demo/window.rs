@@ -132,7 +132,7 @@ impl Scene {
         let options = options
             .into_iter()
             .filter_map(|(name, value)| Some((name, value?)));
-        load::run_apart(&self.executable, options, |pid| sampler.load_is(pid)).await
+        load::run_apart(&self.executable, options, |pid| sampler.set_load_pid(pid)).await
     }
 
     /// Returns koordlet's writes since the warm-up of the window that began at `window_ns`.

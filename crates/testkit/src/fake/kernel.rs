@@ -1,6 +1,6 @@
 //! The writer of the fake: directories, processes, and the dispatch of writes to the rules.
 
-use super::resctrl::{Mounted, ResctrlHardware};
+use super::resctrl::{FakeResctrl, ResctrlHardware};
 use super::{Attempt, files, knobs, processes, rules};
 use koord_host::CpuSet;
 use koord_host::core_sched::Cookie;
@@ -23,7 +23,7 @@ struct State {
 pub(super) struct FakeKernel {
     dir: PathBuf,
     cgroup: PathBuf,
-    resctrl: OnceLock<Mounted>,
+    resctrl: OnceLock<FakeResctrl>,
     trees: Vec<(String, PathBuf)>,
     online: CpuSet,
     state: Mutex<State>,
@@ -99,11 +99,11 @@ impl FakeKernel {
     pub(super) fn mount_resctrl(&self, dir: &Path, hardware: ResctrlHardware) -> io::Result<()> {
         let place = dir.join("sys/fs/resctrl");
         fs::create_dir_all(&place)?;
-        let mounted = Mounted::new(place, dir.join("proc"), hardware)?;
+        let mounted = FakeResctrl::new(place, dir.join("proc"), hardware)?;
         self.resctrl.set(mounted).map_err(|_| errno(libc::EBUSY))
     }
 
-    fn resctrl(&self, path: &Path) -> Option<&Mounted> {
+    fn resctrl(&self, path: &Path) -> Option<&FakeResctrl> {
         self.resctrl.get().filter(|mounted| mounted.holds(path))
     }
 

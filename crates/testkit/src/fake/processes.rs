@@ -158,7 +158,7 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     let enabling = CONTROLLERS
         .into_iter()
         .filter(|(name, _)| wanted.contains(&(*name, true)));
-    vet(place, &enabling.collect::<Vec<_>>())?;
+    check_enabling(place, &enabling.collect::<Vec<_>>())?;
 
     let after: Vec<&str> = CONTROLLERS
         .into_iter()
@@ -190,7 +190,7 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
 }
 
 /// Checks that the group may enable these controllers for its children.
-fn vet(place: &FakeDir<'_>, enabling: &[(&str, bool)]) -> io::Result<()> {
+fn check_enabling(place: &FakeDir<'_>, enabling: &[(&str, bool)]) -> io::Result<()> {
     if enabling.is_empty() {
         return Ok(());
     }

@@ -130,7 +130,7 @@ impl ResctrlHardware {
 
 /// A mounted resctrl.
 #[derive(Debug)]
-pub(super) struct Mounted {
+pub(super) struct FakeResctrl {
     dir: PathBuf,
     proc: PathBuf,
     hardware: ResctrlHardware,
@@ -139,7 +139,7 @@ pub(super) struct Mounted {
 /// Error number, and the text of `last_cmd_status`.
 type Refusal = (i32, String);
 
-impl Mounted {
+impl FakeResctrl {
     /// Creates the files of the root group and of `info`.
     pub(super) fn new(dir: PathBuf, proc: PathBuf, hardware: ResctrlHardware) -> io::Result<Self> {
         let put = |name: &str, text: String| -> io::Result<()> {
