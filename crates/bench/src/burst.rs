@@ -196,7 +196,7 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
                     run.throttled_percent,
                     run.rejected
                         .as_ref()
-                        .map_or_else(String::new, |why| format!("; does not count: {why}"))
+                        .map_or_else(String::new, |reason| format!("; does not count: {reason}"))
                 ));
                 let noisy = run.rejected.is_some();
                 runs.push(run);
@@ -279,7 +279,7 @@ impl BurstScene {
             ("--seconds", self.seconds.to_string()),
             ("--seed", (seed + 1).to_string()),
         ];
-        let seen = service.load(&sampler, &options).await;
+        let outcome = service.load(&sampler, &options).await;
         let elapsed = began.elapsed().as_secs_f64();
         let after = stat(&service.container)?;
         let used = service
@@ -289,28 +289,28 @@ impl BurstScene {
             .saturating_sub(used);
         let cpus = workload::serve::allowed_cpus().len();
         let series = sampler.finish(cpus);
-        let seen = seen?;
-        let steal = series.window(seen.window_ns).steal;
+        let outcome = outcome?;
+        let steal = series.window(outcome.window_ns).steal;
         let periods = after.nr_periods.saturating_sub(before.nr_periods);
         let throttled = after.nr_throttled.saturating_sub(before.nr_throttled);
         let rejected = if steal > STEAL {
             Some(format!("the hypervisor took {:.1} %", steal * 100.0))
         } else {
-            (seen.realtime && seen.send_lag_p99_us > SEND_LAG_US)
-                .then(|| format!("the generator woke {:.0} µs late", seen.send_lag_p99_us))
+            (outcome.realtime && outcome.send_lag_p99_us > SEND_LAG_US)
+                .then(|| format!("the generator woke {:.0} µs late", outcome.send_lag_p99_us))
         };
         Ok(BurstRun {
             mode,
-            p50_us: seen.p50_us,
-            p90_us: seen.p90_us,
-            p99_us: seen.p99_us,
-            p999_us: seen.p999_us,
-            requests: seen.requests,
-            errors: seen.errors,
+            p50_us: outcome.p50_us,
+            p90_us: outcome.p90_us,
+            p99_us: outcome.p99_us,
+            p999_us: outcome.p999_us,
+            requests: outcome.requests,
+            errors: outcome.errors,
             cpu_cores: used as f64 / 1e9 / elapsed,
             throttled_percent: throttled as f64 * 100.0 / periods.max(1) as f64,
             burst_us: service.container.cfs_burst()?.unwrap_or(0),
-            send_lag_p99_us: seen.send_lag_p99_us,
+            send_lag_p99_us: outcome.send_lag_p99_us,
             steal_percent: steal * 100.0,
             rejected,
         })

@@ -173,8 +173,8 @@ async fn create(client: &Client, node: &str, at: u32) -> Result<()> {
             "requests": {"cpu": cpu, "memory": "64Mi"}, "limits": {"cpu": limit, "memory": "64Mi"}}}]},
     }))?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    let made = pods.create(&PostParams::default(), &pod).await;
-    made.map(drop).context("failed to create a pod")
+    let created = pods.create(&PostParams::default(), &pod).await;
+    created.map(drop).context("failed to create a pod")
 }
 
 async fn wait_until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> Result<T> {

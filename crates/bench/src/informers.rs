@@ -150,7 +150,7 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
     count: usize,
     whole: bool,
 ) -> Result<HeldObjects> {
-    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
+    let parse = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
         let object: K = serde_json::from_str(&object(watch.kind(), number).to_string())?;
         let change = ObjectChange {
             kind: watch.kind(),
@@ -164,13 +164,13 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
             watch.kept(change).new
         })
     };
-    (0..count).map(one).collect()
+    (0..count).map(parse).collect()
 }
 
 /// Reads `count` pods like [`read`], with equal parts shared.
 fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Result<HeldObjects> {
     let table = ResourceTable::new();
-    let one = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
+    let parse = |number: usize| -> Result<Arc<dyn Any + Send + Sync>> {
         let mut object: Pod = serde_json::from_str(&object(kind, number).to_string())?;
         Ok(if whole {
             Arc::new(object)
@@ -179,18 +179,18 @@ fn read_pods(kind: &str, count: usize, whole: bool, alike: &PodInterner) -> Resu
             Arc::new(alike.read(object, &table))
         })
     };
-    (0..count).map(one).collect()
+    (0..count).map(parse).collect()
 }
 
 /// Returns the resident bytes that each of `count` objects takes.
 fn measure(kind: &str, part: ObjectForm, count: usize) -> Result<f64> {
     let alike = PodInterner::default();
     // The first objects account for the memory of program and allocator.
-    let few = hold(kind, part, FIRST, &alike)?;
+    let warm_up = hold(kind, part, FIRST, &alike)?;
     let before = rss_mib();
-    let held = hold(kind, part, count, &alike)?;
+    let objects = hold(kind, part, count, &alike)?;
     let after = rss_mib();
-    anyhow::ensure!(few.len() + held.len() > count, "nothing was held");
+    anyhow::ensure!(warm_up.len() + objects.len() > count, "nothing was held");
     Ok((after - before) * 1024.0 * 1024.0 / count as f64)
 }
 
@@ -230,9 +230,9 @@ mod tests {
     fn objects_of_every_kind_are_read_whole_and_kept() {
         for kind in KINDS {
             for part in [ObjectForm::Whole, ObjectForm::Kept] {
-                let held = hold(kind, part, 3, &PodInterner::default());
-                let held = held.unwrap_or_else(|error| panic!("{kind}: {error:#}"));
-                assert_eq!(held.len(), 3, "{kind}");
+                let objects = hold(kind, part, 3, &PodInterner::default());
+                let objects = objects.unwrap_or_else(|error| panic!("{kind}: {error:#}"));
+                assert_eq!(objects.len(), 3, "{kind}");
             }
         }
     }

@@ -149,7 +149,7 @@ async fn measure(args: &Args) -> Result<LeverFigures> {
     let mut levers = vec![Lever::Shares];
     for lever in &args.lever {
         match scene.missing_reason(*lever)? {
-            Some(why) => absent.push((*lever, why)),
+            Some(reason) => absent.push((*lever, reason)),
             None if levers.contains(lever) => {}
             None => levers.push(*lever),
         }
@@ -175,7 +175,7 @@ async fn measure(args: &Args) -> Result<LeverFigures> {
                 run.batch_per_s,
                 run.rejected
                     .as_ref()
-                    .map_or_else(String::new, |why| format!("; does not count: {why}"))
+                    .map_or_else(String::new, |reason| format!("; does not count: {reason}"))
             ));
             runs.push(run);
         }
@@ -187,7 +187,7 @@ async fn measure(args: &Args) -> Result<LeverFigures> {
 fn cells(names: &[String], levers: &[Lever]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (index, (name, _)) in NEIGHBOURS.iter().enumerate() {
-        if !names.iter().any(|asked| asked == name) {
+        if !names.iter().any(|requested| requested == name) {
             continue;
         }
         let service = usize::from(scenario(index).is_some_and(walks_table));
@@ -265,8 +265,8 @@ impl LeverScene {
         let mut services = Vec::new();
         let mut share = 0.0_f64;
         for (index, name) in (0..).zip(["cpu", "bandwidth"]) {
-            let found = scenario::ALL.iter().find(|scenario| scenario.name == name);
-            let scenario = found.context("a scenario of the demo")?;
+            let scenario = scenario::ALL.iter().find(|scenario| scenario.name == name);
+            let scenario = scenario.context("a scenario of the demo")?;
             let (table, walk) = scenario.service.table;
             #[allow(
                 clippy::cast_possible_truncation,
@@ -318,7 +318,7 @@ impl LeverScene {
 
     /// Returns the reason why this machine does not have a lever, if so.
     fn missing_reason(&self, lever: Lever) -> Result<Option<&'static str>> {
-        let why = match lever {
+        let reason = match lever {
             Lever::Shares | Lever::Quota => None,
             Lever::IdlePods | Lever::IdleClass => {
                 (!self.class.supports(Resource::CpuIdle)).then_some("this kernel has no cpu.idle")
@@ -335,12 +335,12 @@ impl LeverScene {
                 (slice != Some(SLICE)).then_some("this kernel takes no slices (it is before 6.12)")
             }
         };
-        Ok(why)
+        Ok(reason)
     }
 
     fn service(&self, index: usize) -> Result<&Service> {
-        let found = self.services.get(index).context("no such service")?;
-        Ok(&found.0)
+        let (service, _) = self.services.get(index).context("no such service")?;
+        Ok(service)
     }
 
     /// Pulls a lever or releases it.
@@ -399,12 +399,12 @@ impl LeverScene {
         if let Some(neighbour) = cell.neighbour {
             self.start_batch(neighbour, &counters)?;
         }
-        let seen = self.load(cell, repeat, &counters).await;
+        let loaded = self.load(cell, repeat, &counters).await;
         let class = self.class.clone();
         self.groups.stop(&class)?;
         self.set(cell.service, cell.lever, false)?;
         std::fs::remove_dir_all(&counters).context("counters")?;
-        let (outcome, window) = seen?;
+        let (outcome, window) = loaded?;
         let scenario = scenario(cell.neighbour.unwrap_or(0)).context("a scenario of the demo")?;
         let name = |index: usize| NEIGHBOURS.get(index).map_or("", |(name, _)| *name);
         Ok(LeverRun {
@@ -485,12 +485,13 @@ mod tests {
     fn cells_pair_neighbours_with_levers_and_services_alone() {
         let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
         let levers = [Lever::Shares, Lever::Quota];
-        let some = cells(&names(&["fork", "stream"]), &levers);
-        let of = |neighbour| some.iter().filter(|c| c.neighbour == neighbour).count();
+        let chosen = cells(&names(&["fork", "stream"]), &levers);
+        let of = |neighbour| chosen.iter().filter(|c| c.neighbour == neighbour).count();
         // Each of the two services is alone in one cell, and each neighbour has two levers.
         assert_eq!((of(None), of(Some(2)), of(Some(4))), (2, 2, 2));
         assert!(
-            some.iter()
+            chosen
+                .iter()
                 .all(|c| (c.service == 1) == (c.neighbour == Some(4)) || c.neighbour.is_none())
         );
         assert_eq!(cells(&names(&["fork", "compute"]), &levers).len(), 5);

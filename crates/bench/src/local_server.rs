@@ -96,10 +96,10 @@ impl LocalServer {
     pub(crate) async fn post(&self, path: &str, object: &Value) -> Result<String> {
         let post = http::Request::post(path).header("content-type", "application/json");
         let post = post.body(object.to_string().into_bytes())?;
-        let made: Result<Value, _> = self.client.request(post).await;
+        let response: Result<Value, _> = self.client.request(post).await;
         let name = &object["metadata"]["name"];
-        let made = made.with_context(|| format!("creating {name} at {path}"))?;
-        let uid = made["metadata"]["uid"].as_str();
+        let response = response.with_context(|| format!("creating {name} at {path}"))?;
+        let uid = response["metadata"]["uid"].as_str();
         Ok(uid.unwrap_or_default().to_owned())
     }
 

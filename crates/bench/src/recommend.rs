@@ -140,17 +140,17 @@ pub(super) fn run(args: &Args) -> Result<RecommendFigures> {
         all.truncate(args.series.unwrap_or(usize::MAX));
         let name = path.file_name().unwrap_or(path.as_os_str());
         let name = name.to_string_lossy();
-        let found: Vec<Replay> = ["cpu", "memory"]
+        let replays: Vec<Replay> = ["cpu", "memory"]
             .into_iter()
             .map(|resource| replay(&name, resource, &all, &settings))
             .filter(|replay| replay.days > 0)
             .collect();
-        let what = path.display();
         ensure!(
-            !found.is_empty(),
-            "trace {what}: no series of more than {HISTORY_DAYS} days"
+            !replays.is_empty(),
+            "trace {}: no series of more than {HISTORY_DAYS} days",
+            path.display()
         );
-        traces.extend(found);
+        traces.extend(replays);
     }
     Ok(RecommendFigures {
         traces,
@@ -169,13 +169,13 @@ pub(super) fn text(report: &RecommendFigures) -> String {
             replay.trace, replay.resource, replay.series, replay.days
         );
         for rule in RULES {
-            let Some(found) = replay.rules.get(rule) else {
+            let Some(errors) = replay.rules.get(rule) else {
                 continue;
             };
             let _ = writeln!(
                 text,
                 "  {rule:<15} violations {:6.2} %  waste {:8.2} %  above the peak {:8.2} %",
-                found.violations_percent, found.waste_percent, found.over_percent
+                errors.violations_percent, errors.waste_percent, errors.over_percent
             );
         }
     }
@@ -225,9 +225,9 @@ fn other_settings() -> [Settings; 2] {
 fn replay(trace: &str, resource: &'static str, all: &[Series], settings: &Settings) -> Replay {
     let mut sums = [Sums::default(); 5];
     let mut series = 0;
-    for one in all {
+    for single in all {
         let before = sums[0].days;
-        replay_series(one, resource, settings, &mut sums);
+        replay_series(single, resource, settings, &mut sums);
         series += usize::from(sums[0].days > before);
     }
     Replay {
@@ -270,8 +270,8 @@ fn replay_series(series: &Series, resource: &str, settings: &Settings, sums: &mu
         if full && used.len() >= LEAST_SAMPLES && used.iter().any(|used| *used > 0.0) {
             let amount = |at: usize| {
                 let (settings, model) = models.get(at)?;
-                let found = estimate(model, settings, settings.percentiles, 1)?;
-                let target = found.target;
+                let recommendation = estimate(model, settings, settings.percentiles, 1)?;
+                let target = recommendation.target;
                 Some(if is_cpu {
                     target.cpu_milli as f64 / 1000.0
                 } else {
@@ -352,9 +352,9 @@ mod tests {
         let replay = replay("t", "cpu", &[series], &settings(&Args::default()).unwrap());
         // Days 7 and 8.
         assert_eq!((replay.series, replay.days), (1, 2));
-        let ours = &replay.rules["koord"];
-        assert_eq!(ours.violations_percent, 0.0);
-        assert!((5.0..11.0).contains(&ours.waste_percent), "{ours:?}");
+        let koord = &replay.rules["koord"];
+        assert_eq!(koord.violations_percent, 0.0);
+        assert!((5.0..11.0).contains(&koord.waste_percent), "{koord:?}");
         // The spike of day 0 is within seven days of day 7, not of day 8.
         let most = &replay.rules["max of 7 days"];
         assert!((most.waste_percent - 450.0).abs() < 1e-9, "{most:?}");

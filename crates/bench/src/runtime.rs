@@ -155,7 +155,7 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     let blocks = (args.containers as usize).div_ceil(BLOCK);
     // One more block, as a warm-up: connections and caches are warm then.
     for block in 0..=blocks {
-        let left = args.containers as usize - block.saturating_sub(1) * BLOCK;
+        let remaining = args.containers as usize - block.saturating_sub(1) * BLOCK;
         for turn in 0..lanes.len() {
             // Every way is the first equally often.
             let of = (block + turn) % lanes.len();
@@ -164,12 +164,12 @@ async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
             };
             let plugin = match of {
                 NRI => {
-                    let asked = HookCaller::ByRuntime(&containerd.nri_socket());
-                    Some(cluster.agent(&groups, asked).await?)
+                    let caller = HookCaller::ByRuntime(&containerd.nri_socket());
+                    Some(cluster.agent(&groups, caller).await?)
                 }
                 _ => None,
             };
-            for _ in 0..left.min(BLOCK) {
+            for _ in 0..remaining.min(BLOCK) {
                 lane.container(block == 0).await?;
             }
             if let Some(plugin) = plugin {

@@ -257,7 +257,7 @@ async fn nodes_ready(client: &Client, wanted: u32) -> Result<bool> {
     let ready = |node: &&Value| {
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
-        conditions.any(|found| found["type"] == "Ready" && found["status"] == "True")
+        conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     };
     let nodes = list["items"].as_array().into_iter().flatten();
     // And this machine.
@@ -275,9 +275,9 @@ async fn nodes_reported(client: &Client, wanted: u32) -> Result<bool> {
 /// Returns whether the collection at `path` has so many objects. One of them is read, and how many remain.
 async fn objects_exist(client: &Client, path: &str, wanted: u32) -> Result<bool> {
     let list = get(client, &format!("{path}?limit=1")).await?;
-    let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
+    let remaining = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
     let first = list["items"].as_array().map_or(0, Vec::len) as u64;
-    Ok(first + rest >= u64::from(wanted))
+    Ok(first + remaining >= u64::from(wanted))
 }
 
 /// Returns true if the selector matches no pod.

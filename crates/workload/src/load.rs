@@ -99,11 +99,11 @@ impl Bursts {
                 true => (self.0[0].0, self.0[0].1),
                 false => (length, self.0[1].1),
             };
-            let left = (end - place) as f64 * times / gap_ns;
-            if mean_gaps < left {
+            let gaps_to_end = (end - place) as f64 * times / gap_ns;
+            if mean_gaps < gaps_to_end {
                 return at + (mean_gaps * gap_ns / times) as u64;
             }
-            mean_gaps -= left;
+            mean_gaps -= gaps_to_end;
             at += end - place;
         }
     }
@@ -212,8 +212,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
             if realtime {
                 let _ = koord_host::sched::set_fifo(50);
             }
-            let seen = WindowLatencies::new(window, cycle);
-            receive(&set, &streams, http.as_ref(), seen, &sent, &done)
+            let latencies = WindowLatencies::new(window, cycle);
+            receive(&set, &streams, http.as_ref(), latencies, &sent, &done)
         });
         let lag = send(args, http.as_ref(), &streams, start, window, &sent);
         done.store(true, Ordering::Release);
@@ -470,7 +470,7 @@ fn receive(
     set: &std::os::fd::OwnedFd,
     streams: &[TcpStream],
     http: Option<&Http>,
-    mut seen: WindowLatencies,
+    mut latencies: WindowLatencies,
     sent: &AtomicU64,
     done: &AtomicBool,
 ) -> (Histogram<u64>, Vec<Histogram<u64>>) {
@@ -488,7 +488,7 @@ fn receive(
             Some(&patience),
         ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return (seen.all, seen.slots),
+            Err(_) => return (latencies.all, latencies.slots),
         }
         let now = monotonic_ns();
         for event in &events {
@@ -496,12 +496,12 @@ fn receive(
             let Some(mut stream) = streams.get(index) else {
                 continue;
             };
-            let room = if http.is_some() {
+            let size = if http.is_some() {
                 bytes.len()
             } else {
                 FRAME * 64
             };
-            let Ok(length) = stream.read(&mut bytes[..room]) else {
+            let Ok(length) = stream.read(&mut bytes[..size]) else {
                 continue;
             };
             if length == 0 {
@@ -510,18 +510,19 @@ fn receive(
             match http {
                 None => {
                     for frame in bytes[..length].chunks_exact(FRAME) {
-                        seen.record_answer(frame.try_into().map_or(0, u64::from_le_bytes), now);
+                        latencies
+                            .record_answer(frame.try_into().map_or(0, u64::from_le_bytes), now);
                     }
                 }
-                Some(http) => {
-                    http.read(index, &bytes[..length], |due| seen.record_answer(due, now))
-                }
+                Some(http) => http.read(index, &bytes[..length], |due| {
+                    latencies.record_answer(due, now);
+                }),
             }
         }
         if done.load(Ordering::Acquire) {
-            let answered = seen.all.len() >= sent.load(Ordering::Acquire);
-            if answered || now > seen.window.1 + 2_000_000_000 {
-                return (seen.all, seen.slots);
+            let answered = latencies.all.len() >= sent.load(Ordering::Acquire);
+            if answered || now > latencies.window.1 + 2_000_000_000 {
+                return (latencies.all, latencies.slots);
             }
         }
     }

@@ -163,12 +163,12 @@ pub fn grow(args: &GrowArgs) -> Result<()> {
         loop {
             // Read repeatedly: the limit may be set after the start, and the kernel refuses a limit below the
             // current usage.
-            let room = own_limit_mib().map_or(usize::MAX, |limit| limit * 3 / 4);
+            let block_count = own_limit_mib().map_or(usize::MAX, |limit| limit * 3 / 4);
             let grown = super::monotonic_ns().saturating_sub(begun) * MIB_PER_S / 1_000_000_000;
             let grown = usize::try_from(grown).unwrap_or(usize::MAX);
-            let room = room.min(args.mib as usize).min(grown).max(1);
-            blocks.truncate(room);
-            if blocks.len() < room {
+            let block_count = block_count.min(args.mib as usize).min(grown).max(1);
+            blocks.truncate(block_count);
+            if blocks.len() < block_count {
                 blocks.push(vec![1; MIB]);
             }
             // Ten blocks are read for one that is added, so that growth is not its only work.
@@ -194,8 +194,8 @@ fn own_limit_mib() -> Option<usize> {
         let mut fields = line.splitn(3, ':').skip(1);
         let controllers = fields.next()?;
         let path = fields.next()?;
-        let mine = controllers.split(',').any(|name| name == "memory");
-        mine.then(|| format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"))
+        let has_memory = controllers.split(',').any(|name| name == "memory");
+        has_memory.then(|| format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"))
     });
     let path = path.or_else(|| {
         let unified = groups.lines().find_map(|line| line.strip_prefix("0::"))?;

@@ -191,14 +191,14 @@ mod tests {
     use super::*;
 
     fn batch_of(phase: Phase, scenario: &str) -> Pod {
-        let found = scenario::select(&[scenario.to_owned()]).unwrap();
+        let scenarios = scenario::select(&[scenario.to_owned()]).unwrap();
         let place = Batch {
             executable: Path::new("/bin/koord"),
             counters: "/tmp/c".into(),
             scratch: "/tmp/s".into(),
             generation: 1,
         };
-        batch(found[0], phase, 0, &place)
+        batch(scenarios[0], phase, 0, &place)
     }
 
     #[test]

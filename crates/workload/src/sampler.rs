@@ -257,12 +257,12 @@ impl Series {
         let busy = ((b.busy - a.busy) / total).clamp(0.0, 1.0);
         let elsewhere =
             (b.own_ticks - a.own_ticks + (b.load_ticks - a.load_ticks).max(0.0)) / total;
-        let known =
+        let accounted =
             (b.service_ns - a.service_ns + b.batch_ns - a.batch_ns) / machine_ns + elsewhere;
         Window {
             cpu_utilization: busy,
             steal: (b.steal - a.steal) / total,
-            strangers: (busy - known).max(0.0),
+            strangers: (busy - accounted).max(0.0),
             elsewhere,
             be_ops_per_s: (b.ops - a.ops).max(0.0) / (elapsed_ns / 1e9),
             ls_psi_some: a

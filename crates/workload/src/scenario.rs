@@ -300,17 +300,17 @@ pub fn names() -> String {
 ///
 /// # Errors
 /// When a name is unknown; the message lists the valid ones.
-pub fn select(asked: &[String]) -> Result<Vec<&'static Scenario>, String> {
-    if asked.iter().any(|name| name == "all") {
+pub fn select(requested: &[String]) -> Result<Vec<&'static Scenario>, String> {
+    if requested.iter().any(|name| name == "all") {
         return Ok(ALL.iter().collect());
     }
     let mut selected: Vec<&Scenario> = Vec::new();
-    for name in asked {
-        let found = ALL.iter().find(|scenario| scenario.name == name);
-        let found =
-            found.ok_or_else(|| format!("there is no scenario {name:?}: {}, or all", names()))?;
-        if !selected.iter().any(|known| known.name == found.name) {
-            selected.push(found);
+    for name in requested {
+        let scenario = ALL.iter().find(|scenario| scenario.name == name);
+        let scenario = scenario
+            .ok_or_else(|| format!("there is no scenario {name:?}: {}, or all", names()))?;
+        if !selected.iter().any(|other| other.name == scenario.name) {
+            selected.push(scenario);
         }
     }
     Ok(selected)
@@ -338,17 +338,17 @@ mod tests {
 
     #[test]
     fn select_of_an_unknown_scenario_lists_all_names() {
-        let ask = |names: &[&str]| {
+        let select_names = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             select(&names).map(|all| all.iter().map(|s| s.name).collect::<Vec<_>>())
         };
-        let error = ask(&["cpu", "disk"]).unwrap_err();
+        let error = select_names(&["cpu", "disk"]).unwrap_err();
         assert!(
             error.contains("\"disk\"") && error.contains("bandwidth"),
             "{error}"
         );
-        assert_eq!(ask(&["io", "cpu", "io"]).unwrap(), ["io", "cpu"]);
-        assert_eq!(ask(&["all"]).unwrap().len(), ALL.len());
+        assert_eq!(select_names(&["io", "cpu", "io"]).unwrap(), ["io", "cpu"]);
+        assert_eq!(select_names(&["all"]).unwrap().len(), ALL.len());
     }
 
     #[test]

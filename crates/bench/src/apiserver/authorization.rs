@@ -84,10 +84,10 @@ pub(super) async fn measure(
     // The first turn of each warms it up.
     for round in 0..=ROUNDS {
         for (served, sum) in servers.iter().zip(&mut sums) {
-            let done = load::http_gets(&served.client, options.measure / ROUNDS).await?;
+            let throughput = load::http_gets(&served.client, options.measure / ROUNDS).await?;
             if round > 0 {
-                sum.per_s += done.per_s / f64::from(ROUNDS);
-                sum.cpu_us += done.cpu_us / f64::from(ROUNDS);
+                sum.per_s += throughput.per_s / f64::from(ROUNDS);
+                sum.cpu_us += throughput.cpu_us / f64::from(ROUNDS);
             }
         }
     }
@@ -96,8 +96,8 @@ pub(super) async fn measure(
         .map_or(0.0, |served| decision_ns(&served.server));
     for served in servers {
         served.stop.cancel();
-        if let Ok(done) = served.serving.await {
-            done?;
+        if let Ok(result) = served.serving.await {
+            result?;
         }
         served.server.close().await;
     }

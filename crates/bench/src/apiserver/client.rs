@@ -57,19 +57,19 @@ impl Connection {
         body: Bytes,
         expected: StatusCode,
     ) -> Result<Response<Incoming>, BenchError> {
-        let what = || format!("{method} {path}");
+        let request_line = || format!("{method} {path}");
         let request = Request::builder()
             .method(&method)
             .uri(format!("https://127.0.0.1{path}"))
             .header(HOST, "127.0.0.1")
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
-            .map_err(|error| BenchError::request(what(), error))?;
+            .map_err(|error| BenchError::request(request_line(), error))?;
         let response = self
             .sender
             .send_request(request)
             .await
-            .map_err(|error| BenchError::request(what(), error))?;
+            .map_err(|error| BenchError::request(request_line(), error))?;
         if response.status() != expected {
             let status = response.status();
             let body = response
@@ -78,7 +78,10 @@ impl Connection {
                 .await
                 .map(|body| body.to_bytes());
             let text = String::from_utf8_lossy(&body.unwrap_or_default()).into_owned();
-            return Err(BenchError::request(what(), format!("{status}: {text}")));
+            return Err(BenchError::request(
+                request_line(),
+                format!("{status}: {text}"),
+            ));
         }
         Ok(response)
     }

@@ -83,9 +83,9 @@ impl Owner {
     pub(super) async fn create(service: Router) -> Result<Self, BenchError> {
         let path = "/api/v1/namespaces/default/configmaps";
         let body = objects::owner().to_string().into();
-        let made = call(&service, Method::POST, path, body, StatusCode::CREATED).await?;
-        let made: serde_json::Value = serde_json::from_slice(&made).unwrap_or_default();
-        let uid = made["metadata"]["uid"].as_str();
+        let response = call(&service, Method::POST, path, body, StatusCode::CREATED).await?;
+        let response: serde_json::Value = serde_json::from_slice(&response).unwrap_or_default();
+        let uid = response["metadata"]["uid"].as_str();
         let uid = uid.ok_or_else(|| BenchError::request(path, "the answer has no uid"))?;
         Ok(Self(uid.into()))
     }
@@ -469,20 +469,20 @@ pub(super) async fn watch_delivery(
     let template = Template::pod("watched", "", &client.owner);
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate.max(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    let mut sent = JoinSet::new();
+    let mut writers = JoinSet::new();
     let began = Instant::now();
     for number in 0..writes {
         ticks.tick().await;
         let body = template.render(number, origin.elapsed().as_nanos());
         let mut connection = writing.clone();
-        sent.spawn(async move {
+        writers.spawn(async move {
             connection
                 .call(Method::POST, PODS, body, StatusCode::CREATED)
                 .await
                 .map(drop)
         });
     }
-    while let Some(ended) = sent.join_next().await {
+    while let Some(ended) = writers.join_next().await {
         ended.map_err(|error| BenchError::request("load", error))??;
     }
     let achieved_per_s = writes as f64 / began.elapsed().as_secs_f64();

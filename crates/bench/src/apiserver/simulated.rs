@@ -68,8 +68,10 @@ pub async fn run() -> Result<SimulatedFigures> {
 /// Returns the status of a condition of this type.
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
     let conditions = object["status"]["conditions"].as_array()?;
-    let found = conditions.iter().find(|found| found["type"] == kind)?;
-    found["status"].as_str()
+    let condition = conditions
+        .iter()
+        .find(|condition| condition["type"] == kind)?;
+    condition["status"].as_str()
 }
 
 /// Waits until `count` objects of a table are `done`; each is checked until it is.
@@ -80,21 +82,24 @@ async fn wait_for_all(
     done: fn(&Value) -> bool,
 ) -> Result<()> {
     let table = TableId::new("", plural);
-    let mut there: HashSet<String> = HashSet::new();
+    let mut ready_names: HashSet<String> = HashSet::new();
     let began = Instant::now();
-    while there.len() < count {
+    while ready_names.len() < count {
         if began.elapsed() > PATIENCE {
-            bail!("{} of {count} {plural} after {PATIENCE:?}", there.len());
+            bail!(
+                "{} of {count} {plural} after {PATIENCE:?}",
+                ready_names.len()
+            );
         }
         tokio::time::sleep(LOOK).await;
-        let waiting = |entry: &Entry| !there.contains(&*entry.key.name);
+        let waiting = |entry: &Entry| !ready_names.contains(&*entry.key.name);
         let page = server
             .store()
             .list(&table, None, None, None, None, &waiting)
             .context("list")?;
         let ready = page.items.iter().filter(|entry| done(&entry.value()));
         let names: Vec<String> = ready.map(|entry| entry.key.name.to_string()).collect();
-        there.extend(names);
+        ready_names.extend(names);
     }
     Ok(())
 }

@@ -55,9 +55,9 @@ pub(super) async fn measure(options: &BenchOptions, clock: &Clock) -> Result<f64
     for round in 0..=ROUNDS {
         for ((server, owner), sum) in servers.iter().zip(&mut sums) {
             let time = options.measure / ROUNDS;
-            let done = load::dry_creates(server.service(), owner, time).await?;
+            let throughput = load::dry_creates(server.service(), owner, time).await?;
             if round > 0 {
-                *sum += 1e6 / done.per_s.max(1.0) / f64::from(ROUNDS);
+                *sum += 1e6 / throughput.per_s.max(1.0) / f64::from(ROUNDS);
             }
         }
     }

@@ -220,8 +220,8 @@ impl SimulatedCluster {
         let before = crate::meter::rss_mib();
         for (at, line) in self.lines.iter().enumerate() {
             let pod = self.pod(at, line.workload, line.kind, 0, line.node);
-            let seen = self.alike.read(pod, engine.cluster().resources());
-            engine.apply_parsed_pod(&seen, self.now);
+            let parsed = self.alike.read(pod, engine.cluster().resources());
+            engine.apply_parsed_pod(&parsed, self.now);
         }
         self.engine_mib = crate::meter::rss_mib() - before;
         for (at, workload) in self.workloads.iter_mut().enumerate() {
@@ -281,8 +281,8 @@ impl SimulatedCluster {
 
     /// Adds the pod to the scheduler's engine, and returns it in the descheduler's form.
     fn read(&self, pod: Pod, engine: &mut Engine) -> Arc<PodInfo> {
-        let seen = self.alike.read(pod.clone(), engine.cluster().resources());
-        engine.apply_parsed_pod(&seen, self.now);
+        let parsed = self.alike.read(pod.clone(), engine.cluster().resources());
+        engine.apply_parsed_pod(&parsed, self.now);
         self.info(pod)
     }
 
@@ -413,16 +413,16 @@ impl SimulatedCluster {
         if let Some(jobs) = jobs {
             snapshot.jobs = jobs.all().cloned().collect();
             let workloads = self.workloads.iter().enumerate();
-            let known = workloads.map(|(at, workload)| {
+            let states = workloads.map(|(at, workload)| {
                 let uid: Arc<str> = format!("w{at}").into();
-                let known = koord_descheduler::state::Workload::Known {
+                let state = koord_descheduler::state::Workload::Known {
                     replicas: i64::try_from(workload.lines.len()).unwrap_or(i64::MAX),
                     controllers: vec![uid.clone()],
                     deleting: false,
                 };
-                (uid, known)
+                (uid, state)
             });
-            snapshot.workloads = known.collect();
+            snapshot.workloads = states.collect();
         }
         snapshot
     }
@@ -478,9 +478,9 @@ impl SimulatedCluster {
             *allowed -= 1;
         }
         let (kind, moved) = (self.lines[at].kind, self.lines[at].moved.len() + 1);
-        let mut gone = Pod::default();
-        gone.metadata.uid = Some(self.lines[at].info.uid.to_string());
-        engine.pod_deleted(&gone, self.now);
+        let mut deleted = Pod::default();
+        deleted.metadata.uid = Some(self.lines[at].info.uid.to_string());
+        engine.pod_deleted(&deleted, self.now);
         self.by_uid.remove(&self.lines[at].info.uid);
         let next = self.pod(at, workload, kind, moved, None);
         let info = self.read(next, engine);

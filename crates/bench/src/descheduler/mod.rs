@@ -175,19 +175,19 @@ impl DeschedulerRun {
 /// # Errors
 /// A configuration of this file is refused.
 pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
-    let hows = if args.only_ours {
+    let settings = if args.only_ours {
         &RUNS[..1]
     } else {
         &RUNS[..]
     };
     let mut runs = Vec::new();
     let mut targets_rss_mib = 0.0;
-    for (at, how) in hows.iter().enumerate() {
+    for (at, settings) in settings.iter().enumerate() {
         let cluster = SimulatedCluster::new(args.nodes, args.pods)?;
         if at == 0 {
             targets_rss_mib = cluster.engine_mib;
         }
-        runs.push(measure_run(*how, cluster, args.minutes)?);
+        runs.push(measure_run(*settings, cluster, args.minutes)?);
     }
     let first = runs.first().cloned().unwrap_or_default();
     Ok(DeschedulerFigures {
@@ -208,20 +208,20 @@ pub(super) fn run(args: &Args) -> Result<DeschedulerFigures> {
 
 /// Simulates the cluster for `minutes` with a descheduling cycle each minute.
 fn measure_run(
-    how: RunSettings,
+    settings: RunSettings,
     mut cluster: SimulatedCluster,
     minutes: u64,
 ) -> Result<DeschedulerRun> {
-    let framework = how.order.map(|order| framework(order, how.jobs));
+    let framework = settings.order.map(|order| framework(order, settings.jobs));
     let mut framework = framework.transpose()?;
     let migrations = framework.as_ref().map(Framework::migrations);
     let mut jobs = migrations.and_then(|all| all.into_iter().next().map(Jobs::new));
-    if let Some(framework) = framework.as_mut().filter(|_| how.targets) {
+    if let Some(framework) = framework.as_mut().filter(|_| settings.targets) {
         framework.placement = Some(Box::new(Targets::new(cluster.follower.clone())));
     }
     let before = LoadSpread::from_cluster(&cluster);
     let mut run = DeschedulerRun {
-        name: how.name,
+        name: settings.name,
         stddev_before: before.stddev,
         p95_before: before.p95,
         hot_nodes_before: before.hot,
@@ -233,17 +233,17 @@ fn measure_run(
         if let Some(framework) = &mut framework {
             let started = Instant::now();
             let snapshot = cluster.snapshot(jobs.as_ref());
-            let made = millis(started);
+            let snapshot_ms = millis(started);
             let plan = framework.run(&snapshot);
             let took = millis(started);
             if let Some(problem) = &plan.error {
-                anyhow::bail!("{}: {problem}", how.name);
+                anyhow::bail!("{}: {problem}", settings.name);
             }
             run.rss_mib = run.rss_mib.max(rss_mib());
             run.cycles += 1;
             total += took;
             if took > run.cycle_ms {
-                (run.cycle_ms, run.snapshot_ms) = (took, made);
+                (run.cycle_ms, run.snapshot_ms) = (took, snapshot_ms);
             }
             for kept in &plan.kept {
                 *run.kept.entry(kept.why.rule).or_default() += 1;

@@ -176,9 +176,9 @@ pub(crate) fn quota(name: &str, parent: &str, is_parent: bool, cpu: usize) -> Ob
 /// Returns a reservation for one pod of owner `number`, on a node.
 pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
     let name = format!("reservation-{number:05}");
-    let room = json!({"cpu": "500m", "memory": "512Mi"});
+    let amounts = json!({"cpu": "500m", "memory": "512Mi"});
     let template = json!({"spec": {"schedulerName": "koord-scheduler", "containers": [
-        {"name": "c", "image": "i", "resources": {"requests": room}}]}});
+        {"name": "c", "image": "i", "resources": {"requests": amounts}}]}});
     let reservation: Reservation = parse(json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
         "metadata": {"name": name, "uid": name, "creationTimestamp": epoch().to_string()},
@@ -190,7 +190,7 @@ pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
         "status": {
             "phase": "Available",
             "nodeName": node,
-            "allocatable": room,
+            "allocatable": amounts,
             "conditions": [
                 {"type": "Scheduled", "status": "True", "reason": "Scheduled",
                     "lastProbeTime": epoch().to_string(), "lastTransitionTime": epoch().to_string()},
@@ -205,13 +205,13 @@ pub(crate) fn reservation(number: usize, node: &str) -> ObjectChange {
 /// Returns a pending reservation, for the pod that replaces the one of that number.
 pub(crate) fn migration(number: usize) -> ObjectChange {
     let name = format!("migrate-{number:06}");
-    let room = json!({"cpu": "500m", "memory": "512Mi"});
+    let amounts = json!({"cpu": "500m", "memory": "512Mi"});
     let reservation: Reservation = parse(json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
         "metadata": {"name": name, "uid": name, "creationTimestamp": epoch().to_string()},
         "spec": {
             "template": {"spec": {"schedulerName": "koord-scheduler", "priority": 9000, "containers": [
-                {"name": "c", "image": "i", "resources": {"requests": room}}]}},
+                {"name": "c", "image": "i", "resources": {"requests": amounts}}]}},
             "ttl": "24h0m0s",
             "allocateOnce": true,
             "owners": [{"labelSelector": {"matchLabels": {"migrates": name}}}],

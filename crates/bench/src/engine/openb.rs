@@ -43,12 +43,12 @@ pub(crate) fn pod(number: usize) -> Value {
         is_it
     });
     let (cpu, memory, gpu, is_batch, _) = *drawn.unwrap_or(&SIZES[0]);
-    let mut wanted = json!({"cpu": format!("{cpu}m"), "memory": format!("{memory}Mi")});
+    let mut amounts = json!({"cpu": format!("{cpu}m"), "memory": format!("{memory}Mi")});
     if gpu > 0 {
-        wanted["koordinator.sh/gpu-core"] = json!(gpu.to_string());
-        wanted["koordinator.sh/gpu-memory-ratio"] = json!(gpu.to_string());
+        amounts["koordinator.sh/gpu-core"] = json!(gpu.to_string());
+        amounts["koordinator.sh/gpu-memory-ratio"] = json!(gpu.to_string());
     }
-    let mut change = requests(wanted);
+    let mut change = requests(amounts);
     let (qos, priority) = if is_batch { ("BE", 5500) } else { ("LS", 9000) };
     let class = json!({
         "metadata": {"labels": {koord_api::labels::POD_QOS: qos}}, "spec": {"priority": priority},

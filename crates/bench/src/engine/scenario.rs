@@ -367,13 +367,18 @@ fn objects(scenario: Scenario, nodes: usize, pods: usize) -> Vec<ObjectChange> {
         Scenario::GpuShare => each(|number| device(number, 8)),
         Scenario::Everything => everything(nodes, pods),
         Scenario::QuotaTree => {
-            let room = 32 * nodes;
+            let capacity = 32 * nodes;
             let mut out = Vec::new();
             for parent in 0..10 {
                 let name = format!("team-{parent}");
-                out.push(quota(&name, "koordinator-root-quota", true, room));
+                out.push(quota(&name, "koordinator-root-quota", true, capacity));
                 for child in 0..10 {
-                    out.push(quota(&format!("{name}-{child}"), &name, false, room / 10));
+                    out.push(quota(
+                        &format!("{name}-{child}"),
+                        &name,
+                        false,
+                        capacity / 10,
+                    ));
                 }
             }
             out

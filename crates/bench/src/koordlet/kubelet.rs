@@ -32,16 +32,16 @@ pub(super) async fn serve(
     directory: &Path,
     stop: CancellationToken,
 ) -> Result<u16> {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
+    let certificate = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
     let pki = directory.join("pki");
     std::fs::create_dir_all(&pki).with_context(|| format!("cannot create {}", pki.display()))?;
     let file = pki.join("kubelet.crt");
-    std::fs::write(&file, made.cert.pem())
+    std::fs::write(&file, certificate.cert.pem())
         .with_context(|| format!("cannot write {}", file.display()))?;
-    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let key = PrivateKeyDer::Pkcs8(certificate.signing_key.serialize_der().into());
     let mut config = ServerConfig::builder()
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)?;
+        .with_single_cert(vec![certificate.cert.der().clone()], key)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let routes = routes(pods, configz)?;

@@ -206,10 +206,10 @@ async fn measure(args: &Args) -> Result<KoordletFigures> {
     }
     let mut medians = costs.into_iter().filter_map(median);
     let cost = medians.next().context("nothing was measured")?;
-    let beside = medians.next().map(|other| UpstreamCost {
-        cpu_ratio: other.cpu_millicores / cost.cpu_millicores.max(0.001),
-        rss_ratio: other.peak_rss_mib / cost.peak_rss_mib.max(0.001),
-        cost: other,
+    let beside = medians.next().map(|upstream| UpstreamCost {
+        cpu_ratio: upstream.cpu_millicores / cost.cpu_millicores.max(0.001),
+        rss_ratio: upstream.peak_rss_mib / cost.peak_rss_mib.max(0.001),
+        cost: upstream,
     });
     Ok(KoordletFigures {
         pods: args.pods,

@@ -109,9 +109,9 @@ fn summaries(runs: &[LeverRun]) -> Vec<LeverSummary> {
         for lever in &levers {
             let plain = all
                 .iter()
-                .find(|one| one.neighbour == neighbour && one.lever == Lever::Shares);
-            if let Some(one) = summary(neighbour, *lever, runs, plain) {
-                all.push(one);
+                .find(|row| row.neighbour == neighbour && row.lever == Lever::Shares);
+            if let Some(row) = summary(neighbour, *lever, runs, plain) {
+                all.push(row);
             }
         }
     }
@@ -174,16 +174,16 @@ pub(crate) fn text(report: &LeverFigures) -> String {
         "| neighbour | lever | p99 ms [range] | against shares 2 | batch/s [range] | against \
          shares 2 | windows |\n|---|---|---:|---|---:|---|---:|\n",
     );
-    for one in &report.results {
+    for row in &report.results {
         let ms = |us: f64| us / 1000.0;
-        let alone = [ALONE, ALONE_WALKING].contains(&one.neighbour);
+        let alone = [ALONE, ALONE_WALKING].contains(&row.neighbour);
         let (lever, batch) = match alone {
             true => ("–", "–".to_owned()),
             false => (
-                one.lever.label(),
+                row.lever.label(),
                 format!(
                     "{:.0} [{:.0}–{:.0}]",
-                    one.batch_per_s, one.batch_range_per_s.0, one.batch_range_per_s.1
+                    row.batch_per_s, row.batch_range_per_s.0, row.batch_range_per_s.1
                 ),
             ),
         };
@@ -192,14 +192,14 @@ pub(crate) fn text(report: &LeverFigures) -> String {
         let _ = writeln!(
             text,
             "| {} | {lever} | {:.2} [{:.2}–{:.2}] | {} | {batch} | {} | {} of {} |",
-            one.neighbour,
-            ms(one.p99_us),
-            ms(one.p99_range_us.0),
-            ms(one.p99_range_us.1),
-            or_dash(one.p99_against_shares),
-            or_dash(one.batch_against_shares),
-            one.counted,
-            one.windows,
+            row.neighbour,
+            ms(row.p99_us),
+            ms(row.p99_range_us.0),
+            ms(row.p99_range_us.1),
+            or_dash(row.p99_against_shares),
+            or_dash(row.batch_against_shares),
+            row.counted,
+            row.windows,
         );
     }
     for absent in &report.absent {
@@ -250,7 +250,7 @@ mod tests {
             run(Lever::Slice, 700.0, 100.0, true),
         ];
         let all = summaries(&runs);
-        let of = |lever| all.iter().find(|one| one.lever == lever).unwrap();
+        let of = |lever| all.iter().find(|row| row.lever == lever).unwrap();
         assert_eq!(of(Lever::Shares).p99_us, 2500.0);
         assert_eq!(of(Lever::Shares).p99_against_shares, "");
         let idle = of(Lever::IdlePods);

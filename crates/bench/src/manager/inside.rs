@@ -60,10 +60,10 @@ pub(super) async fn run(args: &Args) -> Result<InProcessFigures> {
         })
         .collect();
     let first = pods.first().context("no pods")?;
-    let made: Value = serde_json::from_str(&create(&asking, first).await?)?;
+    let created: Value = serde_json::from_str(&create(&asking, first).await?)?;
     ensure!(
-        made["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE",
-        "the webhooks did not make a batch pod: {made}"
+        created["metadata"]["labels"]["koordinator.sh/qosClass"] == "BE",
+        "the webhooks did not make a batch pod: {created}"
     );
 
     let mut all: [Vec<Duration>; 2] = Default::default();
@@ -116,11 +116,11 @@ async fn create(cluster: &ManagerCluster, pod: &str) -> Result<String> {
         crate::koordlet::objects::NAMESPACE
     );
     let post = http::Request::post(path).header("content-type", "application/json");
-    let made = cluster
+    let response = cluster
         .local
         .client
         .request_text(post.body(pod.as_bytes().to_vec())?);
-    made.await.context("creating a pod")
+    response.await.context("creating a pod")
 }
 
 fn median_us(took: &mut [Duration]) -> f64 {

@@ -131,27 +131,27 @@ async fn measure(args: &Args) -> Result<ManagerFigures> {
         ..ManagerFigures::default()
     };
     if args.measures(BenchPart::Webhooks) {
-        let found = webhooks::run(args, &program, work).await?;
-        report.mutate_p99_ms = Some(found.mutate.p99_ms);
-        report.validate_p99_ms = Some(found.validate.p99_ms);
-        report.webhooks = Some(found);
+        let figures = webhooks::run(args, &program, work).await?;
+        report.mutate_p99_ms = Some(figures.mutate.p99_ms);
+        report.validate_p99_ms = Some(figures.validate.p99_ms);
+        report.webhooks = Some(figures);
     }
     if args.measures(BenchPart::Nodes) {
-        let found = nodes::run(args, &program, work).await?;
-        report.reconcile_cores = Some(found.cost.cores);
-        report.rss_mib = Some(found.cost.rss_mib);
-        report.config_replan_sec = Some(found.config_replan_sec);
-        report.nodes = Some(found);
+        let figures = nodes::run(args, &program, work).await?;
+        report.reconcile_cores = Some(figures.cost.cores);
+        report.rss_mib = Some(figures.cost.rss_mib);
+        report.config_replan_sec = Some(figures.config_replan_sec);
+        report.nodes = Some(figures);
     }
     if args.measures(BenchPart::Recommender) {
-        let found = recommendations::run(args, &program, work).await?;
-        report.recommender_rss_mib = Some(found.cost.rss_mib);
-        report.recommender = Some(found);
+        let figures = recommendations::run(args, &program, work).await?;
+        report.recommender_rss_mib = Some(figures.cost.rss_mib);
+        report.recommender = Some(figures);
     }
     if args.measures(BenchPart::InProcess) {
-        let found = inside::run(args).await?;
-        report.in_process_webhook_us = Some(found.added_us);
-        report.in_process = Some(found);
+        let figures = inside::run(args).await?;
+        report.in_process_webhook_us = Some(figures.added_us);
+        report.in_process = Some(figures);
     }
     Ok(report)
 }

@@ -168,18 +168,21 @@ pub(super) async fn wait_for_all(
     count: u32,
     done: impl Fn(&Entry) -> bool,
 ) -> Result<()> {
-    let mut there: HashSet<Arc<str>> = HashSet::new();
+    let mut ready_names: HashSet<Arc<str>> = HashSet::new();
     let until = Instant::now() + PATIENCE;
-    while there.len() < count as usize {
+    while ready_names.len() < count as usize {
         manager.check_running()?;
         if Instant::now() > until {
-            bail!("{table:?}: {} of {count} after {PATIENCE:?}", there.len());
+            bail!(
+                "{table:?}: {} of {count} after {PATIENCE:?}",
+                ready_names.len()
+            );
         }
         tokio::time::sleep(LOOK).await;
         let page = cluster.local.server.store().all(table, None, &|entry| {
-            !there.contains(&entry.key.name) && done(entry)
+            !ready_names.contains(&entry.key.name) && done(entry)
         });
-        there.extend(page.iter().map(|entry| entry.key.name.clone()));
+        ready_names.extend(page.iter().map(|entry| entry.key.name.clone()));
     }
     Ok(())
 }
@@ -273,7 +276,7 @@ async fn replan(
         .collect();
     cluster.local.patch(&path, &json!({"data": data})).await?;
     let mut last = began;
-    let mut seen: [HashSet<Arc<str>>; 2] = Default::default();
+    let mut written_names: [HashSet<Arc<str>>; 2] = Default::default();
     loop {
         let next = async {
             tokio::select! {
@@ -285,14 +288,20 @@ async fn replan(
             Ok((which, event)) => {
                 let event = event.map_err(|_| lagged())?;
                 last = Instant::now();
-                if let Some(seen) = seen.get_mut(which) {
-                    seen.insert(event.new.key.name.clone());
+                if let Some(names) = written_names.get_mut(which) {
+                    names.insert(event.new.key.name.clone());
                 }
             }
-            Err(_) if seen.iter().all(|seen| seen.len() == nodes as usize) => break,
+            Err(_)
+                if written_names
+                    .iter()
+                    .all(|names| names.len() == nodes as usize) =>
+            {
+                break;
+            }
             Err(_) => manager.check_running()?,
         }
-        let [nodes_seen, slos_seen] = [seen[0].len(), seen[1].len()];
+        let [nodes_seen, slos_seen] = [written_names[0].len(), written_names[1].len()];
         ensure!(
             began.elapsed() < REPLAN,
             "{nodes_seen} nodes and {slos_seen} NodeSLOs of {nodes} were written after {REPLAN:?}"

@@ -46,10 +46,10 @@ impl ManagerProgram {
             });
         }
         let this = std::env::current_exe().context("this program's path")?;
-        let beside = this.with_file_name("koord-manager");
-        Ok(if beside.is_file() {
+        let sibling = this.with_file_name("koord-manager");
+        Ok(if sibling.is_file() {
             Self {
-                path: beside,
+                path: sibling,
                 first: None,
             }
         } else {

@@ -263,9 +263,9 @@ fn history(size: u32) -> Value {
         json!({"referenceTimestamp": time(saved.reference), "bucketWeights": weights,
             "totalWeight": saved.total, "halfLifeSeconds": half_life_ms / 1000})
     };
-    let peaks = saved.instances.iter().map(|one| {
-        json!({"podUID": one.pod, "windowEnd": time(one.window_end), "peak": one.peak,
-            "oomPeak": one.oom_peak, "lastSampleStart": one.last.map(time)})
+    let peaks = saved.instances.iter().map(|instance| {
+        json!({"podUID": instance.pod, "windowEnd": time(instance.window_end), "peak": instance.peak,
+            "oomPeak": instance.oom_peak, "lastSampleStart": instance.last.map(time)})
     });
     json!({
         "version": saved.version,
@@ -291,7 +291,10 @@ mod tests {
         assert_eq!(read.total_samples_count, DAYS * 24 * 2);
         assert!(read.cpu_histogram.unwrap().bucket_weights.len() > 5);
         assert_eq!(read.memory_peaks.len(), 2);
-        let again = serde_json::to_value(&read.memory_peaks).unwrap();
-        assert_eq!(again[0]["podUID"], status["memoryPeaks"][0]["podUID"]);
+        let parsed_peaks = serde_json::to_value(&read.memory_peaks).unwrap();
+        assert_eq!(
+            parsed_peaks[0]["podUID"],
+            status["memoryPeaks"][0]["podUID"]
+        );
     }
 }

@@ -120,9 +120,9 @@ pub(super) async fn run(
     cluster.add_quotas(args.quotas).await?;
     cluster.install_webhooks().await?;
     let mut manager = Manager::start(program, &cluster.local.kubeconfig, &work, &[]).await?;
-    let questions: Arc<[PodReviews]> = pod_reviews(&manager.webhooks, args).await?.into();
-    let sizes = questions.iter().map(|asked| asked.mutate.len());
-    let review_bytes = sizes.sum::<usize>() / questions.len().max(1);
+    let reviews: Arc<[PodReviews]> = pod_reviews(&manager.webhooks, args).await?.into();
+    let sizes = reviews.iter().map(|reviews| reviews.mutate.len());
+    let review_bytes = sizes.sum::<usize>() / reviews.len().max(1);
 
     let mut rejected = 0;
     loop {
@@ -133,15 +133,12 @@ pub(super) async fn run(
             let window = window.clone();
             move || *window.lock() = Window::begin(pid).ok()
         };
-        let asked = Some((
-            questions.clone(),
-            Box::new(begin) as Box<dyn FnOnce() + Send>,
-        ));
-        let seen = load(args.rate, seconds, &manager.webhooks, asked).await?;
+        let batch = Some((reviews.clone(), Box::new(begin) as Box<dyn FnOnce() + Send>));
+        let result = load(args.rate, seconds, &manager.webhooks, batch).await?;
         manager.check_running()?;
         let window = window.lock().take().context("the window never began")?;
         let cost = ManagerCost::from(window.end()?);
-        let send_lag_p99_us = seen.lag.value_at_quantile(0.99) as f64 / 1000.0;
+        let send_lag_p99_us = result.lag.value_at_quantile(0.99) as f64 / 1000.0;
         let noisy = cost.is_noisy() || send_lag_p99_us > LAG_US;
         if noisy && rejected < args.repeats {
             rejected += 1;
@@ -156,14 +153,14 @@ pub(super) async fn run(
             profiles: args.profiles,
             quotas: args.quotas,
             review_bytes,
-            pods: seen.due,
-            failed: seen.due.saturating_sub(seen.both.len()),
-            mutate: Latency::from_histogram(&seen.first),
-            validate: Latency::from_histogram(&seen.second),
-            both: Latency::from_histogram(&seen.both),
+            pods: result.due,
+            failed: result.due.saturating_sub(result.both.len()),
+            mutate: Latency::from_histogram(&result.first),
+            validate: Latency::from_histogram(&result.second),
+            both: Latency::from_histogram(&result.both),
             baseline: Latency::from_histogram(&health.first),
             send_lag_p99_us,
-            realtime: seen.realtime,
+            realtime: result.realtime,
             cost,
             rejected,
             noisy,
@@ -243,17 +240,17 @@ async fn load(
     rate: f64,
     seconds: Duration,
     client: &Client,
-    asked: Option<RequestBatch>,
+    batch: Option<RequestBatch>,
 ) -> Result<GeneratorResult> {
     // A client belongs to the runtime that its connections live in.
     let (client, runtime) = (client.clone(), Handle::current());
-    let (sender, seen) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     // A separate thread: its priority ends with it.
     std::thread::spawn(move || {
         // A receiver that no longer waits needs no answer.
-        let _ = sender.send(generate(rate, seconds, &client, asked, &runtime));
+        let _ = sender.send(generate(rate, seconds, &client, batch, &runtime));
     });
-    seen.await.context("the generator")?
+    receiver.await.context("the generator")?
 }
 
 /// Sends the requests at their due times from this thread, and collects their latencies.
@@ -261,12 +258,12 @@ fn generate(
     rate: f64,
     seconds: Duration,
     client: &Client,
-    asked: Option<RequestBatch>,
+    batch: Option<RequestBatch>,
     runtime: &Handle,
 ) -> Result<GeneratorResult> {
     let realtime = koord_host::sched::set_fifo(50).is_ok();
-    let (questions, mut begin) = asked.unzip();
-    let seen = Arc::new(Mutex::new(GeneratorResult {
+    let (reviews, mut begin) = batch.unzip();
+    let result = Arc::new(Mutex::new(GeneratorResult {
         due: 0,
         first: new_histogram(),
         second: new_histogram(),
@@ -294,19 +291,20 @@ fn generate(
         sleep_until(due);
         let counts = due >= from;
         if counts {
-            let mut seen = seen.lock();
-            seen.due += 1;
-            seen.lag
+            let mut result = result.lock();
+            result.due += 1;
+            result
+                .lag
                 .saturating_record(monotonic_ns().saturating_sub(due).max(1));
         }
-        let (client, questions, seen) = (client.clone(), questions.clone(), seen.clone());
-        let question = at;
+        let (client, reviews, result) = (client.clone(), reviews.clone(), result.clone());
+        let index = at;
         at += 1;
         tasks.spawn_on(
             async move {
-                let pod = questions
+                let pod = reviews
                     .as_ref()
-                    .and_then(|all| all.get(question % all.len().max(1)));
+                    .and_then(|all| all.get(index % all.len().max(1)));
                 let (path, body) = match pod {
                     Some(pod) => ("/mutate-pod?timeout=10s", pod.mutate.clone()),
                     None => ("/healthz", Bytes::new()),
@@ -319,11 +317,11 @@ fn generate(
                     last = monotonic_ns();
                 }
                 if counts {
-                    let mut seen = seen.lock();
+                    let mut result = result.lock();
                     let took = |from: u64, to: u64| to.saturating_sub(from).max(1);
-                    seen.first.saturating_record(took(due, first));
-                    seen.second.saturating_record(took(first, last));
-                    seen.both.saturating_record(took(due, last));
+                    result.first.saturating_record(took(due, first));
+                    result.second.saturating_record(took(first, last));
+                    result.both.saturating_record(took(due, last));
                 }
                 anyhow::Ok(())
             },
@@ -334,17 +332,17 @@ fn generate(
         }
     }
     runtime.block_on(async {
-        let rest = async {
+        let last_answers = async {
             while let Some(done) = tasks.join_next().await {
                 report(done);
             }
         };
         // Later answers count as failed.
-        let _ = tokio::time::timeout(LATE, rest).await;
+        let _ = tokio::time::timeout(LATE, last_answers).await;
         tasks.shutdown().await;
     });
-    let seen = Arc::into_inner(seen).context("the generator still runs")?;
-    Ok(seen.into_inner())
+    let result = Arc::into_inner(result).context("the generator still runs")?;
+    Ok(result.into_inner())
 }
 
 /// Logs the error of a pod that did not get both answers.

@@ -39,7 +39,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Series>> {
             continue;
         };
         let whole = file.display().to_string();
-        let (name, found) = if first.starts_with("Timestamp [ms];") {
+        let (name, samples) = if first.starts_with("Timestamp [ms];") {
             (whole, bitbrains(&text))
         } else if first == "timestamp,value" {
             (whole, percent_by_time(&text))
@@ -49,16 +49,16 @@ pub(super) fn read(path: &Path) -> Result<Vec<Series>> {
         } else {
             bail!("{whole}: {first:?} is the first line of no known format");
         };
-        let found = found.with_context(|| format!("{}", file.display()))?;
+        let samples = samples.with_context(|| format!("{}", file.display()))?;
         let series = all.entry(name).or_default();
         // The next whole day of the series.
         let shift = match series.samples.last() {
             Some(last) => (last.time / DAY_MS + 1) * DAY_MS,
             None => 0,
         };
-        series.samples.extend(found.into_iter().map(|mut one| {
-            one.time += shift;
-            one
+        series.samples.extend(samples.into_iter().map(|mut sample| {
+            sample.time += shift;
+            sample
         }));
     }
     let mut all: Vec<Series> = all.into_values().collect();

@@ -113,12 +113,12 @@ pub(super) async fn measure(sockets: &Sockets, pod: &Pod, calls: usize) -> Resul
     let request = pod.create(0, NO_IMAGE);
     for client in &mut clients {
         let answer = client.create_container(request.clone()).await;
-        let said = answer
+        let error = answer
             .err()
             .map_or_else(String::new, |status| status.to_string());
         ensure!(
-            said.contains(NO_IMAGE),
-            "a container without image: {said:?}"
+            error.contains(NO_IMAGE),
+            "a container without image: {error:?}"
         );
     }
     let (create, passed) = (Call::Create(Box::new(request)), Call::Passed);

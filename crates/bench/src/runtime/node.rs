@@ -89,7 +89,7 @@ impl NodeCluster {
             ctx,
             thread: ServiceThread::start("agent", run)?,
         };
-        let asked = async {
+        let first_request = async {
             loop {
                 let ready = match by {
                     HookCaller::ByRuntime(_) => {
@@ -106,7 +106,9 @@ impl NodeCluster {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, asked).await.is_err() || agent.thread.is_finished() {
+        if tokio::time::timeout(PATIENCE, first_request).await.is_err()
+            || agent.thread.is_finished()
+        {
             bail!(
                 "no request reached the agent (agent ended: {})",
                 agent.thread.is_finished()
@@ -155,8 +157,8 @@ impl HookAgent {
     /// Returns the sum over the rows of a metric family.
     fn metric(&self, name: &str, value: fn(&prometheus::proto::Metric) -> f64) -> f64 {
         let families = self.ctx.metrics.gather();
-        let found = families.iter().filter(|family| family.name() == name);
-        found
+        let named = families.iter().filter(|family| family.name() == name);
+        named
             .flat_map(|family| family.get_metric())
             .map(value)
             .sum()

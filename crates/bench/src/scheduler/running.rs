@@ -56,11 +56,11 @@ impl SchedulerHandle {
     /// Starts another program; `{kubeconfig}` in its arguments is replaced.
     pub(super) fn outside(command: &str, kubeconfig: &Path) -> Result<Self> {
         let kubeconfig = kubeconfig.to_string_lossy();
-        let mut words = command
+        let mut arguments = command
             .split_whitespace()
             .map(|word| word.replace("{kubeconfig}", &kubeconfig));
-        let program = words.next().context("--scheduler names no program")?;
-        let process = Process::start("scheduler", Command::new(&program).args(words));
+        let program = arguments.next().context("--scheduler names no program")?;
+        let process = Process::start("scheduler", Command::new(&program).args(arguments));
         Ok(Self::Outside(process.context("--scheduler")?))
     }
 

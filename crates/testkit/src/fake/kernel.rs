@@ -113,7 +113,7 @@ impl FakeKernel {
 
     pub(super) fn refuse(&self, suffix: &str, errno: Option<i32>) {
         let mut state = self.lock();
-        state.refusals.retain(|(known, _)| known != suffix);
+        state.refusals.retain(|(refused, _)| refused != suffix);
         state
             .refusals
             .extend(errno.map(|errno| (suffix.to_owned(), errno)));

@@ -46,15 +46,15 @@ fn feature(path: &Path, word: &str) -> io::Result<()> {
     let list = fs::read_to_string(path)?;
     if !list
         .split_ascii_whitespace()
-        .any(|known| plain(known) == plain(word))
+        .any(|listed| plain(listed) == plain(word))
     {
         return Err(errno(EINVAL));
     }
-    let words = list.split_ascii_whitespace().map(|known| {
-        if plain(known) == plain(word) {
+    let words = list.split_ascii_whitespace().map(|listed| {
+        if plain(listed) == plain(word) {
             word
         } else {
-            known
+            listed
         }
     });
     let words: Vec<&str> = words.collect();

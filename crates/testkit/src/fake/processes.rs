@@ -103,10 +103,10 @@ fn leave(dir: &Path, pid: u32) -> io::Result<()> {
         let Ok(text) = fs::read_to_string(&path) else {
             continue;
         };
-        if text.lines().any(|known| known == line) {
-            let kept: Vec<&str> = text.lines().filter(|known| *known != line).collect();
-            let tail = if kept.is_empty() { "" } else { "\n" };
-            fs::write(&path, kept.join("\n") + tail)?;
+        if text.lines().any(|entry| entry == line) {
+            let others: Vec<&str> = text.lines().filter(|entry| *entry != line).collect();
+            let tail = if others.is_empty() { "" } else { "\n" };
+            fs::write(&path, others.join("\n") + tail)?;
         }
     }
     for child in child_dirs(dir) {
@@ -128,26 +128,29 @@ pub(super) fn kill(dir: &Path) -> io::Result<()> {
 
 /// Writes `cgroup.subtree_control`, such as `+cpu -memory`: all of it or nothing.
 pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
-    let mut wanted: Vec<(&str, bool)> = Vec::new();
+    let mut changes: Vec<(&str, bool)> = Vec::new();
     for word in value.split_ascii_whitespace() {
         let (on, name) = match (word.strip_prefix('+'), word.strip_prefix('-')) {
             (Some(name), _) => (true, name),
             (_, Some(name)) => (false, name),
             _ => return Err(errno(EINVAL)),
         };
-        if !CONTROLLERS.iter().any(|(known, _)| *known == name) {
+        if !CONTROLLERS
+            .iter()
+            .any(|(controller, _)| *controller == name)
+        {
             return Err(errno(EINVAL));
         }
-        wanted.retain(|(known, _)| *known != name);
-        wanted.push((name, on));
+        changes.retain(|(changed, _)| *changed != name);
+        changes.push((name, on));
     }
     let available = place.read("cgroup.controllers");
     let before = enabled(place.dir);
-    let is_on = |name: &str| before.iter().any(|(known, _)| *known == name);
-    wanted.retain(|(name, on)| is_on(name) != *on);
-    for (name, on) in &wanted {
-        let known = available.split_ascii_whitespace().any(|word| word == *name);
-        if *on && !known {
+    let is_on = |name: &str| before.iter().any(|(enabled, _)| *enabled == name);
+    changes.retain(|(name, on)| is_on(name) != *on);
+    for (name, on) in &changes {
+        let is_available = available.split_ascii_whitespace().any(|word| word == *name);
+        if *on && !is_available {
             return Err(errno(ENOENT));
         }
         let used = |child: &Path| enabled(child).iter().any(|(below, _)| below == name);
@@ -157,20 +160,20 @@ pub(super) fn delegate(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     }
     let enabling = CONTROLLERS
         .into_iter()
-        .filter(|(name, _)| wanted.contains(&(*name, true)));
+        .filter(|(name, _)| changes.contains(&(*name, true)));
     check_enabling(place, &enabling.collect::<Vec<_>>())?;
 
     let after: Vec<&str> = CONTROLLERS
         .into_iter()
         .map(|(name, _)| name)
         .filter(|name| {
-            let change = wanted.iter().find(|(known, _)| known == name);
+            let change = changes.iter().find(|(changed, _)| changed == name);
             change.map_or_else(|| is_on(name), |(_, on)| *on)
         })
         .collect();
     let cpus = format!("{}\n", place.read("cpuset.cpus.effective"));
     for child in child_dirs(place.dir) {
-        for (name, on) in &wanted {
+        for (name, on) in &changes {
             for (file, content) in files::v2_controller_files(name, &cpus) {
                 let path = child.join(file);
                 // Every group has the statistics file, with more content when the controller is on.

@@ -233,17 +233,17 @@ impl FakeResctrl {
         };
         match name.to_str() {
             Some("schemata") => {
-                let wanted = self.record_status(self.check(group, value))?;
-                fs::write(path, self.hardware.format(&wanted))
+                let schemata = self.record_status(self.check(group, value))?;
+                fs::write(path, self.hardware.format(&schemata))
             }
             Some("tasks") => {
                 let task = self.record_status(self.find_task(value))?;
-                for known in self.groups() {
-                    let tasks = read(&known, "tasks");
+                for other in self.groups() {
+                    let tasks = read(&other, "tasks");
                     if tasks.lines().any(|line| line == task) {
-                        let left = tasks.lines().filter(|line| *line != task);
-                        let left: String = left.map(|line| format!("{line}\n")).collect();
-                        fs::write(known.join("tasks"), left)?;
+                        let remaining = tasks.lines().filter(|line| *line != task);
+                        let remaining: String = remaining.map(|line| format!("{line}\n")).collect();
+                        fs::write(other.join("tasks"), remaining)?;
                     }
                 }
                 let mut tasks = fs::read_to_string(path)?;
@@ -301,7 +301,7 @@ impl FakeResctrl {
                 .find(|s| s.name() == name);
             let schema = schema
                 .ok_or_else(|| invalid(format!("Unknown or unsupported resource name '{name}'")))?;
-            let mut seen = Vec::new();
+            let mut ids = Vec::new();
             for field in rest.split(';').filter(|field| !field.is_empty()) {
                 let parts = field.split_once('=');
                 let parsed =
@@ -312,10 +312,10 @@ impl FakeResctrl {
                     // The kernel gives no text for this one.
                     return Err(invalid("ok".to_owned()));
                 }
-                if seen.contains(&id) {
+                if ids.contains(&id) {
                     return Err(invalid(format!("Duplicate domain {id}")));
                 }
-                seen.push(id);
+                ids.push(id);
                 let value = match schema {
                     Schema::Mb => self.bandwidth(text.trim()),
                     _ => self.mask(text.trim()),

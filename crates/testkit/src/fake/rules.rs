@@ -131,12 +131,12 @@ pub(super) fn write(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<
             place.set(name, &text)
         }
         ("v2", "memory.reclaim") => {
-            let wanted = bytes(value, "")?;
+            let requested = bytes(value, "")?;
             let amount = |name: &str| place.read(name).parse().unwrap_or(0_u64);
             let current = amount("memory.current");
-            let taken = wanted.min(current.saturating_sub(amount("memory.min")));
-            place.set("memory.current", &(current - taken).to_string())?;
-            match taken == wanted {
+            let reclaimed = requested.min(current.saturating_sub(amount("memory.min")));
+            place.set("memory.current", &(current - reclaimed).to_string())?;
+            match reclaimed == requested {
                 true => Ok(()),
                 false => Err(errno(EAGAIN)),
             }
@@ -446,7 +446,7 @@ fn io_max(place: &FakeDir<'_>, value: &str) -> io::Result<()> {
     });
     for field in fields.split_ascii_whitespace() {
         let (key, limit) = field.split_once('=').ok_or_else(|| errno(EINVAL))?;
-        let at = KEYS.iter().position(|known| *known == key);
+        let at = KEYS.iter().position(|valid| *valid == key);
         let place = at.and_then(|at| limits.get_mut(at));
         let place = place.ok_or_else(|| errno(EINVAL))?;
         if limit != "max" {

@@ -19,15 +19,15 @@ pub const IMAGE: &str = "koord.local/busybox:1";
 const SCRIPT: &str = include_str!("../../../../bench/containerd");
 
 fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
-    let done = Command::new("bash")
+    let output = Command::new("bash")
         .args(["-c", SCRIPT, "containerd", verb])
         .args([directory, run])
         .output()?;
-    if done.status.success() {
+    if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&done.stderr);
-    Err(io::Error::other(said.trim().to_owned()))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(stderr.trim().to_owned()))
 }
 
 /// Returns the directory that [`CONTAINERD`] names. If it names none, reports the test as skipped and returns
@@ -36,12 +36,12 @@ fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
 #[must_use]
 pub fn containerd_for_test() -> Option<PathBuf> {
     let named = std::env::var_os(CONTAINERD).map(PathBuf::from);
-    let found = named.filter(|named| named.join("complete").exists());
-    if found.is_none() {
-        let why = format!("{CONTAINERD} names none that bench/containerd unpacked");
-        skip("containerd", why);
+    let unpacked = named.filter(|named| named.join("complete").exists());
+    if unpacked.is_none() {
+        let reason = format!("{CONTAINERD} names none that bench/containerd unpacked");
+        skip("containerd", reason);
     }
-    found
+    unpacked
 }
 
 /// A containerd with NRI and a state of its own. Dropping it also ends its containers.
@@ -81,13 +81,13 @@ impl Containerd {
     /// # Errors
     /// The script's error output.
     pub fn start(directory: &Path, run: &Path) -> io::Result<Self> {
-        let one = Self {
+        let containerd = Self {
             directory: directory.to_owned(),
             run: run.to_owned(),
             temporary: false,
         };
         script("start", directory, run)?;
-        Ok(one)
+        Ok(containerd)
     }
 
     /// Ends the daemon like a crash; its containers keep running.

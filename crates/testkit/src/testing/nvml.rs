@@ -61,15 +61,15 @@ impl FakeNvml {
         fake.put("driver", "535.104.05")?;
         let source = dir.join("nvml.c");
         fs::write(&source, SOURCE)?;
-        let done = Command::new("cc")
+        let output = Command::new("cc")
             .args(["-shared", "-fPIC", "-O0", "-o"])
             .arg(fake.library())
             .arg(format!("-DDIR=\"{}\"", dir.display()))
             .arg(source)
             .output()?;
-        if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            return Err(io::Error::other(said.trim().to_owned()));
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            return Err(io::Error::other(stderr.trim().to_owned()));
         }
         Ok(Some(fake))
     }

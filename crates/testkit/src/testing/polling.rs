@@ -78,11 +78,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn eventually_returns_what_the_check_finds() {
         let mut looks = 0;
-        let found = eventually("third look", async || {
+        let third_check = eventually("third look", async || {
             looks += 1;
             (looks == 3).then_some(looks)
         });
-        assert_eq!(found.await, 3);
+        assert_eq!(third_check.await, 3);
     }
 
     #[tokio::test(start_paused = true)]
