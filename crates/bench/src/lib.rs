@@ -17,7 +17,7 @@ mod report;
 mod runtime;
 mod scheduler;
 mod service;
-mod whole;
+mod up;
 
 use anyhow::{Context, Result, bail};
 use apiserver::simulated;
@@ -67,7 +67,7 @@ enum Command {
     /// Memory of objects in the scheduler's informers, stored and whole.
     Informers(informers::Args),
     /// Time of `koord up` with simulated nodes to place a large Deployment, and its memory.
-    Up(whole::Args),
+    Up(up::Args),
 }
 
 /// Flags of `koord bench apiserver`.
@@ -92,7 +92,7 @@ struct ApiserverArgs {
     #[arg(long)]
     memory_only: bool,
     /// Idle time of the cluster of `koord bench up`, in seconds, see its option.
-    #[arg(long, default_value_t = whole::Args::default().idle_seconds, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(long, default_value_t = up::Args::default().idle_seconds, value_parser = clap::value_parser!(u32).range(1..=3600))]
     idle_seconds: u32,
 }
 
@@ -109,7 +109,7 @@ struct ApiServerFigures {
     /// Memory of its process then, MiB.
     #[serde(rename = "up1000x5000RssMiB")]
     up_rss: f64,
-    up: whole::UpFigures,
+    up: up::UpFigures,
 }
 
 /// Runs a benchmark to its end, or until the user interrupts it.
@@ -158,7 +158,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         },
         Command::Up(args) => {
             let runtime = koord_app::daemon::runtime()?;
-            Report::from_figures(&runtime.block_on(whole::run(&args))?)
+            Report::from_figures(&runtime.block_on(up::run(&args))?)
         }
         Command::Apiserver(args) => {
             let runtime = koord_app::daemon::runtime()?;
@@ -183,11 +183,11 @@ async fn measure_api_server(args: &ApiserverArgs) -> Result<ApiServerFigures> {
     };
     let server = apiserver::run(&options, Clock::system()).await?;
     let simulated = simulated::run().await?;
-    let up = whole::Args {
+    let up = up::Args {
         idle_seconds: args.idle_seconds,
-        ..whole::Args::default()
+        ..up::Args::default()
     };
-    let up = whole::run(&up).await?;
+    let up = up::run(&up).await?;
     Ok(ApiServerFigures {
         server,
         simulated,

@@ -4,7 +4,7 @@
 //! an API server over HTTPS with a cluster's objects; that server and the load generator are part of this
 //! program, so only the manager is in the figures.
 
-mod inside;
+mod in_process;
 mod nodes;
 mod objects;
 mod process;
@@ -110,7 +110,7 @@ pub(super) struct ManagerFigures {
     #[serde(skip_serializing_if = "Option::is_none")]
     recommender: Option<recommendations::RecommenderFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    in_process: Option<inside::InProcessFigures>,
+    in_process: Option<in_process::InProcessFigures>,
 }
 
 /// Measures.
@@ -149,7 +149,7 @@ async fn measure(args: &Args) -> Result<ManagerFigures> {
         report.recommender = Some(figures);
     }
     if args.measures(BenchPart::InProcess) {
-        let figures = inside::run(args).await?;
+        let figures = in_process::run(args).await?;
         report.in_process_webhook_us = Some(figures.added_us);
         report.in_process = Some(figures);
     }
