@@ -140,7 +140,7 @@ async fn measure(args: &Args) -> Result<BurstFigures> {
     let work = directory.join("burst");
     let mut groups = Groups::new(false, true, directory)?;
     if !groups.is_real() {
-        bail!("CPU burst is the kernel's: this needs root and cgroups that can be written");
+        bail!("CPU burst needs root and writable cgroups");
     }
     groups.outweigh_others()?;
     // A kubelet has this cgroup even without such a pod.

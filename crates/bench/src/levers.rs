@@ -240,7 +240,7 @@ impl LeverScene {
     async fn start(args: &Args, directory: &Path) -> Result<Self> {
         let mut groups = Groups::new(false, true, directory)?;
         if !groups.is_real() {
-            bail!("levers are the kernel's: this needs root and cgroups that can be written");
+            bail!("levers need root and writable cgroups");
         }
         groups.outweigh_others()?;
         let work = directory.join("levers");
@@ -266,7 +266,7 @@ impl LeverScene {
         let mut share = 0.0_f64;
         for (index, name) in (0..).zip(["cpu", "bandwidth"]) {
             let scenario = scenario::ALL.iter().find(|scenario| scenario.name == name);
-            let scenario = scenario.context("a scenario of the demo")?;
+            let scenario = scenario.context("no such scenario of the demo")?;
             let (table, walk) = scenario.service.table;
             #[allow(
                 clippy::cast_possible_truncation,
@@ -405,7 +405,8 @@ impl LeverScene {
         self.set(cell.service, cell.lever, false)?;
         std::fs::remove_dir_all(&counters).context("counters")?;
         let (outcome, window) = loaded?;
-        let scenario = scenario(cell.neighbour.unwrap_or(0)).context("a scenario of the demo")?;
+        let scenario =
+            scenario(cell.neighbour.unwrap_or(0)).context("no such scenario of the demo")?;
         let name = |index: usize| NEIGHBOURS.get(index).map_or("", |(name, _)| *name);
         Ok(LeverRun {
             neighbour: match (cell.neighbour, cell.service) {
@@ -431,7 +432,7 @@ impl LeverScene {
 
     /// Starts batch work in every batch container.
     fn start_batch(&mut self, neighbour: usize, counters: &Path) -> Result<()> {
-        let scenario = scenario(neighbour).context("a scenario of the demo")?;
+        let scenario = scenario(neighbour).context("no such scenario of the demo")?;
         let scratch = self.work.join("scratch");
         for (number, (_, container)) in self.batch.iter().enumerate() {
             let counter = counters.join(number.to_string());
@@ -450,7 +451,7 @@ impl LeverScene {
         repeat: u64,
         counters: &Path,
     ) -> Result<(load::Outcome, Window)> {
-        let (service, rate) = self.services.get(cell.service).context("a service")?;
+        let (service, rate) = self.services.get(cell.service).context("no such service")?;
         let all = self.services.iter().enumerate();
         let others = all.filter(|(index, _)| *index != cell.service);
         let sampler = Sampler::start(Targets {

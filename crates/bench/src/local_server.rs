@@ -98,7 +98,7 @@ impl LocalServer {
         let post = post.body(object.to_string().into_bytes())?;
         let response: Result<Value, _> = self.client.request(post).await;
         let name = &object["metadata"]["name"];
-        let response = response.with_context(|| format!("creating {name} at {path}"))?;
+        let response = response.with_context(|| format!("failed to create {name} at {path}"))?;
         let uid = response["metadata"]["uid"].as_str();
         Ok(uid.unwrap_or_default().to_owned())
     }
@@ -113,7 +113,7 @@ impl LocalServer {
         let patched = self.client.request_text(request).await;
         patched
             .map(drop)
-            .with_context(|| format!("patching {path}"))
+            .with_context(|| format!("failed to patch {path}"))
     }
 
     /// Stops serving, and waits a moment for clients to close their connections.

@@ -329,7 +329,10 @@ fn history_memory(containers: usize) -> Result<f64> {
         all.push(model);
     }
     let grown = (rss_mib() - before).max(0.0);
-    ensure!(all.len() == containers, "histories are gone");
+    ensure!(
+        all.len() == containers,
+        "histories were dropped during the measurement"
+    );
     Ok(grown)
 }
 

@@ -194,7 +194,7 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigure
     let cpu = scheduler.cpu().saturating_sub(before);
     let creation = match creating.await? {
         Ok(creation) => creation,
-        Err(error) => bail!("creating pods: {error}"),
+        Err(error) => bail!("failed to create pods: {error}"),
     };
     let rss = scheduler.rss_mib();
     scheduler.stop().await;
@@ -250,7 +250,7 @@ async fn prepare(client: &Client, objects: &ApiObjects) -> Result<()> {
     for (kind, value) in &objects.others {
         other(client, kind, value)
             .await
-            .with_context(|| format!("creating an object of {kind}"))?;
+            .with_context(|| format!("failed to create an object of {kind}"))?;
     }
     let pods = objects.bound.iter().map(|pod| {
         let api: Api<Pod> = Api::namespaced(client.clone(), bench::NAMESPACE);

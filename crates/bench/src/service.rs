@@ -54,7 +54,7 @@ impl Service {
                 });
             }
             if Instant::now() > end {
-                bail!("the service does not start");
+                bail!("the service did not start within {PATIENCE:?}");
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

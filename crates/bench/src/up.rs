@@ -180,7 +180,7 @@ pub(super) async fn run(args: &Args) -> Result<UpFigures> {
     deployments
         .create(&PostParams::default(), &deployment)
         .await
-        .context("create the Deployment")?;
+        .context("failed to create the Deployment")?;
     wait_until("all pods exist", || {
         objects_exist(&client, PODS, args.replicas)
     })

@@ -71,7 +71,9 @@ impl RequestWork {
         });
         let file = file.transpose()?;
         let length = file.as_ref().map_or(Ok(0), |file| {
-            file.metadata().map(|meta| meta.len()).context("its length")
+            file.metadata()
+                .map(|meta| meta.len())
+                .context("failed to read the length of the file")
         })?;
         Ok(Self {
             steps: args.steps,
@@ -168,7 +170,7 @@ pub fn run(args: &Args) -> Result<()> {
         let set = &sets[index % sets.len()];
         let data = epoll::EventData::new_u64(index as u64);
         if let Err(error) = epoll::add(set, &*stream, data, epoll::EventFlags::IN) {
-            tracing::warn!(%error, "connection dropped");
+            tracing::warn!(%error, "failed to watch a connection, dropping it");
         }
     }
     Ok(())
@@ -193,7 +195,7 @@ pub fn pin_to(cpu: usize) {
     let mut mask = rustix::thread::CpuSet::new();
     mask.set(cpu);
     if let Err(error) = rustix::thread::sched_setaffinity(None, &mask) {
-        tracing::warn!(cpu, %error, "cannot pin the thread");
+        tracing::warn!(cpu, %error, "failed to pin the thread");
     }
 }
 
@@ -206,7 +208,7 @@ fn serve_requests(set: &std::os::fd::OwnedFd, connections: &Connections, mut req
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => {
-                tracing::error!(%error, "epoll_wait failed; the worker ends");
+                tracing::error!(%error, "failed to wait for events, stopping the worker");
                 return;
             }
         }

@@ -120,7 +120,7 @@ async fn create(cluster: &ManagerCluster, pod: &str) -> Result<String> {
         .local
         .client
         .request_text(post.body(pod.as_bytes().to_vec())?);
-    response.await.context("creating a pod")
+    response.await.context("failed to create a pod")
 }
 
 fn median_us(took: &mut [Duration]) -> f64 {

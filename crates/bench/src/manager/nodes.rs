@@ -312,11 +312,14 @@ async fn replan(
         .server
         .store()
         .all(&slos_table(), None, &|_| true);
-    let says = |entry: &Arc<Entry>| {
+    let has_settings = |entry: &Arc<Entry>| {
         entry.value()["spec"]["resourceUsedThresholdWithBE"]["cpuSuppressThresholdPercent"]
             == suppress
     };
-    ensure!(slos.iter().all(says), "a NodeSLO has other settings");
+    ensure!(
+        slos.iter().all(has_settings),
+        "a NodeSLO does not have the last settings"
+    );
     Ok(last.duration_since(began).as_secs_f64())
 }
 

@@ -65,7 +65,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Series>> {
     for series in &mut all {
         series.samples.sort_by_key(|sample| sample.time);
     }
-    ensure!(!all.is_empty(), "there are no files");
+    ensure!(!all.is_empty(), "found no trace files");
     Ok(all)
 }
 

@@ -139,7 +139,10 @@ impl Lane {
             config: Some(config.clone()),
             runtime_handler: String::new(),
         };
-        let response = client.run_pod_sandbox(request).await.context("pod")?;
+        let response = client
+            .run_pod_sandbox(request)
+            .await
+            .context("failed to run the pod sandbox")?;
         Ok(Self {
             client,
             pod: Pod {
@@ -166,7 +169,10 @@ impl Lane {
         let begun = Instant::now();
         let created = self.client.create_container(request).await;
         let create = begun.elapsed();
-        let container_id = created.context("creating")?.into_inner().container_id;
+        let container_id = created
+            .context("failed to create the container")?
+            .into_inner()
+            .container_id;
         let request = cri::StartContainerRequest {
             container_id: container_id.clone(),
         };
@@ -174,10 +180,12 @@ impl Lane {
         self.client
             .start_container(request)
             .await
-            .context("starting")?;
+            .context("failed to start the container")?;
         let start = create + begun.elapsed();
         let output = read_output(&self.logs.join(format!("{attempt}.log"))).await;
-        self.remove(container_id).await.context("removing")?;
+        self.remove(container_id)
+            .await
+            .context("failed to remove the container")?;
         if practice {
             return Ok(());
         }

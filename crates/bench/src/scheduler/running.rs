@@ -71,7 +71,7 @@ impl SchedulerHandle {
             Self::Inside { task, debug, .. } => {
                 while !debug.is_ready() {
                     if task.is_finished() || Instant::now() > until {
-                        bail!("the scheduler does not become ready");
+                        bail!("the scheduler ended or did not become ready within {START:?}");
                     }
                     tokio::time::sleep(LOOK_EVERY).await;
                 }

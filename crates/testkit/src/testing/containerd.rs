@@ -144,7 +144,7 @@ impl Drop for Containerd {
     #[allow(clippy::print_stderr, reason = "processes are left behind")]
     fn drop(&mut self) {
         if let Err(error) = script("stop", &self.directory, &self.run) {
-            eprintln!("a containerd is left behind: {error}");
+            eprintln!("failed to stop containerd: {error}");
         } else if self.temporary {
             let _ = std::fs::remove_dir_all(&self.run);
         }
