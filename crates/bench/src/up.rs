@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use koord_kube::api::PostParams;
 use koord_kube::{Api, Client};
-use koordctl::running::Running;
+use koordctl::running::RunningCluster;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -122,7 +122,7 @@ impl UpProcess {
             if let Some(status) = self.0.try_wait().context("koord up")? {
                 bail!("koord up ended with {status}");
             }
-            if let Some(running) = Running::read(dir)? {
+            if let Some(running) = RunningCluster::read(dir)? {
                 break running;
             }
             if began.elapsed() > PATIENCE {

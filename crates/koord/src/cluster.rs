@@ -10,8 +10,8 @@ pub use koord_api::configmap::{NAME as CONFIG_NAME, NAMESPACE as CONFIG_NAMESPAC
 pub use koordctl::cluster_files::{ADDRESSES_NAME, default_data_dir};
 
 use crate::access::{self, Access};
-use crate::exported;
-use crate::place::{self, Claim, Groups};
+use crate::instance_dir::{self, Claim, Groups};
+use crate::sim_exporter;
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -79,7 +79,7 @@ pub struct Options {
     /// Interval of koordlet's reports. `None`: the one in the NodeMetric.
     pub report_interval: Option<Duration>,
     /// The container runtime that runs this machine's pods; processes when `None`.
-    pub runtime: Option<crate::runtime::Chosen>,
+    pub runtime: Option<crate::runtime::ChosenRuntime>,
     /// If set, pods have all rights of this process unless they drop them.
     pub trusted_pods: bool,
     /// Request limits of the API server.
@@ -157,8 +157,8 @@ impl Cluster {
     /// first objects cannot be written. What another cluster wrote is untouched then.
     pub async fn start(options: Options) -> Result<Self> {
         koord_kube::tls::install_crypto_provider();
-        let directory = place::claim_directory(&options.data_dir).await?;
-        let groups = place::claim_groups(&options.data_dir)?;
+        let directory = instance_dir::claim_directory(&options.data_dir).await?;
+        let groups = instance_dir::claim_groups(&options.data_dir)?;
         let context = Context::new();
         let node_name = koord_node::host_name();
         let node_logs = koord_node::Logs::new(options.data_dir.join("node"));
@@ -169,7 +169,7 @@ impl Cluster {
             Storage::Dir(options.data_dir.join("apiserver"))
         };
         let mut config = Config::new(storage, context.clock.clone());
-        let (bind, note) = place::find_port(options.port).await?;
+        let (bind, note) = instance_dir::find_port(options.port).await?;
         config.bind = bind;
         config.limits = options.limits.clone();
         config.controllers = options.controllers.clone();
@@ -228,7 +228,7 @@ impl Cluster {
         cluster
             .start_components(&options, manager, node_logs, execs)
             .await?;
-        cluster.tell_addresses().await?;
+        cluster.publish_addresses().await?;
         Ok(cluster)
     }
 
@@ -242,7 +242,7 @@ impl Cluster {
         let (client, context) = (self.client.clone(), self.context.clone());
         let controllers = ControllerMetrics::register(&context.metrics)?;
         manager.controller_metrics = Some(controllers.clone());
-        let spawn = |components: &mut JoinSet<_>, name: &'static str, run: Running| {
+        let spawn = |components: &mut JoinSet<_>, name: &'static str, run: ComponentFuture| {
             components.spawn(async move { (name, run.await) });
         };
         let enabled = |name: &str| options.components.enabled(name);
@@ -250,7 +250,7 @@ impl Cluster {
             spawn(
                 &mut self.components,
                 "manager",
-                running(koord_manager::run(manager, client.clone(), context.clone())),
+                component_future(koord_manager::run(manager, client.clone(), context.clone())),
             );
         }
         if enabled("scheduler") {
@@ -277,7 +277,7 @@ impl Cluster {
             spawn(
                 &mut self.components,
                 "scheduler",
-                running(koord_scheduler::run(
+                component_future(koord_scheduler::run(
                     scheduler,
                     client.clone(),
                     context.clone(),
@@ -311,7 +311,7 @@ impl Cluster {
         spawn(
             &mut self.components,
             "node",
-            running(koord_node::run(node, client.clone(), context.clone())),
+            component_future(koord_node::run(node, client.clone(), context.clone())),
         );
         if enabled("koordlet") {
             let mut settings = koordlet::Settings {
@@ -355,19 +355,19 @@ impl Cluster {
             spawn(
                 &mut self.components,
                 "koordlet",
-                running(koordlet::run(agent, client.clone(), context.clone())),
+                component_future(koordlet::run(agent, client.clone(), context.clone())),
             );
         }
         if options.simulated_nodes > 0 {
             let kubelets = match options.topology {
-                Some(_) => exported::kubelets(&options.data_dir),
+                Some(_) => sim_exporter::kubelets(&options.data_dir),
                 None => koord_sim::Kubelets::default(),
             };
             for name in &kubelets.nodes {
                 spawn(
                     &mut self.components,
                     "topology-exporter",
-                    Box::pin(exported::export(
+                    Box::pin(sim_exporter::export(
                         kubelets.clone(),
                         name.clone(),
                         client.clone(),
@@ -387,7 +387,7 @@ impl Cluster {
             spawn(
                 &mut self.components,
                 "sim",
-                running(koord_sim::run(sim, client, context)),
+                component_future(koord_sim::run(sim, client, context)),
             );
         }
         Ok(())
@@ -398,7 +398,7 @@ impl Cluster {
         &mut self,
         config: &koord_descheduler::config::Configuration,
         controllers: ControllerMetrics,
-    ) -> Result<Running> {
+    ) -> Result<ComponentFuture> {
         use koord_descheduler::daemon;
         let registry = koord_descheduler::registry::Registry::in_tree();
         let completed = registry.complete(config.clone()).context("descheduler")?;
@@ -421,7 +421,7 @@ impl Cluster {
         }
         self.descheduler_address = self.serve("descheduler", DESCHEDULER_PORT, &admin);
         let (client, context) = (self.client.clone(), self.context.clone());
-        Ok(running(Box::pin(daemon::run(
+        Ok(component_future(Box::pin(daemon::run(
             options, framework, client, context,
         ))))
     }
@@ -450,7 +450,7 @@ impl Cluster {
 
     /// Writes the addresses of the components to a ConfigMap, for `koord explain` and other clients that only
     /// have a kubeconfig.
-    async fn tell_addresses(&self) -> Result<()> {
+    async fn publish_addresses(&self) -> Result<()> {
         let url = |address: Option<SocketAddr>| {
             address.map_or_else(String::new, |address| format!("http://{address}"))
         };
@@ -498,8 +498,8 @@ impl Cluster {
 
     /// Returns a note about another cluster that runs on this machine, if one does.
     #[must_use]
-    pub fn beside(&self) -> Option<String> {
-        let other = self.groups.beside.as_ref()?;
+    pub fn other_cluster_note(&self) -> Option<String> {
+        let other = self.groups.other_cluster.as_ref()?;
         Some(format!(
             "another cluster runs on this machine (process {}, {}): this one's pods are in control \
              groups of their own below {}, and each measures the other as usage of the system",
@@ -596,9 +596,9 @@ fn is_ready(node: &Node) -> Option<PodTerms> {
 /// Time limit for a component to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-type Running = BoxFuture<'static, Result<()>>;
+type ComponentFuture = BoxFuture<'static, Result<()>>;
 
-fn running<E>(future: BoxFuture<'static, Result<(), E>>) -> Running
+fn component_future<E>(future: BoxFuture<'static, Result<(), E>>) -> ComponentFuture
 where
     E: std::error::Error + Send + Sync + 'static,
 {

@@ -4,9 +4,9 @@ mod access;
 pub mod cli;
 pub mod cluster;
 pub mod demo;
-mod exported;
-mod place;
+mod instance_dir;
 pub mod runtime;
+mod sim_exporter;
 pub mod up;
 
 use koord_app::console;

@@ -27,17 +27,17 @@ pub struct Args {
 
 /// A container runtime that has answered, and koordlet's settings for it.
 #[derive(Debug, Clone)]
-pub struct Chosen {
+pub struct ChosenRuntime {
     /// Runtime client of the node agent.
     pub runtime: koord_node::Runtime,
     /// Settings of koordlet's runtime hooks.
     pub hooks: Config,
 }
 
-impl Chosen {
+impl ChosenRuntime {
     /// Returns a description of the runtime and the hooks for users.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn description(&self) -> String {
         format!(
             "{} at {}; values of hooks by {}",
             self.runtime.version(),
@@ -52,7 +52,7 @@ impl Args {
     ///
     /// # Errors
     /// When it does not answer as a runtime.
-    pub async fn choose(&self, data_dir: &Path) -> Result<Option<Chosen>> {
+    pub async fn choose(&self, data_dir: &Path) -> Result<Option<ChosenRuntime>> {
         let Some(endpoint) = &self.runtime else {
             return Ok(None);
         };
@@ -76,7 +76,7 @@ impl Args {
         if let Some(directory) = &self.runtime_hook_server_config_dir {
             hooks.server.directory.clone_from(directory);
         }
-        Ok(Some(Chosen { runtime, hooks }))
+        Ok(Some(ChosenRuntime { runtime, hooks }))
     }
 }
 

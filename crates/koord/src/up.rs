@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use koord_app::flags::{FlagValueError, Selection, selection};
 use koord_model::alignment::{Policy, Scope};
 use koord_sim::Layout;
-use koordctl::running::{self, Running};
+use koordctl::running::{self, RunningCluster};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -171,7 +171,7 @@ impl Args {
 pub fn main(args: &Args) -> Result<()> {
     args.layout()?;
     args.descheduler()?;
-    crate::place::keep_files_private();
+    crate::instance_dir::keep_files_private();
     if args.detach {
         return detach(args);
     }
@@ -184,12 +184,14 @@ pub fn main(args: &Args) -> Result<()> {
 
 async fn run(args: &Args) -> Result<()> {
     let data_dir = args.data_dir();
-    let mut stop = Stop::new().context("signal handlers")?;
+    let mut stop = ShutdownSignal::new().context("signal handlers")?;
     let runtime = tokio::select! {
         runtime = args.runtime.choose(&data_dir) => runtime?,
         signal = stop.next() => bail!("{signal} before the cluster was up"),
     };
-    let told = runtime.as_ref().map(crate::runtime::Chosen::told);
+    let runtime_text = runtime
+        .as_ref()
+        .map(crate::runtime::ChosenRuntime::description);
     let start = Cluster::start(cluster::Options {
         runtime,
         data_dir: data_dir.clone(),
@@ -217,7 +219,7 @@ async fn run(args: &Args) -> Result<()> {
         signal = stop.next() => bail!("{signal} before the cluster was up"),
     };
     let failure = tokio::select! {
-        failure = serve(&mut cluster, args, &data_dir, told) => match failure {
+        failure = serve(&mut cluster, args, &data_dir, runtime_text) => match failure {
             Ok(never) => match never {},
             Err(error) => Some(error),
         },
@@ -226,7 +228,7 @@ async fn run(args: &Args) -> Result<()> {
             None
         }
     };
-    Running::remove(&data_dir);
+    RunningCluster::remove(&data_dir);
     let ended = failure.map_or(Ok(()), Err);
     let hurry = cluster.hurry.clone();
     let mut stopping = pin!(cluster.stop());
@@ -249,7 +251,7 @@ async fn serve(
     runtime: Option<String>,
 ) -> Result<std::convert::Infallible> {
     let terms = cluster.ready().await?;
-    let running = Running {
+    let running = RunningCluster {
         pid: std::process::id(),
         server: format!("https://{}", cluster.address),
         kubeconfig: cluster.kubeconfig.clone(),
@@ -260,7 +262,7 @@ async fn serve(
         unconfined: koord_node::unconfined(&terms.confinement).map(str::to_owned),
         rights: terms.rights,
         notes: cluster.notes.clone(),
-        beside: cluster.beside(),
+        beside: cluster.other_cluster_note(),
         runtime,
         scheduler: cluster.scheduler_address,
         descheduler: cluster.descheduler_address,
@@ -272,9 +274,9 @@ async fn serve(
 }
 
 /// The signals that stop a cluster.
-struct Stop([(Signal, &'static str); 3]);
+struct ShutdownSignal([(Signal, &'static str); 3]);
 
-impl Stop {
+impl ShutdownSignal {
     fn new() -> io::Result<Self> {
         Ok(Self([
             (signal(SignalKind::interrupt())?, "Ctrl-C"),
@@ -297,7 +299,7 @@ impl Stop {
 /// Starts the same command in a separate session, and waits until its cluster is up.
 fn detach(args: &Args) -> Result<()> {
     let dir = args.data_dir();
-    crate::place::make_private(&dir)?;
+    crate::instance_dir::make_private(&dir)?;
     if let Some(holder) = koordctl::cluster_files::holder(&dir)? {
         bail!(
             "a cluster runs in {} already, as process {}: koord down stops it",
@@ -327,7 +329,9 @@ fn detach(args: &Args) -> Result<()> {
                 path.display()
             );
         }
-        if let Some(running) = Running::read(&dir)?.filter(|running| running.pid == child.id()) {
+        if let Some(running) =
+            RunningCluster::read(&dir)?.filter(|running| running.pid == child.id())
+        {
             console::say(running.welcome(running::Stopping::Down(&dir, args.data_dir.is_some())));
             console::say(format_args!("  its log: {}\n", path.display()));
             return Ok(());

@@ -1,6 +1,6 @@
 //! `koord audit`: shows what the node agent did, and why.
 
-use crate::{plain, running};
+use crate::{http_get, running};
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
 use koord_app::console;
@@ -130,7 +130,7 @@ async fn read(args: &Args, filter: &RecordFilter) -> Result<(Vec<Value>, RecordP
 
 async fn query(args: &Args, path: &str) -> Result<Answer> {
     let address = running::koordlet(args.address.as_deref());
-    let (code, body) = plain::get(&address, "koordlet", path).await?;
+    let (code, body) = http_get::get(&address, "koordlet", path).await?;
     match code {
         200 => serde_json::from_str(&body).context("invalid response from koordlet"),
         404 => bail!(

@@ -8,7 +8,7 @@ pub mod cli;
 pub mod cluster_files;
 mod crds;
 pub mod explain;
+pub mod http_get;
 pub mod node;
-pub mod plain;
 pub mod recommend;
 pub mod running;

@@ -3,7 +3,7 @@
 
 mod topology;
 
-use crate::{plain, running};
+use crate::{http_get, running};
 use anyhow::{Context as _, Result, bail};
 use comfy_table::{ColumnConstraint, Table, Width, presets};
 use koord_app::console;
@@ -54,7 +54,7 @@ pub fn main(command: &NodeCommand) -> Result<()> {
 /// # Errors
 /// koordlet cannot be reached, or its response is invalid.
 pub(crate) async fn fetch_status(address: &str) -> Result<Status> {
-    let (code, body) = plain::get(address, "koordlet", "/debug/status").await?;
+    let (code, body) = http_get::get(address, "koordlet", "/debug/status").await?;
     if code != 200 {
         bail!("koordlet at {address} returned HTTP status {code} for /debug/status");
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// A running cluster. Its file is in the data directory while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Running {
+pub struct RunningCluster {
     /// Process id.
     pub pid: u32,
     /// URL of the API server.
@@ -62,7 +62,7 @@ pub enum Stopping<'a> {
     Down(&'a Path, bool),
 }
 
-impl Running {
+impl RunningCluster {
     fn path(dir: &Path) -> PathBuf {
         dir.join("cluster.json")
     }
@@ -197,7 +197,7 @@ pub(crate) fn koordlet(given: Option<&str>) -> String {
     let address = [false, true].into_iter().find_map(|memory| {
         let dir = cluster_files::default_data_dir(memory);
         let holder = cluster_files::holder(&dir).ok()??;
-        let running = Running::read(&dir).ok()??;
+        let running = RunningCluster::read(&dir).ok()??;
         running.koordlet.filter(|_| running.pid == holder.pid)
     });
     address.map_or_else(
@@ -219,7 +219,7 @@ fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
     dirs.iter().find_map(|dir| {
         // A stopped cluster no longer owns the port, and another program may.
         let holder = cluster_files::holder(dir).ok()??;
-        let running = Running::read(dir).ok()??;
+        let running = RunningCluster::read(dir).ok()??;
         let its = [running.scheduler, running.descheduler, running.koordlet];
         if running.pid != holder.pid || !its.contains(&Some(authority)) {
             return None;
@@ -240,7 +240,7 @@ pub fn status(args: &Args) -> Result<()> {
     let Some(holder) = cluster_files::holder(&dir)? else {
         bail!("no cluster runs in {}", dir.display());
     };
-    match Running::read(&dir)?.filter(|running| running.pid == holder.pid) {
+    match RunningCluster::read(&dir)?.filter(|running| running.pid == holder.pid) {
         Some(running) => {
             console::say(format_args!(
                 "up: {} with {}, process {}{}",
@@ -303,8 +303,8 @@ pub fn down(args: &Args) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn running() -> Running {
-        Running {
+    fn running() -> RunningCluster {
+        RunningCluster {
             pid: 1,
             server: "https://127.0.0.1:6443".to_owned(),
             kubeconfig: "/d/kubeconfig".into(),
@@ -333,7 +333,7 @@ mod tests {
             ),
             "{text}"
         );
-        let odd = Running {
+        let odd = RunningCluster {
             unconfined: Some("kubepods: denied (are you root?)".to_owned()),
             beside: Some("another cluster".to_owned()),
             runtime: Some("containerd at x".to_owned()),
@@ -361,7 +361,7 @@ mod tests {
     fn token_goes_to_the_ports_of_its_cluster_only() {
         let dir = tempfile::tempdir().unwrap();
         let koordlet: SocketAddr = "127.0.0.1:9316".parse().unwrap();
-        let cluster = Running {
+        let cluster = RunningCluster {
             pid: std::process::id(),
             koordlet: Some(koordlet),
             ..running()
@@ -390,10 +390,10 @@ mod tests {
     #[test]
     fn its_file_is_there_while_it_is_up() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(Running::read(dir.path()).unwrap(), None);
+        assert_eq!(RunningCluster::read(dir.path()).unwrap(), None);
         running().write(dir.path()).unwrap();
-        assert_eq!(Running::read(dir.path()).unwrap(), Some(running()));
-        Running::remove(dir.path());
-        assert_eq!(Running::read(dir.path()).unwrap(), None);
+        assert_eq!(RunningCluster::read(dir.path()).unwrap(), Some(running()));
+        RunningCluster::remove(dir.path());
+        assert_eq!(RunningCluster::read(dir.path()).unwrap(), None);
     }
 }

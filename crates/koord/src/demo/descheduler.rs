@@ -12,7 +12,7 @@ use super::{output, simulated};
 use crate::{cluster, console};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use stage::Stage;
+use stage::DeschedulerStage;
 use std::path::PathBuf;
 
 /// CPUs of a node.
@@ -52,13 +52,13 @@ pub struct Args {
 /// Results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub struct DeschedulerOutcome {
     /// Conditions of the run.
-    pub setup: Setup,
+    pub setup: DeschedulerSetup,
     /// Loads before the descheduler started.
-    pub before: Spread,
+    pub before: LoadSpread,
     /// Loads at the end.
-    pub after: Spread,
+    pub after: LoadSpread,
     /// Jobs that moved a pod.
     pub moves: usize,
     /// Migration jobs that failed.
@@ -80,7 +80,7 @@ pub struct Outcome {
 /// Conditions of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Setup {
+pub struct DeschedulerSetup {
     /// Names of the nodes; those that were there first come first.
     pub nodes: Vec<String>,
     /// Number of nodes that were there first.
@@ -110,7 +110,7 @@ pub struct Sample {
 /// Distribution of loads over the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Spread {
+pub struct LoadSpread {
     /// Percent.
     pub mean: f64,
     /// Standard deviation, in points.
@@ -123,11 +123,11 @@ pub struct Spread {
     pub hot: usize,
 }
 
-impl Spread {
+impl LoadSpread {
     /// Summarizes loads in percent.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a count of nodes")]
-    pub fn of(loads: &[f64], high: f64) -> Self {
+    pub fn from_loads(loads: &[f64], high: f64) -> Self {
         let count = loads.len().max(1) as f64;
         let mean = loads.iter().sum::<f64>() / count;
         let variance = loads.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / count;
@@ -163,14 +163,14 @@ pub fn main(args: &Args) -> Result<()> {
     )
 }
 
-async fn run(args: &Args) -> Result<Outcome> {
-    let mut stage = Stage::set(args.nodes as usize).await?;
+async fn run(args: &Args) -> Result<DeschedulerOutcome> {
+    let mut stage = DeschedulerStage::set_up(args.nodes as usize).await?;
     let outcome = play(&mut stage, args).await;
     stage.cluster.stop().await;
     outcome
 }
 
-async fn play(stage: &mut Stage, args: &Args) -> Result<Outcome> {
+async fn play(stage: &mut DeschedulerStage, args: &Args) -> Result<DeschedulerOutcome> {
     console::warn(format_args!(
         "{} pods on {} of {} nodes",
         stage.setup.pods,
@@ -200,12 +200,12 @@ mod tests {
 
     #[test]
     fn loads_are_summed_up() {
-        let spread = Spread::of(&[10.0, 90.0, 50.0, 50.0], 65.0);
+        let spread = LoadSpread::from_loads(&[10.0, 90.0, 50.0, 50.0], 65.0);
         assert_eq!((spread.mean, spread.max, spread.p95), (50.0, 90.0, 90.0));
         assert_eq!((spread.hot, spread.stddev), (1, 800_f64.sqrt()));
         let mut loads = vec![1.0; 19];
         loads.push(100.0);
-        assert_eq!(Spread::of(&loads, 65.0).p95, 1.0);
-        assert_eq!(Spread::of(&[], 65.0).max, 0.0);
+        assert_eq!(LoadSpread::from_loads(&loads, 65.0).p95, 1.0);
+        assert_eq!(LoadSpread::from_loads(&[], 65.0).max, 0.0);
     }
 }

@@ -14,17 +14,17 @@ mod scene;
 pub mod schedule;
 mod simulated;
 mod stage;
+pub mod summary;
 pub mod table;
 pub mod topology;
 pub mod verdict;
 mod window;
-pub mod words;
 
 use crate::console;
 use anyhow::{Context, Result};
 use koord_workload::scenario::{self, Scenario};
 use progress::Progress;
-use result::{Phase, PhaseResult, Ratios, Run, ScenarioResult, Single, Suite};
+use result::{Phase, PhaseResult, PhaseRun, Ratios, ScenarioResult, Single, Suite};
 use scene::Scene;
 use schedule::{Extent, Schedule};
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub const EXIT_CODES: &str = "Exit codes:
 pub struct Args {
     /// The neighbors to play: names, or `all`.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "cpu,memory,burst",
-          value_parser = known)]
+          value_parser = scenario_name)]
     pub scenario: Vec<String>,
     /// Play Koordinator's fixed cap too and, where a scenario has it, batch work without any QoS.
     #[arg(long)]
@@ -97,7 +97,7 @@ pub struct Args {
     pub verbose: bool,
 }
 
-fn known(text: &str) -> Result<String, String> {
+fn scenario_name(text: &str) -> Result<String, String> {
     scenario::select(&[text.to_owned()]).map(|_| text.to_owned())
 }
 
@@ -190,7 +190,7 @@ async fn run(args: &Args) -> Result<Suite> {
     let end = limits
         .budget_s
         .map(|seconds| begun + Duration::from_secs_f64((seconds - CLOSE_S).max(0.0)));
-    let mut stop = Stop::new()?;
+    let mut stop = DemoSignals::new()?;
     let mut scene = Scene::open(limits.window_s, end, &mut stop).await?;
     scene.setup.repeat = usize::from(args.repeat.unwrap_or(0));
     scene.setup.budget_seconds = limits.budget_s;
@@ -239,20 +239,20 @@ async fn run(args: &Args) -> Result<Suite> {
         caveats,
         setup,
         complete: scenarios.iter().all(|one| one.ran),
-        verdict: verdict::of_suite(&scenarios),
+        verdict: verdict::judge_suite(&scenarios),
         scenarios,
         single,
     })
 }
 
 /// Ctrl-C or SIGTERM. The results until then are reported.
-struct Stop {
+struct DemoSignals {
     interrupt: Signal,
     terminate: Signal,
     stopped: bool,
 }
 
-impl Stop {
+impl DemoSignals {
     fn new() -> Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt()).context("SIGINT")?,
@@ -280,7 +280,7 @@ struct Measurement<'a> {
     schedule: Schedule,
     /// Its share of the time budget.
     deadline: Option<Instant>,
-    runs: Vec<(Phase, Run)>,
+    runs: Vec<(Phase, PhaseRun)>,
 }
 
 impl Measurement<'_> {
@@ -289,7 +289,7 @@ impl Measurement<'_> {
         mut self,
         scene: &mut Scene,
         progress: &mut Progress,
-        stop: &mut Stop,
+        stop: &mut DemoSignals,
     ) -> ScenarioResult {
         let planned = self.schedule.planned_windows();
         let why = if let Some(why) = scene.obstacle(self.scenario) {
@@ -340,7 +340,7 @@ impl Measurement<'_> {
             }
             let bar = scene.progress.clone();
             let mut attempts = 0;
-            let again = |run: Run| {
+            let again = |run: PhaseRun| {
                 attempts += 1;
                 let clean = run.rejected.is_none();
                 let again = self.schedule.measured(visit, clean, attempts, left_s());
@@ -371,7 +371,7 @@ fn summarise(
     args: &Args,
     scenario: &Scenario,
     scene: &Scene,
-    runs: &[(Phase, Run)],
+    runs: &[(Phase, PhaseRun)],
     why: Option<String>,
 ) -> ScenarioResult {
     let mut phases: Vec<PhaseResult> = scenario
@@ -407,19 +407,19 @@ fn summarise(
         operation: scenario.neighbour.operation().to_owned(),
         rate,
         service_us,
-        ratios: Ratios::of(&phases, &setup),
+        ratios: Ratios::from_phases(&phases, &setup),
         recovery_ms: managed.and_then(|managed| managed.recovery_ms),
         // Without enforcement the phases differ by name only.
         words: match scene.setup.enforced {
-            true => words::of(&phases),
+            true => summary::sentences(&phases),
             false => Vec::new(),
         },
         phases,
         verdict: ScenarioVerdict::default(),
         headline: String::new(),
     };
-    result.verdict = verdict::of_scenario(&result, &scene.setup);
-    result.headline = words::headline(&result);
+    result.verdict = verdict::judge_scenario(&result, &scene.setup);
+    result.headline = summary::headline(&result);
     result
 }
 
@@ -484,6 +484,6 @@ mod tests {
         assert!(seconds("0").unwrap_err().contains("0.5 to 3600 seconds"));
         assert!(rate("NaN").is_err());
         assert_eq!(rate("2000"), Ok(2000.0));
-        assert!(known("disk").unwrap_err().contains("fork"));
+        assert!(scenario_name("disk").unwrap_err().contains("fork"));
     }
 }

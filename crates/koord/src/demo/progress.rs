@@ -1,7 +1,7 @@
 //! Progress of the demo: windows done, time left, and how many noisy windows are measured again.
 
-use super::result::{Phase, Run};
-use super::words::latency;
+use super::result::{Phase, PhaseRun};
+use super::summary::latency;
 use koord_workload::monotonic_ns;
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ impl Progress {
 
     /// Formats one line about a window.
     #[must_use]
-    pub fn line(&self, scenario: &str, phase: Phase, run: &Run) -> String {
+    pub fn line(&self, scenario: &str, phase: Phase, run: &PhaseRun) -> String {
         let left = self.seconds_left(monotonic_ns());
         let left = if left < 90.0 {
             format!("{left:.0} s")

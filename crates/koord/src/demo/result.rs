@@ -25,7 +25,7 @@ pub struct Write {
 
 /// One measured window of one phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Run {
+pub struct PhaseRun {
     /// Number of the repeat, from 1.
     pub repeat: usize,
     /// Results of the load generator.
@@ -95,7 +95,7 @@ pub struct PhaseResult {
     /// Runs that count towards the medians.
     pub counted: usize,
     /// Every run, rejected ones included.
-    pub repeats: Vec<Run>,
+    pub repeats: Vec<PhaseRun>,
 }
 
 /// The figures that are the demo's purpose. Each is a quotient of the medians above; `None` where a phase has
@@ -123,7 +123,7 @@ pub struct Ratios {
 
 /// Machine and settings of the measurement.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Setup {
+pub struct DemoSetup {
     /// CPUs the demo may use.
     pub cpus: usize,
     /// True if the kernel reports pressure (PSI) per cgroup.
@@ -197,7 +197,7 @@ pub struct ScenarioResult {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Suite {
     /// Machine and settings.
-    pub setup: Setup,
+    pub setup: DemoSetup,
     /// True if every selected scenario ran to its end.
     pub complete: bool,
     /// The verdict over all scenarios; the exit code follows from it.
@@ -222,7 +222,7 @@ pub struct Single {
 
 impl PhaseResult {
     /// Returns the runs behind the medians: those that are not noisy, or all if all are noisy.
-    pub fn counted_runs(&self) -> impl Iterator<Item = &Run> {
+    pub fn counted_runs(&self) -> impl Iterator<Item = &PhaseRun> {
         let all = self.counted == 0;
         self.repeats
             .iter()
@@ -246,13 +246,13 @@ impl PhaseResult {
     /// Returns medians over the clean runs of `phase`. If noise rejected every run, they are over all of
     /// them, to be shown and not compared: `counted` is 0.
     #[must_use]
-    pub fn from_runs(phase: Phase, repeats: Vec<Run>) -> Self {
+    pub fn from_runs(phase: Phase, repeats: Vec<PhaseRun>) -> Self {
         let clean = repeats.iter().filter(|run| run.rejected.is_none()).count();
-        let counted: Vec<&Run> = repeats
+        let counted: Vec<&PhaseRun> = repeats
             .iter()
             .filter(|run| clean == 0 || run.rejected.is_none())
             .collect();
-        let of = |value: fn(&Run) -> f64| median(counted.iter().map(|run| value(run)));
+        let of = |value: fn(&PhaseRun) -> f64| median(counted.iter().map(|run| value(run)));
         let ls = Latency {
             p50_us: of(|run| run.ls.p50_us),
             p90_us: of(|run| run.ls.p90_us),
@@ -283,7 +283,7 @@ impl Ratios {
     /// Computes the quotients of `phases`. `setup` supplies the references for EMU, which is `None` without
     /// the batch work of the idle machine.
     #[must_use]
-    pub fn of(phases: &[PhaseResult], setup: &Setup) -> Self {
+    pub fn from_phases(phases: &[PhaseResult], setup: &DemoSetup) -> Self {
         let find = |phase: Phase| {
             let clean = |one: &&PhaseResult| one.name == phase && one.counted > 0;
             phases.iter().find(clean)
@@ -314,7 +314,7 @@ impl Ratios {
 
 /// Returns the conditions of this measurement, and the limits of a demo of this kind.
 #[must_use]
-pub fn caveats(setup: &Setup) -> Vec<String> {
+pub fn caveats(setup: &DemoSetup) -> Vec<String> {
     vec![
         format!(
             "{} CPUs of one machine; service, load generator, control plane and batch share it.",
@@ -361,8 +361,8 @@ pub(super) mod tests {
         )
     }
 
-    pub(in super::super) fn run(p99: f64, ops: f64, rejected: bool) -> Run {
-        Run {
+    pub(in super::super) fn run(p99: f64, ops: f64, rejected: bool) -> PhaseRun {
+        PhaseRun {
             repeat: 1,
             ls: Outcome {
                 p99_us: p99,
@@ -396,7 +396,7 @@ pub(super) mod tests {
         let all_noisy = PhaseResult::from_runs(Phase::Managed, vec![run(7.0, 1.0, true)]);
         assert_eq!((all_noisy.ls.p99_us, all_noisy.counted), (7.0, 0));
         let phases = [phase_of(Phase::Alone, &[5.0, 6.0]), all_noisy];
-        let ratios = Ratios::of(&phases, &Setup::default());
+        let ratios = Ratios::from_phases(&phases, &DemoSetup::default());
         assert_eq!(ratios.p99_managed_over_alone, None);
     }
 
@@ -411,21 +411,21 @@ pub(super) mod tests {
         ]
         .map(|(phase, p99, ops)| PhaseResult::from_runs(phase, vec![run(p99, ops, false)]))
         .into();
-        let setup = Setup {
+        let setup = DemoSetup {
             cpus: 2,
             rate: 2000.0,
             service_us: 250.0,
             be_alone_ops_per_s: 1280.0,
-            ..Setup::default()
+            ..DemoSetup::default()
         };
-        let ratios = Ratios::of(&phases, &setup);
+        let ratios = Ratios::from_phases(&phases, &setup);
         assert_eq!(ratios.p99_unmanaged_over_alone, Some(4.0));
         assert_eq!(ratios.p99_besteffort_over_alone, Some(1.2));
         assert_eq!(ratios.be_managed_over_besteffort, Some(0.98));
         assert_eq!(ratios.be_managed_over_suppressed, Some(1.96));
         assert!((ratios.emu.unwrap() - (0.25 + 980.0 / 1280.0)).abs() < 1e-9);
         assert_eq!(
-            Ratios::of(&phases[1..], &setup).p99_managed_over_alone,
+            Ratios::from_phases(&phases[1..], &setup).p99_managed_over_alone,
             None
         );
     }

@@ -1,7 +1,7 @@
 //! The demo's cluster: its start, the setup of a scenario, and the change of phases.
 
-use super::result::{Phase, Setup, median};
-use super::stage::Stage;
+use super::result::{DemoSetup, Phase, median};
+use super::stage::ScenarioStage;
 use crate::cluster::{self, Cluster};
 use crate::console;
 use anyhow::{Context, Result, bail};
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// A running demo cluster.
 pub(super) struct Scene {
     pub(super) cluster: Cluster,
-    pub(super) setup: Setup,
+    pub(super) setup: DemoSetup,
     pub(super) executable: PathBuf,
     pub(super) directory: tempfile::TempDir,
     root: koord_host::Root,
@@ -33,7 +33,7 @@ pub(super) struct Scene {
     /// End of the demo, if there is a time budget.
     pub(super) deadline: Option<tokio::time::Instant>,
     pub(super) progress: indicatif::ProgressBar,
-    pub(super) stage: Option<Stage>,
+    pub(super) stage: Option<ScenarioStage>,
 }
 
 impl Scene {
@@ -41,7 +41,7 @@ impl Scene {
     pub(super) async fn open(
         phase_seconds: f64,
         deadline: Option<tokio::time::Instant>,
-        stop: &mut super::Stop,
+        stop: &mut super::DemoSignals,
     ) -> Result<Self> {
         let progress = progress_bar();
         progress.set_message("calibrating a request");
@@ -78,17 +78,17 @@ impl Scene {
             limits: koord_apiserver::Limits::default(),
         })
         .await?;
-        if let Some(other) = cluster.beside() {
+        if let Some(other) = cluster.other_cluster_note() {
             progress
                 .suspend(|| console::warn(format_args!("koord: {other}; it disturbs the demo")));
         }
         let mut scene = Self {
-            setup: Setup {
+            setup: DemoSetup {
                 cpus,
                 kernel: kernel_release(&root),
                 cgroup: root.version().as_str().to_owned(),
                 phase_seconds,
-                ..Setup::default()
+                ..DemoSetup::default()
             },
             cluster,
             executable,
@@ -141,7 +141,7 @@ impl Scene {
 
         self.step("waiting until koordlet has measured and the manager has published");
         // On a busy machine the phases that need no batch resources are measured all the same.
-        let _ = self.room_for_batch(15).await;
+        let _ = self.wait_for_batch_resources(15).await;
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Scene {
     }
 
     /// Returns the scenario that is set up.
-    pub(super) fn stage(&self) -> Result<&Stage> {
+    pub(super) fn stage(&self) -> Result<&ScenarioStage> {
         self.stage.as_ref().context("no scenario is set up")
     }
 
@@ -242,7 +242,7 @@ impl Scene {
     }
 
     /// Waits until the node has the resources that the batch pods request.
-    async fn room_for_batch(&mut self, seconds: u64) -> Result<()> {
+    async fn wait_for_batch_resources(&mut self, seconds: u64) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
         let needed = i64::try_from(100 * self.setup.cpus).unwrap_or(i64::MAX);
         poll("batch-cpu on the node", seconds, async || {
@@ -270,7 +270,7 @@ impl Scene {
             // Without cgroups the last phase's batch counts as use until it has left the window. After a wait
             // that timed out, the next one is shorter.
             let patience = if self.crowded { 30 } else { 180 };
-            let room = self.room_for_batch(patience).await;
+            let room = self.wait_for_batch_resources(patience).await;
             self.crowded = room.is_err();
             room?;
         }

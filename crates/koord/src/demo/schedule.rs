@@ -75,7 +75,7 @@ impl Schedule {
                     order(phases, round).into_iter().map(visit)
                 })
                 .collect(),
-            Extent::Budget => there_and_back(phases),
+            Extent::Budget => two_rounds(phases),
         };
         Self {
             extent,
@@ -230,7 +230,7 @@ fn order(phases: &[Phase], repeat: usize) -> Vec<Phase> {
 
 /// Returns two rounds, the second in reverse: a steady drift of the machine hits all phases alike, and the
 /// last phase of the first round continues into the second.
-fn there_and_back(phases: &[Phase]) -> VecDeque<Visit> {
+fn two_rounds(phases: &[Phase]) -> VecDeque<Visit> {
     let forth = phases.iter().map(|&phase| Visit::new(phase, 1, WINDOWS));
     let mut visits: VecDeque<Visit> = forth.collect();
     if let Some(last) = visits.back_mut() {

@@ -17,7 +17,7 @@ const OVERHEAD_US: f64 = 25.0;
 const BYSTANDER: (u64, f64) = (100, 20.0);
 
 /// The scenario that is set up.
-pub(super) struct Stage {
+pub(super) struct ScenarioStage {
     pub(super) scenario: &'static Scenario,
     /// Mean arrivals per second.
     pub(super) rate: f64,
@@ -30,7 +30,7 @@ pub(super) struct Stage {
     _bystanders: Vec<tokio::process::Child>,
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Returns the pod that is measured in `phase`, and its address.
     pub(super) fn measured(&self, phase: Phase) -> (&'static str, SocketAddr) {
         match self.unlimited {
@@ -139,7 +139,7 @@ impl Scene {
             Some(limit) => Some(self.serve(UNLIMITED, &command, None, limit, None).await?),
             None => None,
         };
-        let mut stage = Stage {
+        let mut stage = ScenarioStage {
             scenario,
             rate,
             address,

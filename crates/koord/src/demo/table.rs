@@ -1,8 +1,8 @@
 //! The table for the terminal, and the rows it shares with the page.
 
-use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
+use super::result::{DemoSetup, Phase, PhaseResult, ScenarioResult, Suite, Verdict};
+use super::summary::latency;
 use super::verdict;
-use super::words::latency;
 use comfy_table::{CellAlignment, Table, presets};
 use std::ops::Range;
 
@@ -130,21 +130,21 @@ pub fn text(suite: &Suite) -> String {
         .collect();
     parts.push(headlines.join("\n"));
     if suite.scenarios.iter().any(|one| !one.phases.is_empty()) {
-        parts.push(summary(suite));
+        parts.push(phase_table(suite));
     }
     if let Some(emu) = suite.scenarios.iter().find_map(|one| one.ratios.emu) {
         parts.push(format!(
             "  effective machine utilization with koord (cpu): {emu:.2}"
         ));
     }
-    let lacks = lacks(&suite.setup);
+    let lacks = missing_features(&suite.setup);
     parts.extend(lacks.map(|sentence| format!("  {sentence}")));
     parts.push(verdict::last_line(suite));
     parts.join("\n\n")
 }
 
 /// Returns a table with one row per phase of every scenario.
-fn summary(suite: &Suite) -> String {
+fn phase_table(suite: &Suite) -> String {
     let header = [
         "neighbor",
         "phase",
@@ -191,7 +191,7 @@ pub fn windows(result: &PhaseResult) -> String {
 }
 
 /// Returns warnings about features this machine is missing, which limit what the figures show.
-pub fn lacks(setup: &Setup) -> impl Iterator<Item = String> {
+pub fn missing_features(setup: &DemoSetup) -> impl Iterator<Item = String> {
     let unprotected = (!setup.enforced).then(|| {
         let why = setup.unenforced.as_deref();
         format!(
@@ -221,16 +221,16 @@ mod tests {
     use super::super::result::tests::{noisy, phase_of};
     use super::super::verdict::tests::{judged, scenario_of};
     use super::*;
-    use crate::demo::words;
+    use crate::demo::summary;
 
     fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
         let told = |mut one: ScenarioResult| {
-            one.headline = words::headline(&one);
+            one.headline = summary::headline(&one);
             one
         };
         let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(told).collect();
         Suite {
-            verdict: verdict::of_suite(&scenarios),
+            verdict: verdict::judge_suite(&scenarios),
             scenarios,
             ..Suite::default()
         }

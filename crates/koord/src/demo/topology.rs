@@ -110,19 +110,19 @@ impl Chain {
 /// Results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub struct TopologyOutcome {
     /// Conditions of the run.
-    pub setup: Setup,
+    pub setup: TopologySetup,
     /// Pods per minute that failed with TopologyAffinityError, by [`Chain`].
     pub failed_pods_per_minute: BTreeMap<Chain, f64>,
     /// Each chain.
-    pub chains: Vec<Watched>,
+    pub chains: Vec<ChainResult>,
 }
 
 /// Conditions of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Setup {
+pub struct TopologySetup {
     /// Simulated nodes.
     pub nodes: u32,
     /// Hardware layout of each of them.
@@ -138,7 +138,7 @@ pub struct Setup {
 /// Counts of the pods under one chain.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Watched {
+pub struct ChainResult {
     /// The chain.
     pub chain: Chain,
     /// Pods that failed with TopologyAffinityError.
@@ -171,11 +171,11 @@ pub fn main(args: &Args) -> Result<()> {
     )
 }
 
-async fn run(args: &Args) -> Result<Outcome> {
+async fn run(args: &Args) -> Result<TopologyOutcome> {
     let mut layout = Layout::new(NUMA_NODES, CPUS.0)?;
     // NodeNUMAResource aligns pods as a whole; these have one container.
     "pod".clone_into(&mut layout.scope);
-    let setup = Setup {
+    let setup = TopologySetup {
         nodes: args.nodes,
         replicas: args.nodes * u32::from(NUMA_NODES) + SURPLUS,
         cpus_of_pod: CPUS.1,
@@ -186,15 +186,15 @@ async fn run(args: &Args) -> Result<Outcome> {
     for chain in Chain::ALL {
         let (name, about) = (chain.name(), chain.about());
         console::warn(format_args!("{name}: {about}, {} s", setup.seconds));
-        let mut stage = Stage::set(chain, &setup).await.context(name)?;
+        let mut stage = TopologyStage::set_up(chain, &setup).await.context(name)?;
         let watched = stage.watch(chain, &setup).await;
         stage.0.stop().await;
         chains.push(watched.context(name)?);
     }
     let minutes = f64::from(setup.seconds) / 60.0;
     #[allow(clippy::cast_precision_loss, reason = "a count of pods")]
-    let rate = |watched: &Watched| (watched.chain, watched.failed as f64 / minutes);
-    Ok(Outcome {
+    let rate = |watched: &ChainResult| (watched.chain, watched.failed as f64 / minutes);
+    Ok(TopologyOutcome {
         failed_pods_per_minute: chains.iter().map(rate).collect(),
         setup,
         chains,
@@ -202,10 +202,10 @@ async fn run(args: &Args) -> Result<Outcome> {
 }
 
 /// A cluster of simulated nodes with one scheduler.
-struct Stage(SimulatedCluster);
+struct TopologyStage(SimulatedCluster);
 
-impl Stage {
-    async fn set(chain: Chain, setup: &Setup) -> Result<Self> {
+impl TopologyStage {
+    async fn set_up(chain: Chain, setup: &TopologySetup) -> Result<Self> {
         let mut cluster = SimulatedCluster::start().await?;
         let options = koord_sim::Options {
             nodes: setup.nodes as usize,
@@ -215,8 +215,8 @@ impl Stage {
         cluster.spawn("simulation of nodes", |client, context| {
             koord_sim::run(options, client, context)
         });
-        let reported = reported(cluster.client.clone(), setup.nodes as usize);
-        cluster.during(reported).await?;
+        let reports = wait_for_reports(cluster.client.clone(), setup.nodes as usize);
+        cluster.during(reports).await?;
         let options = koord_scheduler::Options {
             leader_elect: false,
             config: Some(chain.config()?),
@@ -228,7 +228,7 @@ impl Stage {
         Ok(Self(cluster))
     }
 
-    async fn watch(&mut self, chain: Chain, setup: &Setup) -> Result<Watched> {
+    async fn watch(&mut self, chain: Chain, setup: &TopologySetup) -> Result<ChainResult> {
         let stop = self.0.context.shutdown.clone();
         let pods = Informer::<Pod>::start(self.0.client.clone(), Scope::default(), stop);
         let deployments: Api<Deployment> = Api::namespaced(self.0.client.clone(), "default");
@@ -245,13 +245,13 @@ impl Stage {
 }
 
 /// Counts the pods at the end; `live` are those that have not failed.
-fn watched(chain: Chain, failed_by_second: Vec<u64>, live: &[Pod]) -> Result<Watched> {
+fn watched(chain: Chain, failed_by_second: Vec<u64>, live: &[Pod]) -> Result<ChainResult> {
     let running = live.iter().filter(|pod| phase(pod) == "Running").count();
     if running == 0 {
         bail!("no pod runs at the end: nothing was shown");
     }
     let waiting: Vec<String> = live.iter().filter_map(waits).collect();
-    Ok(Watched {
+    Ok(ChainResult {
         chain,
         failed: failed_by_second.iter().sum(),
         failed_by_second,
@@ -262,7 +262,7 @@ fn watched(chain: Chain, failed_by_second: Vec<u64>, live: &[Pod]) -> Result<Wat
 }
 
 /// Waits until every node has a report.
-async fn reported(client: Client, nodes: usize) -> Result<()> {
+async fn wait_for_reports(client: Client, nodes: usize) -> Result<()> {
     let reports: Api<NodeResourceTopology> = Api::all(client);
     let all = async {
         while reports
@@ -325,7 +325,7 @@ fn waits(pod: &Pod) -> Option<String> {
 }
 
 /// Returns a Deployment of pods with one container that has exclusive CPUs.
-fn deployment(setup: &Setup) -> Result<Deployment> {
+fn deployment(setup: &TopologySetup) -> Result<Deployment> {
     let amounts = json!({"cpu": setup.cpus_of_pod.to_string(), "memory": "1Gi"});
     let labels = json!({"app": "web"});
     serde_json::from_value(json!({
@@ -363,7 +363,7 @@ mod tests {
             *rates,
             json!({"default": 1200.0, "koordinator": 0.0, "community": 0.0})
         );
-        let read: Outcome = serde_json::from_value(text).unwrap();
+        let read: TopologyOutcome = serde_json::from_value(text).unwrap();
         assert_eq!(read, page::tests::outcome());
     }
 

@@ -1,7 +1,7 @@
 //! Verdict on a scenario: whether its neighbor harms the service under plain Kubernetes, and whether koord
 //! prevents that harm.
 
-use super::result::{Phase, PhaseResult, ScenarioResult, Setup, Suite, Verdict};
+use super::result::{DemoSetup, Phase, PhaseResult, ScenarioResult, Suite, Verdict};
 use super::table::span;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ const APART: f64 = 1.5;
 /// Outcome of a scenario.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum ScenarioOutcome {
     /// Plain Kubernetes lets the neighbor harm the service clearly; with koord the harm is clearly less.
     Won,
     /// The neighbor does no clear harm, with or without koord.
@@ -33,7 +33,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScenarioVerdict {
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: ScenarioOutcome,
     /// Reason why it is not conclusive, or not measured.
     pub reason: Option<String>,
 }
@@ -85,13 +85,13 @@ impl Overall {
 
 /// Returns the verdict on a scenario. Without enforced cgroups the phases differ by name only.
 #[must_use]
-pub fn of_scenario(scenario: &ScenarioResult, setup: &Setup) -> ScenarioVerdict {
+pub fn judge_scenario(scenario: &ScenarioResult, setup: &DemoSetup) -> ScenarioVerdict {
     let open = |outcome, reason: String| ScenarioVerdict {
         outcome,
         reason: Some(reason),
     };
     if let Some(why) = &scenario.why {
-        return open(Outcome::NotMeasured, why.clone());
+        return open(ScenarioOutcome::NotMeasured, why.clone());
     }
     let find = |phase| {
         let of_phase = |result: &&PhaseResult| result.name == phase && !result.repeats.is_empty();
@@ -102,13 +102,16 @@ pub fn of_scenario(scenario: &ScenarioResult, setup: &Setup) -> ScenarioVerdict 
         find(Phase::BestEffort),
         find(Phase::Managed),
     ) else {
-        return open(Outcome::NotMeasured, "a phase is missing".to_owned());
+        return open(
+            ScenarioOutcome::NotMeasured,
+            "a phase is missing".to_owned(),
+        );
     };
     if !setup.enforced {
         let why = setup.unenforced.as_deref();
         let why = why.unwrap_or("control groups were not enforced");
         return open(
-            Outcome::NotConclusive,
+            ScenarioOutcome::NotConclusive,
             format!("nothing was protected: {why}"),
         );
     }
@@ -117,7 +120,7 @@ pub fn of_scenario(scenario: &ScenarioResult, setup: &Setup) -> ScenarioVerdict 
             outcome,
             reason: None,
         },
-        Err(reason) => open(Outcome::NotConclusive, reason),
+        Err(reason) => open(ScenarioOutcome::NotConclusive, reason),
     }
 }
 
@@ -126,7 +129,7 @@ fn compare(
     alone: &PhaseResult,
     plain: &PhaseResult,
     managed: &PhaseResult,
-) -> Result<Outcome, String> {
+) -> Result<ScenarioOutcome, String> {
     let weak: Vec<String> = [alone, plain, managed]
         .into_iter()
         .filter_map(weakness)
@@ -145,22 +148,22 @@ fn compare(
     };
     if clearly_above(plain, alone) {
         return if clearly_above(plain, managed) {
-            Ok(Outcome::Won)
+            Ok(ScenarioOutcome::Won)
         } else if overlap_far_apart(plain, managed) {
             Err(overlap(plain, managed))
         } else {
-            Ok(Outcome::Lost)
+            Ok(ScenarioOutcome::Lost)
         };
     }
     if clearly_above(managed, alone) && clearly_above(managed, plain) {
-        return Ok(Outcome::Lost);
+        return Ok(ScenarioOutcome::Lost);
     }
     for result in [plain, managed] {
         if overlap_far_apart(result, alone) {
             return Err(overlap(alone, result));
         }
     }
-    Ok(Outcome::Harmless)
+    Ok(ScenarioOutcome::Harmless)
 }
 
 /// Returns the reason why a phase cannot be compared, if so.
@@ -200,18 +203,18 @@ fn overlap_far_apart(a: &PhaseResult, b: &PhaseResult) -> bool {
 
 /// Returns the verdict on all scenarios.
 #[must_use]
-pub fn of_suite(scenarios: &[ScenarioResult]) -> SuiteVerdict {
+pub fn judge_suite(scenarios: &[ScenarioResult]) -> SuiteVerdict {
     let count = |outcome| {
         let has = |one: &&ScenarioResult| one.verdict.outcome == outcome;
         scenarios.iter().filter(has).count()
     };
     let mut verdict = SuiteVerdict {
         overall: Overall::Conclusive,
-        won: count(Outcome::Won),
-        harmless: count(Outcome::Harmless),
-        lost: count(Outcome::Lost),
-        not_conclusive: count(Outcome::NotConclusive),
-        not_measured: count(Outcome::NotMeasured),
+        won: count(ScenarioOutcome::Won),
+        harmless: count(ScenarioOutcome::Harmless),
+        lost: count(ScenarioOutcome::Lost),
+        not_conclusive: count(ScenarioOutcome::NotConclusive),
+        not_measured: count(ScenarioOutcome::NotMeasured),
     };
     verdict.overall = match verdict {
         _ if verdict.not_measured > 0 || scenarios.is_empty() => Overall::NotMeasured,
@@ -238,8 +241,8 @@ pub fn first_line(suite: &Suite) -> Option<String> {
             .collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     };
-    let open = of(Outcome::NotConclusive).map(|why| format!("NOT CONCLUSIVE: {why}."));
-    let missing = of(Outcome::NotMeasured).map(|why| format!("NOT MEASURED: {why}."));
+    let open = of(ScenarioOutcome::NotConclusive).map(|why| format!("NOT CONCLUSIVE: {why}."));
+    let missing = of(ScenarioOutcome::NotMeasured).map(|why| format!("NOT MEASURED: {why}."));
     let parts: Vec<String> = [open, missing].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join(" "))
 }
@@ -262,13 +265,13 @@ pub fn last_line(suite: &Suite) -> String {
     let mut line = format!(
         "Of {all} neighbor{}, koord won {}; harmless: {}; lost: {}",
         if all == 1 { "" } else { "s" },
-        names(Outcome::Won),
-        names(Outcome::Harmless),
-        names(Outcome::Lost)
+        names(ScenarioOutcome::Won),
+        names(ScenarioOutcome::Harmless),
+        names(ScenarioOutcome::Lost)
     );
     for (outcome, title) in [
-        (Outcome::NotConclusive, "not conclusive"),
-        (Outcome::NotMeasured, "not measured"),
+        (ScenarioOutcome::NotConclusive, "not conclusive"),
+        (ScenarioOutcome::NotMeasured, "not measured"),
     ] {
         let names = names(outcome);
         if names != "0" {
@@ -299,28 +302,28 @@ pub(super) mod tests {
             name: name.to_owned(),
             title: format!("<{name}>"),
             ran: true,
-            ratios: super::super::result::Ratios::of(&phases, &Setup::default()),
+            ratios: super::super::result::Ratios::from_phases(&phases, &DemoSetup::default()),
             phases,
             ..ScenarioResult::default()
         })
     }
 
     pub(in super::super) fn judged(mut scenario: ScenarioResult) -> ScenarioResult {
-        scenario.verdict = of_scenario(&scenario, &enforced());
+        scenario.verdict = judge_scenario(&scenario, &enforced());
         scenario
     }
 
-    pub(in super::super) fn enforced() -> Setup {
-        Setup {
+    pub(in super::super) fn enforced() -> DemoSetup {
+        DemoSetup {
             enforced: true,
             psi: true,
-            ..Setup::default()
+            ..DemoSetup::default()
         }
     }
 
     #[test]
     fn outcomes_follow_from_the_windows() {
-        use Outcome::{Harmless, Lost, NotConclusive, Won};
+        use ScenarioOutcome::{Harmless, Lost, NotConclusive, Won};
         for (alone, plain, managed, outcome) in [
             ([500.0, 520.0], [3000.0, 3300.0], [450.0, 480.0], Won),
             ([500.0, 520.0], [3000.0, 3300.0], [700.0, 750.0], Won),
@@ -396,8 +399,8 @@ pub(super) mod tests {
             };
             let all = [alone, plain, managed].map(clean);
             if all.iter().any(|runs| runs.len() < 2) {
-                assert_eq!(outcome, Outcome::NotConclusive);
-            } else if outcome == Outcome::Won {
+                assert_eq!(outcome, ScenarioOutcome::NotConclusive);
+            } else if outcome == ScenarioOutcome::Won {
                 let least = all[1].iter().copied().fold(f64::INFINITY, f64::min);
                 assert!(all[0].iter().chain(&all[2]).all(|run| *run < least));
             }
@@ -424,7 +427,7 @@ pub(super) mod tests {
             ],
             ..Suite::default()
         };
-        suite.verdict = of_suite(&suite.scenarios);
+        suite.verdict = judge_suite(&suite.scenarios);
         assert_eq!(
             first_line(&suite).as_deref(),
             Some("NOT CONCLUSIVE: memory: every window of plain Kubernetes was noisy (noise).")
@@ -442,7 +445,7 @@ pub(super) mod tests {
         let lost = || scenario_of("l", &[500.0, 510.0], &[900.0, 990.0], &[905.0, 985.0]);
         let open = || scenario_of("o", &[500.0], &[900.0, 990.0], &[905.0, 985.0]);
         let missing = || ScenarioResult::default();
-        let code = |scenarios: &[ScenarioResult]| of_suite(scenarios).overall.exit_code();
+        let code = |scenarios: &[ScenarioResult]| judge_suite(scenarios).overall.exit_code();
         assert_eq!(code(&[won(), won()]), 0);
         assert_eq!(code(&[won(), open()]), 4);
         assert_eq!(code(&[lost(), open()]), 5);
@@ -453,7 +456,7 @@ pub(super) mod tests {
     #[test]
     fn phases_without_cgroups_prove_nothing() {
         let scenario = scenario_of("w", &[500.0, 510.0], &[900.0, 990.0], &[505.0, 515.0]);
-        let verdict = of_scenario(&scenario, &Setup::default());
-        assert_eq!(verdict.outcome, Outcome::NotConclusive);
+        let verdict = judge_scenario(&scenario, &DemoSetup::default());
+        assert_eq!(verdict.outcome, ScenarioOutcome::NotConclusive);
     }
 }

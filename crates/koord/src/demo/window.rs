@@ -1,6 +1,6 @@
 //! One measured window: sets the phase up, generates the load, samples, judges the noise.
 
-use super::result::{Phase, Run, Write};
+use super::result::{Phase, PhaseRun, Write};
 use super::scene::Scene;
 use super::schedule::Visit;
 use anyhow::{Context, Result};
@@ -17,7 +17,7 @@ impl Scene {
         &mut self,
         visit: Visit,
         patience: usize,
-        again: impl FnMut(Run) -> bool,
+        again: impl FnMut(PhaseRun) -> bool,
     ) -> Result<()> {
         let phase = visit.phase;
         self.step_of(visit, "waiting for a quiet machine")?;
@@ -42,7 +42,7 @@ impl Scene {
         &mut self,
         visit: Visit,
         targets: &Targets,
-        mut again: impl FnMut(Run) -> bool,
+        mut again: impl FnMut(PhaseRun) -> bool,
     ) -> Result<()> {
         let mut warmup_s = visit.warmup_s;
         for number in 1.. {
@@ -65,7 +65,7 @@ impl Scene {
         ls: load::Outcome,
         series: &Series,
         warmup_s: f64,
-    ) -> Result<Run> {
+    ) -> Result<PhaseRun> {
         let window = series.window(ls.window_ns);
         // Without cgroups the service's CPU time cannot be distinguished from that of other processes.
         let strangers = match self.setup.enforced {
@@ -75,7 +75,7 @@ impl Scene {
         if visit.phase == Phase::Alone {
             self.note_elsewhere(window.elsewhere * 100.0);
         }
-        Ok(Run {
+        Ok(PhaseRun {
             repeat: visit.round,
             cpu_utilization: window.cpu_utilization,
             strangers: window.strangers,

@@ -1,7 +1,7 @@
 //! `kill -9` of the whole cluster under write load.
 
 use crate::harness::{Up, exclusive};
-use crate::seen::Seen;
+use crate::watched::WatchedObjects;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use koord_host::testing::eventually_blocking;
 use koord_kube::api::{ListParams, PostParams};
@@ -75,7 +75,7 @@ fn kills_lose_nothing_that_was_acknowledged() {
         acknowledged.len() >= rounds,
         "the kills came too early to prove anything"
     );
-    leftovers(dir.path(), &runtime, &found);
+    check_no_leftovers(dir.path(), &runtime, &found);
 }
 
 /// Writes as fast as acknowledgements come; kills after a number of them that differs by round, while a
@@ -118,7 +118,7 @@ async fn write_until_killed(
 
 /// Checks that a pod's processes end with the cluster, that the next start removes what the crash left, and
 /// that a clean stop leaves nothing.
-fn leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
+fn check_no_leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
     let mut up = Up::start(dir, &[]);
     runtime.block_on(run_a_pod(&up, &["/bin/sleep", SECONDS]));
     assert_eq!(sleepers(), 1);
@@ -176,7 +176,7 @@ async fn run_a_pod(up: &Up, command: &[&str]) {
     let client = up.client().await;
     let stop = CancellationToken::new();
     let _guard = stop.clone().drop_guard();
-    let mut seen = Seen::<Pod>::start(&client, &stop);
+    let mut seen = WatchedObjects::<Pod>::start(&client, &stop);
     let pods: Api<Pod> = Api::default_namespaced(client);
     let pod = serde_json::from_value(serde_json::json!({
         "apiVersion": "v1", "kind": "Pod",

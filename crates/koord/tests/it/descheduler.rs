@@ -4,7 +4,7 @@
 mod deaths;
 
 use crate::harness::{Up, shared};
-use crate::seen::Seen;
+use crate::watched::WatchedObjects;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -113,8 +113,8 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
     runtime.block_on(async {
         let client = up.client().await;
         let stop = CancellationToken::new();
-        let mut nodes = Seen::<Node>::start(&client, &stop);
-        let mut pods = Seen::<Pod>::start(&client, &stop);
+        let mut nodes = WatchedObjects::<Node>::start(&client, &stop);
+        let mut pods = WatchedObjects::<Pod>::start(&client, &stop);
         nodes.until("simulated nodes", |all| all.len() == 4).await;
         for node in ["sim-1", "sim-2"] {
             close(&client, node, true).await;
@@ -143,7 +143,7 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
         for node in ["sim-1", "sim-2"] {
             close(&client, node, false).await;
         }
-        let mut jobs = Seen::<PodMigrationJob>::start(&client, &stop);
+        let mut jobs = WatchedObjects::<PodMigrationJob>::start(&client, &stop);
         jobs.until("two moves", |jobs| {
             let failed = [PodMigrationJobPhase::Failed, PodMigrationJobPhase::Aborted];
             for job in jobs.values() {
@@ -285,13 +285,13 @@ async fn the_program_serves_stands_for_election_and_ends_well() {
         .spawn()
         .expect("it starts");
     let at = format!("http://127.0.0.1:{plain}");
-    let get = async |path: &str| koordctl::plain::get(&at, "it", path).await;
+    let get = async |path: &str| koordctl::http_get::get(&at, "it", path).await;
     let page = async |path: &str| {
         let answers = async || matches!(get(path).await, Ok((200, _))).then_some(());
         eventually(path, answers).await;
     };
     let client = koord_kube::client::in_process(server.service());
-    let mut leases = Seen::<Lease>::start(&client, &stop);
+    let mut leases = WatchedObjects::<Lease>::start(&client, &stop);
     leases
         .until("a lease", |all| all.contains_key("mine"))
         .await;

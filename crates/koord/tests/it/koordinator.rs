@@ -24,21 +24,21 @@ const NODE: &str = "n1";
 const WITHIN: Duration = Duration::from_secs(200);
 
 /// A machine of two NUMA nodes with four CPUs each, its koordlet, and a scheduler.
-struct Stage {
+struct KoordinatorCluster {
     client: Client,
     context: Context,
     tree: Tree,
     _server: Arc<ApiServer>,
 }
 
-impl Drop for Stage {
+impl Drop for KoordinatorCluster {
     fn drop(&mut self) {
         self.context.shutdown.cancel();
     }
 }
 
-impl Stage {
-    async fn set() -> Self {
+impl KoordinatorCluster {
+    async fn set_up() -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))
             .await
@@ -180,7 +180,7 @@ impl Stage {
 
 #[tokio::test(start_paused = true)]
 async fn containers_run_on_the_cpus_that_were_chosen_by_koordlets_report() {
-    let stage = Stage::set().await;
+    let stage = KoordinatorCluster::set_up().await;
     stage.shared("0-7").await;
     let mut given = Vec::new();
     for name in ["a", "b"] {

@@ -19,7 +19,7 @@ mod kubectl;
 mod profile;
 mod runtime;
 mod script;
-mod seen;
 mod topology;
 mod up;
+mod watched;
 mod wire;

@@ -24,22 +24,22 @@ use tokio_util::sync::CancellationToken;
 const NODE: &str = "sim-0";
 
 /// A simulated node with a pod resources API, and a scheduler.
-struct Stage {
+struct TopologyCluster {
     client: Client,
     dir: tempfile::TempDir,
     stop: CancellationToken,
     _server: Arc<ApiServer>,
 }
 
-impl Drop for Stage {
+impl Drop for TopologyCluster {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-impl Stage {
+impl TopologyCluster {
     /// Starts a node of two NUMA nodes with eight CPUs each.
-    async fn set(arguments: Value) -> Self {
+    async fn set_up(arguments: Value) -> Self {
         let server = ApiServer::open(Config::memory(Clock::system()))
             .await
             .unwrap();
@@ -232,7 +232,7 @@ impl Stage {
 /// six CPUs are free, and runs after one of them has gone. No pod is refused.
 #[tokio::test]
 async fn what_is_placed_by_the_exporters_report_is_admitted() {
-    let stage = Stage::set(json!({})).await;
+    let stage = TopologyCluster::set_up(json!({})).await;
     stage.export().await;
     let report = stage.free([8, 8]).await;
     assert_eq!(
@@ -259,7 +259,7 @@ async fn what_is_placed_by_the_exporters_report_is_admitted() {
 /// counted the pod, the node takes pods.
 #[tokio::test]
 async fn a_foreign_pod_makes_the_node_wait_until_it_is_in_the_fingerprint() {
-    let stage = Stage::set(json!({"cacheResyncPeriodSeconds": 30})).await;
+    let stage = TopologyCluster::set_up(json!({"cacheResyncPeriodSeconds": 30})).await;
     let exporter = stage.export().await;
     stage.free([8, 8]).await;
     stage.pod("a", "5", "koord-scheduler").await;

@@ -1,7 +1,7 @@
 //! Starts that fail, clusters next to each other, and clusters in the background.
 
 use crate::harness::{Up, exclusive, shared};
-use crate::seen::Seen;
+use crate::watched::WatchedObjects;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount, Taint};
@@ -183,7 +183,7 @@ fn simulated_nodes_say_so_and_go_with_the_next_start() {
             .expect("created");
         let stop = CancellationToken::new();
         let _guard = stop.clone().drop_guard();
-        let mut events = Seen::<Event>::start(&client, &stop);
+        let mut events = WatchedObjects::<Event>::start(&client, &stop);
         let is_simulated = |event: &Event| event.reason.as_deref() == Some("Simulated");
         events
             .until("the event", |all| all.values().any(|one| is_simulated(one)))
@@ -670,7 +670,7 @@ fn directory_and_ports_are_for_their_owner() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let get = |port: &str, path: &str| {
         let at = running[port].as_str().expect("an address").to_owned();
-        runtime.block_on(koordctl::plain::get_as(Some("none"), &at, "it", path))
+        runtime.block_on(koordctl::http_get::get_as(Some("none"), &at, "it", path))
     };
     for (port, path) in [
         ("scheduler", "/metrics"),

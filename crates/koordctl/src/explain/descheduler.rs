@@ -1,6 +1,6 @@
 //! Explains which pods were moved in the last cycle of the descheduler, and why others were not.
 
-use super::{Args, Cluster, query};
+use super::{Args, SelectedCluster, query};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
@@ -25,7 +25,7 @@ const MAX_JOBS: usize = 20;
 /// # Errors
 /// It cannot be reached, it has not completed a cycle, or `node` was not part of it.
 pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
-    let cluster = match Cluster::find(args).await {
+    let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),
         // The descheduler can be queried without the cluster.
         Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
@@ -114,7 +114,7 @@ impl Job {
 
 /// Returns jobs in progress or failed, sorted by name, and only those of pods on `node` if it is set. Empty
 /// if they cannot be read.
-async fn jobs(cluster: &Cluster, node: Option<&str>) -> Vec<Job> {
+async fn jobs(cluster: &SelectedCluster, node: Option<&str>) -> Vec<Job> {
     let jobs: Api<PodMigrationJob> = Api::all(cluster.client.clone());
     let Ok(list) = jobs.list(&ListParams::default()).await else {
         return Vec::new();

@@ -7,7 +7,7 @@ mod numa;
 mod render;
 mod resources;
 
-use crate::{cluster_files, node, plain};
+use crate::{cluster_files, http_get, node};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use koord_api::configmap;
@@ -135,7 +135,7 @@ async fn run(args: &Args, what: &Subject) -> Result<()> {
 }
 
 /// The selected cluster.
-struct Cluster {
+struct SelectedCluster {
     client: Client,
     /// Addresses of the components of a `koord up` cluster.
     parts: Option<ConfigMap>,
@@ -166,7 +166,7 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) ->
     Ok(from_kubeconfig(path, &options).await?)
 }
 
-impl Cluster {
+impl SelectedCluster {
     async fn find(args: &Args) -> Result<Self> {
         let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
@@ -196,7 +196,7 @@ impl Cluster {
 }
 
 async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
-    let cluster = match Cluster::find(args).await {
+    let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),
         // The scheduler can be queried without the cluster.
         Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
@@ -307,7 +307,7 @@ async fn served_names(args: &Args, server: &str) -> Option<Vec<String>> {
 
 /// Explains the batch resources of a node, and the state of its pressure guard.
 async fn explain_node(args: &Args, name: &str) -> Result<()> {
-    let cluster = match Cluster::find(args).await {
+    let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),
         // koordlet can be queried without the cluster.
         Err(error) if args.address.is_some() && args.kubeconfig.is_none() => {
@@ -394,7 +394,7 @@ pub async fn query(args: &Args, who: &str, server: &str, path: &str) -> Result<(
                 Some(std::fs::read_to_string(path).with_context(cannot)?)
             }
         };
-        return plain::get_as(token.as_deref(), server, who, path).await;
+        return http_get::get_as(token.as_deref(), server, who, path).await;
     }
     let client = to_peer(&Peer {
         url: server.to_owned(),

@@ -1,6 +1,6 @@
 //! The table and the page of `koord demo descheduler`.
 
-use super::{Outcome, Sample, Spread};
+use super::{DeschedulerOutcome, LoadSpread, Sample};
 use crate::demo::page::{Page, escape};
 use crate::demo::table::render;
 use comfy_table::{Table, presets};
@@ -25,7 +25,7 @@ const CAVEAT: &str = "Nodes are simulated, and so is what their pods use; nothin
     controllers, scheduler and descheduler are real. Usage is averaged over 2 s, cycles are 1 s apart and a workload may \
     have moves every 2 s, so that minutes of a real cluster are seconds here.";
 
-fn about(outcome: &Outcome) -> String {
+fn about(outcome: &DeschedulerOutcome) -> String {
     let setup = &outcome.setup;
     format!(
         "{} simulated nodes of {} CPUs; {} of them have all {} pods when the others join. LowNodeLoad moves pods from \
@@ -40,7 +40,7 @@ fn about(outcome: &Outcome) -> String {
 }
 
 /// Returns the figures in one line.
-fn headline(outcome: &Outcome) -> String {
+fn headline(outcome: &DeschedulerOutcome) -> String {
     let (before, after) = (&outcome.before, &outcome.after);
     format!(
         "{} moves: hot nodes {} to {}, p95 of load {:.0} % to {:.0} %, standard deviation {:.0} to {:.0} points",
@@ -49,7 +49,7 @@ fn headline(outcome: &Outcome) -> String {
 }
 
 /// Returns the sentences about the run.
-fn sentences(outcome: &Outcome) -> Vec<String> {
+fn sentences(outcome: &DeschedulerOutcome) -> Vec<String> {
     let mut said = vec![match outcome.seconds_to_cool {
         Some(seconds) => format!("The last node had cooled after {seconds:.0} s."),
         None if outcome.after.hot == 1 => "One node was still hot at the end.".to_owned(),
@@ -77,7 +77,7 @@ fn sentences(outcome: &Outcome) -> Vec<String> {
 }
 
 /// Loads before, in the middle of the moves, and at the end.
-fn moments(outcome: &Outcome) -> [(&'static str, Option<&Sample>); 3] {
+fn moments(outcome: &DeschedulerOutcome) -> [(&'static str, Option<&Sample>); 3] {
     let samples = &outcome.samples;
     let before = samples.iter().rfind(|sample| sample.second <= 0.0);
     let half = outcome.moves.div_ceil(2);
@@ -90,7 +90,7 @@ fn moments(outcome: &Outcome) -> [(&'static str, Option<&Sample>); 3] {
 }
 
 /// Returns the table for the terminal.
-pub(super) fn table(outcome: &Outcome) -> String {
+pub(super) fn table(outcome: &DeschedulerOutcome) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["node", "before", "during", "after", ""]);
@@ -131,7 +131,7 @@ fn bar(load: Option<f64>) -> String {
 }
 
 /// Returns the page.
-pub(super) fn html(outcome: &Outcome) -> String {
+pub(super) fn html(outcome: &DeschedulerOutcome) -> String {
     Page::document("koord: descheduling", MORE_STYLE, |page| {
         page.text("h1", &headline(outcome));
         page.text("p class=\"soft\"", &about(outcome));
@@ -159,7 +159,7 @@ fn height(load: f64) -> f64 {
 }
 
 /// Draws lines at both thresholds.
-fn thresholds(page: &mut Page, outcome: &Outcome) {
+fn thresholds(page: &mut Page, outcome: &DeschedulerOutcome) {
     let setup = &outcome.setup;
     for (class, at) in [("low", setup.low), ("high", setup.high)] {
         let y = height(f64::from(at));
@@ -172,9 +172,9 @@ fn thresholds(page: &mut Page, outcome: &Outcome) {
 
 /// Draws a bar for each node.
 #[allow(clippy::cast_precision_loss, reason = "points of a picture")]
-fn bars(page: &mut Page, outcome: &Outcome, when: &str, sample: &Sample) {
+fn bars(page: &mut Page, outcome: &DeschedulerOutcome, when: &str, sample: &Sample) {
     let setup = &outcome.setup;
-    let hot = Spread::of(&sample.loads, f64::from(setup.high)).hot;
+    let hot = LoadSpread::from_loads(&sample.loads, f64::from(setup.high)).hot;
     let moves = sample.moves;
     page.text("h4", &format!("{when}: {hot} hot, {moves} pods moved"));
     let label = format!("load by node, {when}");
@@ -206,7 +206,7 @@ fn bars(page: &mut Page, outcome: &Outcome, when: &str, sample: &Sample) {
 }
 
 /// Draws a line for each node.
-fn over_time(page: &mut Page, outcome: &Outcome) {
+fn over_time(page: &mut Page, outcome: &DeschedulerOutcome) {
     let samples = &outcome.samples;
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return;
@@ -259,7 +259,7 @@ fn line(samples: &[Sample], node: usize, x: impl Fn(f64) -> f64) -> String {
     path
 }
 
-fn spreads(page: &mut Page, outcome: &Outcome) {
+fn spreads(page: &mut Page, outcome: &DeschedulerOutcome) {
     page.text("h2", "Before and after");
     page.table("table", |page| {
         let titles = [
@@ -272,7 +272,7 @@ fn spreads(page: &mut Page, outcome: &Outcome) {
         ];
         page.row("tr", "th", titles);
         for (when, spread) in [("before", &outcome.before), ("after", &outcome.after)] {
-            let Spread {
+            let LoadSpread {
                 mean,
                 stddev,
                 p95,
@@ -295,9 +295,9 @@ fn spreads(page: &mut Page, outcome: &Outcome) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::descheduler::Setup;
+    use crate::demo::descheduler::DeschedulerSetup;
 
-    fn outcome() -> Outcome {
+    fn outcome() -> DeschedulerOutcome {
         let sample = |second: f64, moves: usize, loads: [f64; 3]| Sample {
             second,
             moves,
@@ -309,8 +309,8 @@ mod tests {
             sample(5.0, 1, [75.0, 16.0, 1.0]),
             sample(9.0, 2, [60.0, 16.0, 16.0]),
         ];
-        Outcome {
-            setup: Setup {
+        DeschedulerOutcome {
+            setup: DeschedulerSetup {
                 nodes: ["<a>", "b", "c"].map(str::to_owned).to_vec(),
                 first: 1,
                 cpus: 16,
@@ -318,8 +318,8 @@ mod tests {
                 low: 45,
                 high: 65,
             },
-            before: Spread::of(&[90.0, 1.0, 1.0], 65.0),
-            after: Spread::of(&[60.0, 16.0, 16.0], 65.0),
+            before: LoadSpread::from_loads(&[90.0, 1.0, 1.0], 65.0),
+            after: LoadSpread::from_loads(&[60.0, 16.0, 16.0], 65.0),
             moves: 2,
             failures: 1,
             failure: Some("Timeout: <late>".to_owned()),
@@ -385,6 +385,9 @@ mod tests {
     fn the_figures_are_read_back() {
         let text = serde_json::to_string(&outcome()).unwrap();
         assert!(text.contains("\"maxMovesPerPod\":1") && text.contains("\"stddev\""));
-        assert_eq!(serde_json::from_str::<Outcome>(&text).unwrap(), outcome());
+        assert_eq!(
+            serde_json::from_str::<DeschedulerOutcome>(&text).unwrap(),
+            outcome()
+        );
     }
 }

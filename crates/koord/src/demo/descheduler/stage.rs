@@ -1,7 +1,7 @@
 //! The cluster of `koord demo descheduler`.
 
 use super::super::simulated::SimulatedCluster;
-use super::{CPUS, Outcome, Sample, Setup, Spread, THRESHOLDS};
+use super::{CPUS, DeschedulerOutcome, DeschedulerSetup, LoadSpread, Sample, THRESHOLDS};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -34,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SAMPLE: Duration = Duration::from_millis(500);
 
 /// A cluster of simulated nodes.
-pub(super) struct Stage {
-    pub(super) setup: Setup,
+pub(super) struct DeschedulerStage {
+    pub(super) setup: DeschedulerSetup,
     pub(super) cluster: SimulatedCluster,
     pods: Informer<Pod>,
     metrics: Informer<NodeMetric>,
@@ -80,14 +80,14 @@ fn configuration() -> Result<Configuration> {
     Ok(Configuration::parse(&config.to_string())?)
 }
 
-impl Stage {
+impl DeschedulerStage {
     /// Starts API server, nodes and a scheduler.
-    pub(super) async fn set(nodes: usize) -> Result<Self> {
+    pub(super) async fn set_up(nodes: usize) -> Result<Self> {
         let cluster = SimulatedCluster::start().await?;
         let first = nodes.div_ceil(3);
         let (client, stop) = (&cluster.client, || cluster.context.shutdown.clone());
         let mut stage = Self {
-            setup: Setup {
+            setup: DeschedulerSetup {
                 nodes: (0..nodes).map(koord_sim::node_name).collect(),
                 first,
                 cpus: CPUS,
@@ -117,7 +117,7 @@ impl Stage {
             .spawn("simulation of nodes", |client, context| {
                 koord_sim::run(options, client, context)
             });
-        stage.measured().await?;
+        stage.create_metrics().await?;
         let options = koord_scheduler::Options {
             leader_elect: false,
             ..koord_scheduler::Options::new(koord_plugins::registry())
@@ -130,7 +130,7 @@ impl Stage {
 
     /// Waits for the nodes, and creates their NodeMetrics so that all report usage; in a cluster the manager
     /// does that.
-    async fn measured(&mut self) -> Result<()> {
+    async fn create_metrics(&mut self) -> Result<()> {
         let stop = self.cluster.context.shutdown.clone();
         let mut nodes =
             Informer::<Node>::start(self.cluster.client.clone(), Scope::default(), stop);
@@ -244,7 +244,7 @@ impl Stage {
                 };
                 let sample = Sample {
                     second,
-                    moves: in_phase(&jobs.list(), PodMigrationJobPhase::Succeeded).count(),
+                    moves: jobs_in_phase(&jobs.list(), PodMigrationJobPhase::Succeeded).count(),
                     loads: loads(&metrics.list(), nodes, cpus),
                 };
                 let enough = is_enough(&sample);
@@ -262,27 +262,27 @@ impl Stage {
         &self,
         samples: Vec<Sample>,
         seconds_to_cool: Option<f64>,
-    ) -> Result<Outcome> {
+    ) -> Result<DeschedulerOutcome> {
         let high = f64::from(self.setup.high);
         let before = samples.iter().rfind(|sample| sample.second <= 0.0);
         let before = before.context("nothing was measured before the descheduler started")?;
         let after = samples.last().unwrap_or(before);
         let jobs = self.jobs.store.list();
-        let failed = in_phase(&jobs, PodMigrationJobPhase::Failed)
-            .chain(in_phase(&jobs, PodMigrationJobPhase::Aborted));
+        let failed = jobs_in_phase(&jobs, PodMigrationJobPhase::Failed)
+            .chain(jobs_in_phase(&jobs, PodMigrationJobPhase::Aborted));
         let failed: Vec<_> = failed.collect();
         let (before, after) = (
-            Spread::of(&before.loads, high),
-            Spread::of(&after.loads, high),
+            LoadSpread::from_loads(&before.loads, high),
+            LoadSpread::from_loads(&after.loads, high),
         );
         if before.hot == 0 {
             bail!("no node was hot before the descheduler started: there is nothing to show");
         }
-        Ok(Outcome {
+        Ok(DeschedulerOutcome {
             setup: self.setup.clone(),
             before,
             after,
-            moves: in_phase(&jobs, PodMigrationJobPhase::Succeeded).count(),
+            moves: jobs_in_phase(&jobs, PodMigrationJobPhase::Succeeded).count(),
             failures: failed.len(),
             failure: failed.first().and_then(|job| {
                 let status = job.status.as_ref()?;
@@ -321,7 +321,7 @@ fn running(pods: &[Arc<Pod>]) -> usize {
     pods.iter().filter(phase).count()
 }
 
-fn in_phase(
+fn jobs_in_phase(
     jobs: &[Arc<PodMigrationJob>],
     phase: PodMigrationJobPhase,
 ) -> impl Iterator<Item = &Arc<PodMigrationJob>> {
@@ -350,7 +350,7 @@ fn loads(metrics: &[Arc<NodeMetric>], nodes: &[String], cpus: u32) -> Vec<f64> {
 /// Returns the moves of the pod that was moved most often. A moved pod continues as the one that took its
 /// reservation.
 fn most_moves(jobs: &[Arc<PodMigrationJob>]) -> usize {
-    let mut done: Vec<_> = in_phase(jobs, PodMigrationJobPhase::Succeeded).collect();
+    let mut done: Vec<_> = jobs_in_phase(jobs, PodMigrationJobPhase::Succeeded).collect();
     done.sort_by_key(|job| job.metadata.creation_timestamp.clone());
     let mut moves = BTreeMap::<String, usize>::new();
     for job in done {

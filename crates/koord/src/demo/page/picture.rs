@@ -2,9 +2,9 @@
 //! and never overlap; CPU over time is SVG. Colors are the page's, for light and dark.
 
 use super::Page;
-use crate::demo::result::{CpuSample, Phase, PhaseResult, Run, ScenarioResult, Verdict};
+use crate::demo::result::{CpuSample, Phase, PhaseResult, PhaseRun, ScenarioResult, Verdict};
+use crate::demo::summary::latency;
 use crate::demo::table::{quotient, span};
-use crate::demo::words::latency;
 use std::fmt::Write as _;
 
 /// Up to the first multiple of `alone`, a p99 is as good as alone; up to the second, not yet bad.
@@ -26,9 +26,9 @@ pub fn cue(times: Option<f64>) -> (&'static str, &'static str) {
 
 /// Returns the run whose p99 is nearest the phase's median, for pictures of one run.
 #[must_use]
-pub fn representative(result: &PhaseResult) -> Option<&Run> {
+pub fn representative(result: &PhaseResult) -> Option<&PhaseRun> {
     result.counted_runs().min_by(|a, b| {
-        let distance = |run: &Run| (run.ls.p99_us - result.ls.p99_us).abs();
+        let distance = |run: &PhaseRun| (run.ls.p99_us - result.ls.p99_us).abs();
         distance(a).total_cmp(&distance(b))
     })
 }
@@ -83,7 +83,7 @@ fn pair(page: &mut Page, content: impl FnOnce(&mut Page)) {
     page.element("div class=\"pair\"", content);
 }
 
-fn values(result: &PhaseResult, of: fn(&Run) -> f64) -> Vec<f64> {
+fn values(result: &PhaseResult, of: fn(&PhaseRun) -> f64) -> Vec<f64> {
     result.counted_runs().map(of).collect()
 }
 
@@ -216,7 +216,7 @@ fn scale(page: &mut Page, top: f64, factor: f64, unit: &str) {
 /// table, every one labelled.
 #[must_use]
 pub fn percentiles(phases: &[PhaseResult]) -> String {
-    type Of = (fn(&PhaseResult) -> f64, fn(&Run) -> f64);
+    type Of = (fn(&PhaseResult) -> f64, fn(&PhaseRun) -> f64);
     let alone = phases.iter().find(|result| result.name == Phase::Alone);
     let blocks: [(&str, Of); 4] = [
         ("p50", (|r| r.ls.p50_us, |run| run.ls.p50_us)),
@@ -243,7 +243,7 @@ fn percentile(
     result: &PhaseResult,
     alone: Option<&PhaseResult>,
     median: fn(&PhaseResult) -> f64,
-    one: fn(&Run) -> f64,
+    one: fn(&PhaseRun) -> f64,
 ) -> Bar {
     let value = median(result);
     let runs = values(result, one);
@@ -318,7 +318,7 @@ type Height = fn(&CpuSample) -> f64;
 /// Draws CPU over time of one run, stacked by class, with the cap on batch work as a line and koordlet's
 /// writes as ticks along the top.
 #[must_use]
-pub fn cpu(run: &Run, cpus: usize) -> String {
+pub fn cpu(run: &PhaseRun, cpus: usize) -> String {
     const WIDTH: f64 = 400.0;
     const HEIGHT: f64 = 120.0;
     let begin = run.cpu.first().map_or(0.0, |sample| sample.at_s);
@@ -360,7 +360,7 @@ pub fn cpu(run: &Run, cpus: usize) -> String {
 /// Draws the stacked areas.
 fn areas(
     page: &mut Page,
-    run: &Run,
+    run: &PhaseRun,
     x: impl Fn(f64) -> f64,
     y: impl Fn(f64) -> f64,
     (width, height): (f64, f64),
@@ -386,7 +386,7 @@ fn areas(
 }
 
 /// Returns the line of the cap on batch work: a part for each time that there is one.
-fn cap(run: &Run, cpus: usize, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
+fn cap(run: &PhaseRun, cpus: usize, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a count of CPUs")]
     let machine = cpus.max(1) as f64;
     let mut line = String::new();

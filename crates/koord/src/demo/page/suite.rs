@@ -1,10 +1,10 @@
 //! The page of `koord demo`: the figures of all scenarios.
 
 use super::{Page, escape, picture};
-use crate::demo::result::{Phase, PhaseResult, Run, ScenarioResult, Suite, Verdict};
+use crate::demo::result::{Phase, PhaseResult, PhaseRun, ScenarioResult, Suite, Verdict};
+use crate::demo::summary::latency;
 use crate::demo::table::{self, ratio};
-use crate::demo::verdict::{self, Outcome};
-use crate::demo::words::latency;
+use crate::demo::verdict::{self, ScenarioOutcome};
 
 /// Returns the page.
 #[must_use]
@@ -52,18 +52,18 @@ fn conditions(page: &mut Page, suite: &Suite) {
         setup.took_seconds,
         setup.phase_seconds,
     );
-    for sentence in table::lacks(setup) {
+    for sentence in table::missing_features(setup) {
         page.text("p class=\"warn\"", &sentence);
     }
 }
 
 /// Returns the CSS class of an outcome.
-fn class_of(outcome: Outcome) -> &'static str {
+fn class_of(outcome: ScenarioOutcome) -> &'static str {
     match outcome {
-        Outcome::Won => "good",
-        Outcome::Harmless => "even",
-        Outcome::Lost => "bad",
-        Outcome::NotConclusive | Outcome::NotMeasured => "open",
+        ScenarioOutcome::Won => "good",
+        ScenarioOutcome::Harmless => "even",
+        ScenarioOutcome::Lost => "bad",
+        ScenarioOutcome::NotConclusive | ScenarioOutcome::NotMeasured => "open",
     }
 }
 
@@ -239,7 +239,7 @@ fn cpu(page: &mut Page, scenario: &ScenarioResult, cpus: usize) {
     });
 }
 
-fn writes(page: &mut Page, result: &PhaseResult, run: &Run) {
+fn writes(page: &mut Page, result: &PhaseResult, run: &PhaseRun) {
     const SHOWN: usize = 100;
     let name = result.name.name();
     let count = run.writes.len();
@@ -289,7 +289,7 @@ fn runs(page: &mut Page, scenario: &ScenarioResult) {
 }
 
 /// Appends the row of a run.
-fn repeat(page: &mut Page, phase: &str, run: &Run) {
+fn repeat(page: &mut Page, phase: &str, run: &PhaseRun) {
     let tag = match run.rejected {
         Some(_) => "tr class=\"rejected\"",
         None => "tr",
@@ -322,19 +322,19 @@ fn repeat(page: &mut Page, phase: &str, run: &Run) {
 mod tests {
     use super::*;
     use crate::demo::result::tests::noisy;
+    use crate::demo::summary;
     use crate::demo::verdict::tests::{enforced, judged, scenario_of};
-    use crate::demo::words;
 
     fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
         let told = |one: ScenarioResult| {
             let mut one = judged(one);
-            one.headline = words::headline(&one);
+            one.headline = summary::headline(&one);
             one
         };
         let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(told).collect();
         Suite {
             setup: enforced(),
-            verdict: verdict::of_suite(&scenarios),
+            verdict: verdict::judge_suite(&scenarios),
             scenarios,
             ..Suite::default()
         }

@@ -1,6 +1,6 @@
 //! The table and the page of `koord demo topology`.
 
-use super::{Chain, NUMA_NODES, Outcome, Watched};
+use super::{Chain, ChainResult, NUMA_NODES, TopologyOutcome};
 use crate::demo::page::Page;
 use crate::demo::table::render;
 use comfy_table::{Table, presets};
@@ -11,7 +11,7 @@ const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 130.0;
 
 /// Returns a sentence about the setup.
-fn about(outcome: &Outcome) -> String {
+fn about(outcome: &TopologyOutcome) -> String {
     let setup = &outcome.setup;
     format!(
         "{} simulated nodes of {} NUMA nodes with {} CPUs each, topologyManagerPolicy {}; a Deployment of {} \
@@ -31,13 +31,13 @@ const CAVEAT: &str = "Nothing waits for a container on simulated nodes: the rate
     scope pod: with several sizes, a kubelet whose CPU manager is static may get them in another order than \
     NodeNUMAResource placed them, and refuse some; with CPU manager none, koordlet gives pods the CPUs that were chosen.";
 
-fn rate(outcome: &Outcome, chain: Chain) -> f64 {
+fn rate(outcome: &TopologyOutcome, chain: Chain) -> f64 {
     let rates = &outcome.failed_pods_per_minute;
     rates.get(&chain).copied().unwrap_or(0.0)
 }
 
 /// Returns the table for the terminal.
-pub(super) fn table(outcome: &Outcome) -> String {
+pub(super) fn table(outcome: &TopologyOutcome) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["chain", "failed pods/min", "running", "waiting", ""]);
@@ -64,7 +64,7 @@ pub(super) fn table(outcome: &Outcome) -> String {
 }
 
 /// Returns the page.
-pub(super) fn html(outcome: &Outcome) -> String {
+pub(super) fn html(outcome: &TopologyOutcome) -> String {
     let headline = format!(
         "{:.0} pods a minute fail with TopologyAffinityError; {:.0} where the scheduler knows the NUMA nodes",
         rate(outcome, Chain::Default),
@@ -81,7 +81,7 @@ pub(super) fn html(outcome: &Outcome) -> String {
     })
 }
 
-fn section(page: &mut Page, outcome: &Outcome, watched: &Watched, top: u64) {
+fn section(page: &mut Page, outcome: &TopologyOutcome, watched: &ChainResult, top: u64) {
     page.element("h2", |page| {
         page.text("code", watched.chain.name());
         page.append(watched.chain.about());
@@ -125,11 +125,11 @@ fn curve(by_second: &[u64], top: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::demo::topology::{CPUS, Setup};
+    use crate::demo::topology::{CPUS, TopologySetup};
     use koord_sim::Layout;
 
-    pub(in crate::demo::topology) fn outcome() -> Outcome {
-        let watched = |chain, by_second: [u64; 2], why: Option<&str>| Watched {
+    pub(in crate::demo::topology) fn outcome() -> TopologyOutcome {
+        let watched = |chain, by_second: [u64; 2], why: Option<&str>| ChainResult {
             chain,
             failed: by_second.iter().sum(),
             failed_by_second: by_second.to_vec(),
@@ -137,8 +137,8 @@ pub(super) mod tests {
             waiting: usize::from(why.is_some()) * 2,
             why: why.map(str::to_owned),
         };
-        Outcome {
-            setup: Setup {
+        TopologyOutcome {
+            setup: TopologySetup {
                 nodes: 8,
                 layout: Layout::new(NUMA_NODES, CPUS.0).unwrap(),
                 replicas: 18,

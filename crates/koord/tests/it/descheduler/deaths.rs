@@ -9,7 +9,7 @@
 
 mod process;
 
-use crate::seen::Seen;
+use crate::watched::WatchedObjects;
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -142,19 +142,19 @@ fn is_hot(metric: &NodeMetric) -> Option<bool> {
     Some(used(metric)? > CPUS * 1000 * HIGH / 100)
 }
 
-struct Cluster {
+struct DeathsCluster {
     shared: Arc<Shared>,
     client: Client,
-    pods: Seen<Pod>,
-    metrics: Seen<NodeMetric>,
-    jobs: Seen<PodMigrationJob>,
+    pods: WatchedObjects<Pod>,
+    metrics: WatchedObjects<NodeMetric>,
+    jobs: WatchedObjects<PodMigrationJob>,
     /// Nodes of the initial pods, by UID.
     first: BTreeMap<String, String>,
     context: Context,
     _stop: DropGuard,
 }
 
-impl Cluster {
+impl DeathsCluster {
     /// Nodes of which the first are hot, and all pods run.
     async fn start(spared: Arc<AtomicBool>) -> Self {
         let server = ApiServer::open(Config::memory(Clock::system()))
@@ -164,7 +164,7 @@ impl Cluster {
         let client = koord_kube::client::in_process(server.service());
         let context = Context::new();
         let stop = context.shutdown.clone();
-        let mut nodes = Seen::<Node>::start(&client, &stop);
+        let mut nodes = WatchedObjects::<Node>::start(&client, &stop);
         let mut cluster = Self {
             shared: Arc::new(Shared {
                 server: server.service(),
@@ -176,9 +176,9 @@ impl Cluster {
                 late: Mutex::default(),
                 came: Mutex::default(),
             }),
-            pods: Seen::start(&client, &stop),
-            metrics: Seen::start(&client, &stop),
-            jobs: Seen::start(&client, &stop),
+            pods: WatchedObjects::start(&client, &stop),
+            metrics: WatchedObjects::start(&client, &stop),
+            jobs: WatchedObjects::start(&client, &stop),
             client,
             first: BTreeMap::new(),
             context,
@@ -422,7 +422,7 @@ impl Record {
 
     /// Runs one cluster, whose leaders are killed until no node is hot. There are always two.
     async fn cluster(&mut self, dir: &Path) -> usize {
-        let mut cluster = Cluster::start(self.spared.clone()).await;
+        let mut cluster = DeathsCluster::start(self.spared.clone()).await;
         let shared = cluster.shared.clone();
         let start = async |random: &mut fastrand::Rng| {
             Process::start(&shared, dir, Aim::draw(random)).await

@@ -2,7 +2,7 @@
 //! Koordinator's policy.
 
 use super::result::{Phase, PhaseResult, ScenarioResult, Verdict};
-use super::verdict::Outcome;
+use super::verdict::ScenarioOutcome;
 
 /// Formats a latency: `0.57 ms`, `12 ms`.
 #[must_use]
@@ -57,7 +57,7 @@ pub fn headline(scenario: &ScenarioResult) -> String {
     let (outcome, (Some(alone), Some(plain), Some(managed))) = (scenario.verdict.outcome, figures)
     else {
         return match scenario.verdict.outcome {
-            Outcome::NotMeasured => format!("{name}: not measured: {reason}."),
+            ScenarioOutcome::NotMeasured => format!("{name}: not measured: {reason}."),
             _ => format!("{name}: NOT CONCLUSIVE: {reason}."),
         };
     };
@@ -72,36 +72,36 @@ pub fn headline(scenario: &ScenarioResult) -> String {
     let work = work.unwrap_or_default();
     let (bad, ours) = (over_alone(plain), over_alone(managed));
     match outcome {
-        Outcome::Won => format!(
+        ScenarioOutcome::Won => format!(
             "{name}: won. Plain Kubernetes makes the service's p99 {bad} as long as alone; with koord it is \
              {ours} as long{work}."
         ),
-        Outcome::Harmless => format!(
+        ScenarioOutcome::Harmless => format!(
             "{name}: harmless. The service's p99 is {bad} as long as alone under plain Kubernetes, {ours} \
              with koord{work}."
         ),
-        Outcome::Lost => format!(
+        ScenarioOutcome::Lost => format!(
             "{name}: LOST. The service's p99 is {bad} as long as alone under plain Kubernetes, and koord does \
              not make it clearly less: {ours}{work}."
         ),
-        Outcome::NotConclusive => format!("{name}: NOT CONCLUSIVE: {reason}."),
-        Outcome::NotMeasured => format!("{name}: not measured: {reason}."),
+        ScenarioOutcome::NotConclusive => format!("{name}: NOT CONCLUSIVE: {reason}."),
+        ScenarioOutcome::NotMeasured => format!("{name}: not measured: {reason}."),
     }
 }
 
 /// Returns the sentences, most important first; none without the phases they compare.
 #[must_use]
-pub fn of(phases: &[PhaseResult]) -> Vec<String> {
-    let mut words = Vec::new();
+pub fn sentences(phases: &[PhaseResult]) -> Vec<String> {
+    let mut sentences = Vec::new();
     let (Some(alone), Some(managed)) = (phase(phases, Phase::Alone), phase(phases, Phase::Managed))
     else {
-        return words;
+        return sentences;
     };
     let p99 = |result: &PhaseResult| latency(result.ls.p99_us);
     if let Some(plain) = phase(phases, Phase::BestEffort) {
-        words.push(protection(alone, plain, managed));
+        sentences.push(protection(alone, plain, managed));
         if let Some(times) = over(managed, plain) {
-            words.push(match managed.work_against(plain) {
+            sentences.push(match managed.work_against(plain) {
                 Verdict::Lower => format!(
                     "It costs {:.0} % of the batch work that plain Kubernetes gets done.",
                     (1.0 - times) * 100.0
@@ -125,7 +125,7 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
             Verdict::Indistinguishable => "at an indistinguishable p99",
             Verdict::Single => "with too few clean runs to compare p99",
         };
-        words.push(format!(
+        sentences.push(format!(
             "Against Koordinator's fixed cap: {times:.2} times the batch work {latency} ({} and {}).",
             p99(managed),
             p99(fixed)
@@ -138,12 +138,12 @@ pub fn of(phases: &[PhaseResult]) -> Vec<String> {
         .map(|result| result.name.name())
         .collect();
     if !below.is_empty() {
-        words.push(format!(
+        sentences.push(format!(
             "Why p99 is below alone ({}) was not isolated.",
             below.join(", ")
         ));
     }
-    words
+    sentences
 }
 
 /// Returns the sentence on how koord protects the service compared with plain Kubernetes.
@@ -205,7 +205,7 @@ mod tests {
                 phase_of(Phase::BestEffort, plain),
                 phase_of(Phase::Managed, managed),
             ];
-            of(&phases).remove(0)
+            sentences(&phases).remove(0)
         };
         let says = |plain: &[f64], managed: &[f64], text: &str| {
             let said = first(plain, managed);
@@ -267,7 +267,7 @@ mod tests {
             idle,
             phase_of(Phase::Managed, &[500.0, 520.0]),
         ];
-        let said = of(&phases).join(" ");
+        let said = sentences(&phases).join(" ");
         assert!(
             !said.contains("inf") && !said.contains("Batch work"),
             "{said}"
@@ -280,7 +280,7 @@ mod tests {
             phase_of(Phase::Alone, &[500.0, 520.0]),
             phase_of(Phase::Managed, &[400.0, 420.0]),
         ];
-        let said = of(&phases).join(" ");
+        let said = sentences(&phases).join(" ");
         assert!(said.contains("below alone (managed)"), "{said}");
     }
 }

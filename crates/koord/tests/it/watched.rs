@@ -8,12 +8,12 @@ use tokio::sync::mpsc::Receiver;
 use tokio_util::sync::CancellationToken;
 
 /// Current objects of one kind, updated by a watch.
-pub(crate) struct Seen<K> {
+pub(crate) struct WatchedObjects<K> {
     changes: Receiver<Change<K>>,
     pub(crate) all: BTreeMap<String, Arc<K>>,
 }
 
-impl<K> Seen<K>
+impl<K> WatchedObjects<K>
 where
     K: koord_kube::kube_core::Resource<DynamicType = ()>
         + koord_kube::Decode

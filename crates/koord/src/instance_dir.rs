@@ -132,7 +132,7 @@ pub(crate) struct Groups {
     /// Parent of `kubepods`: the root for the machine's first cluster, a separate cgroup for others.
     pub(crate) parent: CgroupPath,
     /// The other cluster that holds the root cgroup, if this one does not.
-    pub(crate) beside: Option<Holder>,
+    pub(crate) other_cluster: Option<Holder>,
     /// Held for as long as the cluster runs; `None` where claims are not possible.
     _claim: Option<Claim>,
 }
@@ -151,7 +151,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
         tracing::debug!(%error, "claims on control groups cannot be kept");
         return Ok(Groups {
             parent: CgroupPath::root(),
-            beside: None,
+            other_cluster: None,
             _claim: None,
         });
     }
@@ -165,7 +165,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
                 };
                 return Ok(Groups {
                     parent,
-                    beside: first,
+                    other_cluster: first,
                     _claim: Some(claim),
                 });
             }
@@ -176,7 +176,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
                 tracing::debug!("claims on control groups cannot be kept: {error:#}");
                 return Ok(Groups {
                     parent: CgroupPath::root(),
-                    beside: None,
+                    other_cluster: None,
                     _claim: None,
                 });
             }
@@ -277,10 +277,10 @@ mod tests {
         let claims = tempfile::tempdir().unwrap();
         let take = |dir: &str| claim_groups_in(claims.path(), Path::new(dir)).unwrap();
         let first = take("/a");
-        assert_eq!((first.parent.as_str(), &first.beside), ("", &None));
+        assert_eq!((first.parent.as_str(), &first.other_cluster), ("", &None));
         let second = take("/b");
         assert_eq!(second.parent.as_str(), "koord-2");
-        assert_eq!(second.beside.as_ref().unwrap().dir, Path::new("/a"));
+        assert_eq!(second.other_cluster.as_ref().unwrap().dir, Path::new("/a"));
         assert_eq!(take("/c").parent.as_str(), "koord-3");
         drop(first);
         assert_eq!(take("/d").parent.as_str(), "");
@@ -290,6 +290,6 @@ mod tests {
     fn without_a_place_for_claims_the_root_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let groups = claim_groups_in(&file.path().join("claims"), Path::new("/a")).unwrap();
-        assert!(groups.parent.is_root() && groups.beside.is_none());
+        assert!(groups.parent.is_root() && groups.other_cluster.is_none());
     }
 }
