@@ -403,7 +403,7 @@ impl Cluster {
         let registry = koord_descheduler::registry::Registry::in_tree();
         let completed = registry.complete(config.clone()).context("descheduler")?;
         for note in &completed.notes {
-            tracing::info!("descheduler: {note}");
+            tracing::info!(note = %note, "read the descheduler configuration");
         }
         let options = daemon::Options {
             election: None,
@@ -427,9 +427,12 @@ impl Cluster {
     }
 
     /// Serves a component's routes. Another cluster on this machine may use the usual port.
-    fn serve(&self, who: &str, port: u16, admin: &Admin) -> Option<SocketAddr> {
+    fn serve(&self, component: &str, port: u16, admin: &Admin) -> Option<SocketAddr> {
         let Some((listener, address)) = access::listen(port) else {
-            tracing::warn!("the {who}'s health and explanations are not served: no port is free");
+            tracing::warn!(
+                component,
+                "failed to serve health and explanations: no port is free"
+            );
             return None;
         };
         let stop = self.context.shutdown.clone();
@@ -555,16 +558,16 @@ impl Cluster {
         let components = async {
             while let Some(ended) = self.components.join_next().await {
                 if let Ok((name, Err(error))) = ended {
-                    tracing::warn!(component = name, "ended with an error: {error:#}");
+                    tracing::warn!(component = name, error = %format!("{error:#}"), "component failed");
                 }
             }
         };
         if tokio::time::timeout(PATIENCE, components).await.is_err() {
-            tracing::warn!("some components did not stop within {PATIENCE:?}");
+            tracing::warn!(timeout = ?PATIENCE, "failed to stop some components in time");
         }
         self.server_stop.cancel();
         if tokio::time::timeout(PATIENCE, self.serving).await.is_err() {
-            tracing::warn!("the API server did not stop within {PATIENCE:?}");
+            tracing::warn!(timeout = ?PATIENCE, "failed to stop the API server in time");
         }
         self.server.close().await;
     }

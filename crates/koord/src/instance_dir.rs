@@ -148,7 +148,7 @@ pub(crate) fn claim_groups(dir: &Path) -> Result<Groups> {
 
 fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
     if let Err(error) = std::fs::create_dir_all(claims) {
-        tracing::debug!(%error, "claims on control groups cannot be kept");
+        tracing::debug!(%error, "failed to store claims on cgroups");
         return Ok(Groups {
             parent: CgroupPath::root(),
             other_cluster: None,
@@ -173,7 +173,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
                 first.get_or_insert(holder);
             }
             Err(error) => {
-                tracing::debug!("claims on control groups cannot be kept: {error:#}");
+                tracing::debug!(error = %format!("{error:#}"), "failed to store claims on cgroups");
                 return Ok(Groups {
                     parent: CgroupPath::root(),
                     other_cluster: None,
@@ -203,7 +203,7 @@ fn claim(path: &Path, dir: &Path) -> Result<Result<Claim, Holder>> {
         .set_len(0)
         .and_then(|()| file.write_all(text.as_bytes()))
     {
-        tracing::debug!(path = %path.display(), %error, "the holder of the lock is not named");
+        tracing::debug!(path = %path.display(), %error, "failed to write the holder of the lock");
     }
     Ok(Ok(Claim { _file: file }))
 }

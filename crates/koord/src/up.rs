@@ -129,7 +129,7 @@ impl Args {
             return Ok(None);
         };
         if self.nodes == 0 {
-            bail!("--topology is of simulated nodes, and there are none: --nodes says how many");
+            bail!("--topology applies to simulated nodes, and there are none: set --nodes");
         }
         let mut layout = layout.clone();
         self.topology_policy.as_str().clone_into(&mut layout.policy);

@@ -186,7 +186,7 @@ fn render(status: &Status) -> String {
     let _ = writeln!(out, "node {}: koordlet {}{since}", s.node, s.version);
     let pods = match s.pods {
         Some(pods) => format!("{pods} pods"),
-        None => "pods not known yet".to_owned(),
+        None => "pods not read yet".to_owned(),
     };
     let _ = writeln!(
         out,
@@ -529,6 +529,6 @@ shop/cart  1     protected  CPU stall  0.021  0.020 + 0.025  cpu.idle  cpu.idle 
     #[test]
     fn status_of_another_version_is_parsed() {
         let status: Status = serde_json::from_str(r#"{"node": "n1", "later": 1}"#).unwrap();
-        assert!(render(&status).contains("pods not known yet"));
+        assert!(render(&status).contains("pods not read yet"));
     }
 }

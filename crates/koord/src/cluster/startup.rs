@@ -56,18 +56,18 @@ impl Startup<'_> {
         let address = listener.local_addr()?;
         tracing::error!(
             %address, error = failure,
-            "the data directory takes no writes: serving what it holds, starting no component until it does"
+            "failed to write to the data directory: serving its old content, no component starts before a write succeeds"
         );
         let serving = serve(listener);
         loop {
             tokio::time::sleep(RETRY).await;
             match self.write().await {
                 Ok(manager) => {
-                    tracing::info!("the data directory takes writes again");
+                    tracing::info!("writes to the data directory resumed");
                     return Ok((manager, serving));
                 }
                 Err(error) => {
-                    tracing::debug!(error = %format!("{error:#}"), "first objects not written")
+                    tracing::debug!(error = %format!("{error:#}"), "failed to write the first objects")
                 }
             }
         }
@@ -110,7 +110,7 @@ impl Startup<'_> {
             let name = node.name_any();
             if koord_sim::is_surplus(&node, self.options.simulated_nodes) {
                 nodes.delete(&name, &DeleteParams::default()).await?;
-                tracing::info!(node = %name, "removed: simulated by an earlier start");
+                tracing::info!(node = %name, "removed a node simulated by an earlier start");
             } else if !koord_sim::is_simulated(&node) {
                 if let Some(taints) = changed_taints(&node, self.options.taints_host()) {
                     let change = json!({"spec": {"taints": taints}});

@@ -323,7 +323,7 @@ pub fn caveats(setup: &DemoSetup) -> Vec<String> {
         "The service's threads are pinned, one per CPU. A service whose threads float moves away from \
          busy CPUs, and waits where two of its threads meet."
             .to_owned(),
-        "Load generator and sampler run at real-time priority (FIFO): what they see is the service's \
+        "Load generator and sampler run at real-time priority (FIFO): they measure the service's \
          delay, not their own. koordlet runs in the ordinary class, as the daemon does by default."
             .to_owned(),
         format!(
@@ -334,7 +334,7 @@ pub fn caveats(setup: &DemoSetup) -> Vec<String> {
         "In the phases without koord, koordlet runs and measures, with everything it enforces \
          switched off; what it wrote is listed."
             .to_owned(),
-        "No SMT siblings are told apart; a busy sibling slows a service in a way weights cannot \
+        "SMT siblings are not distinguished; a busy sibling slows a service in a way weights cannot \
          prevent."
             .to_owned(),
         "On a virtual machine p99.9 carries the host's own stalls; compare p99.".to_owned(),

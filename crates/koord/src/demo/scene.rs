@@ -186,7 +186,7 @@ impl Scene {
     pub(super) async fn close(mut self) {
         self.progress.set_message("stopping");
         if let Err(error) = self.leave().await {
-            tracing::warn!("the scenario is not cleared away: {error:#}");
+            tracing::warn!(error = %format!("{error:#}"), "failed to clear away the scenario");
         }
         // The node agent stops its pods and removes its cgroups on shutdown.
         self.cluster.stop().await;
@@ -443,7 +443,7 @@ fn unconfined(node: &Node) -> Option<String> {
     let annotations = node.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(koord_node::CONFINEMENT_ANNOTATION)) {
         Some(said) => said.strip_prefix("unconfined: ").map(str::to_owned),
-        None => Some("the node does not say that it confines its pods".to_owned()),
+        None => Some("the node has no annotation about the confinement of its pods".to_owned()),
     }
 }
 

@@ -200,7 +200,7 @@ pub fn missing_features(setup: &DemoSetup) -> impl Iterator<Item = String> {
         )
     });
     let blind = (setup.enforced && !setup.psi).then(|| {
-        "This kernel tells no pressure per group (PSI): koordlet goes by run-queue delay."
+        "This kernel reports no pressure per cgroup (PSI): koordlet uses run-queue delay."
             .to_owned()
     });
     [unprotected, blind].into_iter().flatten()

@@ -80,8 +80,8 @@ impl Chain {
     fn about(self) -> &'static str {
         match self {
             Self::Default => "the plugins of kube-scheduler",
-            Self::Koordinator => "NodeNUMAResource beside them",
-            Self::Community => "NodeResourceTopologyMatch beside them",
+            Self::Koordinator => "NodeNUMAResource in addition",
+            Self::Community => "NodeResourceTopologyMatch in addition",
         }
     }
 

@@ -256,7 +256,8 @@ fn without_root_what_can_run_does_and_says_what_it_is_worth() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut command = demo(dir.path(), &SHORT);
     if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).expect("given away");
+        std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534))
+            .expect("a directory of another user");
         command.uid(65534).gid(65534);
     }
     let Some((code, figures)) = interrupted(dir.path(), command) else {

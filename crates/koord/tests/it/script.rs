@@ -149,7 +149,7 @@ fn a_day_of_kubectl() {
         "1 get --raw /healthz",
         "0 get --raw /healthz => ill",
         "0 get --raw /healthz",
-        "0 get nodes --as=nobody",
+        "0 get nodes --as=jane",
     ] {
         let found = fault(&up.kubeconfig, &step(wrong), &[]);
         assert!(found.is_some(), "{wrong}");

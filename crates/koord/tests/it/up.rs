@@ -290,7 +290,7 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
         let pods: Api<Pod> = Api::namespaced(up.client().await, "default");
         for (name, spec) in [
             ("nowhere", json!({"nodeSelector": {"zone": "moon"}})),
-            ("nobody", json!({"schedulerName": "kord-scheduler"})),
+            ("unserved", json!({"schedulerName": "kord-scheduler"})),
         ] {
             let mut pod = json!({"metadata": {"name": name}, "spec": spec});
             pod["spec"]["containers"] = json!([{"name": "c", "image": "i", "command": ["true"]}]);
@@ -305,17 +305,17 @@ fn explain_asks_the_cluster_of_the_kubeconfig() {
         text.contains("refused by").then_some(text)
     });
     assert!(
-        answer.contains("no node has label zone=moon, which nodeSelector asks for"),
+        answer.contains("no node has label zone=moon, which nodeSelector requires"),
         "{answer}"
     );
-    let output = explain(&up, &["pod", "nobody"]);
+    let output = explain(&up, &["pod", "unserved"]);
     let answer = text(&output.stdout);
-    let says = "nobody serves schedulerName \"kord-scheduler\": here are koord-scheduler";
+    let says = "no scheduler serves schedulerName \"kord-scheduler\"; served are koord-scheduler";
     assert!(answer.contains(says), "{answer}");
-    let output = explain(&up, &["po/nobody", "-o", "json"]);
+    let output = explain(&up, &["po/unserved", "-o", "json"]);
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let hint = answer["hints"][0].as_str().unwrap_or_default();
-    assert!(hint.starts_with("nobody serves"), "{answer}");
+    assert!(hint.starts_with("no scheduler serves"), "{answer}");
     let output = explain(&other, &["pod/nowhere"]);
     assert_eq!(output.status.code(), Some(1));
     let stderr = text(&output.stderr);

@@ -56,6 +56,10 @@ where
             }
         };
         let waited = tokio::time::timeout(2 * PATIENCE, wait).await;
-        assert!(waited.is_ok(), "waited in vain for {what}: {:?}", self.all);
+        assert!(
+            waited.is_ok(),
+            "timed out waiting for {what}: {:?}",
+            self.all
+        );
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
         && !served.iter().any(|name| name == wanted)
     {
         hints.push(format!(
-            "nobody serves schedulerName {wanted:?}: here are {}",
+            "no scheduler serves schedulerName {wanted:?}; served are {}",
             served.join(", ")
         ));
     }
@@ -43,7 +43,7 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
     for (key, value) in spec.node_selector.iter().flatten() {
         if !nodes.iter().any(|node| label(node, key) == Some(value)) {
             hints.push(format!(
-                "no node has label {key}={value}, which nodeSelector asks for{}",
+                "no node has label {key}={value}, which nodeSelector requires{}",
                 existing_values(nodes, key)
             ));
         }
@@ -63,7 +63,7 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
         for requirement in term.match_expressions.iter().flatten() {
             if !nodes.iter().any(|node| fits(node, requirement)) {
                 hints.push(format!(
-                    "no node has label {}, which nodeAffinity asks for{}",
+                    "no node has label {}, which nodeAffinity requires{}",
                     shown(requirement),
                     existing_values(nodes, &requirement.key)
                 ));
@@ -143,8 +143,8 @@ mod tests {
         assert_eq!(
             selects(json!({"zone": "c", "disk": "ssd"})),
             [
-                "no node has label disk=ssd, which nodeSelector asks for",
-                "no node has label zone=c, which nodeSelector asks for (there are a, b)",
+                "no node has label disk=ssd, which nodeSelector requires",
+                "no node has label zone=c, which nodeSelector requires (there are a, b)",
             ]
         );
         let wants = |requirement: Value| {
@@ -170,11 +170,11 @@ mod tests {
         );
         assert_eq!(
             wants(json!({"key": "gpu", "operator": "Exists"})),
-            ["no node has label gpu (Exists), which nodeAffinity asks for"]
+            ["no node has label gpu (Exists), which nodeAffinity requires"]
         );
         assert_eq!(
             wants(json!({"key": "zone", "operator": "In", "values": ["c", "d"]})),
-            ["no node has label zone (In c, d), which nodeAffinity asks for (there are a, b)"]
+            ["no node has label zone (In c, d), which nodeAffinity requires (there are a, b)"]
         );
     }
 
@@ -188,7 +188,7 @@ mod tests {
                 Some(&["koord-scheduler", "default-scheduler"])
             ),
             [
-                "nobody serves schedulerName \"kord-scheduler\": here are koord-scheduler, \
+                "no scheduler serves schedulerName \"kord-scheduler\"; served are koord-scheduler, \
                  default-scheduler"
             ]
         );

@@ -140,7 +140,11 @@ impl DeschedulerStage {
             for name in &names {
                 let key = ObjectKey::new("", name.as_str());
                 while nodes.store.get(&key).is_none() {
-                    nodes.changes.recv().await.context("no news of nodes")?;
+                    nodes
+                        .changes
+                        .recv()
+                        .await
+                        .context("the watch of nodes ended")?;
                 }
                 let metric = json!({"metadata": {"name": name}, "spec": {"metricCollectPolicy": {
                     "aggregateDurationSeconds": 2, "reportIntervalSeconds": 1}}});
@@ -181,7 +185,10 @@ impl DeschedulerStage {
         let pods = &mut self.pods;
         let all_run = async {
             while running(&pods.store.list()) < wanted {
-                pods.changes.recv().await.context("no news of pods")?;
+                pods.changes
+                    .recv()
+                    .await
+                    .context("the watch of pods ended")?;
             }
             Ok(())
         };
@@ -306,7 +313,7 @@ async fn within<T>(
     let limited = async {
         match tokio::time::timeout(patience, work).await {
             Ok(done) => done,
-            Err(_) => bail!("{what}: not there within {patience:?}"),
+            Err(_) => bail!("timed out after {patience:?} waiting for {what}"),
         }
     };
     cluster.during(limited).await

@@ -56,7 +56,11 @@ pub(super) fn table(outcome: &TopologyOutcome) -> String {
         if let Some(why) = &watched.why {
             // The page has the details about preemption and single nodes.
             let why = why.split(". ").next().unwrap_or(why);
-            let _ = write!(text, "\n  {}: who waits says: {why}", watched.chain.name());
+            let _ = write!(
+                text,
+                "\n  {}: a waiting pod's message: {why}",
+                watched.chain.name()
+            );
         }
     }
     let _ = write!(text, "\n  {CAVEAT}");
@@ -66,7 +70,7 @@ pub(super) fn table(outcome: &TopologyOutcome) -> String {
 /// Returns the page.
 pub(super) fn html(outcome: &TopologyOutcome) -> String {
     let headline = format!(
-        "{:.0} pods a minute fail with TopologyAffinityError; {:.0} where the scheduler knows the NUMA nodes",
+        "{:.0} pods a minute fail with TopologyAffinityError; {:.0} where the scheduler considers NUMA nodes",
         rate(outcome, Chain::Default),
         rate(outcome, Chain::Koordinator).max(rate(outcome, Chain::Community)),
     );

@@ -146,7 +146,7 @@ impl Last {
         let [before, after] = &self.object;
         let done = self.answered.is_some_and(|status| status.is_success());
         if !done {
-            assert_eq!(before, after, "{what}: nobody else writes it");
+            assert_eq!(before, after, "{what}: no other client writes it");
         }
         let node = |object: &Value| object["spec"]["nodeName"].as_str().map(str::to_owned);
         match aim.moment {
