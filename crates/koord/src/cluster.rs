@@ -47,6 +47,7 @@ const SCHEDULER_PORT: u16 = 10251;
 const DESCHEDULER_PORT: u16 = 10258;
 /// Port on which koordlet of a local cluster serves its health, metrics, state and audit events.
 const KOORDLET_PORT: u16 = 9316;
+
 /// Settings of a cluster's start.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -64,7 +65,7 @@ pub struct Options {
     pub terminated_pod_gc_threshold: usize,
     /// Simulated nodes in addition to this machine.
     pub simulated_nodes: usize,
-    /// If set, this machine's node has [`koord_node::host_taint`] when there are simulated nodes.
+    /// True if this machine's node has [`koord_node::host_taint`] when there are simulated nodes.
     pub host_taint: bool,
     /// NUMA nodes of simulated nodes. With them and policy single-numa-node, the scheduler keeps pods off
     /// nodes whose kubelet would refuse them (NodeResourceTopologyMatch); with another policy and scope pod,
@@ -80,7 +81,7 @@ pub struct Options {
     pub report_interval: Option<Duration>,
     /// The container runtime that runs this machine's pods; processes when `None`.
     pub runtime: Option<crate::runtime::ChosenRuntime>,
-    /// If set, pods have all rights of this process unless they drop them.
+    /// True if pods have all rights of this process unless they drop them.
     pub trusted_pods: bool,
     /// Request limits of the API server.
     pub limits: koord_apiserver::Limits,
@@ -108,7 +109,7 @@ pub struct Cluster {
     pub descheduler_address: Option<SocketAddr>,
     /// Address on which koordlet serves its health, metrics, state and audit events; `None` if it does not.
     pub koordlet_address: Option<SocketAddr>,
-    /// When cancelled while the cluster stops, pods are killed instead of waited for.
+    /// Token that ends the grace period of pods while the cluster stops: they are killed.
     pub hurry: CancellationToken,
     /// Notes for the user about unexpected circumstances of the start.
     pub notes: Vec<String>,
@@ -232,6 +233,7 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// Starts the components that `options` select, each as a task of `components`.
     async fn start_components(
         &mut self,
         options: &Options,
@@ -582,7 +584,7 @@ pub struct PodTerms {
     pub rights: Option<String>,
 }
 
-/// Returns the terms of the pods of a node; `None` while it is not ready.
+/// Returns the confinement and rights of the pods of a node; `None` while it is not ready.
 fn is_ready(node: &Node) -> Option<PodTerms> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions
@@ -599,8 +601,10 @@ fn is_ready(node: &Node) -> Option<PodTerms> {
 /// Time limit for a component to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A component that runs until it fails or shuts down.
 type ComponentFuture = BoxFuture<'static, Result<()>>;
 
+/// Boxes the future of a component and converts its error.
 fn component_future<E>(future: BoxFuture<'static, Result<(), E>>) -> ComponentFuture
 where
     E: std::error::Error + Send + Sync + 'static,

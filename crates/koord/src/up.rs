@@ -182,6 +182,7 @@ pub fn main(args: &Args) -> Result<()> {
     koord_app::daemon::runtime()?.block_on(run(args))
 }
 
+/// Starts the cluster, and stops it after a signal or a failure. A second signal kills the pods, a third ends at once.
 async fn run(args: &Args) -> Result<()> {
     let data_dir = args.data_dir();
     let mut stop = ShutdownSignal::new().context("signal handlers")?;

@@ -14,8 +14,8 @@ pub async fn get(server: &str, who: &str, path: &str) -> Result<(u16, String)> {
     get_as(None, server, who, path).await
 }
 
-/// Like [`get`], with a bearer token. Without one, uses the token of the cluster on this machine that owns
-/// the port, if this user may read it.
+/// Sends a GET like [`get`], with a bearer token. Without one, uses the token of the cluster on this machine
+/// that owns the port, if this user may read it.
 ///
 /// # Errors
 /// Those of [`get`].

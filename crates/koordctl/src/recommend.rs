@@ -45,7 +45,7 @@ pub struct Args {
     pub context: Option<String>,
 }
 
-/// One Recommendation.
+/// A Recommendation in the output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -58,7 +58,7 @@ struct Report {
     conditions: BTreeMap<String, String>,
 }
 
-/// One container.
+/// A container of a Recommendation in the output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {

@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A running cluster. Its file is in the data directory while it runs.
+/// State of a running cluster, a file in the data directory while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunningCluster {
@@ -31,7 +31,7 @@ pub struct RunningCluster {
     pub host_taint: bool,
     /// True if objects are stored in memory only.
     pub memory: bool,
-    /// Why pods run without cgroups; `None` if they have some.
+    /// Reason why pods run without cgroups; `None` if they have some.
     pub unconfined: Option<String>,
     /// Notice that another cluster ran on this machine at the start.
     pub beside: Option<String>,
@@ -45,20 +45,20 @@ pub struct RunningCluster {
     pub descheduler: Option<SocketAddr>,
     /// Address of koordlet's state.
     pub koordlet: Option<SocketAddr>,
-    /// One line about the rights of pods.
+    /// Sentence on the rights of pods.
     #[serde(default)]
     pub rights: Option<String>,
-    /// Further notices about unexpected conditions.
+    /// Further messages about unexpected conditions.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// How the cluster can be stopped.
+/// Way to stop the cluster, for the message after the start.
 #[derive(Debug, Clone, Copy)]
 pub enum Stopping<'a> {
-    /// With Ctrl-C in its terminal.
+    /// Ctrl-C in the cluster's terminal.
     CtrlC,
-    /// With `koord down`; true if the data directory must be passed.
+    /// `koord down`; true if the data directory must be passed.
     Down(&'a Path, bool),
 }
 
@@ -137,7 +137,7 @@ impl RunningCluster {
         }
     }
 
-    /// Returns the notices about unexpected conditions.
+    /// Returns the messages about unexpected conditions.
     fn notices(&self) -> String {
         let mut text = String::new();
         if let Some(why) = &self.unconfined {

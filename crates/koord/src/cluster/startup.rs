@@ -73,6 +73,7 @@ impl Startup<'_> {
         }
     }
 
+    /// Writes CRDs, first objects and webhooks, and returns the options of the manager.
     async fn write(&self) -> Result<koord_manager::Options> {
         let Self {
             server,
@@ -128,8 +129,8 @@ impl Startup<'_> {
     }
 }
 
-/// Returns the taints of a node that runs pods as processes of this machine once [`koord_node::host_taint`] is among
-/// them as `tainted` has it; `None` if they are so already, or the node is none of these.
+/// Returns the taints of a host node with [`koord_node::host_taint`] added or removed, as `tainted` demands; `None`
+/// if they are correct already, or the node is no host node.
 fn changed_taints(node: &Node, tainted: bool) -> Option<Vec<Taint>> {
     if !node.labels().contains_key(koord_node::HOST_LABEL) {
         return None;

@@ -97,6 +97,7 @@ pub struct Args {
     pub verbose: bool,
 }
 
+/// Parses the name of a scenario.
 fn scenario_name(text: &str) -> Result<String, String> {
     scenario::select(&[text.to_owned()]).map(|_| text.to_owned())
 }
@@ -183,6 +184,7 @@ fn default_budget_s(phases: &[Phase]) -> f64 {
     SCENARIO_S + PHASE_S * phases.len().saturating_sub(3) as f64
 }
 
+/// Measures the selected scenarios, and removes the cluster and its files afterwards.
 async fn run(args: &Args) -> Result<Suite> {
     let begun = Instant::now();
     let selected = scenario::select(&args.scenario).map_err(anyhow::Error::msg)?;
@@ -199,7 +201,7 @@ async fn run(args: &Args) -> Result<Suite> {
     let mut progress = Progress::new(selected.iter().map(windows).sum(), left);
     let mut scenarios = Vec::new();
     for (at, one) in selected.iter().enumerate() {
-        // The unused share of a scenario goes to the others.
+        // Other scenarios get the unused share of a scenario.
         let share = u32::try_from(selected.len() - at).unwrap_or(u32::MAX);
         let deadline = end.map(|end| {
             let now = Instant::now();
@@ -245,7 +247,7 @@ async fn run(args: &Args) -> Result<Suite> {
     })
 }
 
-/// Ctrl-C or SIGTERM. The results until then are reported.
+/// Signals that interrupt the demo: Ctrl-C and SIGTERM. The results until then are reported.
 struct DemoSignals {
     interrupt: Signal,
     terminate: Signal,
@@ -273,12 +275,12 @@ impl DemoSignals {
     }
 }
 
-/// One scenario while it is played.
+/// A scenario that is being measured.
 struct Measurement<'a> {
     args: &'a Args,
     scenario: &'static Scenario,
     schedule: Schedule,
-    /// Its share of the time budget.
+    /// End of the scenario's share of the time budget.
     deadline: Option<Instant>,
     runs: Vec<(Phase, PhaseRun)>,
 }
@@ -319,6 +321,7 @@ impl Measurement<'_> {
         summarise(self.args, self.scenario, scene, &self.runs, why)
     }
 
+    /// Sets the scenario up and measures windows until the schedule or the time ends.
     async fn measure(&mut self, scene: &mut Scene, progress: &mut Progress) -> Result<()> {
         scene.enter(self.scenario, self.args.rate).await?;
         let deadline = self.deadline;
@@ -367,6 +370,7 @@ impl Measurement<'_> {
     }
 }
 
+/// Returns the results of a scenario from its runs; `why` is the reason if it did not end.
 fn summarise(
     args: &Args,
     scenario: &Scenario,

@@ -43,7 +43,7 @@ pub fn check_files(report: &Path, json: Option<&Path>) -> Result<()> {
 /// Checks that two options name different files.
 ///
 /// # Errors
-/// When both name one file; `what` says which options they belong to.
+/// When both name the same file; `what` is the options in the error.
 pub fn distinct(one: &Path, other: &Path, what: &str) -> Result<()> {
     let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let same = whole(one) == whole(other)

@@ -15,7 +15,7 @@ pub struct Write {
     pub at_s: f64,
     /// The file, relative to the cgroup root.
     pub file: String,
-    /// Its former value, where known.
+    /// Former value of the file; empty if it was not read.
     pub old: String,
     /// The value written.
     pub new: String,
@@ -23,7 +23,7 @@ pub struct Write {
     pub reason: String,
 }
 
-/// One measured window of one phase.
+/// A measured window of a phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PhaseRun {
     /// Number of the repeat, from 1.
@@ -94,7 +94,7 @@ pub struct PhaseResult {
     pub recovery_ms: Option<f64>,
     /// Runs that count towards the medians.
     pub counted: usize,
-    /// Every run, rejected ones included.
+    /// All runs, including rejected ones.
     pub repeats: Vec<PhaseRun>,
 }
 
@@ -150,7 +150,7 @@ pub struct DemoSetup {
     pub took_seconds: f64,
     /// Batch operations per second of the otherwise idle machine, the median of `be_alone_runs`.
     pub be_alone_ops_per_s: f64,
-    /// Every measurement of it, one per repeat.
+    /// Measurements of `be_alone_ops_per_s`, one per repeat.
     pub be_alone_runs: Vec<f64>,
     /// Percent of the machine that load generator and control plane used while the service was
     /// alone. On a cluster they run elsewhere, so the cap of `suppressed` is this much higher than
@@ -163,9 +163,9 @@ pub struct DemoSetup {
 /// Results of one scenario.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ScenarioResult {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
-    /// Its heading.
+    /// Heading of the scenario.
     pub title: String,
     /// Description of the service and its neighbor.
     pub about: String,
@@ -202,7 +202,7 @@ pub struct Suite {
     pub complete: bool,
     /// The verdict over all scenarios; the exit code follows from it.
     pub verdict: SuiteVerdict,
-    /// Every selected scenario.
+    /// Results of the selected scenarios.
     pub scenarios: Vec<ScenarioResult>,
     /// Conditions of the measurement, and limits of what these figures show.
     pub caveats: Vec<String>,
@@ -353,7 +353,7 @@ pub(super) mod tests {
         )
     }
 
-    /// Like [`phase_of`], with every run rejected as noisy.
+    /// Returns a phase like [`phase_of`], with every run rejected as noisy.
     pub(in super::super) fn noisy(phase: Phase, p99: &[f64]) -> PhaseResult {
         PhaseResult::from_runs(
             phase,

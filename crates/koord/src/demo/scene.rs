@@ -117,6 +117,7 @@ impl Scene {
         }
     }
 
+    /// Waits until the node is ready and offers batch resources.
     async fn prepare(&mut self) -> Result<()> {
         self.step("waiting for this machine to become a node");
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
@@ -312,13 +313,13 @@ impl Scene {
             .path()
             .join(format!("scratch-{}", self.generation));
         for path in [counters, &scratch] {
-            // A file left behind goes with the directory at the end.
+            // A remaining file is removed with the directory at the end.
             let _ = std::fs::remove_dir_all(path);
         }
         Ok(())
     }
 
-    /// Deletes the pods with a label and waits until they are gone.
+    /// Deletes the pods with a label and waits until they no longer exist.
     pub(super) async fn delete(&self, label: &str) -> Result<()> {
         let labelled = ListParams::default().labels(label);
         for pod in self.pods().list(&labelled).await.context("pods")? {

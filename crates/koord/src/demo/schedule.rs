@@ -17,7 +17,7 @@ const PODS_S: f64 = 3.5;
 const VISIT_S: f64 = 1.0;
 const WINDOW_S: f64 = 0.4;
 
-/// One phase that is set up, measured in some windows, and cleared away.
+/// A phase that is set up, measured in some windows, and cleared away.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Visit {
     /// The phase.
@@ -44,7 +44,7 @@ impl Visit {
 /// Extent of the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// One window of every phase per repeat, without a time limit.
+    /// A window of every phase per repeat, without a time limit.
     Repeats(usize),
     /// Short warm-ups and as many windows as fit into a time budget.
     Budget,
@@ -205,7 +205,7 @@ fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     }
 }
 
-/// Like [`warmup`], under a time budget: the guard's experiments fall into the windows then.
+/// Returns a shorter [`warmup`] for a time budget: the guard's experiments fall into the windows then.
 fn brief_warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     match (phase, first) {
         (Phase::Managed, true) => 8.0,

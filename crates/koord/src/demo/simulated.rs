@@ -61,7 +61,7 @@ impl SimulatedCluster {
             .spawn(async move { (name, running.await.map_err(Into::into)) });
     }
 
-    /// Does `work`, and fails if a component ends before: results without it mean nothing.
+    /// Runs `work`, and fails if a component ends before: results without it mean nothing.
     ///
     /// # Errors
     /// When the work fails, or a component ends.

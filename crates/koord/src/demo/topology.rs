@@ -115,7 +115,7 @@ pub struct TopologyOutcome {
     pub setup: TopologySetup,
     /// Pods per minute that failed with TopologyAffinityError, by [`Chain`].
     pub failed_pods_per_minute: BTreeMap<Chain, f64>,
-    /// Each chain.
+    /// Results of each chain.
     pub chains: Vec<ChainResult>,
 }
 
@@ -149,7 +149,7 @@ pub struct ChainResult {
     pub running: usize,
     /// Pods that wait for a node at the end.
     pub waiting: usize,
-    /// Scheduling message of the first of them.
+    /// Scheduling message of the first waiting pod.
     pub why: Option<String>,
 }
 
@@ -205,6 +205,7 @@ async fn run(args: &Args) -> Result<TopologyOutcome> {
 struct TopologyStage(SimulatedCluster);
 
 impl TopologyStage {
+    /// Starts API server, nodes and the scheduler of `chain`.
     async fn set_up(chain: Chain, setup: &TopologySetup) -> Result<Self> {
         let mut cluster = SimulatedCluster::start().await?;
         let options = koord_sim::Options {
@@ -228,6 +229,7 @@ impl TopologyStage {
         Ok(Self(cluster))
     }
 
+    /// Creates the Deployment, and counts its pods until the time ends.
     async fn watch(&mut self, chain: Chain, setup: &TopologySetup) -> Result<ChainResult> {
         let stop = self.0.context.shutdown.clone();
         let pods = Informer::<Pod>::start(self.0.client.clone(), Scope::default(), stop);

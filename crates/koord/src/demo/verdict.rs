@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// Least clean windows of each phase in a comparison: a single one has no range.
 pub const ENOUGH: usize = 2;
-/// Up to this multiple, a p99 counts as the same although no windows overlap.
+/// Multiple up to which a p99 counts as the same although no windows overlap.
 const SAME: f64 = 1.15;
-/// From this multiple on, medians whose windows overlap are neither "same" nor "different".
+/// Multiple from which on medians whose windows overlap are neither "same" nor "different".
 const APART: f64 = 1.5;
 
 /// Outcome of a scenario.

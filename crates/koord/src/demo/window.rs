@@ -1,4 +1,4 @@
-//! One measured window: sets the phase up, generates the load, samples, judges the noise.
+//! Measurement of a window: sets the phase up, generates the load, samples, judges the noise.
 
 use super::result::{Phase, PhaseRun, Write};
 use super::scene::Scene;

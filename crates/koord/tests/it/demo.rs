@@ -21,7 +21,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs the demo, which must fail with `code` before it measures anything, in a sentence with all of `says`.
+/// Runs the demo, which must fail with `code` before it measures anything, in a sentence with all of `texts`.
 fn refuses(dir: &Path, args: &[&str], code: i32, says: &[&str]) {
     let Output {
         status,

@@ -201,7 +201,7 @@ fn a_newcomers_session() {
     assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");
 }
 
-/// All pods of a plain Deployment become ready, and none of them runs on this machine, where its image does
+/// The pods of a plain Deployment become ready, and none of them runs on this machine, where its image does
 /// not exist.
 fn deployment_avoids_host(kubectl: &Kubectl<'_>, host: &str) {
     let create = "create deployment web --image=nginx --replicas=50";

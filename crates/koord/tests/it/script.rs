@@ -32,13 +32,13 @@ const MAP: &str = r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"nam
 const BAD: &str =
     r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "Not_A_Name"}}"#;
 
-/// One command.
+/// A command and its expected result.
 struct Step<'a> {
     command: &'a str,
-    /// Its standard input.
+    /// Standard input of the command.
     input: &'a str,
     code: i32,
-    /// A part of what it prints.
+    /// Part of the output of the command.
     says: String,
 }
 

@@ -229,7 +229,7 @@ impl TopologyCluster {
 }
 
 /// The kubelet admits what the exporter reports as free: two pods of five CPUs run, the third waits though
-/// six CPUs are free, and runs after one of them has gone. No pod is refused.
+/// six CPUs are free, and runs after one of them was deleted. No pod is refused.
 #[tokio::test]
 async fn what_is_placed_by_the_exporters_report_is_admitted() {
     let stage = TopologyCluster::set_up(json!({})).await;

@@ -537,8 +537,8 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     assert_eq!(up.interrupt(), Some(0));
 }
 
-/// From the file of a vendor's tool to a pod that has one of the accelerators: koordlet, manager and
-/// scheduler. The machine has none of them.
+/// Pods get accelerators that the file of a vendor's tool describes, by koordlet, manager and scheduler. The
+/// machine has none of them.
 #[test]
 fn accelerators_that_a_file_describes_are_given_to_pods() {
     if !koord_host::is_root() {

@@ -34,7 +34,7 @@ pub(crate) fn daemon(name: &str, kubeconfig: &Path) -> Command {
 
 pub(crate) struct Wire {
     server: Router,
-    /// Serializes writes to the server: the state at the time of a death is known.
+    /// Serializes writes to the server: the state at the time of a death is certain.
     pub(crate) turn: tokio::sync::Mutex<()>,
     dead: AtomicBool,
     /// Identity that the process wrote into the lease.

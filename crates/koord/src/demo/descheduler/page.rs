@@ -76,7 +76,7 @@ fn sentences(outcome: &DeschedulerOutcome) -> Vec<String> {
     said
 }
 
-/// Loads before, in the middle of the moves, and at the end.
+/// Returns the loads before, in the middle of the moves, and at the end.
 fn moments(outcome: &DeschedulerOutcome) -> [(&'static str, Option<&Sample>); 3] {
     let samples = &outcome.samples;
     let before = samples.iter().rfind(|sample| sample.second <= 0.0);

@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between two samples of the loads.
 const SAMPLE: Duration = Duration::from_millis(500);
 
-/// A cluster of simulated nodes.
+/// The demo's cluster of simulated nodes.
 pub(super) struct DeschedulerStage {
     pub(super) setup: DeschedulerSetup,
     pub(super) cluster: SimulatedCluster,
@@ -206,6 +206,7 @@ impl DeschedulerStage {
         Ok(())
     }
 
+    /// Cordons or uncordons a node.
     async fn close(&self, node: &str, closed: bool) -> Result<()> {
         let change = json!({"spec": {"unschedulable": closed}});
         let changed = patch::merge_node(&self.cluster.client, node, &change).await;
@@ -303,7 +304,7 @@ impl DeschedulerStage {
     }
 }
 
-/// Does `work`, and fails if a component ends or `patience` is over before; errors name it `what`.
+/// Runs `work`, and fails if a component ends or `patience` is over before; errors name it `what`.
 async fn within<T>(
     cluster: &mut SimulatedCluster,
     what: &str,
@@ -338,7 +339,7 @@ fn jobs_in_phase(
     })
 }
 
-/// Used CPUs in percent by node; 0 where nothing is reported.
+/// Returns the used CPUs in percent by node; 0 where nothing is reported.
 #[allow(clippy::cast_precision_loss, reason = "milli-CPUs of a machine")]
 fn loads(metrics: &[Arc<NodeMetric>], nodes: &[String], cpus: u32) -> Vec<f64> {
     let used = metrics.iter().filter_map(|metric| {

@@ -33,7 +33,7 @@ pub fn representative(result: &PhaseResult) -> Option<&PhaseRun> {
     })
 }
 
-/// One bar: a share of its track, the range of the runs and every run as a dot.
+/// A bar: a share of its track, the range of the runs and every run as a dot.
 struct Bar {
     class: &'static str,
     value: f64,

@@ -11,11 +11,11 @@ pub(super) enum Moment {
     Binding,
     /// A patch of a pod's annotations before its binding is in flight.
     PreBind,
-    /// Some members of a gang are bound, and not all.
+    /// A gang is bound in part.
     InsideGang,
     /// A write of a reservation or its status is in flight, or the patch of a pod with its reservation.
     Reservation,
-    /// Some time after its first write, while pods that can be placed are pending.
+    /// Random delay after the leader's first write, while pods that can be placed are pending.
     AnyTime,
 }
 

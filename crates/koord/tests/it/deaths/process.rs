@@ -35,9 +35,9 @@ struct Tap {
     wire: Wire,
     client: Client,
     aim: Aim,
-    /// No process is to be killed any more.
+    /// True if no further process is killed.
     spared: Arc<AtomicBool>,
-    /// This process is not to be killed.
+    /// True if this process is not killed.
     kept: AtomicBool,
     /// Number of pods that can be placed.
     places: usize,
@@ -150,7 +150,7 @@ impl Tap {
         };
         let teller = self.death.lock().unwrap().take();
         if let Some(teller) = teller {
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             drop(teller.send(death));
         }
     }

@@ -368,7 +368,7 @@ impl DeathsCluster {
         let lost = failed.iter();
         let mut lost = lost.filter(|uid| !there.contains(*uid) && !moved.contains(*uid));
         assert_eq!(lost.next(), None, "{jobs:?}");
-        // Each pod that is gone has a successful job, and was evicted once, with a reservation.
+        // Each pod that no longer exists has a successful job, and was evicted once, with a reservation.
         let gone: BTreeSet<_> = self
             .first
             .keys()

@@ -79,7 +79,7 @@ pub(super) struct Eviction {
 pub(super) struct Shared {
     pub(super) server: Router,
     pub(super) client: Client,
-    /// No process is to be killed any more.
+    /// True if no further process is killed.
     pub(super) spared: Arc<AtomicBool>,
     pub(super) evictions: Mutex<Vec<Eviction>>,
     /// Limits that were exceeded.
@@ -125,7 +125,7 @@ pub(super) struct Death {
     identity: Option<String>,
     /// Jobs that had not ended.
     pub(super) unfinished: usize,
-    /// Its last write: kind and sub-resource.
+    /// Last write of the process: kind and sub-resource.
     pub(super) last: String,
 }
 
@@ -309,7 +309,7 @@ impl Tap {
             ),
         };
         if let Some(teller) = self.death.lock().unwrap().take() {
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             drop(teller.send(death));
         }
     }
