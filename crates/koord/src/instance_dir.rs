@@ -214,7 +214,7 @@ mod tests {
     use koordctl::cluster_files::holder;
 
     #[tokio::test]
-    async fn a_directory_has_one_owner_who_is_named() {
+    async fn locked_data_dir_reports_its_holder() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(holder(dir.path()).unwrap(), None);
         let claim = claim_directory(dir.path()).await.unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_for_claims_the_root_is_named() {
+    fn unwritable_claims_dir_selects_the_root_cgroup() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let groups = claim_groups_in(&file.path().join("claims"), Path::new("/a")).unwrap();
         assert!(groups.parent.is_root() && groups.other_cluster.is_none());

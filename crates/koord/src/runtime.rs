@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_runtime_that_is_not_there_is_named() {
+    async fn missing_runtime_endpoint_is_named() {
         let mut args = Args::default();
         let dir = Path::new("/data");
         assert!(args.choose(dir).await.unwrap().is_none());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_known_by_its_program_or_its_socket() {
+    fn proxy_is_detected_by_program_or_socket_name() {
         let of = |socket: &str, program: Option<&str>| {
             is_proxy(Path::new(socket), program.map(Path::new))
         };

@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_background_is_told_so_and_keeps_the_other_arguments() {
+    fn background_arguments_replace_detach_and_keep_others() {
         let given = ["up", "-d", "--nodes", "3", "--detach"].map(OsString::from);
         let args = background(given.into_iter());
         assert_eq!(args, ["up", "--nodes", "3", "--detached"]);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_are_those_that_there_are() {
+    fn unknown_controllers_and_components_are_rejected() {
         let wanted = controllers("*,-job-controller").unwrap();
         assert!(!wanted.enabled("job-controller") && wanted.enabled("namespace-controller"));
         let wanted = components("*,-manager").unwrap();

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn records_that_are_not_there_are_an_error() {
+    async fn missing_records_are_an_error() {
         let (address, serving) = served().await;
         let all = || args(address.clone());
         run(&all()).await.unwrap();

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_kubectls_habits() {
+    fn explain_accepts_kubectl_forms() {
         #[derive(Debug, clap::Parser)]
         struct Line {
             #[command(flatten)]

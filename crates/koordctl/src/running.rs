@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn its_file_is_there_while_it_is_up() {
+    fn state_file_exists_while_the_cluster_runs() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(RunningCluster::read(dir.path()).unwrap(), None);
         running().write(dir.path()).unwrap();

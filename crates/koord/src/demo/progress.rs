@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_is_never_quiet_ends_all_the_same() {
+    fn retries_end_on_a_noisy_machine() {
         let mut progress = Progress::new(12, None);
         let mut windows = 0;
         for _ in 0..12 {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_shrinks_with_every_window_and_with_what_is_skipped() {
+    fn seconds_left_shrink_with_measured_and_skipped_windows() {
         let mut progress = Progress::new(8, None);
         progress.begun_ns = 0;
         for _ in 0..2 {

@@ -499,7 +499,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_kubernetes_has_koordlet_at_rest_and_managed_has_the_defaults() {
+    fn config_per_phase_disables_or_keeps_strategies() {
         let threshold = |phase| {
             config_of(phase, false, 4.6, 7)["resource-threshold-config"]["clusterStrategy"].clone()
         };

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn little_time_goes_to_what_a_verdict_needs() {
+    fn short_budget_is_spent_on_windows_of_the_verdict() {
         let (clean, _) = play(budget(1.5, false), 38.0, |_| true);
         assert!(clean.values().all(|count| *count >= ENOUGH), "{clean:?}");
     }

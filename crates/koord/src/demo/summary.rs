@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn headline_of_each_outcome_says_it_in_plain_words() {
+    fn headline_describes_each_outcome() {
         let says = |plain: &[f64], managed: &[f64], text: &str| {
             let said = headline(&scenario_of("x", &[500.0, 520.0], plain, managed));
             assert!(said.starts_with(text), "{said}");
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_p99_below_alone_is_said_to_be_that() {
+    fn p99_below_alone_is_mentioned() {
         let phases = [
             phase_of(Phase::Alone, &[500.0, 520.0]),
             phase_of(Phase::Managed, &[400.0, 420.0]),

@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_chain_is_a_configuration_of_plugins_that_there_are() {
+    fn every_chain_is_a_valid_configuration() {
         for chain in Chain::ALL {
             let config = chain.config().unwrap();
             let context = koord_scheduler::framework::BuildContext::default();

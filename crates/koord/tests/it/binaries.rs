@@ -11,7 +11,7 @@ fn koord_contains_the_embedded_api_server() {
 }
 
 #[test]
-fn without_a_containerd_its_bench_says_so() {
+fn bench_without_containerd_reports_it() {
     let koord = || {
         let mut koord = std::process::Command::new(env!("CARGO_BIN_EXE_koord"));
         koord
@@ -41,7 +41,7 @@ fn without_a_containerd_its_bench_says_so() {
 /// Covers the comparison with Koordinator's scheduler: an API server accepts the objects that only these
 /// scenarios have, and all pods are placed.
 #[test]
-fn pods_of_deployments_and_daemon_sets_are_measured_through_an_api_server() {
+fn bench_measures_pods_through_an_api_server() {
     for scenario in ["deployment", "daemonset"] {
         let directory = tempfile::tempdir().unwrap();
         let figures = directory.path().join("figures.json");

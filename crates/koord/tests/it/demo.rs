@@ -41,7 +41,7 @@ fn refuses(dir: &Path, args: &[&str], code: i32, says: &[&str]) {
 }
 
 #[test]
-fn bad_arguments_are_told_what_is_wanted() {
+fn bad_arguments_report_expected_values() {
     let dir = tempfile::tempdir().expect("a directory");
     for (args, says) in [
         (["--scenario", "disk"], "there is no scenario \"disk\": cpu"),
@@ -82,7 +82,7 @@ fn bad_arguments_are_told_what_is_wanted() {
 }
 
 #[test]
-fn files_that_cannot_be_written_are_told_before_anything_is_measured() {
+fn unwritable_files_fail_before_the_measurement() {
     let dir = tempfile::tempdir().expect("a directory");
     let dir = dir.path();
     refuses(
@@ -116,7 +116,7 @@ fn files_that_cannot_be_written_are_told_before_anything_is_measured() {
 }
 
 #[test]
-fn figures_that_are_none_are_named() {
+fn invalid_figures_are_named() {
     let dir = tempfile::tempdir().expect("a directory");
     let dir = dir.path();
     let is = |text: &str| std::fs::write(dir.join("a.json"), text).expect("written");
@@ -219,7 +219,7 @@ const SHORT: [&str; 8] = [
 ];
 
 #[test]
-fn what_lacks_a_program_keeps_its_row_and_an_interrupt_what_was_measured() {
+fn interrupted_demo_reports_measured_and_skipped_scenarios() {
     let _machine = exclusive();
     if !rustix::process::geteuid().is_root() {
         return skip("root", "the other test has what is left to see");
@@ -251,7 +251,7 @@ fn what_lacks_a_program_keeps_its_row_and_an_interrupt_what_was_measured() {
 }
 
 #[test]
-fn without_root_what_can_run_does_and_says_what_it_is_worth() {
+fn demo_without_root_reports_missing_enforcement() {
     let _machine = exclusive();
     let dir = tempfile::tempdir().expect("a directory");
     let mut command = demo(dir.path(), &SHORT);

@@ -216,7 +216,7 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_keeps_a_cluster_from_starting() {
+fn invalid_descheduler_config_fails_the_start() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = balancing();
     config["profiles"][0]["plugins"]["balance"]["enabled"][0]["name"] = json!("HighNodeLoad");
@@ -434,7 +434,7 @@ async fn apply(client: &Client, file: &str) {
 
 /// `--find-targets` needs exactly the rights that `targets.yaml` adds.
 #[tokio::test]
-async fn who_finds_targets_has_just_the_rights_that_takes() {
+async fn target_search_has_minimal_rights() {
     let clock = koord_app::Clock::system();
     let server = koord_apiserver::ApiServer::open(koord_apiserver::Config::memory(clock))
         .await

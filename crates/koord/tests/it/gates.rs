@@ -24,7 +24,7 @@ fn upstream() -> BTreeMap<&'static str, (Stage, bool)> {
 }
 
 #[test]
-fn shared_feature_gates_are_accepted_by_every_program_of_the_map() {
+fn shared_gates_are_accepted_by_every_program() {
     let upstream = upstream();
     assert!(upstream.len() > 30);
     let manager = koord_manager::GATES;

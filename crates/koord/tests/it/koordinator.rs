@@ -179,7 +179,7 @@ impl KoordinatorCluster {
 }
 
 #[tokio::test(start_paused = true)]
-async fn containers_run_on_the_cpus_that_were_chosen_by_koordlets_report() {
+async fn containers_run_on_cpus_of_the_koordlet_report() {
     let stage = KoordinatorCluster::set_up().await;
     stage.shared("0-7").await;
     let mut given = Vec::new();

@@ -167,7 +167,7 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
 }
 
 #[test]
-fn batch_pods_are_adjusted_in_a_real_containerd_before_they_start() {
+fn containerd_batch_pods_are_adjusted_before_start() {
     if !kubectl::is_installed() {
         return;
     }

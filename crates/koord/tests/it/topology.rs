@@ -258,7 +258,7 @@ async fn what_is_placed_by_the_exporters_report_is_admitted() {
 /// fingerprint differs from that of the node's pods, the scheduler skips the node; once the exporter has
 /// counted the pod, the node takes pods.
 #[tokio::test]
-async fn a_foreign_pod_makes_the_node_wait_until_it_is_in_the_fingerprint() {
+async fn foreign_pod_blocks_node_until_fingerprint_has_it() {
     let stage = TopologyCluster::set_up(json!({"cacheResyncPeriodSeconds": 30})).await;
     let exporter = stage.export().await;
     stage.free([8, 8]).await;

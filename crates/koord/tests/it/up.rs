@@ -95,7 +95,7 @@ fn healthy_start_logs_no_warning() {
 }
 
 #[test]
-fn clusters_beside_each_other_have_groups_of_their_own_and_say_so() {
+fn concurrent_clusters_have_separate_cgroups_and_a_notice() {
     if !koord_host::is_root() {
         skip("root", "two clusters have control groups of their own");
         return;
@@ -157,7 +157,7 @@ async fn host_taints(client: &Client) -> Vec<Taint> {
 }
 
 #[test]
-fn simulated_nodes_say_so_and_go_with_the_next_start() {
+fn simulated_nodes_are_marked_and_removed_by_next_start() {
     let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -279,7 +279,7 @@ fn explain(up: &Up, args: &[&str]) -> Output {
 }
 
 #[test]
-fn explain_asks_the_cluster_of_the_kubeconfig() {
+fn explain_queries_the_cluster_of_the_kubeconfig() {
     let _machine = exclusive();
     let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
     // The usual ports belong to a cluster without these pods.
@@ -540,7 +540,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
 /// Pods get accelerators that the file of a vendor's tool describes, by koordlet, manager and scheduler. The
 /// machine has none of them.
 #[test]
-fn accelerators_that_a_file_describes_are_given_to_pods() {
+fn accelerators_of_files_are_allocated_to_pods() {
     if !koord_host::is_root() {
         skip("root", "control groups");
         return;

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_node_and_says_what_came_of_it() {
+    fn table_has_a_row_per_node_and_the_result() {
         let text = table(&outcome());
         let rows: Vec<Vec<&str>> = text
             .lines()

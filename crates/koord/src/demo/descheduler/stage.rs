@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_configuration_is_one_that_runs() {
+    fn descheduler_configuration_builds() {
         let completed = registry::Registry::in_tree().complete(configuration().unwrap());
         let completed = completed.unwrap();
         assert_eq!(completed.notes, [""; 0]);

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_that_comes_and_goes_is_drawn_as_far_as_it_goes() {
+    fn temporary_cap_is_drawn_while_it_applies() {
         let mut run = phase_of(Phase::Managed, &[1.0]).repeats.remove(0);
         let caps = [None, Some(0.5), Some(0.5), None, Some(0.7)];
         run.cpu = (0..5_u32)

@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_pressure_is_said_to_be_that() {
+    fn missing_psi_is_reported() {
         let mut suite = Suite {
             setup: enforced(),
             ..Suite::default()

@@ -449,7 +449,7 @@ impl Record {
 }
 
 #[test]
-fn leaders_that_are_killed_in_the_middle_of_migrations_leave_nothing_wrong() {
+fn descheduler_leaders_killed_in_migrations_keep_limits() {
     let begun = std::time::Instant::now();
     koord_kube::tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
