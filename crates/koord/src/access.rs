@@ -116,9 +116,9 @@ async fn by_token(
     next: Next,
 ) -> Response {
     let (token, routes) = &*state;
-    let given = request.headers().get(AUTHORIZATION);
-    let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    if !given.is_some_and(|given| is_same(given, token.as_bytes())) {
+    let bearer = request.headers().get(AUTHORIZATION);
+    let bearer = bearer.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    if !bearer.is_some_and(|bearer| is_same(bearer, token.as_bytes())) {
         return next.run(request).await;
     }
     match routes.clone().oneshot(request).await {

@@ -524,9 +524,9 @@ impl Cluster {
         let ready = async {
             loop {
                 if let Ok(Some(node)) = nodes.get_opt(&name).await
-                    && let Some(said) = is_ready(&node)
+                    && let Some(terms) = pod_terms(&node)
                 {
-                    return said;
+                    return terms;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -585,15 +585,15 @@ pub struct PodTerms {
 }
 
 /// Returns the confinement and rights of the pods of a node; `None` while it is not ready.
-fn is_ready(node: &Node) -> Option<PodTerms> {
+fn pod_terms(node: &Node) -> Option<PodTerms> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions
         .iter()
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let annotations = node.metadata.annotations.as_ref()?;
-    let said = annotations.get(koord_node::CONFINEMENT_ANNOTATION)?;
+    let confinement = annotations.get(koord_node::CONFINEMENT_ANNOTATION)?;
     ready.then(|| PodTerms {
-        confinement: said.clone(),
+        confinement: confinement.clone(),
         rights: annotations.get(koord_node::RIGHTS_ANNOTATION).cloned(),
     })
 }

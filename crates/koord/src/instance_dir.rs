@@ -94,16 +94,16 @@ const PORT_PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// When the requested port stays taken.
-pub(crate) async fn find_port(asked: Option<u16>) -> Result<(SocketAddr, Option<String>)> {
-    find_port_like(asked, PORT, PORT_PATIENCE).await
+pub(crate) async fn find_port(requested: Option<u16>) -> Result<(SocketAddr, Option<String>)> {
+    find_port_like(requested, PORT, PORT_PATIENCE).await
 }
 
 async fn find_port_like(
-    asked: Option<u16>,
+    requested: Option<u16>,
     usual: u16,
     patience: Duration,
 ) -> Result<(SocketAddr, Option<String>)> {
-    let port = asked.unwrap_or(usual);
+    let port = requested.unwrap_or(usual);
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
     let begun = tokio::time::Instant::now();
     loop {
@@ -117,7 +117,7 @@ async fn find_port_like(
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    if asked.is_some() {
+    if requested.is_some() {
         bail!(
             "invalid value {port} for --port: expected a free port, another program uses this one; 0 takes any"
         );

@@ -59,9 +59,9 @@ impl Args {
         let runtime = koord_node::Runtime::connect(endpoint).await;
         let runtime = runtime.context("--runtime")?;
         let mut hooks = Config::default();
-        let beside = runtime.socket().with_file_name("nri.sock");
-        let beside = Some(beside).filter(|socket| socket.exists());
-        if let Some(socket) = self.nri_socket.clone().or(beside) {
+        let sibling = runtime.socket().with_file_name("nri.sock");
+        let sibling = Some(sibling).filter(|socket| socket.exists());
+        if let Some(socket) = self.nri_socket.clone().or(sibling) {
             hooks.nri.socket = socket;
         }
         hooks.mode = match self.runtime_hooks_mode {

@@ -105,22 +105,22 @@ pub struct Args {
 
 /// Parses a selection of the optional components.
 fn components(value: &str) -> Result<Selection, FlagValueError> {
-    let wanted = selection(value)?;
-    wanted.check(&cluster::COMPONENTS)?;
-    Ok(wanted)
+    let selected = selection(value)?;
+    selected.check(&cluster::COMPONENTS)?;
+    Ok(selected)
 }
 
 /// Parses a selection of the existing controllers.
 fn controllers(value: &str) -> Result<Selection, FlagValueError> {
-    let wanted = selection(value)?;
-    wanted.check(&koord_apiserver::controllers::names())?;
-    Ok(wanted)
+    let selected = selection(value)?;
+    selected.check(&koord_apiserver::controllers::names())?;
+    Ok(selected)
 }
 
 impl Args {
     fn data_dir(&self) -> PathBuf {
-        let given = self.data_dir.clone();
-        given.unwrap_or_else(|| cluster::default_data_dir(self.memory))
+        let data_dir = self.data_dir.clone();
+        data_dir.unwrap_or_else(|| cluster::default_data_dir(self.memory))
     }
 
     /// Returns the hardware layout of simulated nodes, if the flags set one.
@@ -341,9 +341,9 @@ fn detach(args: &Args) -> Result<()> {
     }
 }
 
-/// Returns the arguments of the background process: those given, with `--detach` replaced.
-fn background(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut args: Vec<OsString> = given
+/// Returns the arguments of the background process: `original` with `--detach` replaced.
+fn background(original: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = original
         .filter(|arg| arg != "--detach" && arg != "-d")
         .collect();
     args.push("--detached".into());
@@ -356,8 +356,8 @@ mod tests {
 
     #[test]
     fn background_arguments_replace_detach_and_keep_others() {
-        let given = ["up", "-d", "--nodes", "3", "--detach"].map(OsString::from);
-        let args = background(given.into_iter());
+        let original = ["up", "-d", "--nodes", "3", "--detach"].map(OsString::from);
+        let args = background(original.into_iter());
         assert_eq!(args, ["up", "--nodes", "3", "--detached"]);
     }
 
@@ -370,10 +370,13 @@ mod tests {
         }
         let read = |line: &str| <Line as clap::Parser>::try_parse_from(line.split(' '));
         let layout = |line: &str| read(line).unwrap().args.layout();
-        let found = layout("up --nodes 3 --topology 2x8 --topology-scope pod").unwrap();
-        let found = found.unwrap();
-        assert_eq!((found.numa_nodes, found.cpus_per_node), (2, 8));
-        assert_eq!((&*found.policy, &*found.scope), ("single-numa-node", "pod"));
+        let parsed = layout("up --nodes 3 --topology 2x8 --topology-scope pod").unwrap();
+        let parsed = parsed.unwrap();
+        assert_eq!((parsed.numa_nodes, parsed.cpus_per_node), (2, 8));
+        assert_eq!(
+            (&*parsed.policy, &*parsed.scope),
+            ("single-numa-node", "pod")
+        );
         assert_eq!(layout("up --nodes 3").unwrap(), None);
         let error = layout("up --topology 2x8").unwrap_err().to_string();
         assert!(error.contains("--nodes"), "{error}");
@@ -392,10 +395,10 @@ mod tests {
 
     #[test]
     fn unknown_controllers_and_components_are_rejected() {
-        let wanted = controllers("*,-job-controller").unwrap();
-        assert!(!wanted.enabled("job-controller") && wanted.enabled("namespace-controller"));
-        let wanted = components("*,-manager").unwrap();
-        assert!(!wanted.enabled("manager") && wanted.enabled("scheduler"));
+        let selected = controllers("*,-job-controller").unwrap();
+        assert!(!selected.enabled("job-controller") && selected.enabled("namespace-controller"));
+        let selected = components("*,-manager").unwrap();
+        assert!(!selected.enabled("manager") && selected.enabled("scheduler"));
         assert!(
             components("-node")
                 .unwrap_err()

@@ -93,12 +93,12 @@ fn report_empty(args: &Args) -> Result<()> {
     let reason = args.reason.as_ref();
     let reason = reason.map(|reason| format!("with reason {reason:?}"));
     let since = args.since.map(|since| format!("younger than {since:?}"));
-    let wanted: Vec<String> = [pod, reason, since].into_iter().flatten().collect();
-    if wanted.is_empty() {
+    let filters: Vec<String> = [pod, reason, since].into_iter().flatten().collect();
+    if filters.is_empty() {
         console::warn("koord: no records yet");
         return Ok(());
     }
-    bail!("no record {}", wanted.join(" "))
+    bail!("no record {}", filters.join(" "))
 }
 
 /// Returns the matching records, newest first, and the position of the newest record.
@@ -326,7 +326,7 @@ mod tests {
         let all = || args(address.clone());
         run(&all()).await.unwrap();
         let pod = |pod: &str| Some(pod.to_owned());
-        for (args, said) in [
+        for (args, message) in [
             (
                 Args {
                     pod: pod("nonsense"),
@@ -350,7 +350,7 @@ mod tests {
                 "no record younger than 1s",
             ),
         ] {
-            assert_eq!(run(&args).await.unwrap_err().to_string(), said);
+            assert_eq!(run(&args).await.unwrap_err().to_string(), message);
         }
         serving.abort();
     }

@@ -188,11 +188,11 @@ impl Args {
     }
 }
 
-/// Returns the address of koordlet on this machine: `given`, otherwise that of a `koord up` cluster in a
+/// Returns the address of koordlet on this machine: `address` if it is set, otherwise that of a `koord up` cluster in a
 /// default directory, otherwise koordlet's default port.
-pub(crate) fn koordlet(given: Option<&str>) -> String {
-    if let Some(given) = given {
-        return given.to_owned();
+pub(crate) fn koordlet(address: Option<&str>) -> String {
+    if let Some(address) = address {
+        return address.to_owned();
     }
     let address = [false, true].into_iter().find_map(|memory| {
         let dir = cluster_files::default_data_dir(memory);

@@ -19,8 +19,8 @@ impl NodeSide {
     async fn elsewhere(&self, namespace: &str, pod: &str) -> Option<String> {
         let client = self.client.get()?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let found = pods.get_opt(pod).await.ok()??;
-        let node = found.spec?.node_name?;
+        let object = pods.get_opt(pod).await.ok()??;
+        let node = object.spec?.node_name?;
         if node == self.node {
             return None;
         }

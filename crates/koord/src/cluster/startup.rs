@@ -105,9 +105,9 @@ impl Startup<'_> {
     /// are not ready until they report. This machine's node gets the taint of this start.
     async fn prepare_nodes(&self) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let known = nodes.list(&ListParams::default()).await?;
+        let existing = nodes.list(&ListParams::default()).await?;
         let now = self.clock.now();
-        for node in known {
+        for node in existing {
             let name = node.name_any();
             if koord_sim::is_surplus(&node, self.options.simulated_nodes) {
                 nodes.delete(&name, &DeleteParams::default()).await?;
@@ -169,13 +169,13 @@ mod tests {
             key: "k".to_owned(),
             ..taint.clone()
         };
-        let both = [other.clone(), taint];
+        let all_taints = [other.clone(), taint];
         for (labels, taints, tainted, expected) in [
-            (&host, &both[..1], true, Some(both.to_vec())),
-            (&host, &both, true, None),
-            (&host, &both, false, Some(vec![other])),
-            (&host, &both[..1], false, None),
-            (&json!({}), &both, false, None),
+            (&host, &all_taints[..1], true, Some(all_taints.to_vec())),
+            (&host, &all_taints, true, None),
+            (&host, &all_taints, false, Some(vec![other])),
+            (&host, &all_taints[..1], false, None),
+            (&json!({}), &all_taints, false, None),
             (&json!({}), &[], true, None),
         ] {
             let changed = changed_taints(&node(labels.clone(), taints), tainted);

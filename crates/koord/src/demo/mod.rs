@@ -153,13 +153,18 @@ impl Limits {
     fn new(args: &Args, selected: &[&Scenario]) -> Self {
         let (extent, default_s, budget_s) = match args.repeat {
             Some(repeat) => {
-                let one = selected.len() == 1;
-                let window_s = if one { LONG_WINDOW_S } else { SEVERAL_WINDOW_S };
+                let is_single = selected.len() == 1;
+                let window_s = if is_single {
+                    LONG_WINDOW_S
+                } else {
+                    SEVERAL_WINDOW_S
+                };
                 (Extent::Repeats(usize::from(repeat)), window_s, None)
             }
             None => {
                 let budget_s = args.budget_seconds.unwrap_or_else(|| {
-                    let each = |one: &&Scenario| default_budget_s(one.phases(args.all_phases));
+                    let each =
+                        |scenario: &&Scenario| default_budget_s(scenario.phases(args.all_phases));
                     START_S + selected.iter().map(each).sum::<f64>()
                 });
                 (Extent::Budget, WINDOW_S, Some(budget_s))
@@ -196,11 +201,12 @@ async fn run(args: &Args) -> Result<Suite> {
     let mut scene = Scene::open(limits.window_s, end, &mut stop).await?;
     scene.setup.repeat = usize::from(args.repeat.unwrap_or(0));
     scene.setup.budget_seconds = limits.budget_s;
-    let windows = |one: &&Scenario| limits.schedule(one, args.all_phases).planned_windows();
-    let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-    let mut progress = Progress::new(selected.iter().map(windows).sum(), left);
+    let windows =
+        |scenario: &&Scenario| limits.schedule(scenario, args.all_phases).planned_windows();
+    let time_left = end.map(|end| end.saturating_duration_since(Instant::now()));
+    let mut progress = Progress::new(selected.iter().map(windows).sum(), time_left);
     let mut scenarios = Vec::new();
-    for (at, one) in selected.iter().enumerate() {
+    for (at, scenario) in selected.iter().enumerate() {
         // Other scenarios get the unused share of a scenario.
         let share = u32::try_from(selected.len() - at).unwrap_or(u32::MAX);
         let deadline = end.map(|end| {
@@ -209,14 +215,17 @@ async fn run(args: &Args) -> Result<Suite> {
         });
         let measurement = Measurement {
             args,
-            scenario: one,
-            schedule: limits.schedule(one, args.all_phases),
+            scenario,
+            schedule: limits.schedule(scenario, args.all_phases),
             deadline,
             runs: Vec::new(),
         };
         let result = measurement.play(&mut scene, &mut progress, &mut stop).await;
         if let Some(why) = &result.why {
-            console::warn(format_args!("{}: not measured to its end: {why}", one.name));
+            console::warn(format_args!(
+                "{}: not measured to its end: {why}",
+                scenario.name
+            ));
         }
         scenarios.push(result);
     }
@@ -240,7 +249,7 @@ async fn run(args: &Args) -> Result<Suite> {
     Ok(Suite {
         caveats,
         setup,
-        complete: scenarios.iter().all(|one| one.ran),
+        complete: scenarios.iter().all(|scenario| scenario.ran),
         verdict: verdict::judge_suite(&scenarios),
         scenarios,
         single,
@@ -327,8 +336,8 @@ impl Measurement<'_> {
         let deadline = self.deadline;
         let left_s = move || match deadline {
             Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                left.as_secs_f64() - LEAVE_S
+                let time_left = deadline.saturating_duration_since(Instant::now());
+                time_left.as_secs_f64() - LEAVE_S
             }
             None => f64::INFINITY,
         };
@@ -401,7 +410,7 @@ fn summarise(
     if scenario.name != "cpu" {
         setup.be_alone_ops_per_s = 0.0;
     }
-    let managed = phases.iter().find(|one| one.name == Phase::Managed);
+    let managed = phases.iter().find(|result| result.name == Phase::Managed);
     let mut result = ScenarioResult {
         name: scenario.name.to_owned(),
         title: scenario.title.to_owned(),
@@ -459,12 +468,12 @@ mod tests {
     fn default_is_three_neighbors_within_195_seconds() {
         let args = args(&[]);
         let selected = scenario::select(&args.scenario).unwrap();
-        let names: Vec<&str> = selected.iter().map(|one| one.name).collect();
+        let names: Vec<&str> = selected.iter().map(|scenario| scenario.name).collect();
         assert_eq!(names, ["cpu", "memory", "burst"]);
         let limits = Limits::new(&args, &selected);
         assert_eq!(limits.budget_s, Some(195.0));
-        for one in selected {
-            let phases = one.phases(args.all_phases);
+        for scenario in selected {
+            let phases = scenario.phases(args.all_phases);
             assert_eq!(phases, [Phase::Alone, Phase::BestEffort, Phase::Managed]);
         }
     }

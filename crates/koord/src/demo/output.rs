@@ -13,14 +13,14 @@ use std::path::Path;
 pub fn check(path: &Path) -> Result<()> {
     let refused = || format!("cannot write {}", path.display());
     ensure!(!path.is_dir(), "{}: it is a directory", refused());
-    let there = path.exists();
+    let existed = path.exists();
     let mut options = std::fs::OpenOptions::new();
     options
         .append(true)
         .create(true)
         .open(path)
         .with_context(refused)?;
-    if !there {
+    if !existed {
         // A file that another process creates meanwhile is overwritten at the end anyway.
         std::fs::remove_file(path).with_context(refused)?;
     }
@@ -46,9 +46,9 @@ pub fn check_files(report: &Path, json: Option<&Path>) -> Result<()> {
 /// When both name the same file; `what` is the options in the error.
 pub fn distinct(one: &Path, other: &Path, what: &str) -> Result<()> {
     let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let same = whole(one) == whole(other)
+    let is_same = whole(one) == whole(other)
         || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other);
-    ensure!(!same, "{what} both name {}", one.display());
+    ensure!(!is_same, "{what} both name {}", one.display());
     Ok(())
 }
 

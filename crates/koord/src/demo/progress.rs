@@ -75,18 +75,18 @@ impl Progress {
         #[allow(clippy::cast_precision_loss, reason = "seconds of a run")]
         let each = now_ns.saturating_sub(self.begun_ns) as f64 / 1e9 / self.measured.max(1) as f64;
         #[allow(clippy::cast_precision_loss, reason = "a count of windows")]
-        let left = self.planned.saturating_sub(self.settled) as f64;
-        each * left
+        let windows_left = self.planned.saturating_sub(self.settled) as f64;
+        each * windows_left
     }
 
     /// Formats one line about a window.
     #[must_use]
     pub fn line(&self, scenario: &str, phase: Phase, run: &PhaseRun) -> String {
-        let left = self.seconds_left(monotonic_ns());
-        let left = if left < 90.0 {
-            format!("{left:.0} s")
+        let time_left = self.seconds_left(monotonic_ns());
+        let time_left = if time_left < 90.0 {
+            format!("{time_left:.0} s")
         } else {
-            format!("{:.0} min", left / 60.0)
+            format!("{:.0} min", time_left / 60.0)
         };
         let about = match self.deadline_ns {
             Some(_) => "at most",
@@ -94,7 +94,7 @@ impl Progress {
         };
         let noise = run.rejected.as_deref();
         format!(
-            "{scenario:<9} {:<17} {}  p99 {:>8}  CPU {:>3.0} %  batch {:>6.0}/s  [{}/{}, {about} {left} left]{}",
+            "{scenario:<9} {:<17} {}  p99 {:>8}  CPU {:>3.0} %  batch {:>6.0}/s  [{}/{}, {about} {time_left} left]{}",
             phase.label(),
             run.repeat,
             latency(run.ls.p99_us),

@@ -31,7 +31,7 @@ pub fn recoveries(phases: &mut [PhaseResult], slot_ms: u64, peak_ms: u64) {
     };
     let Some(alone) = phases
         .iter()
-        .find(|one| one.name == Phase::Alone && one.counted > 0)
+        .find(|result| result.name == Phase::Alone && result.counted > 0)
     else {
         return;
     };

@@ -196,12 +196,12 @@ impl Scene {
 
     pub(super) fn step(&self, what: &str) {
         if console::interactive() {
-            let left = self.deadline.map(|deadline| {
-                let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-                format!("; at most {} s left", left.as_secs())
+            let time_left = self.deadline.map(|deadline| {
+                let time_left = deadline.saturating_duration_since(tokio::time::Instant::now());
+                format!("; at most {} s left", time_left.as_secs())
             });
-            let left = left.unwrap_or_default();
-            self.progress.set_message(format!("{what}{left}"));
+            let time_left = time_left.unwrap_or_default();
+            self.progress.set_message(format!("{what}{time_left}"));
         }
     }
 
@@ -228,14 +228,15 @@ impl Scene {
             .context("ConfigMap slo-controller-config")?;
         let slos: Api<RawNodeSLO> = Api::all(self.cluster.client.clone());
         let name = self.cluster.node_name.clone();
-        let wanted = &config["cpu-suppress-config"]["clusterStrategy"];
+        let expected = &config["cpu-suppress-config"]["clusterStrategy"];
         poll(
             "the NodeSLO to carry the phase's settings",
             30,
             async || {
                 let slo = slos.get_opt(&name).await?;
-                let carried = slo
-                    .is_some_and(|slo| slo.spec["extensions"]["Object"]["cpuSuppress"] == *wanted);
+                let carried = slo.is_some_and(|slo| {
+                    slo.spec["extensions"]["Object"]["cpuSuppress"] == *expected
+                });
                 Ok(carried.then_some(()))
             },
         )
@@ -271,13 +272,13 @@ impl Scene {
             // Without cgroups the last phase's batch counts as use until it has left the window. After a wait
             // that timed out, the next one is shorter.
             let patience = if self.crowded { 30 } else { 180 };
-            let room = self.wait_for_batch_resources(patience).await;
-            self.crowded = room.is_err();
-            room?;
+            let outcome = self.wait_for_batch_resources(patience).await;
+            self.crowded = outcome.is_err();
+            outcome?;
         }
         self.generation += 1;
         let generation = self.generation;
-        let made = |name: &str| -> Result<PathBuf> {
+        let create_dir = |name: &str| -> Result<PathBuf> {
             let path = self.directory.path().join(format!("{name}-{generation}"));
             std::fs::create_dir_all(&path)
                 .with_context(|| format!("cannot create {}", path.display()))?;
@@ -285,8 +286,8 @@ impl Scene {
         };
         let batch = pods::Batch {
             executable: &self.executable,
-            counters: made("count")?,
-            scratch: made("scratch")?,
+            counters: create_dir("count")?,
+            scratch: create_dir("scratch")?,
             generation,
         };
         let stage = self.stage()?;
@@ -330,8 +331,8 @@ impl Scene {
                 .with_context(|| format!("pod {name}"))?;
         }
         poll("the end of the pods", 60, async || {
-            let left = self.pods().list(&labelled).await?;
-            Ok(left.items.is_empty().then_some(()))
+            let remaining = self.pods().list(&labelled).await?;
+            Ok(remaining.items.is_empty().then_some(()))
         })
         .await
     }
@@ -443,7 +444,7 @@ fn config_of(phase: Phase, limited: bool, elsewhere: f64, number: u64) -> Value 
 fn unconfined(node: &Node) -> Option<String> {
     let annotations = node.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(koord_node::CONFINEMENT_ANNOTATION)) {
-        Some(said) => said.strip_prefix("unconfined: ").map(str::to_owned),
+        Some(confinement) => confinement.strip_prefix("unconfined: ").map(str::to_owned),
         None => Some("the node has no annotation about the confinement of its pods".to_owned()),
     }
 }

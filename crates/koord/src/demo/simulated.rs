@@ -121,8 +121,8 @@ mod tests {
                 1 => cluster.spawn("simulation of nodes", |_, _| ended()),
                 _ => cluster.spawn("scheduler", |_, _| panicked()),
             }
-            let found = cluster.during(pending::<Result<()>>()).await;
-            let error = format!("{:#}", found.unwrap_err());
+            let result = cluster.during(pending::<Result<()>>()).await;
+            let error = format!("{:#}", result.unwrap_err());
             assert!(error.starts_with(why), "{error}");
         }
         let mut cluster = SimulatedCluster::start().await.unwrap();

@@ -157,10 +157,10 @@ fn protection(alone: &PhaseResult, plain: &PhaseResult, managed: &PhaseResult) -
     );
     match (plain.p99_against(alone), managed.p99_against(plain)) {
         (_, Verdict::Lower) => {
-            let rest = managed.p99_against(alone) == Verdict::Higher;
+            let some_harm = managed.p99_against(alone) == Verdict::Higher;
             format!(
                 "koord protects the service where plain Kubernetes does not: {figures}{}.",
-                if rest { "; some harm is left" } else { "" }
+                if some_harm { "; some harm is left" } else { "" }
             )
         }
         (_, Verdict::Higher) => {
@@ -208,8 +208,8 @@ mod tests {
             sentences(&phases).remove(0)
         };
         let says = |plain: &[f64], managed: &[f64], text: &str| {
-            let said = first(plain, managed);
-            assert!(said.contains(text), "{said}");
+            let sentence = first(plain, managed);
+            assert!(sentence.contains(text), "{sentence}");
         };
         says(&[2000.0, 2600.0], &[510.0, 560.0], "koord protects");
         says(&[2000.0, 2600.0], &[600.0, 660.0], "some harm is left");
@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn headline_describes_each_outcome() {
         let says = |plain: &[f64], managed: &[f64], text: &str| {
-            let said = headline(&scenario_of("x", &[500.0, 520.0], plain, managed));
-            assert!(said.starts_with(text), "{said}");
+            let line = headline(&scenario_of("x", &[500.0, 520.0], plain, managed));
+            assert!(line.starts_with(text), "{line}");
         };
         says(
             &[3000.0, 3400.0],
@@ -251,9 +251,9 @@ mod tests {
     fn headline_of_noise_has_no_ratio() {
         let mut scenario = scenario_of("x", &[500.0, 520.0], &[505.0, 525.0], &[510.0, 520.0]);
         scenario.phases[1] = noisy(Phase::BestEffort, &[562_000.0, 562_000.0]);
-        let said = headline(&judged(scenario));
+        let line = headline(&judged(scenario));
         assert_eq!(
-            said,
+            line,
             "x: NOT CONCLUSIVE: every window of plain Kubernetes was noisy (noise)."
         );
     }
@@ -267,10 +267,10 @@ mod tests {
             idle,
             phase_of(Phase::Managed, &[500.0, 520.0]),
         ];
-        let said = sentences(&phases).join(" ");
+        let joined = sentences(&phases).join(" ");
         assert!(
-            !said.contains("inf") && !said.contains("Batch work"),
-            "{said}"
+            !joined.contains("inf") && !joined.contains("Batch work"),
+            "{joined}"
         );
     }
 
@@ -280,7 +280,7 @@ mod tests {
             phase_of(Phase::Alone, &[500.0, 520.0]),
             phase_of(Phase::Managed, &[400.0, 420.0]),
         ];
-        let said = sentences(&phases).join(" ");
-        assert!(said.contains("below alone (managed)"), "{said}");
+        let joined = sentences(&phases).join(" ");
+        assert!(joined.contains("below alone (managed)"), "{joined}");
     }
 }

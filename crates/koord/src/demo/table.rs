@@ -23,8 +23,8 @@ pub fn rows(scenario: &ScenarioResult) -> Vec<[String; 10]> {
         .map(|result| {
             let batch = result.name != Phase::Alone;
             let or_dash = |text: String| if batch { text } else { "–".to_owned() };
-            let p99_over = quotient(result, alone, |one| one.ls.p99_us);
-            let work_over = quotient(result, plain, |one| one.be.ops_per_s);
+            let p99_over = quotient(result, alone, |it| it.ls.p99_us);
+            let work_over = quotient(result, plain, |it| it.be.ops_per_s);
             [
                 result.name.name().to_owned(),
                 latency(result.ls.p50_us),
@@ -77,8 +77,8 @@ pub const HEADER: [&str; 10] = [
 
 /// Formats a quotient, with `≈` if the ranges behind it overlap.
 fn marked(value: Option<f64>, verdict: Option<Verdict>, itself: bool) -> String {
-    let same = !itself && verdict == Some(Verdict::Indistinguishable);
-    format!("{}{}", if same { "≈ " } else { "" }, ratio(value))
+    let overlap = !itself && verdict == Some(Verdict::Indistinguishable);
+    format!("{}{}", if overlap { "≈ " } else { "" }, ratio(value))
 }
 
 /// Formats a range of latencies, in milliseconds.
@@ -126,13 +126,21 @@ pub fn text(suite: &Suite) -> String {
     let headlines: Vec<String> = suite
         .scenarios
         .iter()
-        .map(|one| format!("  {}", one.headline))
+        .map(|scenario| format!("  {}", scenario.headline))
         .collect();
     parts.push(headlines.join("\n"));
-    if suite.scenarios.iter().any(|one| !one.phases.is_empty()) {
+    if suite
+        .scenarios
+        .iter()
+        .any(|scenario| !scenario.phases.is_empty())
+    {
         parts.push(phase_table(suite));
     }
-    if let Some(emu) = suite.scenarios.iter().find_map(|one| one.ratios.emu) {
+    if let Some(emu) = suite
+        .scenarios
+        .iter()
+        .find_map(|scenario| scenario.ratios.emu)
+    {
         parts.push(format!(
             "  effective machine utilization with koord (cpu): {emu:.2}"
         ));
@@ -224,11 +232,11 @@ mod tests {
     use crate::demo::summary;
 
     fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
-        let told = |mut one: ScenarioResult| {
-            one.headline = summary::headline(&one);
-            one
+        let with_headline = |mut scenario: ScenarioResult| {
+            scenario.headline = summary::headline(&scenario);
+            scenario
         };
-        let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(told).collect();
+        let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(with_headline).collect();
         Suite {
             verdict: verdict::judge_suite(&scenarios),
             scenarios,
@@ -254,10 +262,11 @@ mod tests {
     #[test]
     fn phase_of_noise_only_has_no_ratio() {
         for at in 0..3 {
-            let mut one = scenario_of("a", &[1400.0, 1410.0], &[900.0, 990.0], &[505.0, 515.0]);
-            let phase = one.phases[at].name;
-            one.phases[at] = noisy(phase, &[562_000.0, 563_000.0]);
-            let text = text(&suite(vec![judged(one)]));
+            let mut scenario =
+                scenario_of("a", &[1400.0, 1410.0], &[900.0, 990.0], &[505.0, 515.0]);
+            let phase = scenario.phases[at].name;
+            scenario.phases[at] = noisy(phase, &[562_000.0, 563_000.0]);
+            let text = text(&suite(vec![judged(scenario)]));
             assert!(
                 text.starts_with("NOT CONCLUSIVE: a: every window of"),
                 "{text}"

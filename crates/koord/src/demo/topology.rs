@@ -374,10 +374,10 @@ mod tests {
         let pod = |phase: &str| -> Pod {
             serde_json::from_value(json!({"status": {"phase": phase}})).unwrap()
         };
-        let found = watched(Chain::Community, vec![0, 0], &[pod("Pending")]);
-        assert!(found.unwrap_err().to_string().contains("no pod runs"));
+        let result = watched(Chain::Community, vec![0, 0], &[pod("Pending")]);
+        assert!(result.unwrap_err().to_string().contains("no pod runs"));
         let live = [pod("Pending"), pod("Running")];
-        let found = watched(Chain::Community, vec![2, 1], &live).unwrap();
-        assert_eq!((found.failed, found.running, found.waiting), (3, 1, 0));
+        let result = watched(Chain::Community, vec![2, 1], &live).unwrap();
+        assert_eq!((result.failed, result.running, result.waiting), (3, 1, 0));
     }
 }

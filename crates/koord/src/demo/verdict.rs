@@ -205,7 +205,7 @@ fn overlap_far_apart(a: &PhaseResult, b: &PhaseResult) -> bool {
 #[must_use]
 pub fn judge_suite(scenarios: &[ScenarioResult]) -> SuiteVerdict {
     let count = |outcome| {
-        let has = |one: &&ScenarioResult| one.verdict.outcome == outcome;
+        let has = |scenario: &&ScenarioResult| scenario.verdict.outcome == outcome;
         scenarios.iter().filter(has).count()
     };
     let mut verdict = SuiteVerdict {
@@ -232,11 +232,11 @@ pub fn first_line(suite: &Suite) -> Option<String> {
         let of_outcome = suite
             .scenarios
             .iter()
-            .filter(|one| one.verdict.outcome == outcome);
+            .filter(|scenario| scenario.verdict.outcome == outcome);
         let reasons: Vec<String> = of_outcome
-            .map(|one| {
-                let reason = one.verdict.reason.as_deref().unwrap_or("no reason");
-                format!("{}: {reason}", one.name)
+            .map(|scenario| {
+                let reason = scenario.verdict.reason.as_deref().unwrap_or("no reason");
+                format!("{}: {reason}", scenario.name)
             })
             .collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
@@ -254,8 +254,8 @@ pub fn last_line(suite: &Suite) -> String {
         let of_outcome = suite
             .scenarios
             .iter()
-            .filter(|one| one.verdict.outcome == outcome);
-        let names: Vec<&str> = of_outcome.map(|one| one.name.as_str()).collect();
+            .filter(|scenario| scenario.verdict.outcome == outcome);
+        let names: Vec<&str> = of_outcome.map(|scenario| scenario.name.as_str()).collect();
         match names.is_empty() {
             true => "0".to_owned(),
             false => format!("{} ({})", names.len(), names.join(", ")),

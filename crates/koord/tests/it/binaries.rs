@@ -30,11 +30,14 @@ fn bench_without_containerd_reports_it() {
             "/nonexistent has no containerd",
         ),
     ] {
-        let done = koord.output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(3), "{said}");
-        assert!(said.contains(says) && said.lines().count() == 1, "{said}");
-        assert!(done.stdout.is_empty());
+        let output = koord.output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{stderr}");
+        assert!(
+            stderr.contains(says) && stderr.lines().count() == 1,
+            "{stderr}"
+        );
+        assert!(output.stdout.is_empty());
     }
 }
 
@@ -45,14 +48,14 @@ fn bench_measures_pods_through_an_api_server() {
     for scenario in ["deployment", "daemonset"] {
         let directory = tempfile::tempdir().unwrap();
         let figures = directory.path().join("figures.json");
-        let done = std::process::Command::new(env!("CARGO_BIN_EXE_koord"))
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_koord"))
             .args("bench scheduler --path api --no-baseline --nodes 4 --pods 8".split(' '))
             .args(["--scenario", scenario, "--json"])
             .arg(&figures)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{scenario}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{scenario}: {stderr}");
         let text = std::fs::read_to_string(&figures).unwrap();
         let report: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(report["podCount"], 8, "{text}");

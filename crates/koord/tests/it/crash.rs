@@ -36,7 +36,7 @@ fn config_map(name: &str) -> ConfigMap {
 fn kills_lose_nothing_that_was_acknowledged() {
     let _machine = exclusive();
     // Cgroups of another program (a kubelet) are not expected to go away.
-    let found = kubepods();
+    let existing = kubepods();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut acknowledged: BTreeMap<String, u64> = BTreeMap::new();
@@ -75,7 +75,7 @@ fn kills_lose_nothing_that_was_acknowledged() {
         acknowledged.len() >= rounds,
         "the kills came too early to prove anything"
     );
-    check_no_leftovers(dir.path(), &runtime, &found);
+    check_no_leftovers(dir.path(), &runtime, &existing);
 }
 
 /// Writes as fast as acknowledgements come; kills after a number of them that differs by round, while a
@@ -118,7 +118,7 @@ async fn write_until_killed(
 
 /// Checks that a pod's processes end with the cluster, that the next start removes what the crash left, and
 /// that a clean stop leaves nothing.
-fn check_no_leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[PathBuf]) {
+fn check_no_leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, existing: &[PathBuf]) {
     let mut up = Up::start(dir, &[]);
     runtime.block_on(run_a_pod(&up, &["/bin/sleep", SECONDS]));
     assert_eq!(sleepers(), 1);
@@ -132,19 +132,23 @@ fn check_no_leftovers(dir: &Path, runtime: &tokio::runtime::Runtime, found: &[Pa
     eventually_blocking("the pod's process to end", || {
         (sleepers() == 0).then_some(())
     });
-    nothing_is_left(found);
+    nothing_is_left(existing);
 }
 
-fn nothing_is_left(found: &[PathBuf]) {
+fn nothing_is_left(existing: &[PathBuf]) {
     for group in kubepods() {
-        assert!(found.contains(&group), "{} is left behind", group.display());
+        assert!(
+            existing.contains(&group),
+            "{} is left behind",
+            group.display()
+        );
     }
 }
 
 #[test]
 fn a_second_ctrl_c_does_not_wait_for_pods_and_leaves_nothing() {
     let _machine = exclusive();
-    let found = kubepods();
+    let existing = kubepods();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut up = Up::start(dir.path(), &["--memory"]);
@@ -159,7 +163,7 @@ fn a_second_ctrl_c_does_not_wait_for_pods_and_leaves_nothing() {
     });
     assert_eq!(up.interrupt(), Some(0));
     assert_eq!(sleepers(), 0);
-    nothing_is_left(&found);
+    nothing_is_left(&existing);
 }
 
 /// Returns the `kubepods` cgroups of this machine.
@@ -176,7 +180,7 @@ async fn run_a_pod(up: &Up, command: &[&str]) {
     let client = up.client().await;
     let stop = CancellationToken::new();
     let _guard = stop.clone().drop_guard();
-    let mut seen = WatchedObjects::<Pod>::start(&client, &stop);
+    let mut watched = WatchedObjects::<Pod>::start(&client, &stop);
     let pods: Api<Pod> = Api::default_namespaced(client);
     let pod = serde_json::from_value(serde_json::json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -196,10 +200,11 @@ async fn run_a_pod(up: &Up, command: &[&str]) {
             .as_deref()
             .map(|it| it == "Running")
     };
-    seen.until("the pod to run", |all| {
-        all.get("sleeper").and_then(|pod| is_running(pod)) == Some(true)
-    })
-    .await;
+    watched
+        .until("the pod to run", |all| {
+            all.get("sleeper").and_then(|pod| is_running(pod)) == Some(true)
+        })
+        .await;
 }
 
 /// Counts the processes of the pod.
@@ -209,7 +214,7 @@ fn sleepers() -> usize {
         .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
         .filter(|line| {
             line.split(|byte| *byte == 0)
-                .any(|word| word == SECONDS.as_bytes())
+                .any(|argument| argument == SECONDS.as_bytes())
         })
         .count()
 }

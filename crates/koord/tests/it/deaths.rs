@@ -59,11 +59,11 @@ impl Record {
 
     /// Draws an aim at one of the moments with the fewest deaths so far.
     fn aim(&mut self) -> Aim {
-        let seen = |moment: &Moment| self.deaths.get(moment).copied().unwrap_or_default();
-        let fewest = MOMENTS.iter().map(seen).min().unwrap_or_default();
+        let count = |moment: &Moment| self.deaths.get(moment).copied().unwrap_or_default();
+        let fewest = MOMENTS.iter().map(count).min().unwrap_or_default();
         let rarest: Vec<Moment> = MOMENTS
             .into_iter()
-            .filter(|one| seen(one) == fewest)
+            .filter(|moment| count(moment) == fewest)
             .collect();
         let moment = rarest[self.random.usize(..rarest.len())];
         Aim::draw(moment, &mut self.random)
@@ -71,8 +71,8 @@ impl Record {
 
     /// Returns true if there were enough deaths: few of them at any moments, many at every moment.
     fn enough(&self) -> bool {
-        let few = self.wanted < 2 * MOMENTS.len();
-        self.dead() >= self.wanted && (few || self.deaths.len() == MOMENTS.len())
+        let is_small = self.wanted < 2 * MOMENTS.len();
+        self.dead() >= self.wanted && (is_small || self.deaths.len() == MOMENTS.len())
     }
 }
 
@@ -124,26 +124,26 @@ impl Lane<'_> {
     /// Runs one cluster, whose leaders are killed until all pods are placed. There are always two.
     async fn run(&self) {
         let mut pods = self.world.pods().await;
-        let mut one = self.next().await;
+        let mut first = self.next().await;
         let mut other = self.next().await;
         self.world.create().await;
         loop {
-            let what = format!("{:?} and {:?}", one.aim(), other.aim());
+            let aims = format!("{:?} and {:?}", first.aim(), other.aim());
             tokio::select! {
-                death = one.died() => self.replace(&mut one, death).await,
+                death = first.died() => self.replace(&mut first, death).await,
                 death = other.died() => self.replace(&mut other, death).await,
-                () = pods.wait_bound(&what) => break,
+                () = pods.wait_bound(&aims) => break,
             }
         }
         // The remaining decisions are based on the state that the last leaders found.
-        one.spare();
+        first.spare();
         other.spare();
-        let what = "after the deaths";
-        self.world.check(what).await;
+        let when = "after the deaths";
+        self.world.check(when).await;
         self.world.create_late().await;
-        pods.wait_late_bound(what).await;
-        self.world.check(what).await;
-        for process in [one, other] {
+        pods.wait_late_bound(when).await;
+        self.world.check(when).await;
+        for process in [first, other] {
             process.stop().await;
         }
     }

@@ -22,7 +22,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Runs the demo, which must fail with `code` before it measures anything, in a sentence with all of `texts`.
-fn refuses(dir: &Path, args: &[&str], code: i32, says: &[&str]) {
+fn refuses(dir: &Path, args: &[&str], code: i32, texts: &[&str]) {
     let Output {
         status,
         stdout,
@@ -31,7 +31,7 @@ fn refuses(dir: &Path, args: &[&str], code: i32, says: &[&str]) {
     let stderr = text(&stderr);
     assert_eq!(status.code(), Some(code), "{args:?}: {stderr}");
     assert_eq!(text(&stdout), "", "{args:?}");
-    for part in says {
+    for part in texts {
         assert!(stderr.contains(part), "{args:?}: {stderr}");
     }
     assert!(!stderr.contains("panicked"), "{stderr}");
@@ -75,10 +75,15 @@ fn bad_arguments_report_expected_values() {
             &[args[0].split('=').next().expect("a flag"), says],
         );
     }
-    let both = ["--from", "a.json", "--scenario", "io"];
-    refuses(dir.path(), &both, 2, &["--from", "--scenario"]);
-    let both = ["--budget-seconds", "60", "--repeat", "2"];
-    refuses(dir.path(), &both, 2, &["--budget-seconds", "--repeat"]);
+    let conflicting = ["--from", "a.json", "--scenario", "io"];
+    refuses(dir.path(), &conflicting, 2, &["--from", "--scenario"]);
+    let conflicting = ["--budget-seconds", "60", "--repeat", "2"];
+    refuses(
+        dir.path(),
+        &conflicting,
+        2,
+        &["--budget-seconds", "--repeat"],
+    );
 }
 
 #[test]
@@ -98,8 +103,8 @@ fn unwritable_files_fail_before_the_measurement() {
         &["cannot write none/a.json", "No such file"],
     );
     refuses(dir, &["--json", "."], 1, &["cannot write .", "a directory"]);
-    let same = ["--json", "a", "--report", "./a"];
-    refuses(dir, &same, 1, &["--json and --report both name a"]);
+    let same_file = ["--json", "a", "--report", "./a"];
+    refuses(dir, &same_file, 1, &["--json and --report both name a"]);
     // An old file is unchanged, and there is no new one.
     std::fs::write(dir.join("old.html"), "old").expect("written");
     refuses(
@@ -191,13 +196,13 @@ fn interrupted(dir: &Path, mut command: Command) -> Option<(Option<i32>, Value)>
         }
     };
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let measured = lines.by_ref().map_while(Result::ok).any(|line| {
         let measured = line.contains("  p99 ");
-        said.push(line);
+        output.push(line);
         measured
     });
-    assert!(measured, "{said:?}");
+    assert!(measured, "{output:?}");
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal");
     lines.for_each(drop);
@@ -237,8 +242,8 @@ fn interrupted_demo_reports_measured_and_skipped_scenarios() {
     let [nginx, cpu, io] = figures["scenarios"].as_array().expect("rows").as_slice() else {
         panic!("{figures}")
     };
-    for one in [nginx, cpu, io] {
-        assert_eq!(one["ran"], false, "{one}");
+    for scenario in [nginx, cpu, io] {
+        assert_eq!(scenario["ran"], false, "{scenario}");
     }
     let why = nginx["why"].as_str().expect("a reason");
     assert!(why.contains("ffmpeg not found in PATH"), "{why}");

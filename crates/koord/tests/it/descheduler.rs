@@ -149,8 +149,8 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
             for job in jobs.values() {
                 assert!(phase(job).is_none_or(|phase| !failed.contains(phase)), "{job:?}");
             }
-            let done = |job: &&Arc<_>| phase(job) == Some(&PodMigrationJobPhase::Succeeded);
-            jobs.values().filter(done).count() == 2
+            let succeeded = |job: &&Arc<_>| phase(job) == Some(&PodMigrationJobPhase::Succeeded);
+            jobs.values().filter(succeeded).count() == 2
         })
         .await;
         // The watched pods may be older than the watched jobs.
@@ -160,11 +160,11 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
             .filter(|job| phase(job) == Some(&PodMigrationJobPhase::Succeeded))
             .filter_map(|job| job.status.as_ref()?.pod_ref.as_ref()?.name.clone())
             .collect();
-        let came = |pods: &Pods| all_run(pods) && new.iter().all(|name| pods.contains_key(name));
-        pods.until("the new pods", came).await;
+        let arrived = |pods: &Pods| all_run(pods) && new.iter().all(|name| pods.contains_key(name));
+        pods.until("the new pods", arrived).await;
         let last = &pods.all;
         let stayed = last.values().filter(|pod| node_of(pod) == "sim-0").count();
-        assert_eq!(stayed, 2, "65 % are reached, and no more goes");
+        assert_eq!(stayed, 2, "65 % are reached, and no further pod moves");
         let before: BTreeSet<_> = first.values().filter_map(|pod| pod.uid()).collect();
         let reservations: Api<Reservation> = Api::all(client.clone());
         let succeeded = jobs.all.values();
@@ -184,8 +184,8 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
                 .and_then(|options| options.reservation_ref.as_ref())
                 .and_then(|reservation| reservation.name.clone());
             let named = named.expect("a reservation");
-            let taken = &pod.annotations()[RESERVATION_ALLOCATED];
-            assert!(taken.contains(&named), "{taken}");
+            let allocated = &pod.annotations()[RESERVATION_ALLOCATED];
+            assert!(allocated.contains(&named), "{allocated}");
             let reservation = reservations.get(&named).await.expect("it is kept");
             let status = reservation.status.expect("a status");
             assert_eq!(status.phase, Some(ReservationPhase::Succeeded));
@@ -226,14 +226,14 @@ fn invalid_descheduler_config_fails_the_start() {
     let args = ["up", "--data-dir", data, "--descheduler-config", config];
     for args in [&args[..], &[&args[..], &["--detach"]].concat()] {
         let output = run(env!("CARGO_BIN_EXE_koord"), args);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
         for part in [
             config,
             "profiles[0].plugins.balance.enabled[0].name",
             "HighNodeLoad",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(stderr.contains(part), "{part}: {stderr}");
         }
     }
 }
@@ -370,11 +370,11 @@ fn the_program_writes_its_configuration_and_names_mistakes() {
         assert!(first.contains(part), "{part}: {first}");
     }
     // The written configuration gives the same output again.
-    let again = dir.path().join("again.yaml").display().to_string();
-    let output = run(&["--config", &shown.0, "--write-config-to", &again]);
+    let rewritten = dir.path().join("again.yaml").display().to_string();
+    let output = run(&["--config", &shown.0, "--write-config-to", &rewritten]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(
-        std::fs::read_to_string(&again).expect("it was written"),
+        std::fs::read_to_string(&rewritten).expect("it was written"),
         first
     );
     let output = run(&["--version"]);
@@ -396,9 +396,9 @@ fn the_program_writes_its_configuration_and_names_mistakes() {
         (vec!["now"], 2, "now"),
     ] {
         let output = run(&args);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-        assert!(said.contains(says), "{args:?}: {said}");
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+        assert!(stderr.contains(says), "{args:?}: {stderr}");
     }
 }
 
@@ -451,12 +451,12 @@ async fn target_search_has_minimal_rights() {
     let _ = namespaces.create(&PostParams::default(), &namespace).await;
     apply(&client, "rbac.yaml").await;
     apply(&client, "targets.yaml").await;
-    let (asked, mut told) = watch::channel([BTreeSet::new(), BTreeSet::new()]);
+    let (sender, mut receiver) = watch::channel([BTreeSet::new(), BTreeSet::new()]);
     let user =
         koord_apiserver::authz::User::service_account("koordinator-system", "koord-descheduler");
     let limited = server.service_as(user, move |right: &str, allowed: bool| {
-        asked.send_modify(|asked| {
-            asked[usize::from(allowed)].insert(right.to_owned());
+        sender.send_modify(|rights| {
+            rights[usize::from(allowed)].insert(right.to_owned());
         });
     });
     let limited = koord_kube::client::in_process(limited);
@@ -477,24 +477,24 @@ async fn target_search_has_minimal_rights() {
         let rights = rules.flat_map(|role| koord_apiserver::granted_rights(&role["rules"]));
         rights.collect::<BTreeSet<_>>()
     };
-    let given = rights("targets.yaml");
+    let granted = rights("targets.yaml");
     // After [`PATIENCE`], the assertion below names missing rights.
-    let all = told.wait_for(|[refused, used]| {
+    let all = receiver.wait_for(|[refused, used]| {
         assert_eq!(
             *refused,
             BTreeSet::new(),
-            "asked for, and no rule allows it"
+            "requested, and no rule allows it"
         );
-        given.difference(used).count() <= 2
+        granted.difference(used).count() <= 2
     });
     drop(tokio::time::timeout(PATIENCE, all).await);
-    let [_, every] = told.borrow().clone();
-    let unused: Vec<_> = given.difference(&every).map(String::as_str).collect();
+    let [_, every] = receiver.borrow().clone();
+    let unused: Vec<_> = granted.difference(&every).map(String::as_str).collect();
     // Needed with awareNetworkTopology, a setting of `--scheduler-config`.
-    let known = ["list", "watch"]
+    let optional = ["list", "watch"]
         .map(|verb| format!("{verb} clusternetworktopologies.scheduling.koordinator.sh"));
-    assert_eq!(unused, known, "given, and nothing uses it");
-    let besides: BTreeSet<_> = given.union(&rights("rbac.yaml")).cloned().collect();
+    assert_eq!(unused, optional, "granted, and nothing uses it");
+    let besides: BTreeSet<_> = granted.union(&rights("rbac.yaml")).cloned().collect();
     assert!(every.is_subset(&besides));
     context.shutdown.cancel();
 }

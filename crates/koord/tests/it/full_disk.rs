@@ -97,9 +97,9 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     let command = command.args(["up", "--port", &port, COMPONENTS, "--data-dir"]);
     let command = command.arg(&dir).env("RUST_LOG", "error");
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut again = Killed(child.expect("koord starts"));
+    let mut restarted = Killed(child.expect("koord starts"));
     let (sender, is_up) = mpsc::channel();
-    let output = again.0.stdout.take().expect("a pipe");
+    let output = restarted.0.stdout.take().expect("a pipe");
     std::thread::spawn(move || {
         let lines = BufReader::new(output).lines().map_while(Result::ok);
         for line in lines.filter(|line| line.contains("export KUBECONFIG=")) {
@@ -109,7 +109,7 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     let api = maps(&up);
     eventually_blocking("the server to serve", || {
         assert!(
-            matches!(again.0.try_wait(), Ok(None)),
+            matches!(restarted.0.try_wait(), Ok(None)),
             "koord up has ended on the full disk"
         );
         runtime.block_on(api.get("kept")).ok()
@@ -122,8 +122,10 @@ fn a_restart_on_a_full_disk_serves_reads_until_there_is_room() {
     let line = eventually_blocking("the cluster to be up", || is_up.try_recv().ok());
     assert!(line.contains("kubeconfig"), "{line}");
     create(&api, "late").expect("there is room");
-    let pid = rustix::process::Pid::from_child(&again.0);
+    let pid = rustix::process::Pid::from_child(&restarted.0);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal");
-    let ended = eventually_blocking("the cluster to stop", || again.0.try_wait().ok().flatten());
+    let ended = eventually_blocking("the cluster to stop", || {
+        restarted.0.try_wait().ok().flatten()
+    });
     assert!(ended.success(), "{ended}");
 }

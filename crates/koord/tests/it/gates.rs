@@ -11,8 +11,8 @@ const OTHER_DEFAULT: [&str; 1] = ["ConfigMapValidatingWebhook"];
 fn upstream() -> BTreeMap<&'static str, (Stage, bool)> {
     let lines = include_str!("../../../manager/tests/it/upstream-flags.txt").lines();
     let gates = lines.filter_map(|line| {
-        let mut words = line.strip_prefix("gate ")?.split(' ');
-        let (name, stage, default) = (words.next()?, words.next()?, words.next()?);
+        let mut fields = line.strip_prefix("gate ")?.split(' ');
+        let (name, stage, default) = (fields.next()?, fields.next()?, fields.next()?);
         let stage = if stage == "BETA" {
             Stage::Beta
         } else {
@@ -52,8 +52,8 @@ fn gates_of_several_programs_have_one_meaning() {
     for (program, gates) in programs {
         for gate in gates {
             if let Some((stage, default)) = upstream.get(gate.name) {
-                let ours = (gate.stage, gate.default);
-                assert_eq!(ours, (*stage, *default), "{program}: {}", gate.name);
+                let own = (gate.stage, gate.default);
+                assert_eq!(own, (*stage, *default), "{program}: {}", gate.name);
             }
         }
     }

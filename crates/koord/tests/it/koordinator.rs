@@ -182,12 +182,12 @@ impl KoordinatorCluster {
 async fn containers_run_on_cpus_of_the_koordlet_report() {
     let stage = KoordinatorCluster::set_up().await;
     stage.shared("0-7").await;
-    let mut given = Vec::new();
+    let mut statuses = Vec::new();
     for name in ["a", "b"] {
         stage.pod(name, "3").await;
-        given.push(stage.runs(name).await);
+        statuses.push(stage.runs(name).await);
     }
-    let nodes: Vec<i32> = given
+    let nodes: Vec<i32> = statuses
         .iter()
         .map(|status| {
             let [zone] = status.numa_node_resources.as_slice() else {
@@ -200,16 +200,19 @@ async fn containers_run_on_cpus_of_the_koordlet_report() {
             zone.node
         })
         .collect();
-    assert_ne!(nodes[0], nodes[1], "{given:?}");
-    let mut left: CpuSet = "0-7".parse().unwrap();
-    for status in &given {
-        left = left.difference(&status.cpuset.parse().unwrap());
+    assert_ne!(nodes[0], nodes[1], "{statuses:?}");
+    let mut free: CpuSet = "0-7".parse().unwrap();
+    for status in &statuses {
+        free = free.difference(&status.cpuset.parse().unwrap());
     }
     // One of each NUMA node: two in all, and no pod of two finds a NUMA node.
-    stage.shared(&left.to_string()).await;
+    stage.shared(&free.to_string()).await;
     stage.pod("c", "2").await;
-    let why = stage.waits("c").await;
-    assert!(why.contains("Unaligned NUMA Hint cause cpu"), "{why}");
+    let message = stage.waits("c").await;
+    assert!(
+        message.contains("Unaligned NUMA Hint cause cpu"),
+        "{message}"
+    );
     let now = DeleteParams::default().grace_period(0);
     stage.pods().delete("a", &now).await.unwrap();
     let status = stage.runs("c").await;

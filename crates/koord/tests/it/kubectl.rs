@@ -8,13 +8,13 @@ use std::process::{Command, Output, Stdio};
 /// Returns whether kubectl is on PATH; without it, the test counts as skipped.
 #[track_caller]
 pub(crate) fn is_installed() -> bool {
-    let found = Command::new("kubectl")
+    let output = Command::new("kubectl")
         .args(["version", "--client"])
         .output();
-    if found.is_err() {
+    if output.is_err() {
         skip("kubectl", "not on PATH");
     }
-    found.is_ok()
+    output.is_ok()
 }
 
 pub(crate) struct Kubectl<'a>(pub(crate) &'a Up);
@@ -120,8 +120,8 @@ fn a_newcomers_session() {
         let memory = amount(&node["status"]["capacity"]["memory"])?;
         assert!(batch_cpu <= 1000.0 * cpus && batch_memory < memory);
         let used = amount(&metric["status"]["nodeMetric"]["nodeUsage"]["resources"]["cpu"])?;
-        let some = batch_cpu > 0.0 || used > 0.4 * cpus;
-        (some && batch_memory > f64::from(16 << 20)).then_some(())
+        let offers_cpu = batch_cpu > 0.0 || used > 0.4 * cpus;
+        (offers_cpu && batch_memory > f64::from(16 << 20)).then_some(())
     });
     let described = kubectl.ok(&["describe", "node", &this], None);
     assert!(
@@ -149,8 +149,8 @@ fn a_newcomers_session() {
     };
     eventually_blocking("what the nodes use", || {
         let nodes = top(&["nodes"]);
-        let known = nodes.lines().filter(|row| row.contains('%')).count() == 3;
-        (known && nodes.contains(&this)).then_some(())
+        let reported = nodes.lines().filter(|row| row.contains('%')).count() == 3;
+        (reported && nodes.contains(&this)).then_some(())
     });
 
     let applied = kubectl.ok(&["apply", "-f", "-"], Some(BE_POD));
@@ -168,9 +168,9 @@ fn a_newcomers_session() {
     });
     eventually_blocking("what the pod uses", || {
         let row = top(&["pods", "--containers"]);
-        let words: Vec<&str> = row.split_whitespace().collect();
+        let columns: Vec<&str> = row.split_whitespace().collect();
         // The process spins, and others may be faster.
-        let [pod, container, cpu, memory] = words[..] else {
+        let [pod, container, cpu, memory] = columns[..] else {
             return None;
         };
         assert_eq!((pod, container), ("crunch", "job"));

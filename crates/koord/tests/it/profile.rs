@@ -80,9 +80,9 @@ fn session(kubectl: &Kubectl<'_>) {
         let resources = &spec["containers"][0]["resources"];
         assert_eq!(resources["limits"], list, "{name}");
         assert_eq!(resources["requests"], list, "{name}");
-        let said = &meta["annotations"]["node.koordinator.sh/extended-resource-spec"];
+        let annotation = &meta["annotations"]["node.koordinator.sh/extended-resource-spec"];
         assert_eq!(
-            amounts(said.as_str().expect("text"))["containers"]["app"]["limits"],
+            amounts(annotation.as_str().expect("text"))["containers"]["app"]["limits"],
             list
         );
         eventually_blocking(&format!("pod {name} to run"), || {
@@ -168,13 +168,10 @@ impl OverHttps {
             ("mutatingwebhookconfiguration", "MUTATING_WEBHOOK_NAME"),
             ("validatingwebhookconfiguration", "VALIDATING_WEBHOOK_NAME"),
         ] {
-            let mut found = get(kubectl, &[kind]);
-            let [configuration] = found["items"]
-                .as_array_mut()
-                .expect("a list")
-                .as_mut_slice()
+            let mut list = get(kubectl, &[kind]);
+            let [configuration] = list["items"].as_array_mut().expect("a list").as_mut_slice()
             else {
-                panic!("one configuration, not {found}");
+                panic!("one configuration, not {list}");
             };
             let old = configuration["metadata"]["name"]
                 .as_str()

@@ -56,11 +56,11 @@ impl Proxy {
             .arg("--runtime-hook-server-config-dir")
             .arg(containerd.path("hooks"))
             .spawn();
-        let one = Self(child.expect("koord-runtime-proxy starts"));
+        let proxy = Self(child.expect("koord-runtime-proxy starts"));
         eventually_blocking("the proxy to listen", || {
             containerd.path("proxy.sock").exists().then_some(())
         });
-        one
+        proxy
     }
 }
 
@@ -158,8 +158,8 @@ fn session(containerd: &Containerd, socket: &str, mode: &str) {
             "{name}: {log}"
         );
     }
-    let said = kubectl.ok(&["exec", "bound", "--", "echo", "inside"], None);
-    assert_eq!(said, "inside\n");
+    let output = kubectl.ok(&["exec", "bound", "--", "echo", "inside"], None);
+    assert_eq!(output, "inside\n");
     assert!(!containers(containerd).is_empty());
     kubectl.ok(&["delete", "pod", "scheduled"], None);
     assert_eq!(up.interrupt(), Some(0), "Ctrl-C stops cleanly");

@@ -100,9 +100,9 @@ fn fault(kubeconfig: &Path, step: &Step<'_>, environment: &[(&str, &str)]) -> Op
     } = step;
     let output = run(kubeconfig, command, input, environment);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    let told = if *code == 0 { &stdout } else { &stderr };
+    let printed = if *code == 0 { &stdout } else { &stderr };
     let fits = output.status.code() == Some(*code)
-        && told.contains(says)
+        && printed.contains(says)
         && (*code != 0 || !says.is_empty() || stdout.is_empty());
     (!fits).then(|| {
         let got = output.status.code();
@@ -151,8 +151,8 @@ fn a_day_of_kubectl() {
         "0 get --raw /healthz",
         "0 get nodes --as=jane",
     ] {
-        let found = fault(&up.kubeconfig, &step(wrong), &[]);
-        assert!(found.is_some(), "{wrong}");
+        let failure = fault(&up.kubeconfig, &step(wrong), &[]);
+        assert!(failure.is_some(), "{wrong}");
     }
     token(&up, dir.path());
     assert_eq!(up.interrupt(), Some(0));
@@ -294,8 +294,11 @@ fn a_day_of_kubectl_without_aggregated_discovery() {
     }
     namespaced(&kubeconfig);
     script("legacy discovery", &kubeconfig, &[]);
-    let asked = legacy.group_versions.load(Ordering::Relaxed);
-    assert!(asked > 20, "kubectl asked for each group version: {asked}");
+    let requests = legacy.group_versions.load(Ordering::Relaxed);
+    assert!(
+        requests > 20,
+        "kubectl asked for each group version: {requests}"
+    );
     drop(runtime);
     assert_eq!(up.interrupt(), Some(0));
 }

@@ -192,9 +192,9 @@ impl TopologyCluster {
     async fn runs(&self, name: &str) {
         let phase = self
             .until(name, |pod: &Pod| {
-                let mine = pod.metadata.name.as_deref() == Some(name);
+                let matches = pod.metadata.name.as_deref() == Some(name);
                 let phase = pod.status.as_ref()?.phase.clone()?;
-                (mine && phase != "Pending").then_some(phase)
+                (matches && phase != "Pending").then_some(phase)
             })
             .await;
         assert_eq!(phase, "Running", "{name}");
@@ -203,14 +203,14 @@ impl TopologyCluster {
     /// Waits until the pod is unschedulable, and returns the message.
     async fn waits(&self, name: &str) -> String {
         self.until(name, |pod: &Pod| {
-            let mine = pod.metadata.name.as_deref() == Some(name);
+            let matches = pod.metadata.name.as_deref() == Some(name);
             let conditions = pod.status.as_ref()?.conditions.as_ref()?;
             let waits = |it: &&_| {
                 let it: &k8s_openapi::api::core::v1::PodCondition = it;
                 it.type_ == "PodScheduled" && it.status == "False"
             };
             let condition = conditions.iter().find(waits)?;
-            mine.then(|| condition.message.clone())?
+            matches.then(|| condition.message.clone())?
         })
         .await
     }
@@ -246,8 +246,8 @@ async fn what_is_placed_by_the_exporters_report_is_admitted() {
     stage.runs("b").await;
     stage.free([3, 3]).await;
     stage.pod("c", "5", "koord-scheduler").await;
-    let why = stage.waits("c").await;
-    assert!(why.contains("cannot align container"), "{why}");
+    let message = stage.waits("c").await;
+    assert!(message.contains("cannot align container"), "{message}");
     let now = DeleteParams::default().grace_period(0);
     stage.pods().delete("a", &now).await.unwrap();
     stage.runs("c").await;
@@ -271,16 +271,16 @@ async fn foreign_pod_blocks_node_until_fingerprint_has_it() {
     stage.bind("foreign").await;
     stage.runs("foreign").await;
     stage.pod("b", "5", "koord-scheduler").await;
-    let why = stage.waits("b").await;
-    assert!(why.contains("invalid node topology data"), "{why}");
+    let message = stage.waits("b").await;
+    assert!(message.contains("invalid node topology data"), "{message}");
     stage.export().await;
     stage.free([2, 3]).await;
     // Counted, it leaves no room for five CPUs, and some for three. `b` is not retried, as the event cannot
     // help it, so another pod gets the new reason.
     stage.pod("b-2", "5", "koord-scheduler").await;
-    let why = stage.waits("b-2").await;
-    assert!(why.contains("cannot align container"), "{why}");
-    assert!(!why.contains("invalid"), "{why}");
+    let message = stage.waits("b-2").await;
+    assert!(message.contains("cannot align container"), "{message}");
+    assert!(!message.contains("invalid"), "{message}");
     stage.pod("c", "3", "koord-scheduler").await;
     stage.runs("c").await;
     stage.free([0, 2]).await;

@@ -56,8 +56,12 @@ fn a_start_that_fails_leaves_the_running_cluster_alone() {
     refused(&koord(dir.path(), &["up", "--detach"]), &["already"]);
 
     // A taken port is detected before anything is written, too.
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = taken.local_addr().expect("its number").port().to_string();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener
+        .local_addr()
+        .expect("its number")
+        .port()
+        .to_string();
     let other = tempfile::tempdir().expect("a directory");
     refused(&koord(other.path(), &["up", "--port", &port]), &[&port]);
     assert!(!other.path().join("kubeconfig").exists());
@@ -186,7 +190,9 @@ fn simulated_nodes_are_marked_and_removed_by_next_start() {
         let mut events = WatchedObjects::<Event>::start(&client, &stop);
         let is_simulated = |event: &Event| event.reason.as_deref() == Some("Simulated");
         events
-            .until("the event", |all| all.values().any(|one| is_simulated(one)))
+            .until("the event", |all| {
+                all.values().any(|event| is_simulated(event))
+            })
             .await;
         let error = pods
             .logs("nowhere", &LogParams::default())
@@ -221,8 +227,8 @@ fn simulated_nodes_are_marked_and_removed_by_next_start() {
         (&["--nodes", "1", "--no-host-taint"], vec![]),
     ] {
         let mut up = Up::start(dir.path(), args);
-        let found = runtime.block_on(async { host_taints(&up.client().await).await });
-        assert_eq!(found, taints, "{args:?}");
+        let current = runtime.block_on(async { host_taints(&up.client().await).await });
+        assert_eq!(current, taints, "{args:?}");
         assert_eq!(up.welcome.contains(taint), !taints.is_empty());
         assert_eq!(up.interrupt(), Some(0));
     }
@@ -235,10 +241,13 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
     refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);
     refused(&koord(dir.path(), &["down"]), &["no cluster runs in"]);
     let up = koord(dir.path(), &["up", "--memory", "--port", "0", "--detach"]);
-    let said = text(&up.stdout);
+    let stdout = text(&up.stdout);
     assert!(up.status.success(), "{}", text(&up.stderr));
-    assert!(said.contains("koord is up: https://127.0.0.1:"), "{said}");
-    assert!(said.contains("koord down --data-dir"), "{said}");
+    assert!(
+        stdout.contains("koord is up: https://127.0.0.1:"),
+        "{stdout}"
+    );
+    assert!(stdout.contains("koord down --data-dir"), "{stdout}");
     let status = koord(dir.path(), &["status"]);
     assert!(text(&status.stdout).starts_with("up: https://127.0.0.1:"));
     let down = koord(dir.path(), &["down"]);
@@ -310,8 +319,8 @@ fn explain_queries_the_cluster_of_the_kubeconfig() {
     );
     let output = explain(&up, &["pod", "unserved"]);
     let answer = text(&output.stdout);
-    let says = "no scheduler serves schedulerName \"kord-scheduler\"; served are koord-scheduler";
-    assert!(answer.contains(says), "{answer}");
+    let hint = "no scheduler serves schedulerName \"kord-scheduler\"; served are koord-scheduler";
+    assert!(answer.contains(hint), "{answer}");
     let output = explain(&up, &["po/unserved", "-o", "json"]);
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let hint = answer["hints"][0].as_str().unwrap_or_default();
@@ -463,19 +472,19 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let port = status.daemon_endpoints.expect("endpoints");
     let port = port.kubelet_endpoint.expect("the kubelet's").port;
     let socket = dir.path().join("node/pod-resources/kubelet.sock");
-    let given = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    let path_flag = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
     // The node serves its configuration like a kubelet, to authorized users.
     let token = dir.path().join("exporter-token");
     std::fs::write(&token, runtime.block_on(token_for_configz(&client))).expect("a file");
     let exporter = Command::new(env!("CARGO_BIN_EXE_koord"))
         .arg("topology-exporter")
         .arg(format!("--node-name={}", node.name_any()))
-        .arg(given("kubeconfig", &up.kubeconfig))
-        .arg(given("podresources-socket", &socket))
+        .arg(path_flag("kubeconfig", &up.kubeconfig))
+        .arg(path_flag("podresources-socket", &socket))
         .arg(format!(
             "--kubelet-config-uri=http://127.0.0.1:{port}/configz"
         ))
-        .arg(given("api-auth-token-file", &token))
+        .arg(path_flag("api-auth-token-file", &token))
         // This kubelet's managers are off: it has no state file of theirs to watch.
         .args(["--kubelet-state-dir=", "--sleep-interval=1s", "--port=0"])
         .spawn()
@@ -483,7 +492,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let exporter = Killed(exporter);
 
     let reports: Api<NodeResourceTopology> = Api::all(client.clone());
-    let said = || {
+    let reported = || {
         let report = runtime.block_on(reports.get(&node.name_any())).ok()?;
         let of = |name: &str| {
             let mut all = report.spec.attributes.iter();
@@ -496,7 +505,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
             report.spec.zones,
         ))
     };
-    let (policy, empty, zones) = eventually_blocking("a report", said);
+    let (policy, empty, zones) = eventually_blocking("a report", reported);
     assert_eq!(policy, "none");
     let numa = std::fs::read_dir("/sys/devices/system/node").expect("NUMA nodes");
     let mut numa: Vec<String> = numa
@@ -515,12 +524,12 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let created = runtime.block_on(pods.create(&PostParams::default(), &pod));
     created.expect("created");
     let with_pod = eventually_blocking("another fingerprint", || {
-        let (_, fingerprint, _) = said()?;
+        let (_, fingerprint, _) = reported()?;
         (fingerprint != empty).then_some(fingerprint)
     });
     let topology = Command::new(env!("CARGO_BIN_EXE_koord"))
         .args(["node", "topology", "--json"])
-        .arg(given("socket", &socket))
+        .arg(path_flag("socket", &socket))
         .output()
         .expect("koord starts");
     let listed: serde_json::Value = serde_json::from_slice(&topology.stdout).expect("JSON");
@@ -531,7 +540,7 @@ fn the_exporter_follows_the_pods_of_a_real_node() {
     let deleted = runtime.block_on(pods.delete("sleeper", &DeleteParams::default()));
     deleted.expect("deleted");
     eventually_blocking("the fingerprint of no pod", || {
-        (said()?.1 == empty).then_some(())
+        (reported()?.1 == empty).then_some(())
     });
     drop(exporter);
     assert_eq!(up.interrupt(), Some(0));
@@ -584,8 +593,8 @@ fn accelerators_of_files_are_allocated_to_pods() {
         .as_array()
         .expect("devices")
         .iter()
-        .filter(|one| one["kind"] == "gpu")
-        .map(|one| one["health"].as_str().expect("text"))
+        .filter(|device| device["kind"] == "gpu")
+        .map(|device| device["health"].as_str().expect("text"))
         .collect();
     assert_eq!(health.len(), 2, "{shown}");
     assert!(health[0].contains("ECC error"), "{health:?}");
@@ -606,20 +615,23 @@ fn accelerators_of_files_are_allocated_to_pods() {
         let created = runtime.block_on(pods.create(&params, &pod));
         created.expect("created");
     }
-    let given = |name: &str| {
+    let allocated_devices = |name: &str| {
         let pod = runtime.block_on(pods.get(name)).ok()?;
-        let said = pod
+        let annotation = pod
             .annotations()
             .get("scheduling.koordinator.sh/device-allocated")?;
-        serde_json::from_str::<serde_json::Value>(said).ok()
+        serde_json::from_str::<serde_json::Value>(annotation).ok()
     };
     let mut placed = 0;
     eventually_blocking("two pods with devices, and one without", || {
-        let all = ["one", "two", "three"].map(given);
+        let all = ["one", "two", "three"].map(allocated_devices);
         let all: Vec<_> = all.into_iter().flatten().collect();
-        for said in &all {
-            assert_eq!(said["gpu"][0]["minor"], 1, "the other is not well: {said}");
-            assert_eq!(said["gpu"][0]["id"], "MX-1");
+        for devices in &all {
+            assert_eq!(
+                devices["gpu"][0]["minor"], 1,
+                "the other is not well: {devices}"
+            );
+            assert_eq!(devices["gpu"][0]["id"], "MX-1");
         }
         placed = all.len();
         let list = runtime.block_on(pods.list(&ListParams::default())).ok()?;
@@ -629,7 +641,7 @@ fn accelerators_of_files_are_allocated_to_pods() {
             conditions
                 .into_iter()
                 .flatten()
-                .any(|one| one.reason.as_deref() == Some("Unschedulable"))
+                .any(|condition| condition.reason.as_deref() == Some("Unschedulable"))
         });
         (placed == 2 && waits.count() == 1).then_some(())
     });
@@ -661,9 +673,9 @@ fn directory_and_ports_are_for_their_owner() {
     std::fs::set_permissions(&data, readable).expect("permissions");
     let up = Up::start(&data, &[]);
     assert!(up.welcome.contains("  Rights: "), "{}", up.welcome);
-    let mut found = Vec::new();
-    open_to_others(&data, &mut found);
-    assert_eq!(found, Vec::<String>::new());
+    let mut open_files = Vec::new();
+    open_to_others(&data, &mut open_files);
+    assert_eq!(open_files, Vec::<String>::new());
 
     let running = std::fs::read(data.join("cluster.json")).expect("its file");
     let running: serde_json::Value = serde_json::from_slice(&running).expect("JSON");

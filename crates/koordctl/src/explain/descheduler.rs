@@ -52,11 +52,11 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     };
     let (code, body) = query(args, COMPONENT, &server, &path).await?;
     if code != 200 {
-        let why = match body.trim() {
+        let reason = match body.trim() {
             "" => format!("HTTP status {code}: enableProfiling is off, or this is another program"),
-            why => why.to_owned(),
+            reason => reason.to_owned(),
         };
-        bail!("{COMPONENT} at {server}: {why}");
+        bail!("{COMPONENT} at {server}: {reason}");
     }
     let report: Report = serde_json::from_str(&body)
         .with_context(|| format!("invalid response from {COMPONENT}"))?;
@@ -142,11 +142,11 @@ async fn jobs(cluster: &SelectedCluster, node: Option<&str>) -> Vec<Job> {
 fn render_jobs(out: &mut String, jobs: &[Job]) {
     let ended = |job: &&Job| matches!(job.phase.as_str(), "Failed" | "Aborted");
     let row = |job: &Job| {
-        let why = match job.why.as_str() {
+        let reason = match job.why.as_str() {
             "" => job.phase.clone(),
-            why => format!("{}: {why}", job.phase),
+            reason => format!("{}: {reason}", job.phase),
         };
-        vec![job.pod.clone(), job.name.clone(), why]
+        vec![job.pod.clone(), job.name.clone(), reason]
     };
     let in_progress = jobs
         .iter()
@@ -158,9 +158,9 @@ fn render_jobs(out: &mut String, jobs: &[Job]) {
     super::render::rows(out, "failed migrations", failed);
     let shown = |ended: usize| ended.saturating_sub(MAX_JOBS);
     let failed = jobs.iter().filter(ended).count();
-    let more = shown(failed) + shown(jobs.len() - failed);
-    if more > 0 {
-        let _ = writeln!(out, "  and {more} more: kubectl get podmigrationjobs");
+    let omitted = shown(failed) + shown(jobs.len() - failed);
+    if omitted > 0 {
+        let _ = writeln!(out, "  and {omitted} more: kubectl get podmigrationjobs");
     }
 }
 
@@ -279,14 +279,14 @@ fn render_problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &
             .copied()
             .collect::<Vec<_>>()
             .join(", ");
-        let more = if nodes.len() > NODES_PER_PROBLEM {
+        let ellipsis = if nodes.len() > NODES_PER_PROBLEM {
             ", ..."
         } else {
             ""
         };
         let _ = writeln!(
             out,
-            "{}: {problem} ({shown}{more})",
+            "{}: {problem} ({shown}{ellipsis})",
             counted(nodes.len(), "node")
         );
     }
@@ -313,20 +313,20 @@ fn render_node(out: &mut String, name: &str, node: &NodeReport) {
     for problem in &node.problems {
         let _ = writeln!(out, "  problem: {problem}");
     }
-    let done = |success: bool| {
+    let actions_with = |success: bool| {
         let actions = node
             .actions
             .iter()
-            .filter(move |done| done.success == success);
-        actions.map(|done: &ActionReport| vec![done.what.clone(), done.outcome.clone()])
+            .filter(move |action| action.success == success);
+        actions.map(|action: &ActionReport| vec![action.what.clone(), action.outcome.clone()])
     };
-    super::render::rows(out, "succeeded", done(true));
-    super::render::rows(out, "failed", done(false));
+    super::render::rows(out, "succeeded", actions_with(true));
+    super::render::rows(out, "failed", actions_with(false));
     let not_moved = node.kept.iter().map(|(rule, pods)| {
-        let more = pods.count.saturating_sub(pods.pods.len());
+        let omitted = pods.count.saturating_sub(pods.pods.len());
         let mut named = pods.pods.join("; ");
-        if more > 0 {
-            let _ = write!(named, "; and {more} more");
+        if omitted > 0 {
+            let _ = write!(named, "; and {omitted} more");
         }
         vec![rule.clone(), counted(pods.count, "pod"), named]
     });
@@ -485,9 +485,9 @@ node x
             "  migrations in progress:\n    d/pod-a  a  Running: WaitForPodEvict\n    d/pod-d  d  Pending\n  \
              failed migrations:\n    d/pod-b  b  Failed: Timeout: too late\n"
         );
-        let many: Vec<_> = (0..25).map(|_| jobs[0].clone()).collect();
+        let all_jobs: Vec<_> = (0..25).map(|_| jobs[0].clone()).collect();
         let mut text = String::new();
-        render_jobs(&mut text, &many);
+        render_jobs(&mut text, &all_jobs);
         assert!(
             text.ends_with("and 5 more: kubectl get podmigrationjobs\n"),
             "{text}"

@@ -17,15 +17,15 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
         return Vec::new();
     }
     let mut hints = Vec::new();
-    let wanted = spec
+    let scheduler = spec
         .scheduler_name
         .as_deref()
         .unwrap_or("default-scheduler");
     if let Some(served) = schedulers
-        && !served.iter().any(|name| name == wanted)
+        && !served.iter().any(|name| name == scheduler)
     {
         hints.push(format!(
-            "no scheduler serves schedulerName {wanted:?}; served are {}",
+            "no scheduler serves schedulerName {scheduler:?}; served are {}",
             served.join(", ")
         ));
     }
@@ -115,9 +115,9 @@ fn existing_values(nodes: &[Node], key: &str) -> String {
     if values.is_empty() {
         return String::new();
     }
-    let more = if values.len() > SHOWN { ", ..." } else { "" };
+    let ellipsis = if values.len() > SHOWN { ", ..." } else { "" };
     let shown: Vec<&str> = values.into_iter().take(SHOWN).collect();
-    format!(" (there are {}{more})", shown.join(", "))
+    format!(" (there are {}{ellipsis})", shown.join(", "))
 }
 
 #[cfg(test)]

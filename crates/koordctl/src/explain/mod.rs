@@ -374,11 +374,11 @@ async fn fetch_guard(address: &str, name: &str) -> Result<(Option<Guard>, String
         bail!("koordlet at {address} belongs to node {actual}, not {name}: set --address");
     }
     let row = status.strategies.iter().find(|s| s.name == GUARD);
-    let why = row.map_or("this koordlet has no pressure guard", |row| {
+    let reason = row.map_or("this koordlet has no pressure guard", |row| {
         row.why.as_str()
     });
-    let why = why.to_owned();
-    Ok((status.guard, why))
+    let reason = reason.to_owned();
+    Ok((status.guard, reason))
 }
 
 /// Returns the status code and body of a GET at `server`, which errors name as `who`.
@@ -428,7 +428,7 @@ fn condition(pod: &Pod) -> String {
         .flatten()
         .find(|condition| condition.type_ == "PodScheduled");
     match scheduled.and_then(|condition| condition.message.as_ref()) {
-        Some(said) => format!("is pending\n  {said}"),
+        Some(message) => format!("is pending\n  {message}"),
         None => "is pending; no scheduler has reported on it".to_owned(),
     }
 }
@@ -445,8 +445,8 @@ mod tests {
     }
 
     fn parse(line: &str) -> Result<Subject> {
-        let words = std::iter::once("explain").chain(line.split_whitespace());
-        Line::try_parse_from(words)?.args.subject()
+        let argv = std::iter::once("explain").chain(line.split_whitespace());
+        Line::try_parse_from(argv)?.args.subject()
     }
 
     #[test]

@@ -107,8 +107,11 @@ fn render_resources(out: &mut String, zone: &Zone, exclusive: bool) {
     let all = zone.resources.iter();
     for resource in all.filter(|it| exclusive || it.name != resources::CPU) {
         let (all, free) = (resource.allocatable.value(), resource.available.value());
-        let taken = all.saturating_sub(free).max(0);
-        let filled = taken.saturating_mul(WIDTH).checked_div(all).unwrap_or(0);
+        let allocated = all.saturating_sub(free).max(0);
+        let filled = allocated
+            .saturating_mul(WIDTH)
+            .checked_div(all)
+            .unwrap_or(0);
         let filled = usize::try_from(filled.clamp(0, WIDTH)).unwrap_or(0);
         let empty = usize::try_from(WIDTH).unwrap_or(0) - filled;
         let _ = writeln!(

@@ -50,12 +50,12 @@ fn headline(outcome: &DeschedulerOutcome) -> String {
 
 /// Returns the sentences about the run.
 fn sentences(outcome: &DeschedulerOutcome) -> Vec<String> {
-    let mut said = vec![match outcome.seconds_to_cool {
+    let mut sentences = vec![match outcome.seconds_to_cool {
         Some(seconds) => format!("The last node had cooled after {seconds:.0} s."),
         None if outcome.after.hot == 1 => "One node was still hot at the end.".to_owned(),
         None => format!("{} nodes were still hot at the end.", outcome.after.hot),
     }];
-    said.push(format!(
+    sentences.push(format!(
         "Of {} pods at least {} ran whenever they were counted, twice a second; {}.",
         outcome.setup.pods,
         outcome.fewest_running,
@@ -67,13 +67,13 @@ fn sentences(outcome: &DeschedulerOutcome) -> Vec<String> {
     ));
     if outcome.failures > 0 {
         let first = outcome.failure.as_deref().unwrap_or_default();
-        let many = if outcome.failures == 1 { "job" } else { "jobs" };
-        said.push(format!(
-            "{} {many} failed, the first with: {first}.",
+        let noun = if outcome.failures == 1 { "job" } else { "jobs" };
+        sentences.push(format!(
+            "{} {noun} failed, the first with: {first}.",
             outcome.failures
         ));
     }
-    said
+    sentences
 }
 
 /// Returns the loads before, in the middle of the moves, and at the end.
@@ -112,8 +112,8 @@ pub(super) fn table(outcome: &DeschedulerOutcome) -> String {
         let _ = write!(text, "\n and {} more nodes", more + 1);
     }
     let _ = write!(text, "\n\n  {}.", headline(outcome));
-    for said in sentences(outcome) {
-        let _ = write!(text, "\n  {said}");
+    for sentence in sentences(outcome) {
+        let _ = write!(text, "\n  {sentence}");
     }
     let _ = write!(text, "\n  {}\n  {CAVEAT}", about(outcome));
     text
@@ -354,13 +354,13 @@ mod tests {
             ]
         );
         assert_eq!(rows[2][..7], ["c", "1", "%", "1", "%", "16", "%"]);
-        for said in [
+        for sentence in [
             "2 moves: hot nodes 1 to 0, p95 of load 90 % to 60 %, standard deviation 42 to 21 points.",
             "had cooled after 9 s",
             "Of 9 pods at least 8 ran whenever they were counted, twice a second; no pod was moved twice.",
             "1 job failed, the first with: Timeout: <late>",
         ] {
-            assert!(text.contains(said), "{said}: {text}");
+            assert!(text.contains(sentence), "{sentence}: {text}");
         }
         let mut hot = outcome();
         (hot.seconds_to_cool, hot.after.hot) = (None, 1);

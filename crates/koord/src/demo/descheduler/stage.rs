@@ -181,10 +181,10 @@ impl DeschedulerStage {
                 .await
                 .context(name)?;
         }
-        let wanted = self.setup.pods;
+        let expected = self.setup.pods;
         let pods = &mut self.pods;
         let all_run = async {
-            while running(&pods.store.list()) < wanted {
+            while running(&pods.store.list()) < expected {
                 pods.changes
                     .recv()
                     .await
@@ -193,7 +193,7 @@ impl DeschedulerStage {
             Ok(())
         };
         within(&mut self.cluster, "the pods", PATIENCE, all_run).await?;
-        self.fewest_running = wanted;
+        self.fewest_running = expected;
         Ok(())
     }
 
@@ -358,10 +358,10 @@ fn loads(metrics: &[Arc<NodeMetric>], nodes: &[String], cpus: u32) -> Vec<f64> {
 /// Returns the moves of the pod that was moved most often. A moved pod continues as the one that took its
 /// reservation.
 fn most_moves(jobs: &[Arc<PodMigrationJob>]) -> usize {
-    let mut done: Vec<_> = jobs_in_phase(jobs, PodMigrationJobPhase::Succeeded).collect();
-    done.sort_by_key(|job| job.metadata.creation_timestamp.clone());
+    let mut succeeded: Vec<_> = jobs_in_phase(jobs, PodMigrationJobPhase::Succeeded).collect();
+    succeeded.sort_by_key(|job| job.metadata.creation_timestamp.clone());
     let mut moves = BTreeMap::<String, usize>::new();
-    for job in done {
+    for job in succeeded {
         let key = |reference: &k8s_openapi::api::core::v1::ObjectReference| {
             format!(
                 "{}/{}",

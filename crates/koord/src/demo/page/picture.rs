@@ -106,11 +106,11 @@ pub fn scenario(of: &ScenarioResult) -> String {
         .phases
         .iter()
         .map(|result| {
-            let times = quotient(result, reference, |one| one.ls.p99_us);
+            let times = quotient(result, reference, |it| it.ls.p99_us);
             let (class, word) = cue(times);
-            let same = reference
+            let is_same = reference
                 .is_some_and(|alone| result.p99_against(alone) == Verdict::Indistinguishable);
-            let word = if same { "≈ alone" } else { word };
+            let word = if is_same { "≈ alone" } else { word };
             let tail = format!("p99.9 {}", latency(result.ls.p999_us));
             let note = match times {
                 Some(times) if result.name != Phase::Alone => {
@@ -131,7 +131,7 @@ pub fn scenario(of: &ScenarioResult) -> String {
                 value: result.be.ops_per_s,
                 runs: values(result, |run| run.be_ops_per_s),
                 text: format!("{:.0}/s", result.be.ops_per_s),
-                note: match quotient(result, plain, |one| one.be.ops_per_s) {
+                note: match quotient(result, plain, |it| it.be.ops_per_s) {
                     Some(times) if result.name != Phase::BestEffort => format!("{times:.2}×"),
                     _ => String::new(),
                 },
@@ -152,12 +152,12 @@ pub fn scenario(of: &ScenarioResult) -> String {
         page.element(tag, |page| {
             write!(page, "{head}");
             for (phase, slow, work) in &rows {
-                let ours = if *phase == Phase::Managed {
+                let class = if *phase == Phase::Managed {
                     " ours"
                 } else {
                     ""
                 };
-                page.element(&format!("div class=\"row{ours}\""), |page| {
+                page.element(&format!("div class=\"row{class}\""), |page| {
                     let (label, name) = (phase.label(), phase.name());
                     write!(
                         page,
@@ -433,8 +433,8 @@ mod tests {
         let mut result = result();
         result.phases[2] = noisy(Phase::Managed, &[200.0, 210.0]);
         let picture = scenario(&result);
-        let ours = picture.split("row ours").nth(1).unwrap();
-        let row = ours.split("row scale").next().unwrap();
+        let tail = picture.split("row ours").nth(1).unwrap();
+        let row = tail.split("row scale").next().unwrap();
         assert_eq!(row.matches("class=\"bar noise\"").count(), 2, "{row}");
         assert!(
             row.contains("noisy, no ratio") && !row.contains('×'),
@@ -459,8 +459,8 @@ mod tests {
             (f64::NAN, vec![0.0]),
         ] {
             let shown: Vec<String> = ticks(top).into_iter().map(tick).collect();
-            let wanted: Vec<String> = marks.into_iter().map(tick).collect();
-            assert_eq!(shown, wanted, "{top}");
+            let expected: Vec<String> = marks.into_iter().map(tick).collect();
+            assert_eq!(shown, expected, "{top}");
         }
         assert_eq!(tick(0.2), "0.2");
         assert_eq!(tick(1500.0), "1500");

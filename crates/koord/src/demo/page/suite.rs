@@ -14,9 +14,9 @@ pub fn html(suite: &Suite) -> String {
         let last = verdict::last_line(suite);
         page.text("h1", first.as_ref().unwrap_or(&last));
         page.element("ul class=\"headlines\"", |page| {
-            for one in &suite.scenarios {
-                let class = class_of(one.verdict.outcome);
-                page.text(&format!("li class=\"{class}\""), &one.headline);
+            for scenario in &suite.scenarios {
+                let class = class_of(scenario.verdict.outcome);
+                page.text(&format!("li class=\"{class}\""), &scenario.headline);
             }
         });
         if first.is_some() {
@@ -78,8 +78,8 @@ fn overview(page: &mut Page, suite: &Suite) {
         );
         let (plain, fixed) = ("plain <i>Kubernetes</i>", "<i>Koordinator's</i> cap");
         page.row("tr", "th", [plain, fixed, "koord", plain, fixed]);
-        for one in &suite.scenarios {
-            page.element("tr", |page| cues(page, one));
+        for scenario in &suite.scenarios {
+            page.element("tr", |page| cues(page, scenario));
         }
     });
     write!(
@@ -92,16 +92,16 @@ fn overview(page: &mut Page, suite: &Suite) {
 }
 
 /// Appends the cells of a scenario in the overview.
-fn cues(page: &mut Page, one: &ScenarioResult) {
-    let ratios = &one.ratios;
+fn cues(page: &mut Page, scenario: &ScenarioResult) {
+    let ratios = &scenario.ratios;
     write!(
         page,
         "<td><a href=\"#{0}\">{0}</a><small>{1}</small></td>",
-        escape(&one.name),
-        escape(&one.title)
+        escape(&scenario.name),
+        escape(&scenario.title)
     );
-    if one.phases.is_empty() {
-        let why = one.why.as_deref().unwrap_or("not measured");
+    if scenario.phases.is_empty() {
+        let why = scenario.why.as_deref().unwrap_or("not measured");
         page.text("td colspan=\"5\" class=\"l soft\"", why);
         return;
     }
@@ -111,10 +111,14 @@ fn cues(page: &mut Page, one: &ScenarioResult) {
         (Phase::Managed, ratios.p99_managed_over_alone),
     ] {
         let (class, word) = picture::cue(times);
-        let same = if overlaps(one, phase) { "≈ " } else { "" };
+        let mark = if overlaps(scenario, phase) {
+            "≈ "
+        } else {
+            ""
+        };
         write!(
             page,
-            "<td><span class=\"chip {class}\" title=\"{word}\">{same}{}</span></td>",
+            "<td><span class=\"chip {class}\" title=\"{word}\">{mark}{}</span></td>",
             ratio(times)
         );
     }
@@ -137,8 +141,8 @@ fn cues(page: &mut Page, one: &ScenarioResult) {
 }
 
 /// Returns true if the runs of a phase cannot be distinguished from those of `alone`.
-fn overlaps(one: &ScenarioResult, phase: Phase) -> bool {
-    let find = |phase| one.phases.iter().find(|result| result.name == phase);
+fn overlaps(scenario: &ScenarioResult, phase: Phase) -> bool {
+    let find = |phase| scenario.phases.iter().find(|result| result.name == phase);
     match (find(Phase::Alone), find(phase)) {
         (Some(alone), Some(result)) => result.p99_against(alone) == Verdict::Indistinguishable,
         _ => false,
@@ -326,12 +330,12 @@ mod tests {
     use crate::demo::verdict::tests::{enforced, judged, scenario_of};
 
     fn suite(scenarios: Vec<ScenarioResult>) -> Suite {
-        let told = |one: ScenarioResult| {
-            let mut one = judged(one);
-            one.headline = summary::headline(&one);
-            one
+        let with_headline = |scenario: ScenarioResult| {
+            let mut scenario = judged(scenario);
+            scenario.headline = summary::headline(&scenario);
+            scenario
         };
-        let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(told).collect();
+        let scenarios: Vec<ScenarioResult> = scenarios.into_iter().map(with_headline).collect();
         Suite {
             setup: enforced(),
             verdict: verdict::judge_suite(&scenarios),
@@ -357,9 +361,13 @@ mod tests {
         let suite = suite(three());
         let page = html(&suite);
         let terminal = table::text(&suite);
-        for one in &suite.scenarios {
-            assert!(terminal.contains(&one.headline), "{terminal}");
-            assert!(page.contains(&escape(&one.headline)), "{}", one.headline);
+        for scenario in &suite.scenarios {
+            assert!(terminal.contains(&scenario.headline), "{terminal}");
+            assert!(
+                page.contains(&escape(&scenario.headline)),
+                "{}",
+                scenario.headline
+            );
         }
         let last = verdict::last_line(&suite);
         assert!(terminal.ends_with(&last) && page.contains(&escape(&last)));
@@ -403,9 +411,9 @@ mod tests {
             setup: enforced(),
             ..Suite::default()
         };
-        let said = |suite: &Suite| table::text(suite) + &html(suite);
-        assert!(!said(&suite).contains("PSI"));
+        let shown = |suite: &Suite| table::text(suite) + &html(suite);
+        assert!(!shown(&suite).contains("PSI"));
         suite.setup.psi = false;
-        assert_eq!(said(&suite).matches("run-queue delay").count(), 2);
+        assert_eq!(shown(&suite).matches("run-queue delay").count(), 2);
     }
 }

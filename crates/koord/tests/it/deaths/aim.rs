@@ -130,58 +130,61 @@ pub(super) struct Last {
 
 impl Last {
     pub(super) fn what(&self) -> String {
-        let done = match self.answered {
+        let outcome = match self.answered {
             Some(status) => format!("answered with {}", status.as_u16()),
             None => "lost".to_owned(),
         };
-        format!("{} {}, {done}", self.method, self.path)
+        format!("{} {}, {outcome}", self.method, self.path)
     }
 
     /// Checks that the write was of the intended kind, and was done or not as intended.
     pub(super) fn check(&self, aim: Aim) {
-        let what = format!("{} for {aim:?}", self.what());
+        let context = format!("{} for {aim:?}", self.what());
         let is = aim.moment.is(&self.method, &self.path, &self.body);
-        assert!(is, "{what}: {}", self.body);
-        assert_eq!(self.answered.is_some(), aim.arrives, "{what}");
+        assert!(is, "{context}: {}", self.body);
+        assert_eq!(self.answered.is_some(), aim.arrives, "{context}");
         let [before, after] = &self.object;
-        let done = self.answered.is_some_and(|status| status.is_success());
-        if !done {
-            assert_eq!(before, after, "{what}: no other client writes it");
+        let succeeded = self.answered.is_some_and(|status| status.is_success());
+        if !succeeded {
+            assert_eq!(before, after, "{context}: no other client writes it");
         }
         let node = |object: &Value| object["spec"]["nodeName"].as_str().map(str::to_owned);
         match aim.moment {
             Moment::Binding | Moment::InsideGang => {
-                assert_eq!(node(before), None, "{what}: bound twice");
-                assert_eq!(node(after).is_some(), done, "{what}");
+                assert_eq!(node(before), None, "{context}: bound twice");
+                assert_eq!(node(after).is_some(), succeeded, "{context}");
             }
             Moment::PreBind => {
-                assert_eq!(node(before), None, "{what}: patched too late");
-                assert_eq!(node(after), None, "{what}: bound before it was patched");
+                assert_eq!(node(before), None, "{context}: patched too late");
+                assert_eq!(node(after), None, "{context}: bound before it was patched");
                 let decided = |key: &&str| {
                     let key = format!("scheduling.koordinator.sh/{key}");
                     !after["metadata"]["annotations"][key].is_null()
                 };
-                let says = DECIDED.iter().any(decided);
-                assert!(says || !done, "{what}: {after}");
+                let is_set = DECIDED.iter().any(decided);
+                assert!(is_set || !succeeded, "{context}: {after}");
             }
             Moment::Reservation if is_reservation(&self.path) => {
-                assert_eq!(after["kind"], "Reservation", "{what}: {after}");
-                assert!(before != after || !done, "{what}: nothing came of it");
+                assert_eq!(after["kind"], "Reservation", "{context}: {after}");
+                assert!(
+                    before != after || !succeeded,
+                    "{context}: nothing came of it"
+                );
             }
             Moment::Reservation => {
                 let allotted = |object: &Value| object["metadata"]["annotations"][ALLOTTED].clone();
-                let told = allotted(&serde_json::from_str(&self.body).unwrap());
-                assert_eq!(node(before), None, "{what}: told too late");
-                assert!(told.is_string(), "{what}: {}", self.body);
+                let sent = allotted(&serde_json::from_str(&self.body).unwrap());
+                assert_eq!(node(before), None, "{context}: set too late");
+                assert!(sent.is_string(), "{context}: {}", self.body);
                 // An earlier leader may have written the same.
-                assert!(!done || allotted(after) == told, "{what}: {after}");
+                assert!(!succeeded || allotted(after) == sent, "{context}: {after}");
             }
             Moment::AnyTime => {}
         }
         if aim.moment == Moment::InsideGang {
             let (_, size) = gang_of(&self.path).unwrap();
             let bound = self.members.unwrap();
-            assert!((1..size).contains(&bound), "{what}: {bound} of {size}");
+            assert!((1..size).contains(&bound), "{context}: {bound} of {size}");
         }
     }
 }

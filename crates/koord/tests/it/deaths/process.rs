@@ -202,19 +202,19 @@ impl Death {
     /// Checks that the leader held the lease, was alive, and died at the intended moment.
     pub(super) fn fell_where_intended(&self, leader: &Process) {
         let aim = leader.aim();
-        let what = format!("{self:?} for {aim:?}");
-        assert_eq!(self.status.signal(), Some(9), "{what}");
+        let context = format!("{self:?} for {aim:?}");
+        assert_eq!(self.status.signal(), Some(9), "{context}");
         assert!(
             self.identity.is_some() && self.identity == self.holder,
-            "{what}: it did not lead"
+            "{context}: it did not lead"
         );
         match &self.last {
             Some(last) => last.check(aim),
             None => {
-                assert_eq!(aim.moment, Moment::AnyTime, "{what}");
+                assert_eq!(aim.moment, Moment::AnyTime, "{context}");
                 assert!(
                     self.bound < leader.tap.places,
-                    "{what}: it had done everything"
+                    "{context}: it had done everything"
                 );
             }
         }

@@ -256,8 +256,10 @@ impl DeathsCluster {
                 .unwrap();
         }
         let hot = |metrics: &BTreeMap<String, Arc<NodeMetric>>| {
-            let hot = metrics.values().filter(|one| is_hot(one) == Some(true));
-            hot.count() == HOT && metrics.values().all(|one| used(one).is_some())
+            let hot = metrics
+                .values()
+                .filter(|metric| is_hot(metric) == Some(true));
+            hot.count() == HOT && metrics.values().all(|metric| used(metric).is_some())
         };
         self.metrics.until("hot nodes", hot).await;
         let placed = self.pods.all.values().map(|pod| {
@@ -273,10 +275,10 @@ impl DeathsCluster {
         let wait = async {
             loop {
                 let hot = self.metrics.all.values();
-                let cool = hot.clone().all(|one| is_hot(one) == Some(false));
+                let cool = hot.clone().all(|metric| is_hot(metric) == Some(false));
                 let jobs = self.jobs.all.values();
                 let mut jobs = jobs.map(|job| stage(job));
-                if cool && all_run(&self.pods.all) && jobs.all(|one| one == Stage::Ended) {
+                if cool && all_run(&self.pods.all) && jobs.all(|it| it == Stage::Ended) {
                     return;
                 }
                 tokio::select! {
@@ -313,7 +315,10 @@ impl DeathsCluster {
     /// Checks that capacity was reserved at the moment of each eviction.
     fn evicted_with_room(&self) {
         let evictions = self.shared.evictions.lock().unwrap().clone();
-        let rash: Vec<_> = evictions.iter().filter(|one| !one.reserved).collect();
+        let rash: Vec<_> = evictions
+            .iter()
+            .filter(|eviction| !eviction.reserved)
+            .collect();
         assert!(rash.is_empty(), "evicted with no room reserved: {rash:?}");
     }
 
@@ -324,16 +329,16 @@ impl DeathsCluster {
         self.evicted_with_room();
         let evictions = self.shared.evictions.lock().unwrap().clone();
         // Late writes repeat what is done already. A dry-run eviction is always allowed.
-        let came = self.shared.came.lock().unwrap().clone();
-        let refused = |(about, said): &(String, StatusCode)| {
-            said.is_client_error() || about.contains("/eviction")
+        let late_writes = self.shared.came.lock().unwrap().clone();
+        let refused = |(about, status): &(String, StatusCode)| {
+            status.is_client_error() || about.contains("/eviction")
         };
-        assert!(came.iter().all(refused), "{came:?}");
+        assert!(late_writes.iter().all(refused), "{late_writes:?}");
         let jobs = process::jobs(&self.client).await;
         let pods: Api<Pod> = Api::default_namespaced(self.client.clone());
         let pods = pods.list(&ListParams::default()).await.unwrap().items;
         assert!(pods.len() == PODS && pods.iter().all(runs), "{pods:?}");
-        let there: BTreeSet<_> = pods
+        let present: BTreeSet<_> = pods
             .iter()
             .filter_map(|pod| pod.metadata.uid.clone())
             .collect();
@@ -346,18 +351,18 @@ impl DeathsCluster {
             let target = memo["target"].as_str().expect("a target");
             assert_ne!(
                 target, FORBIDDEN,
-                "--scheduler-config says that none goes there"
+                "--scheduler-config keeps pods off this node"
             );
             match phase(job) {
                 Some(PodMigrationJobPhase::Succeeded) => {
-                    assert!(!there.contains(&uid), "not moved: {job:?}");
+                    assert!(!present.contains(&uid), "not moved: {job:?}");
                     assert!(moved.insert(uid), "moved twice: {job:?}");
                     let new = job
                         .status
                         .as_ref()
                         .and_then(|status| status.pod_ref.clone());
-                    let new = new.and_then(|pod| pod.uid).expect("who came");
-                    assert!(there.contains(&new), "{job:?}");
+                    let new = new.and_then(|pod| pod.uid).expect("the new pod");
+                    assert!(present.contains(&new), "{job:?}");
                 }
                 Some(PodMigrationJobPhase::Failed) => {
                     failed.insert(uid);
@@ -366,30 +371,39 @@ impl DeathsCluster {
             }
         }
         let lost = failed.iter();
-        let mut lost = lost.filter(|uid| !there.contains(*uid) && !moved.contains(*uid));
+        let mut lost = lost.filter(|uid| !present.contains(*uid) && !moved.contains(*uid));
         assert_eq!(lost.next(), None, "{jobs:?}");
         // Each pod that no longer exists has a successful job, and was evicted once, with a reservation.
-        let gone: BTreeSet<_> = self
+        let deleted: BTreeSet<_> = self
             .first
             .keys()
-            .filter(|uid| !there.contains(*uid))
+            .filter(|uid| !present.contains(*uid))
             .cloned()
             .collect();
-        assert_eq!(gone, moved);
-        let mut evicted: Vec<_> = evictions.into_iter().map(|one| one.uid).collect();
+        assert_eq!(deleted, moved);
+        let mut evicted: Vec<_> = evictions.into_iter().map(|eviction| eviction.uid).collect();
         evicted.sort();
         assert!(evicted.iter().eq(&moved), "{evicted:?}");
         // Every reservation was used, or is deleted.
-        let held: Api<Reservation> = Api::all(self.client.clone());
-        for one in held.list(&ListParams::default()).await.unwrap().items {
-            let owners = one.status.clone().unwrap_or_default().current_owners;
-            assert_eq!(owners.len(), 1, "{one:?}");
+        let reservations: Api<Reservation> = Api::all(self.client.clone());
+        for reservation in reservations
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+        {
+            let owners = reservation
+                .status
+                .clone()
+                .unwrap_or_default()
+                .current_owners;
+            assert_eq!(owners.len(), 1, "{reservation:?}");
         }
         println!(
             "{} pods moved, {} not at first, {} writes came late",
             moved.len(),
             failed.len(),
-            came.len(),
+            late_writes.len(),
         );
         moved.len()
     }
@@ -427,13 +441,13 @@ impl Record {
         let start = async |random: &mut fastrand::Rng| {
             Process::start(&shared, dir, Aim::draw(random)).await
         };
-        let mut one = start(&mut self.random).await;
+        let mut first = start(&mut self.random).await;
         let mut other = start(&mut self.random).await;
         loop {
             tokio::select! {
-                death = one.died() => {
+                death = first.died() => {
                     self.note(death);
-                    one = start(&mut self.random).await;
+                    first = start(&mut self.random).await;
                 }
                 death = other.died() => {
                     self.note(death);
@@ -442,7 +456,7 @@ impl Record {
                 () = cluster.settled() => break,
             }
         }
-        one.stop().await;
+        first.stop().await;
         other.stop().await;
         cluster.check().await
     }

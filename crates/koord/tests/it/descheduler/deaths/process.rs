@@ -96,14 +96,14 @@ pub(super) struct Shared {
 /// meanwhile, and could evict a pod too early.
 pub(super) fn unhurried(shared: &Arc<Shared>) -> Router {
     let shared = shared.clone();
-    let known = Arc::<Mutex<BTreeSet<String>>>::default();
+    let created = Arc::<Mutex<BTreeSet<String>>>::default();
     Router::new().fallback(move |request: Request<Body>| {
-        let (shared, known) = (shared.clone(), known.clone());
+        let (shared, created) = (shared.clone(), created.clone());
         async move {
             let path = request.uri().path();
             let is_new = writes(request.method(), path)
                 && path.contains("/reservations/")
-                && known.lock().unwrap().insert(path.to_owned());
+                && created.lock().unwrap().insert(path.to_owned());
             if is_new {
                 let mut renewals = shared.renewals.subscribe();
                 let enough = *renewals.borrow() + 3;
@@ -137,7 +137,7 @@ impl Death {
             self.identity.is_some() && self.identity == self.holder,
             "it did not lead: {self:?}"
         );
-        assert!(self.unfinished > 0, "nothing was under way: {self:?}");
+        assert!(self.unfinished > 0, "no job was in flight: {self:?}");
     }
 }
 
@@ -185,13 +185,13 @@ impl Tap {
             tokio::spawn(self.clone().shoot(write));
             return std::future::pending().await;
         }
-        let same = |late: &mut Write| late.about == write.about;
-        let late = self.shared.late.lock().unwrap().take_if(same);
+        let is_same = |late: &mut Write| late.about == write.about;
+        let late = self.shared.late.lock().unwrap().take_if(is_same);
         let answer = self.arrive(write).await;
         if let Some(late) = late {
             let about = late.about.clone();
-            let said = self.arrive(late).await.status();
-            self.shared.came.lock().unwrap().push((about, said));
+            let status = self.arrive(late).await.status();
+            self.shared.came.lock().unwrap().push((about, status));
         }
         answer
     }
@@ -232,8 +232,8 @@ impl Tap {
         let within = nodes.values().all(|all| *all <= PER_NODE)
             && workloads.values().all(|all| *all <= PER_WORKLOAD);
         if !within {
-            let said = format!("{nodes:?} {workloads:?}");
-            self.shared.exceeded.lock().unwrap().push(said);
+            let counts = format!("{nodes:?} {workloads:?}");
+            self.shared.exceeded.lock().unwrap().push(counts);
         }
     }
 
@@ -246,8 +246,12 @@ impl Tap {
         let uid = written["deleteOptions"]["preconditions"]["uid"].as_str();
         let uid = uid.expect("the pod that is meant and no other").to_owned();
         let jobs = jobs(&self.shared.client).await;
-        let held: Api<Reservation> = Api::all(self.shared.client.clone());
-        let held = held.list(&ListParams::default()).await.unwrap().items;
+        let reservations: Api<Reservation> = Api::all(self.shared.client.clone());
+        let reservations = reservations
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items;
         let of = jobs
             .iter()
             .filter(|job| job.spec.pod_ref.uid.as_deref() == Some(&uid));
@@ -255,15 +259,17 @@ impl Tap {
             let options = job.spec.reservation_options.as_ref()?;
             options.reservation_ref.as_ref()?.uid.clone()
         });
-        let is_free = |one: &Reservation| {
-            let status = one.status.clone().unwrap_or_default();
+        let is_free = |reservation: &Reservation| {
+            let status = reservation.status.clone().unwrap_or_default();
             status.phase == Some(ReservationPhase::Available)
                 && !status.node_name.is_empty()
                 && status.current_owners.is_empty()
         };
         let reserved = named.any(|uid| {
-            let mut all = held.iter();
-            all.any(|one| one.metadata.uid.as_ref() == Some(&uid) && is_free(one))
+            let mut all = reservations.iter();
+            all.any(|reservation| {
+                reservation.metadata.uid.as_ref() == Some(&uid) && is_free(reservation)
+            })
         });
         Some(Eviction { uid, reserved })
     }
@@ -273,13 +279,14 @@ impl Tap {
         if self.shared.spared.load(Ordering::SeqCst) {
             return false;
         }
-        let left = unfinished(&jobs(&self.shared.client).await);
+        let open_jobs = unfinished(&jobs(&self.shared.client).await);
         let ends = matches!(
             written["status"]["phase"].as_str(),
             Some("Succeeded" | "Failed")
         );
-        let left = left - usize::from(left > 0 && ends && self.aim.end == End::Arrives);
-        left > 0 && self.counted.fetch_add(1, Ordering::SeqCst) + 1 == self.aim.at
+        let open_jobs =
+            open_jobs - usize::from(open_jobs > 0 && ends && self.aim.end == End::Arrives);
+        open_jobs > 0 && self.counted.fetch_add(1, Ordering::SeqCst) + 1 == self.aim.at
     }
 
     /// Kills the process with `write` on its way.
