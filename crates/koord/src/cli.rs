@@ -117,6 +117,7 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Runs the selected subcommand, and returns its exit code.
 fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Scheduler(flags) => {

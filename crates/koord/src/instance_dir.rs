@@ -98,6 +98,7 @@ pub(crate) async fn find_port(requested: Option<u16>) -> Result<(SocketAddr, Opt
     find_port_like(requested, PORT, PORT_PATIENCE).await
 }
 
+/// Returns the address as [`find_port`] does, with another usual port and patience.
 async fn find_port_like(
     requested: Option<u16>,
     usual: u16,
@@ -146,6 +147,7 @@ pub(crate) fn claim_groups(dir: &Path) -> Result<Groups> {
     claim_groups_in(Path::new(GROUP_CLAIMS), dir)
 }
 
+/// Claims cgroups as [`claim_groups`] does, with the claims in another directory.
 fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
     if let Err(error) = std::fs::create_dir_all(claims) {
         tracing::debug!(%error, "failed to store claims on cgroups");

@@ -58,6 +58,7 @@ pub fn main(args: &Args) -> Result<()> {
     runtime()?.block_on(run(args))
 }
 
+/// Prints the matching records, and with `--follow` those that are added later.
 async fn run(args: &Args) -> Result<()> {
     let filter = RecordFilter::from_args(args, Timestamp::now());
     let (records, newest) = read(args, &filter).await?;

@@ -130,6 +130,7 @@ fn join_or_nothing(all: &[String]) -> String {
     }
 }
 
+/// Returns the row of a service in the table of the pressure guard.
 fn guard_row(service: &GuardService) -> [String; 8] {
     let s = service;
     let verdict = match s.muted_seconds {
@@ -177,6 +178,7 @@ fn guard_row(service: &GuardService) -> [String; 8] {
     ]
 }
 
+/// Formats the status of koordlet.
 fn render(status: &Status) -> String {
     let mut out = String::new();
     let s = status;

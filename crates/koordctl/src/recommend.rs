@@ -78,6 +78,7 @@ pub fn main(args: &Args) -> Result<()> {
     runtime()?.block_on(run(args))
 }
 
+/// Prints the Recommendations of the selected namespaces.
 async fn run(args: &Args) -> Result<()> {
     install_crypto_provider();
     let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
@@ -179,6 +180,7 @@ fn template_requests(workload: &Value) -> BTreeMap<String, ResourceList> {
     .map_or_else(BTreeMap::new, |spec| spec_requests(&spec))
 }
 
+/// Returns the CPU and memory requests of each container; batch and mid resources count as such.
 fn spec_requests(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
     let sidecars = spec.init_containers.iter().flatten();
     let running = spec
@@ -220,6 +222,7 @@ fn spec_requests(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
         .collect()
 }
 
+/// Compares the recommended resources of each container with the requests.
 fn report(object: &Recommendation, requested: &BTreeMap<String, ResourceList>) -> Report {
     let status = object.status.clone().unwrap_or_default();
     let details: BTreeMap<String, ContainerDistribution> = object
@@ -265,6 +268,7 @@ fn report(object: &Recommendation, requested: &BTreeMap<String, ResourceList>) -
     }
 }
 
+/// Formats the reports as a table with a row per container.
 fn table(reports: &[Report], with_namespace: bool) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);

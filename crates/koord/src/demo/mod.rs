@@ -150,6 +150,7 @@ struct Limits {
 }
 
 impl Limits {
+    /// Returns the limits that the flags set, or the defaults for the selected scenarios.
     fn new(args: &Args, selected: &[&Scenario]) -> Self {
         let (extent, default_s, budget_s) = match args.repeat {
             Some(repeat) => {

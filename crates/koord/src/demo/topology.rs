@@ -171,6 +171,7 @@ pub fn main(args: &Args) -> Result<()> {
     )
 }
 
+/// Watches the same Deployment under each chain, in a separate cluster each.
 async fn run(args: &Args) -> Result<TopologyOutcome> {
     let mut layout = Layout::new(NUMA_NODES, CPUS.0)?;
     // NodeNUMAResource aligns pods as a whole; these have one container.

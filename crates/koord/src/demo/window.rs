@@ -38,6 +38,7 @@ impl Scene {
         measured
     }
 
+    /// Measures windows while `again` returns true.
     async fn windows(
         &mut self,
         visit: Visit,
@@ -59,6 +60,7 @@ impl Scene {
         Ok(())
     }
 
+    /// Returns the run of a window, judged by the noise rules.
     fn run_of(
         &mut self,
         visit: Visit,
@@ -100,6 +102,7 @@ impl Scene {
         Ok(())
     }
 
+    /// Generates the load of a window in a child process, and returns its results.
     async fn generate(
         &self,
         visit: Visit,

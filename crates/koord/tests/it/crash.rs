@@ -176,6 +176,7 @@ fn kubepods() -> Vec<PathBuf> {
 /// An odd number of seconds by which the pod's process is found.
 const SECONDS: &str = "98761.5";
 
+/// Creates a pod with the command, and waits until it runs.
 async fn run_a_pod(up: &Up, command: &[&str]) {
     let client = up.client().await;
     let stop = CancellationToken::new();

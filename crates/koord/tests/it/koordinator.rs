@@ -38,6 +38,7 @@ impl Drop for KoordinatorCluster {
 }
 
 impl KoordinatorCluster {
+    /// Starts API server, koordlet and scheduler on a simulated machine.
     async fn set_up() -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))

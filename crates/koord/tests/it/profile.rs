@@ -162,6 +162,7 @@ fn memory_group(text: &str) -> PathBuf {
 struct OverHttps(Child);
 
 impl OverHttps {
+    /// Starts a koord-manager that serves the webhooks of `up` over HTTPS.
     fn start(up: &Up, kubectl: &Kubectl<'_>, dir: &std::path::Path) -> Self {
         let mut environment = Vec::new();
         for (kind, variable) in [

@@ -230,6 +230,7 @@ struct Legacy {
     group_versions: AtomicU32,
 }
 
+/// Passes a request without support for aggregated discovery to the server.
 async fn pass(State(legacy): State<Arc<Legacy>>, mut request: Request) -> Response {
     let failed = |e: &dyn std::fmt::Display| {
         let mut response = Response::new(Body::from(e.to_string()));

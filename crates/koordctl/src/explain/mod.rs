@@ -195,6 +195,7 @@ impl SelectedCluster {
     }
 }
 
+/// Explains a pod by the scheduler's response, hints from API objects, or its own status.
 async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),

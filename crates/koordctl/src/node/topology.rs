@@ -44,6 +44,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Formats the NUMA nodes of a machine, with allocated resources if the kubelet lists them.
 fn render(machine: &Machine, listed: Result<&PodResourcesSnapshot, &ListError>) -> String {
     let mut out = String::new();
     let zones = listed.iter().flat_map(|listed| &listed.zones.zones);

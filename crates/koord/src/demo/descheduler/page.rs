@@ -259,6 +259,7 @@ fn line(samples: &[Sample], node: usize, x: impl Fn(f64) -> f64) -> String {
     path
 }
 
+/// Appends the table of the loads before and after.
 fn spreads(page: &mut Page, outcome: &DeschedulerOutcome) {
     page.text("h2", "Before and after");
     page.table("table", |page| {

@@ -43,6 +43,7 @@ struct Bar {
 }
 
 impl Bar {
+    /// Appends the bar on a scale that ends at `top`.
     fn html(&self, page: &mut Page, top: f64) {
         let percent = |value: f64| (value / top.max(f64::MIN_POSITIVE) * 100.0).clamp(0.0, 100.0);
         page.element("div class=\"track\"", |page| {

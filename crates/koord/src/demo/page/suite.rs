@@ -149,6 +149,7 @@ fn overlaps(scenario: &ScenarioResult, phase: Phase) -> bool {
     }
 }
 
+/// Appends the section of a scenario.
 fn section(page: &mut Page, scenario: &ScenarioResult, suite: &Suite) {
     let name = escape(&scenario.name);
     page.element(&format!("section id=\"{name}\""), |page| {
@@ -243,6 +244,7 @@ fn cpu(page: &mut Page, scenario: &ScenarioResult, cpus: usize) {
     });
 }
 
+/// Appends the writes of koordlet in a run.
 fn writes(page: &mut Page, result: &PhaseResult, run: &PhaseRun) {
     const SHOWN: usize = 100;
     let name = result.name.name();
@@ -276,6 +278,7 @@ fn writes(page: &mut Page, result: &PhaseResult, run: &PhaseRun) {
     });
 }
 
+/// Appends the table of all runs of a scenario.
 fn runs(page: &mut Page, scenario: &ScenarioResult) {
     page.table("table", |page| {
         write!(

@@ -85,6 +85,7 @@ pub(super) fn html(outcome: &TopologyOutcome) -> String {
     })
 }
 
+/// Appends the section of a chain.
 fn section(page: &mut Page, outcome: &TopologyOutcome, watched: &ChainResult, top: u64) {
     page.element("h2", |page| {
         page.text("code", watched.chain.name());

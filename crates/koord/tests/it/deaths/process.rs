@@ -54,6 +54,7 @@ pub(super) struct Process {
 }
 
 impl Tap {
+    /// Passes a request to the server, and kills the process with the intended write.
     async fn pass(self: Arc<Self>, request: Request<Body>) -> Response {
         if self.wire.is_cut() {
             return std::future::pending().await;

@@ -70,6 +70,7 @@ async fn holder(client: &Client) -> Option<String> {
     lease?.spec?.holder_identity
 }
 
+/// Returns the configuration of the descheduler.
 fn descheduler() -> Value {
     json!({
         "apiVersion": "descheduler/v1alpha2",
@@ -201,6 +202,7 @@ impl DeathsCluster {
         cluster
     }
 
+    /// Places the workloads on the first nodes until these are hot, and opens the others.
     async fn fill(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
         let late: Vec<_> = nodes.keys().skip(HOT).cloned().collect();
         let close = async |closed: bool| {

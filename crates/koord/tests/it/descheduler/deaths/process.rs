@@ -150,6 +150,7 @@ struct Tap {
 }
 
 impl Tap {
+    /// Passes a request to the server, and kills the process with the intended write.
     async fn pass(self: Arc<Self>, request: Request<Body>) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         if self.wire.is_cut() {
