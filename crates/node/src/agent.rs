@@ -3,7 +3,7 @@
 use crate::command::HostFacts;
 use crate::container;
 use crate::context::{MARK, Shared};
-use crate::cri::{self, Runtimed};
+use crate::cri::{self, CriRunner};
 use crate::groups::{GroupError, Groups};
 use crate::http;
 use crate::lifecycle::Backoff;
@@ -75,10 +75,10 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     let owner = std::path::absolute(&options.data_dir).unwrap_or_else(|_| options.data_dir.clone());
     let owner = owner.display().to_string();
     clear_runtimes(&options, &owner, &state, &left).await;
-    clean_leftovers(&root, &groups, &state, &left).await;
+    remove_orphans(&root, &groups, &state, &left).await;
     let mut machine = Machine::read(&root, &options.data_dir)?;
     if let Some(runtime) = &options.runtime {
-        groups.shared_with_a_runtime();
+        groups.share_with_runtime();
         machine.info.container_runtime_version = runtime.version();
     }
     let milli = machine
@@ -112,8 +112,8 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     };
     let path = std::env::var("PATH").unwrap_or_default();
     let runner: Arc<dyn Runner> = match options.runtime.clone() {
-        Some(runtime) => Arc::new(Runtimed::new(runtime, owner, machine.memory)),
-        None => Arc::new(container::Processes),
+        Some(runtime) => Arc::new(CriRunner::new(runtime, owner, machine.memory)),
+        None => Arc::new(container::ProcessRunner),
     };
     let shared = Arc::new(Shared {
         spawner: Spawner::start(root.clone())?,
@@ -138,7 +138,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         },
         views,
         table: Table::default(),
-        places: Arc::default(),
+        registry: Arc::default(),
         backoff: Backoff {
             base: options.backoff_base,
             max: options.backoff_max,
@@ -147,7 +147,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         options,
     });
     if let Some(execs) = &shared.options.execs {
-        execs.attach(&shared.places);
+        execs.attach(&shared.registry);
     }
     let mut services = JoinSet::new();
     if let Some(listener) = listener {
@@ -299,7 +299,7 @@ async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left:
 }
 
 /// Ends processes and removes groups that an earlier run of this node left behind.
-async fn clean_leftovers(root: &Root, groups: &Groups, state: &StateFile, left: &State) {
+async fn remove_orphans(root: &Root, groups: &Groups, state: &StateFile, left: &State) {
     for (uid, pod) in &left.pods {
         for process in pod.processes.values() {
             match koord_host::process::kill_if_same(root, process.pid, process.start_ticks) {
@@ -474,11 +474,11 @@ async fn dispatch(shared: &Arc<Shared>, runner: &Arc<dyn Runner>, ctx: &Context)
             change = informer.changes.recv() => match change {
                 Some(Change::Applied { old, new }) => {
                     if let Some(old) = old.filter(|old| old.metadata.uid != new.metadata.uid) {
-                        pods.gone(&old);
+                        pods.remove(&old);
                     }
                     pods.apply(new);
                 }
-                Some(Change::Deleted(pod)) => pods.gone(&pod),
+                Some(Change::Deleted(pod)) => pods.remove(&pod),
                 Some(Change::Synced) => {
                     let pods = informer.store.list();
                     let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
@@ -486,7 +486,7 @@ async fn dispatch(shared: &Arc<Shared>, runner: &Arc<dyn Runner>, ctx: &Context)
                 }
                 None => break,
             },
-            Some(ended) = pods.tasks.join_next() => pods.ended(ended),
+            Some(ended) = pods.tasks.join_next() => pods.finish_task(ended),
         }
     }
     for (_, inbox) in pods.inboxes.values() {
@@ -494,7 +494,7 @@ async fn dispatch(shared: &Arc<Shared>, runner: &Arc<dyn Runner>, ctx: &Context)
         let _ = inbox.send(Command::Stop);
     }
     while let Some(ended) = pods.tasks.join_next().await {
-        pods.ended(ended);
+        pods.finish_task(ended);
     }
 }
 
@@ -522,10 +522,10 @@ impl Pods {
                 uid
             });
         }
-        self.weigh();
+        self.update_burstable_shares();
     }
 
-    fn gone(&mut self, pod: &Pod) {
+    fn remove(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         if let Some((_, inbox)) = self.inboxes.get(uid) {
             // A task that has just ended needs no command.
@@ -533,11 +533,11 @@ impl Pods {
         }
     }
 
-    fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+    fn finish_task(&mut self, ended: Result<String, tokio::task::JoinError>) {
         match ended {
             Ok(uid) => {
                 self.inboxes.remove(&uid);
-                self.weigh();
+                self.update_burstable_shares();
             }
             Err(error) => tracing::error!(%error, "the task of a pod failed"),
         }
@@ -562,7 +562,7 @@ impl Pods {
     }
 
     /// Sets the weight of the burstable class to the sum of its pods' requests.
-    fn weigh(&self) {
+    fn update_burstable_shares(&self) {
         let Some(groups) = &self.shared.groups else {
             return;
         };

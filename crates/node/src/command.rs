@@ -1,6 +1,6 @@
 //! The command of a container: program, arguments, environment, directory, user.
 
-use crate::container_request::{Asked, Unstartable};
+use crate::container_request::{ProcessSpec, Unstartable};
 use crate::security::{Rights, Security};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, SecurityContext};
 use std::collections::BTreeMap;
@@ -31,12 +31,12 @@ pub struct HostFacts {
 }
 
 /// Returns the request of `container` of `pod`. `env` holds the variables that precede its own.
-pub(crate) fn asked(
+pub(crate) fn process_spec(
     pod: &Pod,
     container: &Container,
     host: &HostFacts,
     env: Vec<(String, String)>,
-) -> Result<Asked, Unstartable> {
+) -> Result<ProcessSpec, Unstartable> {
     let env = environment(pod, container, host, env)?;
     let lookup: BTreeMap<&str, &str> = env
         .iter()
@@ -84,7 +84,7 @@ pub(crate) fn asked(
         .as_ref()
         .filter(|dir| !dir.is_empty())
         .map(PathBuf::from);
-    Ok(Asked {
+    Ok(ProcessSpec {
         command,
         args,
         env,
@@ -95,7 +95,7 @@ pub(crate) fn asked(
     })
 }
 
-impl Asked {
+impl ProcessSpec {
     /// Rejects root if the container must not run as root; `root` is true if its default user is root.
     pub(crate) fn check_user(&self, container: &str, root: bool) -> Result<(), Unstartable> {
         if self.not_root && self.uid.map_or(root, |uid| uid == 0) {
@@ -126,21 +126,21 @@ pub fn invocation(
         ),
         ("HOME".to_owned(), "/".to_owned()),
     ];
-    let asked = asked(pod, container, host, env)?;
-    let mut argv = asked.command.clone();
+    let process = process_spec(pod, container, host, env)?;
+    let mut argv = process.command.clone();
     if argv.first().is_none_or(String::is_empty) {
         return Err(Unstartable::NoCommand {
             container: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
         });
     }
-    asked.check_user(&container.name, host.rights.uid == 0)?;
-    let security = host.rights.resolve(pod, container, &asked)?;
-    argv.extend(asked.args);
+    process.check_user(&container.name, host.rights.uid == 0)?;
+    let security = host.rights.resolve(pod, container, &process)?;
+    argv.extend(process.args);
     Ok(Invocation {
         argv,
-        env: asked.env,
-        dir: asked.dir.or_else(|| Some(PathBuf::from("/"))),
+        env: process.env,
+        dir: process.dir.or_else(|| Some(PathBuf::from("/"))),
         security,
     })
 }

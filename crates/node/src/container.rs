@@ -1,13 +1,13 @@
 //! Containers as processes of this machine.
 
 use crate::command::{self, Invocation};
+use crate::container_registry::RunningContainer;
 use crate::context::{MARK, Shared};
 use crate::exec;
 use crate::logs::pump;
 use crate::pidfd;
-use crate::places::Live;
 use crate::pod::Amounts;
-use crate::runner::{Exited, Failure, Runner, Started, Wanted};
+use crate::runner::{ContainerSpec, Exited, Failure, Runner, Started};
 use crate::session::{ExecOptions, Session};
 use crate::state::Process;
 use futures::FutureExt;
@@ -31,10 +31,10 @@ const SCHEME: &str = "koord";
 
 /// Runs containers as processes of this machine.
 #[derive(Debug)]
-pub(crate) struct Processes;
+pub(crate) struct ProcessRunner;
 
 /// A running container.
-struct Running {
+struct ProcessContainer {
     shared: Arc<Shared>,
     /// The pod's uid.
     uid: String,
@@ -46,9 +46,9 @@ struct Running {
     invocation: Invocation,
 }
 
-impl fmt::Debug for Running {
+impl fmt::Debug for ProcessContainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running")
+        f.debug_struct("ProcessContainer")
             .field("id", &self.id)
             .field("pid", &self.pid)
             .finish_non_exhaustive()
@@ -64,7 +64,7 @@ pub(crate) fn new_id() -> String {
     id
 }
 
-impl Runner for Processes {
+impl Runner for ProcessRunner {
     fn scheme(&self) -> &str {
         SCHEME
     }
@@ -72,15 +72,15 @@ impl Runner for Processes {
     fn start<'a>(
         &'a self,
         shared: &'a Arc<Shared>,
-        wanted: Wanted<'a>,
+        spec: ContainerSpec<'a>,
     ) -> BoxFuture<'a, Result<Started, Failure>> {
-        start(shared, wanted).boxed()
+        start(shared, spec).boxed()
     }
 }
 
 /// Starts a container in its own group below the pod's, with its output going to its log.
-async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Failure> {
-    let Wanted { pod, container, .. } = wanted;
+async fn start(shared: &Arc<Shared>, spec: ContainerSpec<'_>) -> Result<Started, Failure> {
+    let ContainerSpec { pod, container, .. } = spec;
     let invocation = command::invocation(pod, container, &shared.host)
         .map_err(|error| Failure::Never(error.reason().to_owned(), error.to_string()))?;
     let id = new_id();
@@ -88,8 +88,8 @@ async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Fail
         id: id.clone(),
         message,
     };
-    let key = wanted.log_key();
-    let attempt = wanted.attempt;
+    let key = spec.log_key();
+    let attempt = spec.attempt;
     let (size, files) = (shared.options.log_max_size, shared.options.log_max_files);
     let log = shared
         .logs
@@ -98,7 +98,7 @@ async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Fail
     shared.logs.prune(&key, attempt, 2);
     let mut group = None;
     let mut entrances = Vec::new();
-    if let (Some(groups), Some(parent)) = (&shared.groups, wanted.group) {
+    if let (Some(groups), Some(parent)) = (&shared.groups, spec.group) {
         let settings = Amounts::of(container)
             .map_err(|error| fail(error.to_string()))?
             .settings();
@@ -160,7 +160,7 @@ async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Fail
         }
     }
     drop(log);
-    let live = Arc::new(Running {
+    let live = Arc::new(ProcessContainer {
         shared: shared.clone(),
         uid: key.uid,
         id: id.clone(),
@@ -168,12 +168,12 @@ async fn start(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Fail
         group: group.clone(),
         invocation,
     });
-    let exit = wait(shared.clone(), id, group, spawned, pumps).boxed();
+    let exit = wait_for_exit(shared.clone(), id, group, spawned, pumps).boxed();
     let ip = None;
     Ok(Started { live, exit, ip })
 }
 
-async fn wait(
+async fn wait_for_exit(
     shared: Arc<Shared>,
     id: String,
     group: Option<CgroupPath>,
@@ -243,7 +243,7 @@ async fn reap(mut spawned: Spawned) -> Result<Exit, koord_host::HostError> {
     }
 }
 
-impl Live for Running {
+impl RunningContainer for ProcessContainer {
     fn id(&self) -> &str {
         &self.id
     }
@@ -278,12 +278,12 @@ impl Live for Running {
     }
 
     fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>> {
-        let place = exec::Place {
+        let target = exec::ExecTarget {
             id: &self.id,
             group: self.group.as_ref(),
             invocation: &self.invocation,
         };
-        async move { exec::spawn(&self.shared, place, options).await }.boxed()
+        async move { exec::spawn(&self.shared, target, options).await }.boxed()
     }
 }
 

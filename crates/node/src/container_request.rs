@@ -41,7 +41,7 @@ impl Unstartable {
 
 /// A container's request, independent of the runner.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct ProcessSpec {
     /// Replaces the image's entry point, if not empty.
     pub(crate) command: Vec<String>,
     pub(crate) args: Vec<String>,

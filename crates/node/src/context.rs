@@ -1,11 +1,11 @@
 //! State shared by the tasks of the node.
 
 use crate::command::HostFacts;
+use crate::container_registry::ContainerRegistry;
 use crate::groups::Groups;
 use crate::lifecycle::Backoff;
 use crate::logs::Logs;
 use crate::options::Options;
-use crate::places::Places;
 use crate::security::Views;
 use crate::state::StateFile;
 use crate::table::Table;
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) host: HostFacts,
     pub(crate) table: Table,
     /// The only strong reference, so that [`Execs`](crate::Execs) ends with it.
-    pub(crate) places: Arc<Places>,
+    pub(crate) registry: Arc<ContainerRegistry>,
     /// Views of the machine's files for containers.
     pub(crate) views: Views,
     pub(crate) backoff: Backoff,

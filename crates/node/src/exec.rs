@@ -1,9 +1,9 @@
 //! Commands inside running containers: for `kubectl exec` and for probes.
 
 use crate::command::Invocation;
+use crate::container_registry::RunningContainer;
 use crate::context::{MARK, Shared};
 use crate::pidfd;
-use crate::places::Live;
 use crate::session::{Ending, ExecOptions, Session, Terminal, WAITING};
 use bytes::Bytes;
 use koord_host::CgroupPath;
@@ -23,7 +23,7 @@ const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
 /// The container process that a command runs in: its id, group and invocation.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct ExecTarget<'a> {
     pub(crate) id: &'a str,
     pub(crate) group: Option<&'a CgroupPath>,
     pub(crate) invocation: &'a Invocation,
@@ -32,27 +32,27 @@ pub(crate) struct Place<'a> {
 /// Starts a command in the group and environment of a container that is a process.
 pub(crate) async fn spawn(
     shared: &Arc<Shared>,
-    place: Place<'_>,
+    target: ExecTarget<'_>,
     options: ExecOptions,
 ) -> Result<Session, String> {
-    let mut words = options.command.iter().map(OsString::from);
-    let invocation = place.invocation;
+    let mut arguments = options.command.iter().map(OsString::from);
+    let invocation = target.invocation;
     let mut env: Vec<(OsString, OsString)> = invocation
         .env
         .iter()
         .map(|(name, value)| (name.into(), value.into()))
-        .chain([(MARK.into(), OsString::from(place.id))])
+        .chain([(MARK.into(), OsString::from(target.id))])
         .collect();
     if options.tty && !invocation.env.iter().any(|(name, _)| name == "TERM") {
         env.push(("TERM".into(), "xterm".into()));
     }
-    let entrances = match (&shared.groups, place.group) {
+    let entrances = match (&shared.groups, target.group) {
         (Some(groups), Some(group)) => groups.entrances(group),
         _ => Vec::new(),
     };
     let spawn = Spawn {
-        program: words.next().ok_or("no command was given")?,
-        args: words.collect(),
+        program: arguments.next().ok_or("no command was given")?,
+        args: arguments.collect(),
         env,
         dir: invocation.dir.clone(),
         cgroups: entrances,
@@ -73,20 +73,20 @@ pub(crate) async fn spawn(
     let mut stdin = None;
     let mut terminal = None;
     let mut readers = Vec::new();
-    if let Some(ours) = spawned.terminal.take() {
+    if let Some(master) = spawned.terminal.take() {
         let failed = |error: std::io::Error| format!("terminal: {error}");
         readers.push(reader(
-            ours.try_clone().map_err(failed)?,
+            master.try_clone().map_err(failed)?,
             false,
             pieces.clone(),
         ));
         if options.stdin {
-            stdin = Some(writer(ours.try_clone().map_err(failed)?, true));
+            stdin = Some(writer(master.try_clone().map_err(failed)?, true));
         }
-        terminal = Some(Terminal(Arc::new(ours)));
+        terminal = Some(Terminal(Arc::new(master)));
     }
-    if let Some(theirs) = spawned.stdin.take() {
-        stdin = Some(writer(theirs, false));
+    if let Some(pipe) = spawned.stdin.take() {
+        stdin = Some(writer(pipe, false));
     }
     for (stream, is_error) in [
         (spawned.stdout.take(), false),
@@ -96,8 +96,8 @@ pub(crate) async fn spawn(
     }
     drop(pieces);
     let killed = CancellationToken::new();
-    let (tell, code) = oneshot::channel();
-    tokio::spawn(watch(spawned, readers, killed.clone(), tell));
+    let (sender, code) = oneshot::channel();
+    tokio::spawn(watch(spawned, readers, killed.clone(), sender));
     Ok(Session {
         stdin,
         output,
@@ -114,7 +114,7 @@ async fn watch(
     mut spawned: Spawned,
     readers: Vec<tokio::task::AbortHandle>,
     killed: CancellationToken,
-    tell: oneshot::Sender<Result<i32, String>>,
+    sender: oneshot::Sender<Result<i32, String>>,
 ) {
     let pid = spawned.pid;
     let exit = loop {
@@ -145,7 +145,7 @@ async fn watch(
         }
     };
     // Without a receiver the client is gone.
-    let _ = tell.send(exit.map(Exit::code));
+    let _ = sender.send(exit.map(Exit::code));
     // Processes that the command left behind may hold its output open forever.
     tokio::time::sleep(OUTPUT_GRACE).await;
     for reader in readers {
@@ -206,7 +206,7 @@ fn writer(stream: OwnedFd, is_terminal: bool) -> mpsc::Sender<Bytes> {
 /// # Errors
 /// A sentence, when it cannot be started or its exit status is unknown.
 pub(crate) async fn run(
-    live: &dyn Live,
+    live: &dyn RunningContainer,
     command: Vec<String>,
     time: Duration,
     most: usize,
@@ -217,13 +217,13 @@ pub(crate) async fn run(
     };
     let mut session = live.exec(options).await?;
     let work = async {
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         while let Some((_, piece)) = session.output.recv().await {
-            let room = most.saturating_sub(said.len()).min(piece.len());
-            said.extend_from_slice(piece.get(..room).unwrap_or_default());
+            let free = most.saturating_sub(output.len()).min(piece.len());
+            output.extend_from_slice(piece.get(..free).unwrap_or_default());
         }
         let code = session.exit.wait().await?;
-        Ok((code, String::from_utf8_lossy(&said).into_owned()))
+        Ok((code, String::from_utf8_lossy(&output).into_owned()))
     };
     match tokio::time::timeout(time, work).await {
         Ok(done) => done.map(Some),

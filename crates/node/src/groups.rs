@@ -60,7 +60,7 @@ impl Groups {
 
     /// Uses every controller, because a container runtime creates groups below those of pods in every
     /// hierarchy.
-    pub(crate) fn shared_with_a_runtime(&mut self) {
+    pub(crate) fn share_with_runtime(&mut self) {
         self.controllers = &Controller::ALL;
     }
 

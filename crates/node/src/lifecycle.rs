@@ -126,7 +126,13 @@ impl Record {
     }
 
     /// Records that something the container needs was not available at `now`.
-    pub fn lacks(&mut self, reason: &str, message: String, backoff: &Backoff, now: Timestamp) {
+    pub fn wait_for_dependency(
+        &mut self,
+        reason: &str,
+        message: String,
+        backoff: &Backoff,
+        now: Timestamp,
+    ) {
         let times = self.wanting.map_or(1, |(times, _)| times.saturating_add(1));
         let pause = backoff.pause(times.saturating_add(1));
         self.wanting = Some((times, after(now, pause)));
@@ -210,13 +216,13 @@ pub struct Step {
     /// Time of the next decision if no event comes before.
     pub wake_at: Option<Timestamp>,
     /// The outcome, once nothing runs and nothing will be started.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<PodOutcome>,
 }
 
 /// Final outcome of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the two terminal phases")]
-pub enum Outcome {
+pub enum PodOutcome {
     Succeeded,
     Failed,
 }
@@ -255,7 +261,7 @@ pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: T
             .ended()
             .is_some_and(|ended| !retry.restarts(ended.exit_code))
         {
-            step.outcome = Some(Outcome::Failed);
+            step.outcome = Some(PodOutcome::Failed);
         }
         return step;
     }
@@ -276,9 +282,9 @@ pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: T
     if main().next().is_some() && main().all(|(_, record)| done(record)) {
         let well = main().all(|(_, record)| record.succeeded());
         step.outcome = Some(if well {
-            Outcome::Succeeded
+            PodOutcome::Succeeded
         } else {
-            Outcome::Failed
+            PodOutcome::Failed
         });
     }
     step
@@ -398,10 +404,10 @@ mod tests {
             (Always, fresh(), 0, start(0)),
             (Always, running(), 0, Step::default()),
             (Always, ended(0, 5), 1, start(0)),
-            (OnFailure, ended(0, 5), 1, over(Outcome::Succeeded)),
+            (OnFailure, ended(0, 5), 1, over(PodOutcome::Succeeded)),
             (OnFailure, ended(1, 5), 1, start(0)),
-            (Never, ended(0, 5), 1, over(Outcome::Succeeded)),
-            (Never, ended(137, 5), 1, over(Outcome::Failed)),
+            (Never, ended(0, 5), 1, over(PodOutcome::Succeeded)),
+            (Never, ended(137, 5), 1, over(PodOutcome::Failed)),
             (
                 Always,
                 ended(1, 5),
@@ -434,7 +440,7 @@ mod tests {
         );
         let records = [main_with(ended(0, 1), 1), main_with(ended(2, 1), 1)];
         let found = step(RestartPolicy::Never, &records, &BACKOFF, at(2));
-        assert_eq!(found.outcome, Some(Outcome::Failed));
+        assert_eq!(found.outcome, Some(PodOutcome::Failed));
     }
 
     #[test]
@@ -462,7 +468,7 @@ mod tests {
         assert_eq!(go(&records, Always).start, [2]);
         let records = [init_with(ended(1, 1), false), main.clone()];
         assert_eq!(go(&records, Always).start, [0]);
-        assert_eq!(go(&records, Never).outcome, Some(Outcome::Failed));
+        assert_eq!(go(&records, Never).outcome, Some(PodOutcome::Failed));
         let records = [init_with(running(), true), main.clone()];
         assert_eq!(go(&records, Always).start, [1]);
         let records = [init_with(fresh(), true), main];
@@ -474,7 +480,7 @@ mod tests {
         let mut record = main_with(ended(1, 5), 1);
         let policy = RestartPolicy::Always;
         for (now, pause) in [(10, 10), (20, 20), (40, 40)] {
-            record.lacks("ErrImagePull", String::new(), &BACKOFF, at(now));
+            record.wait_for_dependency("ErrImagePull", String::new(), &BACKOFF, at(now));
             let found = step(policy, &[record.clone()], &BACKOFF, at(now));
             assert_eq!(found.backing_off, [(0, Duration::from_secs(pause))]);
             let due = now + i64::try_from(pause).unwrap();

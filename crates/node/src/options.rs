@@ -1,7 +1,7 @@
 //! Options of the node.
 
+use crate::container_registry::Execs;
 use crate::logs::Logs;
-use crate::places::Execs;
 use crate::runtime::Runtime;
 use k8s_openapi::api::core::v1::Taint;
 use koord_host::{CgroupPath, Root};

@@ -4,8 +4,8 @@
 //! A container with a readiness probe is not ready until that succeeds. Failing liveness, or startup, ends
 //! the container; its restart policy decides what follows.
 
+use crate::container_registry::RunningContainer;
 use crate::exec;
-use crate::places::Live;
 use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::fmt;
@@ -22,13 +22,13 @@ const SHOWN: usize = 10 << 10;
 /// Kind of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "Kubernetes' own names")]
-pub enum Kind {
+pub enum ProbeKind {
     Startup,
     Liveness,
     Readiness,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProbeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Startup => "startup",
@@ -62,7 +62,7 @@ pub enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Kind of the probe.
-    pub kind: Kind,
+    pub kind: ProbeKind,
     /// Check that it runs.
     pub action: Action,
     /// Delay after the container's start.
@@ -83,9 +83,9 @@ pub struct Spec {
 #[must_use]
 pub fn specs(container: &Container, ip: &str) -> (Vec<Spec>, Vec<String>) {
     let given = [
-        (Kind::Startup, &container.startup_probe),
-        (Kind::Liveness, &container.liveness_probe),
-        (Kind::Readiness, &container.readiness_probe),
+        (ProbeKind::Startup, &container.startup_probe),
+        (ProbeKind::Liveness, &container.liveness_probe),
+        (ProbeKind::Readiness, &container.readiness_probe),
     ];
     let (mut specs, mut refused) = (Vec::new(), Vec::new());
     for (kind, probe) in given {
@@ -98,7 +98,7 @@ pub fn specs(container: &Container, ip: &str) -> (Vec<Spec>, Vec<String>) {
     (specs, refused)
 }
 
-fn spec(kind: Kind, probe: &Probe, container: &Container, ip: &str) -> Result<Spec, String> {
+fn spec(kind: ProbeKind, probe: &Probe, container: &Container, ip: &str) -> Result<Spec, String> {
     let seconds = |value: Option<i32>, default: u64| {
         let given = value.and_then(|value| u64::try_from(value).ok());
         Duration::from_secs(given.filter(|value| *value > 0).unwrap_or(default))
@@ -204,12 +204,12 @@ fn address(
 
 /// Number of consecutive equal results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Run {
+pub struct ResultStreak {
     good: bool,
     length: u32,
 }
 
-impl Run {
+impl ResultStreak {
     /// Records a result; `Some` when there have been enough equal ones in a row.
     pub fn note(&mut self, good: bool, spec: &Spec) -> Option<bool> {
         if self.good != good {
@@ -224,57 +224,59 @@ impl Run {
 
 /// A result of a container's probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum ProbeResult {
     /// The startup probe has succeeded.
     Started,
     /// The container is ready, or no longer.
     Ready(bool),
     /// One check failed.
-    Unhealthy(Kind, String),
+    Unhealthy(ProbeKind, String),
     /// The container must be ended, with this grace period if it differs from the pod's.
-    Dead(Kind, Option<Duration>),
+    Dead(ProbeKind, Option<Duration>),
 }
 
 /// Runs the probes of one start of a container and sends the results with the container's id to `to`, until
 /// that is closed.
 pub(crate) async fn watch(
-    live: Arc<dyn Live>,
+    live: Arc<dyn RunningContainer>,
     specs: Vec<Spec>,
-    to: mpsc::UnboundedSender<(String, Said)>,
+    to: mpsc::UnboundedSender<(String, ProbeResult)>,
 ) {
     let begun = Instant::now();
-    let asker = Asker { live, to };
+    let prober = Prober { live, to };
     let (startup, others): (Vec<_>, Vec<_>) = specs
         .into_iter()
-        .partition(|spec| spec.kind == Kind::Startup);
+        .partition(|spec| spec.kind == ProbeKind::Startup);
     for spec in startup {
-        if !asker.until_started(&spec, begun).await {
+        if !prober.wait_for_startup(&spec, begun).await {
             return;
         }
     }
-    let loops = others.iter().map(|spec| asker.keep_asking(spec, begun));
+    let loops = others
+        .iter()
+        .map(|spec| prober.run_periodically(spec, begun));
     futures::future::join_all(loops).await;
 }
 
-struct Asker {
-    live: Arc<dyn Live>,
-    to: mpsc::UnboundedSender<(String, Said)>,
+struct Prober {
+    live: Arc<dyn RunningContainer>,
+    to: mpsc::UnboundedSender<(String, ProbeResult)>,
 }
 
-impl Asker {
+impl Prober {
     /// Sends a result. Returns false if the receiver is closed.
-    fn tell(&self, said: Said) -> bool {
-        self.to.send((self.live.id().to_owned(), said)).is_ok()
+    fn send(&self, result: ProbeResult) -> bool {
+        self.to.send((self.live.id().to_owned(), result)).is_ok()
     }
 
-    async fn until_started(&self, spec: &Spec, begun: Instant) -> bool {
-        let mut run = Run::default();
+    async fn wait_for_startup(&self, spec: &Spec, begun: Instant) -> bool {
+        let mut streak = ResultStreak::default();
         sleep_until(begun + spec.delay).await;
         loop {
-            match self.ask(spec, &mut run).await {
-                Some(true) => return self.tell(Said::Started),
+            match self.check(spec, &mut streak).await {
+                Some(true) => return self.send(ProbeResult::Started),
                 Some(false) => {
-                    self.tell(Said::Dead(spec.kind, spec.grace));
+                    self.send(ProbeResult::Dead(spec.kind, spec.grace));
                     return false;
                 }
                 None if self.to.is_closed() => return false,
@@ -283,25 +285,25 @@ impl Asker {
         }
     }
 
-    async fn keep_asking(&self, spec: &Spec, begun: Instant) {
-        let mut run = Run::default();
+    async fn run_periodically(&self, spec: &Spec, begun: Instant) {
+        let mut streak = ResultStreak::default();
         let mut was = None;
         sleep_until(begun + spec.delay).await;
         while !self.to.is_closed() {
-            let now = self.ask(spec, &mut run).await;
-            if spec.kind == Kind::Liveness && now == Some(false) {
-                self.tell(Said::Dead(spec.kind, spec.grace));
+            let now = self.check(spec, &mut streak).await;
+            if spec.kind == ProbeKind::Liveness && now == Some(false) {
+                self.send(ProbeResult::Dead(spec.kind, spec.grace));
                 return;
             }
-            if spec.kind == Kind::Readiness && now.is_some() && now != was {
+            if spec.kind == ProbeKind::Readiness && now.is_some() && now != was {
                 was = now;
-                self.tell(Said::Ready(now == Some(true)));
+                self.send(ProbeResult::Ready(now == Some(true)));
             }
             sleep(spec.period).await;
         }
     }
 
-    async fn ask(&self, spec: &Spec, run: &mut Run) -> Option<bool> {
+    async fn check(&self, spec: &Spec, streak: &mut ResultStreak) -> Option<bool> {
         let answer = match &spec.action {
             Action::Exec(command) => self.exec(command, spec.timeout).await,
             Action::Tcp(address) => {
@@ -323,9 +325,9 @@ impl Asker {
         };
         let good = answer.is_ok();
         if let Err(why) = answer {
-            self.tell(Said::Unhealthy(spec.kind, why));
+            self.send(ProbeResult::Unhealthy(spec.kind, why));
         }
-        run.note(good, spec)
+        streak.note(good, spec)
     }
 
     async fn exec(&self, command: &[String], time: Duration) -> Result<(), String> {
@@ -381,7 +383,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn of(probe: &Value) -> Result<Spec, String> {
+    fn spec_of(probe: &Value) -> Result<Spec, String> {
         let container = serde_json::from_value(json!({
             "name": "c", "ports": [{"name": "web", "containerPort": 8080}],
             "livenessProbe": probe,
@@ -393,7 +395,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_api() {
-        let spec = of(&json!({"tcpSocket": {"port": 80}})).unwrap();
+        let spec = spec_of(&json!({"tcpSocket": {"port": 80}})).unwrap();
         let seconds = Duration::from_secs;
         assert_eq!(spec.action, Action::Tcp("10.0.0.1:80".to_owned()));
         assert_eq!(
@@ -401,7 +403,7 @@ mod tests {
             (seconds(0), seconds(10), seconds(1))
         );
         assert_eq!((spec.success, spec.failure, spec.grace), (1, 3, None));
-        let spec = of(&json!({
+        let spec = spec_of(&json!({
             "exec": {"command": ["true"]}, "initialDelaySeconds": 5, "periodSeconds": 2,
             "timeoutSeconds": 3, "failureThreshold": 7, "terminationGracePeriodSeconds": 4,
         }))
@@ -416,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_get_is_for_the_pod_unless_it_names_a_host() {
-        let http = |get: Value| of(&json!({ "httpGet": get })).unwrap().action;
+        let http = |get: Value| spec_of(&json!({ "httpGet": get })).unwrap().action;
         let expected = |address: &str, host: &str, path: &str| Action::Http {
             address: address.to_owned(),
             host: host.to_owned(),
@@ -453,7 +455,7 @@ mod tests {
             (json!({"exec": {}}), "exec.command: is empty"),
             (json!({}), "asks for nothing"),
         ] {
-            let why = of(&probe).unwrap_err();
+            let why = spec_of(&probe).unwrap_err();
             assert!(
                 why.starts_with("liveness probe is not run: ") && why.contains(says),
                 "{why}"
@@ -463,13 +465,19 @@ mod tests {
 
     #[test]
     fn only_answers_in_a_row_count() {
-        let mut spec = of(&json!({"tcpSocket": {"port": 80}})).unwrap();
+        let mut spec = spec_of(&json!({"tcpSocket": {"port": 80}})).unwrap();
         spec.success = 2;
-        let mut run = Run::default();
+        let mut streak = ResultStreak::default();
         let answers = [false, false, true, false, false, false, true, true, true];
-        let said: Vec<_> = answers.iter().map(|good| run.note(*good, &spec)).collect();
+        let results: Vec<_> = answers
+            .iter()
+            .map(|good| streak.note(*good, &spec))
+            .collect();
         let (bad, good) = (Some(false), Some(true));
-        assert_eq!(said, [None, None, None, None, None, bad, None, good, good]);
+        assert_eq!(
+            results,
+            [None, None, None, None, None, bad, None, good, good]
+        );
     }
 
     #[tokio::test]

@@ -52,7 +52,7 @@ impl Publisher {
     }
 
     /// Sets the desired state; repeats are ignored.
-    pub(crate) fn want(&self, desired: Desired) {
+    pub(crate) fn publish(&self, desired: Desired) {
         self.wish.send_if_modified(|wish| {
             let new = wish.as_ref() != Some(&desired);
             if new {

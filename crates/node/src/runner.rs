@@ -1,10 +1,10 @@
 //! Interface between pods and what runs their containers. [`container`](crate::container) starts processes of
 //! this machine, [`cri`](crate::cri) uses a container runtime.
 
+use crate::container_registry::RunningContainer;
 use crate::context::Shared;
 use crate::lifecycle::Ended;
 use crate::logs::LogKey;
-use crate::places::Live;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
@@ -34,7 +34,7 @@ pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
     fn start<'a>(
         &'a self,
         shared: &'a Arc<Shared>,
-        wanted: Wanted<'a>,
+        spec: ContainerSpec<'a>,
     ) -> BoxFuture<'a, Result<Started, Failure>>;
 
     /// Removes the remaining resources of a pod without containers.
@@ -46,7 +46,7 @@ pub(crate) trait Runner: std::fmt::Debug + Send + Sync {
 
 /// A container to start.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ContainerSpec<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) container: &'a Container,
     /// The pod's group, if there is one.
@@ -57,7 +57,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) image: &'a str,
 }
 
-impl Wanted<'_> {
+impl ContainerSpec<'_> {
     /// Returns the key of its log.
     pub(crate) fn log_key(&self) -> LogKey {
         let meta = &self.pod.metadata;
@@ -72,7 +72,7 @@ impl Wanted<'_> {
 
 /// A started container, and the future of its end.
 pub(crate) struct Started {
-    pub(crate) live: Arc<dyn Live>,
+    pub(crate) live: Arc<dyn RunningContainer>,
     /// Resolves when the container has ended and all its output is in the log.
     pub(crate) exit: BoxFuture<'static, Exited>,
     /// The pod's address, when it is not the node's.
@@ -111,7 +111,7 @@ pub(crate) struct Exited {
 
 impl Exited {
     /// Converts the result into the record of the container's end.
-    pub(crate) fn ended(self, started_at: Timestamp, finished_at: Timestamp) -> Ended {
+    pub(crate) fn into_ended(self, started_at: Timestamp, finished_at: Timestamp) -> Ended {
         Ended {
             exit_code: self.code,
             signal: self.signal,

@@ -13,9 +13,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 /// Timeout of a request to the runtime, as in the kubelet.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Timeout of the requests at connect.
-const FIRST: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An error that prevents the use of a container runtime.
 #[derive(Debug, thiserror::Error)]
@@ -82,20 +82,24 @@ impl Runtime {
         };
         let mut client = runtime.runtime();
         let request = cri::VersionRequest::default();
-        let version = ask(FIRST, client.version(request)).await;
+        let version = call_with_timeout(CONNECT_TIMEOUT, client.version(request)).await;
         let version = version.map_err(|status| runtime.not_cri(&status))?;
         if version.runtime_name.is_empty() {
             return Err(runtime.not_cri(&Status::unknown("it has no name")));
         }
         (runtime.name, runtime.version) = (version.runtime_name, version.runtime_version);
-        let status = ask(FIRST, client.status(cri::StatusRequest::default())).await;
+        let status = call_with_timeout(
+            CONNECT_TIMEOUT,
+            client.status(cri::StatusRequest::default()),
+        )
+        .await;
         let status = status.map_err(|status| runtime.not_cri(&status))?;
         let conditions = status.status.map(|status| status.conditions);
         let mut conditions = conditions.into_iter().flatten();
         runtime.network = conditions.any(|one| one.r#type == "NetworkReady" && one.status);
         // Runtimes older than this request return an error.
-        let config = ask(
-            FIRST,
+        let config = call_with_timeout(
+            CONNECT_TIMEOUT,
             client.runtime_config(cri::RuntimeConfigRequest::default()),
         )
         .await;
@@ -109,7 +113,7 @@ impl Runtime {
     fn not_cri(&self, status: &Status) -> RuntimeError {
         RuntimeError::NotCri {
             endpoint: self.endpoint.clone(),
-            reason: said(status),
+            reason: status_text(status),
         }
     }
 
@@ -171,7 +175,7 @@ fn socket(endpoint: &str) -> Result<PathBuf, RuntimeError> {
 }
 
 /// Runs a call with a timeout.
-pub(crate) fn ask<'a, T: 'a>(
+pub(crate) fn call_with_timeout<'a, T: 'a>(
     limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, Status>> + Send + 'a,
 ) -> BoxFuture<'a, Result<T, Status>> {
@@ -188,7 +192,7 @@ pub(crate) fn ask<'a, T: 'a>(
 }
 
 /// Returns the text of a status for users: its message, or the meaning of its code.
-pub(crate) fn said(status: &Status) -> String {
+pub(crate) fn status_text(status: &Status) -> String {
     let source = std::error::Error::source(status).map(ToString::to_string);
     match (status.message(), source) {
         ("", None) => status.code().description().to_owned(),

@@ -3,7 +3,7 @@
 //! Unless it requests more, a container has no capabilities, gains none by the programs that it runs, and
 //! sees the machine's files read-only except for temporary ones, without the node's data directory.
 
-use crate::container_request::{Asked, Unstartable};
+use crate::container_request::{ProcessSpec, Unstartable};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SecurityContext};
 use koord_host::process::Spawn;
 use koord_host::{Capabilities, MountNamespace};
@@ -128,7 +128,7 @@ impl Rights {
         &self,
         pod: &Pod,
         container: &Container,
-        asked: &Asked,
+        process: &ProcessSpec,
     ) -> Result<Security, Unstartable> {
         let refuse = |field: &str, reason: String| Unstartable::Unsupported {
             container: container.name.clone(),
@@ -155,10 +155,10 @@ impl Rights {
         }
         let is_root = self.uid == 0;
         let needs_root = |field: &str| refuse(field, "this node does not run as root".to_owned());
-        if !is_root && asked.uid.is_some_and(|uid| uid != self.uid) {
+        if !is_root && process.uid.is_some_and(|uid| uid != self.uid) {
             return Err(needs_root("runAsUser"));
         }
-        if !is_root && asked.gid.is_some() {
+        if !is_root && process.gid.is_some() {
             return Err(needs_root("runAsGroup"));
         }
         let mut groups = Vec::new();
@@ -188,7 +188,7 @@ impl Rights {
         }
         let mighty = privileged || self.trusted;
         let capabilities = self.capabilities(own, mighty, is_root, &refuse)?;
-        let uid = asked.uid.unwrap_or(self.uid);
+        let uid = process.uid.unwrap_or(self.uid);
         let files = match (own.read_only_root_filesystem, &self.unguarded) {
             (Some(true), Some(why)) => {
                 let reason = format!("files cannot be made read-only here: {why}");
@@ -210,9 +210,11 @@ impl Rights {
         // Like the kubelet: full rights include privilege escalation.
         let escalates = own.allow_privilege_escalation.unwrap_or(mighty);
         Ok(Security {
-            uid: asked.uid,
+            uid: process.uid,
             // Group 0 has rights on the machine's files.
-            gid: asked.gid.or(asked.uid.filter(|uid| *uid != 0 && is_root)),
+            gid: process
+                .gid
+                .or(process.uid.filter(|uid| *uid != 0 && is_root)),
             groups: is_root.then_some(groups),
             capabilities,
             no_new_privileges: !escalates,
@@ -228,10 +230,10 @@ impl Rights {
         is_root: bool,
         refuse: &dyn Fn(&str, String) -> Unstartable,
     ) -> Result<Option<Capabilities>, Unstartable> {
-        let asked = own.capabilities.as_ref();
+        let requested = own.capabilities.as_ref();
         let list = |names: Option<&Vec<String>>| names.cloned().unwrap_or_default();
-        let add = list(asked.and_then(|asked| asked.add.as_ref()));
-        let drop = list(asked.and_then(|asked| asked.drop.as_ref()));
+        let add = list(requested.and_then(|requested| requested.add.as_ref()));
+        let drop = list(requested.and_then(|requested| requested.drop.as_ref()));
         // In Kubernetes these fields have no effect on a privileged container.
         if own.privileged == Some(true) || mighty && add.is_empty() && drop.is_empty() {
             return Ok(None);

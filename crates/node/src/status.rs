@@ -1,6 +1,6 @@
 //! Computes the `status` of a pod from the records of its containers.
 
-use crate::lifecycle::{Ended, Outcome, Record, State};
+use crate::lifecycle::{Ended, PodOutcome, Record, State};
 use crate::pod::qos_of;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -14,8 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 pub struct Facts<'a> {
     /// The containers, init containers first.
     pub records: &'a [Record],
-    /// Outcome of the pod once it is over.
-    pub outcome: Option<Outcome>,
+    /// PodOutcome of the pod once it is over.
+    pub outcome: Option<PodOutcome>,
     /// Reason and message of the status of a pod that this node rejected or gave up.
     pub refused: Option<(&'a str, &'a str)>,
     /// Address of the node.
@@ -74,8 +74,8 @@ fn phase(facts: &Facts<'_>) -> &'static str {
         return "Failed";
     }
     match facts.outcome {
-        Some(Outcome::Succeeded) => return "Succeeded",
-        Some(Outcome::Failed) => return "Failed",
+        Some(PodOutcome::Succeeded) => return "Succeeded",
+        Some(PodOutcome::Failed) => return "Failed",
         None => {}
     }
     // Running once every main container was started at least once.
@@ -331,7 +331,7 @@ mod tests {
         [make("i", true, i), make("a", false, a), make("b", false, b)]
     }
 
-    fn status(pod: &Pod, records: &[Record], outcome: Option<Outcome>) -> PodStatus {
+    fn status(pod: &Pod, records: &[Record], outcome: Option<PodOutcome>) -> PodStatus {
         let facts = Facts {
             scheme: "koord",
             pod_ip: "10.0.0.1",
@@ -406,7 +406,7 @@ mod tests {
                 done(0),
                 done(0),
                 done(0),
-                Some(Outcome::Succeeded),
+                Some(PodOutcome::Succeeded),
                 "Succeeded",
                 "True",
                 "False",
@@ -415,7 +415,7 @@ mod tests {
                 done(0),
                 done(1),
                 done(0),
-                Some(Outcome::Failed),
+                Some(PodOutcome::Failed),
                 "Failed",
                 "True",
                 "False",

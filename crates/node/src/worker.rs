@@ -1,14 +1,14 @@
 //! One task per pod: starts its containers, watches them, reports to the API, and stops them.
 
 use crate::container;
+use crate::container_registry::{RunningContainer, registry_key};
 use crate::context::Shared;
 use crate::groups::GroupError;
-use crate::lifecycle::{self, Ended, Outcome, Record, RestartPolicy, State};
-use crate::places::{Live, key_of};
+use crate::lifecycle::{self, Ended, PodOutcome, Record, RestartPolicy, State};
 use crate::pod::{self, GroupSettings, qos_of};
-use crate::probe::{self, Kind, Said};
+use crate::probe::{self, ProbeKind, ProbeResult};
 use crate::publish::{Desired, Publisher};
-use crate::runner::{Exited, Failure, Runner, Wanted};
+use crate::runner::{ContainerSpec, Exited, Failure, Runner};
 use crate::status::{self, Facts};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -44,10 +44,10 @@ const MAX_GRACE: Duration = Duration::from_secs(366 * 24 * 3600);
 type Exits = FuturesUnordered<futures::future::BoxFuture<'static, Exited>>;
 
 /// A running container.
-struct Running {
+struct WorkerContainer {
     /// Index of its record.
     index: usize,
-    live: Arc<dyn Live>,
+    live: Arc<dyn RunningContainer>,
     /// Stops its probes on drop.
     _probes: Option<AbortOnDrop>,
 }
@@ -67,24 +67,24 @@ pub(crate) struct Worker {
     runner: Arc<dyn Runner>,
     pod: Arc<Pod>,
     records: Vec<Record>,
-    running: Vec<Running>,
+    running: Vec<WorkerContainer>,
     exits: Exits,
     group: Option<CgroupPath>,
-    outcome: Option<Outcome>,
+    outcome: Option<PodOutcome>,
     refused: Option<(String, String)>,
     /// The pod's address, when it is not the node's.
     ip: Option<String>,
     started: Timestamp,
     publisher: Publisher,
     /// Results of the containers' probes.
-    said: mpsc::UnboundedReceiver<(String, Said)>,
-    to_say: mpsc::UnboundedSender<(String, Said)>,
+    probe_results: mpsc::UnboundedReceiver<(String, ProbeResult)>,
+    probe_sender: mpsc::UnboundedSender<(String, ProbeResult)>,
     /// Containers that a probe ends, with the time at which they are killed.
     doomed: Vec<(Instant, String)>,
 }
 
 /// Reason for which the task goes from running to stopping.
-enum Why {
+enum StopReason {
     /// The pod has a deletion timestamp.
     Deleted,
     /// The pod was removed from the API.
@@ -108,12 +108,12 @@ impl Worker {
             .as_ref()
             .and_then(|status| status.phase.as_deref())
         {
-            Some("Succeeded") => Some(Outcome::Succeeded),
-            Some("Failed") => Some(Outcome::Failed),
+            Some("Succeeded") => Some(PodOutcome::Succeeded),
+            Some("Failed") => Some(PodOutcome::Failed),
             _ => None,
         };
         let publisher = Publisher::start(&shared, &pod);
-        let (to_say, said) = mpsc::unbounded_channel();
+        let (probe_sender, probe_results) = mpsc::unbounded_channel();
         Self {
             shared,
             runner,
@@ -127,8 +127,8 @@ impl Worker {
             ip: None,
             started: now,
             publisher,
-            said,
-            to_say,
+            probe_results,
+            probe_sender,
             doomed: Vec::new(),
         }
     }
@@ -137,23 +137,23 @@ impl Worker {
     pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         let why = self.serve(&mut commands).await;
         match why {
-            Why::Stop => {
+            StopReason::Stop => {
                 // The status in the API stays "running": at the next start the containers run again.
                 self.stop(STOP_GRACE.min(self.grace()), None).await;
             }
-            Why::Gone => {
+            StopReason::Gone => {
                 self.stop(Duration::ZERO, None).await;
-                self.forget();
+                self.remove_local_data();
             }
-            Why::Deleted => {
+            StopReason::Deleted => {
                 let mut gone = self.stop(self.grace(), Some(&mut commands)).await;
                 if !gone {
                     self.settle();
                     self.publish(true);
-                    gone = self.until_gone(&mut commands).await;
+                    gone = self.wait_until_removed(&mut commands).await;
                 }
                 if gone {
-                    self.forget();
+                    self.remove_local_data();
                 }
             }
         }
@@ -161,10 +161,10 @@ impl Worker {
     }
 
     /// Runs the pod until it must be stopped, and returns the reason.
-    async fn serve(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Why {
+    async fn serve(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> StopReason {
         loop {
             if self.pod.metadata.deletion_timestamp.is_some() {
-                return Why::Deleted;
+                return StopReason::Deleted;
             }
             let mut wake = None;
             if self.outcome.is_none() && self.refused.is_none() {
@@ -199,11 +199,11 @@ impl Worker {
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Update(pod)) => self.pod = pod,
-                    Some(Command::Gone) => return Why::Gone,
-                    Some(Command::Stop) | None => return Why::Stop,
+                    Some(Command::Gone) => return StopReason::Gone,
+                    Some(Command::Stop) | None => return StopReason::Stop,
                 },
-                Some(exited) = self.exits.next() => self.ended(exited).await,
-                Some((id, said)) = self.said.recv() => self.hear(&id, said),
+                Some(exited) = self.exits.next() => self.record_exit(exited).await,
+                Some((id, result)) = self.probe_results.recv() => self.handle_probe_result(&id, result),
                 () = at(doom) => self.kill_doomed(),
                 () = at(wake) => {}
             }
@@ -295,7 +295,7 @@ impl Worker {
         &mut self,
         container: &Container,
         commands: &mut mpsc::UnboundedReceiver<Command>,
-    ) -> Result<Result<String, Failure>, Why> {
+    ) -> Result<Result<String, Failure>, StopReason> {
         let (shared, runner) = (self.shared.clone(), self.runner.clone());
         let mut pod = self.pod.clone();
         let asked = pod.clone();
@@ -312,11 +312,11 @@ impl Worker {
                         pod = new;
                         if pod.metadata.deletion_timestamp.is_some() {
                             self.pod = pod;
-                            return Err(Why::Deleted);
+                            return Err(StopReason::Deleted);
                         }
                     }
-                    Some(Command::Gone) => return Err(Why::Gone),
-                    Some(Command::Stop) | None => return Err(Why::Stop),
+                    Some(Command::Gone) => return Err(StopReason::Gone),
+                    Some(Command::Stop) | None => return Err(StopReason::Stop),
                 },
             }
         }
@@ -328,7 +328,7 @@ impl Worker {
         &mut self,
         index: usize,
         commands: &mut mpsc::UnboundedReceiver<Command>,
-    ) -> Option<Why> {
+    ) -> Option<StopReason> {
         let container = self.container(index)?;
         if let Some(record) = self.records.get_mut(index)
             && let State::Terminated(ended) = &record.state
@@ -349,7 +349,7 @@ impl Worker {
         let settings = match pod::pod_settings(&self.pod) {
             Ok(settings) => settings,
             Err(error) => {
-                self.hopeless(index, "CreateContainerConfigError", error.to_string());
+                self.fail_permanently(index, "CreateContainerConfigError", error.to_string());
                 return None;
             }
         };
@@ -359,15 +359,15 @@ impl Worker {
             self.start_failed(index, &container, Failure::Start { id, message });
             return None;
         }
-        let wanted = Wanted {
+        let spec = ContainerSpec {
             pod: &self.pod,
             container: &container,
             group: self.group.as_ref(),
             attempt,
             image: &image,
         };
-        let key = key_of(&wanted.log_key());
-        let begun = self.runner.start(&self.shared, wanted).await;
+        let key = registry_key(&spec.log_key());
+        let begun = self.runner.start(&self.shared, spec).await;
         let now = self.shared.clock.now();
         if let Some(record) = self.records.get_mut(index)
             && !matches!(begun, Err(Failure::Later(..)))
@@ -392,9 +392,9 @@ impl Worker {
                 }
                 self.ip = started.ip.or(self.ip.take());
                 let live = started.live;
-                self.shared.places.put(key, &live);
+                self.shared.registry.put(key, &live);
                 let probes = self.start_probes(index, &container, live.clone());
-                self.running.push(Running {
+                self.running.push(WorkerContainer {
                     index,
                     live,
                     _probes: probes,
@@ -411,7 +411,7 @@ impl Worker {
         &mut self,
         index: usize,
         container: &Container,
-        live: Arc<dyn Live>,
+        live: Arc<dyn RunningContainer>,
     ) -> Option<AbortOnDrop> {
         let (specs, refused) = probe::specs(container, self.ip());
         for why in refused {
@@ -420,18 +420,18 @@ impl Worker {
         }
         let has = |kind| specs.iter().any(|spec| spec.kind == kind);
         if let Some(record) = self.records.get_mut(index) {
-            record.started = !has(Kind::Startup);
-            record.ready = !has(Kind::Readiness);
+            record.started = !has(ProbeKind::Startup);
+            record.ready = !has(ProbeKind::Readiness);
         }
         if specs.is_empty() {
             return None;
         }
-        let watch = probe::watch(live, specs, self.to_say.clone());
+        let watch = probe::watch(live, specs, self.probe_sender.clone());
         Some(AbortOnDrop(tokio::spawn(watch).abort_handle()))
     }
 
     /// Handles a probe result of the container `id`.
-    fn hear(&mut self, id: &str, said: Said) {
+    fn handle_probe_result(&mut self, id: &str, result: ProbeResult) {
         let Some(running) = self.running.iter().find(|running| running.live.id() == id) else {
             return;
         };
@@ -439,16 +439,16 @@ impl Worker {
         let Some(record) = self.records.get_mut(running.index) else {
             return;
         };
-        match said {
-            Said::Started => record.started = true,
-            Said::Ready(ready) => record.ready = ready,
-            Said::Unhealthy(kind, why) => {
+        match result {
+            ProbeResult::Started => record.started = true,
+            ProbeResult::Ready(ready) => record.ready = ready,
+            ProbeResult::Unhealthy(kind, why) => {
                 let kind = kind.to_string();
                 let (first, rest) = kind.split_at(1);
                 let text = format!("{}{rest} probe failed: {why}", first.to_uppercase());
                 self.event(Severity::Warning, "Unhealthy", text);
             }
-            Said::Dead(kind, grace) => {
+            ProbeResult::Dead(kind, grace) => {
                 record.ready = false;
                 let name = &record.name;
                 let text = format!("Container {name} failed {kind} probe, will be restarted");
@@ -477,11 +477,11 @@ impl Worker {
     fn start_failed(&mut self, index: usize, container: &Container, failure: Failure) {
         let now = self.shared.clock.now();
         let (id, text) = match failure {
-            Failure::Never(reason, text) => return self.hopeless(index, &reason, text),
+            Failure::Never(reason, text) => return self.fail_permanently(index, &reason, text),
             Failure::Later(reason, text) => {
                 self.event(Severity::Warning, "Failed", text.clone());
                 if let Some(record) = self.records.get_mut(index) {
-                    record.lacks(&reason, text, &self.shared.backoff, now);
+                    record.wait_for_dependency(&reason, text, &self.shared.backoff, now);
                 }
                 return;
             }
@@ -503,7 +503,7 @@ impl Worker {
         }
     }
 
-    fn hopeless(&mut self, index: usize, reason: &str, message: String) {
+    fn fail_permanently(&mut self, index: usize, reason: &str, message: String) {
         self.event(Severity::Warning, reason, message.clone());
         if let Some(record) = self.records.get_mut(index) {
             record.hopeless = true;
@@ -527,7 +527,7 @@ impl Worker {
     }
 
     /// Records the end of a container.
-    async fn ended(&mut self, exited: Exited) {
+    async fn record_exit(&mut self, exited: Exited) {
         let position = self
             .running
             .iter()
@@ -535,7 +535,7 @@ impl Worker {
         let Some(running) = position.map(|position| self.running.swap_remove(position)) else {
             return;
         };
-        self.shared.places.remove(running.live.id());
+        self.shared.registry.remove(running.live.id());
         running.live.clean().await;
         let now = self.shared.clock.now();
         let Some(record) = self.records.get_mut(running.index) else {
@@ -547,7 +547,7 @@ impl Worker {
         };
         let ran = Duration::try_from(now.duration_since(started_at)).unwrap_or(Duration::ZERO);
         record.failures = self.shared.backoff.count(record.failures, ran);
-        let ended = exited.ended(started_at, now);
+        let ended = exited.into_ended(started_at, now);
         tracing::info!(pod = ?self.pod.metadata.name, container = %record.name,
             exit_code = ended.exit_code, reason = %ended.reason, "container ended");
         record.state = State::Terminated(ended);
@@ -583,7 +583,7 @@ impl Worker {
                 }
             };
             tokio::select! {
-                Some(exited) = self.exits.next() => self.ended(exited).await,
+                Some(exited) = self.exits.next() => self.record_exit(exited).await,
                 () = hurry.cancelled(), if deadline > Instant::now() => deadline = Instant::now(),
                 () = tokio::time::sleep_until(deadline), if !killed => {
                     killed = true;
@@ -628,9 +628,9 @@ impl Worker {
             let mut main = self.records.iter().filter(|record| !record.init);
             let well = main.all(Record::succeeded);
             self.outcome = Some(if well {
-                Outcome::Succeeded
+                PodOutcome::Succeeded
             } else {
-                Outcome::Failed
+                PodOutcome::Failed
             });
         }
     }
@@ -652,11 +652,14 @@ impl Worker {
         };
         let status = status::pod_status(&self.pod, &facts);
         self.shared.table.put(&self.pod, &status);
-        self.publisher.want(Desired { status, delete });
+        self.publisher.publish(Desired { status, delete });
     }
 
     /// Waits until the API has removed the pod; `false` when the node stops first.
-    async fn until_gone(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> bool {
+    async fn wait_until_removed(
+        &mut self,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+    ) -> bool {
         let shutdown = self.shared.shutdown.clone();
         loop {
             tokio::select! {
@@ -670,7 +673,7 @@ impl Worker {
         }
     }
 
-    fn forget(&self) {
+    fn remove_local_data(&self) {
         let (name, namespace) = self.names();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         self.shared.logs.remove(&namespace, &name, uid);

@@ -2,7 +2,7 @@
 
 use crate::context::Shared;
 use crate::runner::Failure;
-use crate::runtime::{PATIENCE, Runtime, ask, said};
+use crate::runtime::{CALL_TIMEOUT, Runtime, call_with_timeout, status_text};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_kube::events::{Severity, reference};
 use koord_rpc::cri;
@@ -37,17 +37,17 @@ fn policy(container: &Container) -> Policy {
 
 impl Runtime {
     /// Returns the runtime's status of an image; `None` if the image is not present.
-    pub(super) async fn known(&self, image: &str) -> Result<Option<cri::Image>, Status> {
+    pub(super) async fn image_status(&self, image: &str) -> Result<Option<cri::Image>, Status> {
         let request = cri::ImageStatusRequest {
             image: Some(spec(image)),
             verbose: false,
         };
-        let answer = ask(PATIENCE, self.images().image_status(request)).await?;
+        let answer = call_with_timeout(CALL_TIMEOUT, self.images().image_status(request)).await?;
         Ok(answer.image)
     }
 
     /// Ensures that the image of a container is present, by its pull policy, and returns the image id.
-    pub(super) async fn have(
+    pub(super) async fn ensure_image(
         &self,
         shared: &Shared,
         pod: &Pod,
@@ -60,10 +60,10 @@ impl Runtime {
             return Err(Failure::Never("InvalidImageName".to_owned(), text));
         }
         let broken = |status: Status| {
-            let text = format!("image {image:?}: {}", said(&status));
+            let text = format!("image {image:?}: {}", status_text(&status));
             later("ImageInspectError", text)
         };
-        let known = self.known(image).await.map_err(broken)?;
+        let known = self.image_status(image).await.map_err(broken)?;
         match (policy(container), known) {
             (Policy::Never, None) => {
                 let text =
@@ -85,11 +85,11 @@ impl Runtime {
         // Without a timeout: deletion of the pod interrupts it.
         let pulled = self.images().pull_image(request).await;
         let pulled = pulled.map_err(|status| {
-            let text = format!("Failed to pull image {image:?}: {}", said(&status));
+            let text = format!("Failed to pull image {image:?}: {}", status_text(&status));
             later("ErrImagePull", text)
         })?;
         event("Pulled", format!("Successfully pulled image {image:?}"));
-        let known = self.known(image).await.map_err(broken)?;
+        let known = self.image_status(image).await.map_err(broken)?;
         Ok(known.map_or(pulled.into_inner().image_ref, |image| image.id))
     }
 }

@@ -10,4 +10,4 @@ mod image;
 mod request;
 mod run;
 
-pub(crate) use run::{Runtimed, clear};
+pub(crate) use run::{CriRunner, clear};

@@ -1,6 +1,6 @@
 //! CRI requests built from a pod. Names and rules are the kubelet's.
 
-use crate::container_request::Asked;
+use crate::container_request::ProcessSpec;
 use crate::pod::{Amounts, Qos, qos_of};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use koord_rpc::cri;
@@ -45,7 +45,7 @@ const READ_ONLY: [&str; 5] = [
 
 /// Inputs of the requests in addition to the pod.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct RequestContext<'a> {
     /// Value of [`OWNER`].
     pub(crate) owner: &'a str,
     /// The pod's group, absolute; empty for the runtime's own.
@@ -115,15 +115,15 @@ fn id(value: i64) -> cri::Int64Value {
 }
 
 /// Returns the sandbox configuration of a pod.
-pub(crate) fn sandbox(pod: &Pod, attempt: u32, around: &Surroundings<'_>) -> cri::PodSandboxConfig {
+pub(crate) fn sandbox(pod: &Pod, attempt: u32, ctx: &RequestContext<'_>) -> cri::PodSandboxConfig {
     let (meta, none) = (&pod.metadata, PodSpec::default());
     let spec = pod.spec.as_ref().unwrap_or(&none);
     // Sandboxes are found and removed by these labels, so a pod's own labels must not replace them.
     let mut all_labels = meta.labels.clone().unwrap_or_default();
-    all_labels.extend(labels(pod, around.owner));
+    all_labels.extend(labels(pod, ctx.owner));
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.insert("kubernetes.io/config.source".into(), "api".into());
-    let options = namespaces(spec, around.network);
+    let options = namespaces(spec, ctx.network);
     // A pod on the host's network has the host's name.
     let hostname = match options.network == cri::NamespaceMode::Node as i32 {
         true => String::new(),
@@ -163,11 +163,11 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, around: &Surroundings<'_>) -> cri
             attempt,
         }),
         hostname,
-        log_directory: around.logs.to_owned(),
+        log_directory: ctx.logs.to_owned(),
         labels: all_labels,
         annotations,
         linux: Some(cri::LinuxPodSandboxConfig {
-            cgroup_parent: around.group.to_owned(),
+            cgroup_parent: ctx.group.to_owned(),
             security_context: Some(security),
             sysctls: sysctls
                 .into_iter()
@@ -191,11 +191,11 @@ fn supplemental(spec: &PodSpec) -> Vec<i64> {
 pub(crate) fn container(
     pod: &Pod,
     container: &Container,
-    asked: Asked,
+    process: ProcessSpec,
     amounts: &Amounts,
     image: &str,
     attempt: u32,
-    around: &Surroundings<'_>,
+    ctx: &RequestContext<'_>,
 ) -> cri::ContainerConfig {
     let none = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&none);
@@ -205,10 +205,10 @@ pub(crate) fn container(
         cpu_quota: settings.quota.unwrap_or(0),
         cpu_shares: settings.shares,
         memory_limit_in_bytes: settings.memory_limit.unwrap_or(0),
-        oom_score_adj: oom_score_adj(pod, amounts.memory_request, around.memory),
+        oom_score_adj: oom_score_adj(pod, amounts.memory_request, ctx.memory),
         ..cri::LinuxContainerResources::default()
     };
-    let mut labels = labels(pod, around.owner);
+    let mut labels = labels(pod, ctx.owner);
     labels.insert(CONTAINER_NAME.into(), container.name.clone());
     let owned = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect();
     let context = container.security_context.clone().unwrap_or_default();
@@ -222,10 +222,10 @@ pub(crate) fn container(
     let security = cri::LinuxContainerSecurityContext {
         capabilities,
         privileged,
-        namespace_options: Some(namespaces(spec, around.network)),
-        run_as_user: asked.uid.map(|uid| id(uid.into())),
+        namespace_options: Some(namespaces(spec, ctx.network)),
+        run_as_user: process.uid.map(|uid| id(uid.into())),
         // Runtimes reject a group without a user.
-        run_as_group: asked.uid.and(asked.gid).map(|gid| id(gid.into())),
+        run_as_group: process.uid.and(process.gid).map(|gid| id(gid.into())),
         readonly_rootfs: context.read_only_root_filesystem == Some(true),
         supplemental_groups: supplemental(spec),
         no_new_privs: context.allow_privilege_escalation == Some(false),
@@ -237,7 +237,7 @@ pub(crate) fn container(
         },
         ..cri::LinuxContainerSecurityContext::default()
     };
-    let env = asked.env.into_iter();
+    let env = process.env.into_iter();
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata {
             name: container.name.clone(),
@@ -248,9 +248,9 @@ pub(crate) fn container(
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..cri::ImageSpec::default()
         }),
-        command: asked.command,
-        args: asked.args,
-        working_dir: asked
+        command: process.command,
+        args: process.args,
+        working_dir: process
             .dir
             .map(|dir| dir.display().to_string())
             .unwrap_or_default(),
@@ -289,7 +289,7 @@ mod tests {
         .unwrap()
     }
 
-    const AROUND: Surroundings<'static> = Surroundings {
+    const CONTEXT: RequestContext<'static> = RequestContext {
         owner: "/data",
         group: "/kubepods/burstable/podu",
         network: false,
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn sandboxes_are_known_by_their_pod_and_share_what_the_pod_says() {
-        let config = sandbox(&pod(json!({"containers": []})), 2, &AROUND);
+        let config = sandbox(&pod(json!({"containers": []})), 2, &CONTEXT);
         let label = |key: &str| config.labels.get(key).map(String::as_str);
         assert_eq!(
             [POD_NAME, POD_NAMESPACE, POD_UID, OWNER, "app"].map(label),
@@ -333,7 +333,7 @@ mod tests {
         let lies = [(POD_UID, "other"), (OWNER, "/other"), ("app", "b")];
         let lies = lies.map(|(key, value)| (key.to_owned(), value.to_owned()));
         liar.metadata.labels = Some(lies.into());
-        let lied = sandbox(&liar, 2, &AROUND).labels;
+        let lied = sandbox(&liar, 2, &CONTEXT).labels;
         assert_eq!(
             [POD_UID, OWNER, "app"].map(|key| lied[key].as_str()),
             ["u", "/data", "b"]
@@ -351,15 +351,15 @@ mod tests {
         // The runtime has no network for pods: they use the host's, and its name.
         assert_eq!(modes(&config), (Node, Container, Pod));
         assert_eq!(config.hostname, "");
-        let around = Surroundings {
+        let ctx = RequestContext {
             network: true,
-            ..AROUND
+            ..CONTEXT
         };
-        let config = sandbox(&pod(json!({"containers": [], "hostPID": true})), 0, &around);
+        let config = sandbox(&pod(json!({"containers": [], "hostPID": true})), 0, &ctx);
         assert_eq!(modes(&config), (Pod, Node, Pod));
         assert_eq!(config.hostname, "p");
         let host = json!({"containers": [], "hostNetwork": true, "shareProcessNamespace": true});
-        assert_eq!(modes(&sandbox(&pod(host), 0, &around)), (Node, Pod, Pod));
+        assert_eq!(modes(&sandbox(&pod(host), 0, &ctx)), (Node, Pod, Pod));
     }
 
     #[test]
@@ -371,9 +371,18 @@ mod tests {
             "securityContext": {"runAsUser": 5, "capabilities": {"drop": ["ALL"]}},
         }]}));
         let container_of = &pod.spec.as_ref().unwrap().containers[0];
-        let asked = command::asked(&pod, container_of, &HostFacts::default(), Vec::new()).unwrap();
+        let process =
+            command::process_spec(&pod, container_of, &HostFacts::default(), Vec::new()).unwrap();
         let amounts = Amounts::of(container_of).unwrap();
-        let config = container(&pod, container_of, asked, &amounts, "sha256:1", 3, &AROUND);
+        let config = container(
+            &pod,
+            container_of,
+            process,
+            &amounts,
+            "sha256:1",
+            3,
+            &CONTEXT,
+        );
         assert!(config.command.is_empty());
         assert_eq!(
             (&*config.args, &*config.log_path),

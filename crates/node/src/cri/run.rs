@@ -1,13 +1,13 @@
 //! Sandboxes and containers: starts, watches, stops and removes them.
 
-use super::request::{self, OWNER, POD_UID, Surroundings};
+use super::request::{self, OWNER, POD_UID, RequestContext};
 use crate::command;
+use crate::container_registry::RunningContainer;
 use crate::context::Shared;
 use crate::logs::Tail;
-use crate::places::Live;
 use crate::pod::Amounts;
-use crate::runner::{Exited, Failure, Runner, Started, Wanted};
-use crate::runtime::{PATIENCE, Runtime, ask, is_gone, said};
+use crate::runner::{ContainerSpec, Exited, Failure, Runner, Started};
+use crate::runtime::{CALL_TIMEOUT, Runtime, call_with_timeout, is_gone, status_text};
 use crate::session::{ExecOptions, Session};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -23,34 +23,34 @@ use tokio::task::AbortHandle;
 use tonic::Status;
 
 /// Interval at which the runtime's containers are listed.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Delay between two attempts of a cleanup.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Maximum number of attempts, so that a runtime that is gone for good does not block the node forever.
 const ATTEMPTS: u32 = 20;
 
 /// Runs pods through a container runtime.
 #[derive(Debug)]
-pub(crate) struct Runtimed {
-    ours: Ours,
+pub(crate) struct CriRunner {
+    handle: RuntimeHandle,
     /// Bytes of the machine's memory.
     memory: i64,
     /// Sandboxes by the pod's uid.
     sandboxes: Mutex<FxHashMap<String, Sandbox>>,
     /// Ids of the running containers at the last check.
     running: watch::Receiver<FxHashSet<String>>,
-    looking: AbortHandle,
+    poll_task: AbortHandle,
 }
 
-impl Drop for Runtimed {
+impl Drop for CriRunner {
     fn drop(&mut self) {
-        self.looking.abort();
+        self.poll_task.abort();
     }
 }
 
 /// A runtime, and the owner label of the sandboxes that this node creates in it.
 #[derive(Debug, Clone)]
-struct Ours {
+struct RuntimeHandle {
     runtime: Runtime,
     owner: String,
 }
@@ -63,7 +63,7 @@ struct Sandbox {
     ip: Option<String>,
 }
 
-impl Ours {
+impl RuntimeHandle {
     /// Returns the ids of this node's sandboxes, or only of the pod with `uid` if it is set.
     async fn sandboxes(&self, uid: Option<&str>) -> Result<Vec<String>, Status> {
         let mut label_selector = BTreeMap::from([(OWNER.to_owned(), self.owner.clone())]);
@@ -74,7 +74,11 @@ impl Ours {
                 ..cri::PodSandboxFilter::default()
             }),
         };
-        let listed = ask(PATIENCE, self.runtime.runtime().list_pod_sandbox(request)).await?;
+        let listed = call_with_timeout(
+            CALL_TIMEOUT,
+            self.runtime.runtime().list_pod_sandbox(request),
+        )
+        .await?;
         Ok(listed.items.into_iter().map(|item| item.id).collect())
     }
 
@@ -89,9 +93,13 @@ impl Ours {
             let remove = cri::RemovePodSandboxRequest {
                 pod_sandbox_id: id.clone(),
             };
-            gone_is_well(ask(PATIENCE, client.stop_pod_sandbox(stop)).await.map(drop))?;
-            gone_is_well(
-                ask(PATIENCE, client.remove_pod_sandbox(remove))
+            ignore_not_found(
+                call_with_timeout(CALL_TIMEOUT, client.stop_pod_sandbox(stop))
+                    .await
+                    .map(drop),
+            )?;
+            ignore_not_found(
+                call_with_timeout(CALL_TIMEOUT, client.remove_pod_sandbox(remove))
                     .await
                     .map(drop),
             )?;
@@ -99,15 +107,18 @@ impl Ours {
         Ok(found.len())
     }
 
-    /// Like [`Ours::remove`], retried up to [`ATTEMPTS`] times after errors.
-    async fn remove_for_sure(&self, uid: Option<&str>) -> Result<usize, Status> {
+    /// Like [`RuntimeHandle::remove`], retried up to [`ATTEMPTS`] times after errors.
+    async fn remove_with_retry(&self, uid: Option<&str>) -> Result<usize, Status> {
         let mut attempts = 1;
         loop {
             match self.remove(uid).await {
                 Err(status) if attempts < ATTEMPTS => {
                     attempts += 1;
-                    tracing::warn!(error = said(&status), "sandboxes not removed; tried again");
-                    tokio::time::sleep(AGAIN).await;
+                    tracing::warn!(
+                        error = status_text(&status),
+                        "sandboxes not removed; tried again"
+                    );
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
                 settled => return settled,
             }
@@ -119,7 +130,11 @@ impl Ours {
             container_id: id.to_owned(),
             verbose: false,
         };
-        let answer = ask(PATIENCE, self.runtime.runtime().container_status(request)).await?;
+        let answer = call_with_timeout(
+            CALL_TIMEOUT,
+            self.runtime.runtime().container_status(request),
+        )
+        .await?;
         let none = || Status::internal("the runtime told no status of a container");
         answer.status.ok_or_else(none)
     }
@@ -131,15 +146,16 @@ impl Ours {
                 container_id: id.to_owned(),
                 timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
             };
-            let limit = PATIENCE.saturating_add(Duration::from_secs(seconds));
-            let stopped = ask(limit, self.runtime.runtime().stop_container(request)).await;
-            match gone_is_well(stopped.map(drop)) {
+            let limit = CALL_TIMEOUT.saturating_add(Duration::from_secs(seconds));
+            let stopped =
+                call_with_timeout(limit, self.runtime.runtime().stop_container(request)).await;
+            match ignore_not_found(stopped.map(drop)) {
                 Ok(()) => return,
                 Err(status) => {
-                    tracing::warn!(container = id, error = said(&status), "not stopped");
+                    tracing::warn!(container = id, error = status_text(&status), "not stopped");
                 }
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
@@ -147,19 +163,23 @@ impl Ours {
         let request = cri::RemoveContainerRequest {
             container_id: id.to_owned(),
         };
-        let removed = ask(PATIENCE, self.runtime.runtime().remove_container(request)).await;
+        let removed = call_with_timeout(
+            CALL_TIMEOUT,
+            self.runtime.runtime().remove_container(request),
+        )
+        .await;
         // It is removed with its sandbox at the latest.
-        if let Err(status) = gone_is_well(removed.map(drop)) {
+        if let Err(status) = ignore_not_found(removed.map(drop)) {
             tracing::warn!(
                 container = id,
-                error = said(&status),
+                error = status_text(&status),
                 "container not removed"
             );
         }
     }
 }
 
-fn gone_is_well(result: Result<(), Status>) -> Result<(), Status> {
+fn ignore_not_found(result: Result<(), Status>) -> Result<(), Status> {
     match result {
         Err(status) if is_gone(&status) => Ok(()),
         other => other,
@@ -168,27 +188,27 @@ fn gone_is_well(result: Result<(), Status>) -> Result<(), Status> {
 
 /// Stops and removes all sandboxes of the node with this data directory in a runtime. Returns their number.
 pub(crate) async fn clear(runtime: &Runtime, owner: &str) -> Result<usize, String> {
-    let ours = Ours {
+    let handle = RuntimeHandle {
         runtime: runtime.clone(),
         owner: owner.to_owned(),
     };
-    let removed = ours.remove_for_sure(None).await;
-    removed.map_err(|status| said(&status))
+    let removed = handle.remove_with_retry(None).await;
+    removed.map_err(|status| status_text(&status))
 }
 
-impl Runtimed {
+impl CriRunner {
     /// Creates a runner on `runtime`, for the node with the data directory `owner` on a machine with `memory`
     /// bytes of memory.
     pub(crate) fn new(runtime: Runtime, owner: String, memory: i64) -> Self {
-        let (seen, running) = watch::channel(FxHashSet::default());
-        let ours = Ours { runtime, owner };
-        let looking = tokio::spawn(look(ours.clone(), seen)).abort_handle();
+        let (sender, running) = watch::channel(FxHashSet::default());
+        let handle = RuntimeHandle { runtime, owner };
+        let poll_task = tokio::spawn(poll_running(handle.clone(), sender)).abort_handle();
         Self {
-            ours,
+            handle,
             memory,
             sandboxes: Mutex::default(),
             running,
-            looking,
+            poll_task,
         }
     }
 
@@ -197,7 +217,7 @@ impl Runtimed {
         &self,
         pod: &Pod,
         uid: &str,
-        around: &Surroundings<'_>,
+        ctx: &RequestContext<'_>,
     ) -> Result<Sandbox, Status> {
         let known = self.sandboxes.lock().get(uid).cloned();
         let mut attempt = 0;
@@ -214,14 +234,14 @@ impl Runtimed {
             let meta = known.config.metadata;
             attempt = meta.map_or(0, |meta| meta.attempt).saturating_add(1);
         }
-        self.ours.remove(Some(uid)).await?;
-        let config = request::sandbox(pod, attempt, around);
+        self.handle.remove(Some(uid)).await?;
+        let config = request::sandbox(pod, attempt, ctx);
         let request = cri::RunPodSandboxRequest {
             config: Some(config.clone()),
             runtime_handler: String::new(),
         };
-        let mut client = self.ours.runtime.runtime();
-        let id = ask(PATIENCE, client.run_pod_sandbox(request))
+        let mut client = self.handle.runtime.runtime();
+        let id = call_with_timeout(CALL_TIMEOUT, client.run_pod_sandbox(request))
             .await?
             .pod_sandbox_id;
         let network = self.sandbox_status(&id).await?.network;
@@ -240,104 +260,106 @@ impl Runtimed {
             pod_sandbox_id: id.to_owned(),
             verbose: false,
         };
-        let mut client = self.ours.runtime.runtime();
-        let status = ask(PATIENCE, client.pod_sandbox_status(request))
+        let mut client = self.handle.runtime.runtime();
+        let status = call_with_timeout(CALL_TIMEOUT, client.pod_sandbox_status(request))
             .await?
             .status;
         status.ok_or_else(|| Status::internal("the runtime told no status of a sandbox"))
     }
 
-    async fn begin(&self, shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<Started, Failure> {
+    async fn start_container(
+        &self,
+        shared: &Arc<Shared>,
+        spec: ContainerSpec<'_>,
+    ) -> Result<Started, Failure> {
         let never = |text: String| Failure::Never("CreateContainerConfigError".to_owned(), text);
         let later = |reason: &str, text| Failure::Later(reason.to_owned(), text);
-        let Wanted { pod, container, .. } = wanted;
-        let asked = command::asked(pod, container, &shared.host, Vec::new());
-        let asked = asked.map_err(|error| never(error.to_string()))?;
+        let ContainerSpec { pod, container, .. } = spec;
+        let process = command::process_spec(pod, container, &shared.host, Vec::new());
+        let process = process.map_err(|error| never(error.to_string()))?;
         let amounts = Amounts::of(container).map_err(|error| never(error.to_string()))?;
-        if asked.not_root && asked.uid.is_none() {
-            let known = self.ours.runtime.known(wanted.image).await;
-            let known = known.map_err(|status| later("ImageInspectError", said(&status)))?;
+        if process.not_root && process.uid.is_none() {
+            let known = self.handle.runtime.image_status(spec.image).await;
+            let known = known.map_err(|status| later("ImageInspectError", status_text(&status)))?;
             // A user name instead of a number may have uid 0, too; this is unlikely and not checked.
             let root = known.is_none_or(|image| match image.uid {
                 Some(uid) => uid.value == 0,
                 None => image.username.is_empty(),
             });
-            let allowed = asked.check_user(&container.name, root);
+            let allowed = process.check_user(&container.name, root);
             allowed.map_err(|error| never(error.to_string()))?;
         }
-        let key = wanted.log_key();
+        let key = spec.log_key();
         let file = |error: std::io::Error| later("CreateContainerError", format!("log: {error}"));
-        let tail = shared.logs.adopt(&key, wanted.attempt).map_err(file)?;
-        shared.logs.prune(&key, wanted.attempt, 2);
+        let tail = shared.logs.adopt(&key, spec.attempt).map_err(file)?;
+        shared.logs.prune(&key, spec.attempt, 2);
         let logs = tail
             .path()
             .ancestors()
             .nth(2)
             .map(|dir| dir.display().to_string());
-        let group = wanted.group.map(|group| format!("/{}", group.as_str()));
-        let around = Surroundings {
-            owner: &self.ours.owner,
+        let group = spec.group.map(|group| format!("/{}", group.as_str()));
+        let ctx = RequestContext {
+            owner: &self.handle.owner,
             group: group.as_deref().unwrap_or_default(),
-            network: self.ours.runtime.has_network(),
+            network: self.handle.runtime.has_network(),
             logs: logs.as_deref().unwrap_or_default(),
             memory: self.memory,
         };
-        let sandbox = self
-            .sandbox(pod, &key.uid, &around)
-            .await
-            .map_err(|status| {
-                let text = format!("Failed to create pod sandbox: {}", said(&status));
-                later("CreatePodSandboxError", text)
-            })?;
+        let sandbox = self.sandbox(pod, &key.uid, &ctx).await.map_err(|status| {
+            let text = format!("Failed to create pod sandbox: {}", status_text(&status));
+            later("CreatePodSandboxError", text)
+        })?;
         let config = request::container(
             pod,
             container,
-            asked,
+            process,
             &amounts,
-            wanted.image,
-            wanted.attempt,
-            &around,
+            spec.image,
+            spec.attempt,
+            &ctx,
         );
         let request = cri::CreateContainerRequest {
             pod_sandbox_id: sandbox.id,
             config: Some(config),
             sandbox_config: Some(sandbox.config),
         };
-        let mut client = self.ours.runtime.runtime();
-        let created = ask(PATIENCE, client.create_container(request)).await;
+        let mut client = self.handle.runtime.runtime();
+        let created = call_with_timeout(CALL_TIMEOUT, client.create_container(request)).await;
         let id = created
             .map_err(|status| {
-                let text = format!("container {}: {}", container.name, said(&status));
+                let text = format!("container {}: {}", container.name, status_text(&status));
                 later("CreateContainerError", text)
             })?
             .container_id;
         let request = cri::StartContainerRequest {
             container_id: id.clone(),
         };
-        if let Err(status) = ask(PATIENCE, client.start_container(request)).await {
-            self.ours.remove_container(&id).await;
-            let message = said(&status);
+        if let Err(status) = call_with_timeout(CALL_TIMEOUT, client.start_container(request)).await
+        {
+            self.handle.remove_container(&id).await;
+            let message = status_text(&status);
             return Err(Failure::Start { id, message });
         }
-        let exit = ended(
-            self.ours.clone(),
+        let exit = wait_for_exit(
+            self.handle.clone(),
             id.clone(),
             tail,
             self.running.clone(),
             (shared.options.log_max_size, shared.options.log_max_files),
         );
-        let ours = self.ours.clone();
+        let handle = self.handle.clone();
         Ok(Started {
-            live: Arc::new(Running { ours, id }),
+            live: Arc::new(CriContainer { handle, id }),
             exit: exit.boxed(),
             ip: sandbox.ip,
         })
     }
 }
 
-impl Runner for Runtimed {
+impl Runner for CriRunner {
     fn scheme(&self) -> &str {
-        self.ours.runtime.name()
+        self.handle.runtime.name()
     }
 
     fn image<'a>(
@@ -346,22 +368,25 @@ impl Runner for Runtimed {
         pod: &'a Pod,
         container: &'a Container,
     ) -> BoxFuture<'a, Result<String, Failure>> {
-        self.ours.runtime.have(shared, pod, container).boxed()
+        self.handle
+            .runtime
+            .ensure_image(shared, pod, container)
+            .boxed()
     }
 
     fn start<'a>(
         &'a self,
         shared: &'a Arc<Shared>,
-        wanted: Wanted<'a>,
+        spec: ContainerSpec<'a>,
     ) -> BoxFuture<'a, Result<Started, Failure>> {
-        self.begin(shared, wanted).boxed()
+        self.start_container(shared, spec).boxed()
     }
 
     fn end_pod<'a>(&'a self, _shared: &'a Shared, pod: &'a Pod) -> BoxFuture<'a, ()> {
         async {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            if let Err(status) = self.ours.remove_for_sure(Some(uid)).await {
-                let error = said(&status);
+            if let Err(status) = self.handle.remove_with_retry(Some(uid)).await {
+                let error = status_text(&status);
                 tracing::error!(pod = ?pod.metadata.name, error, "its sandbox is left behind");
             }
             self.sandboxes.lock().remove(uid);
@@ -371,12 +396,12 @@ impl Runner for Runtimed {
 }
 
 /// Publishes the set of running containers periodically.
-async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
+async fn poll_running(handle: RuntimeHandle, sender: watch::Sender<FxHashSet<String>>) {
     let mut told = false;
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         // A task that waits for a container's end holds a receiver in addition to the runner's own.
-        if seen.receiver_count() < 2 {
+        if sender.receiver_count() < 2 {
             continue;
         }
         let request = cri::ListContainersRequest {
@@ -384,22 +409,27 @@ async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
                 state: Some(cri::ContainerStateValue {
                     state: cri::ContainerState::ContainerRunning as i32,
                 }),
-                label_selector: BTreeMap::from([(OWNER.to_owned(), ours.owner.clone())]),
+                label_selector: BTreeMap::from([(OWNER.to_owned(), handle.owner.clone())]),
                 ..cri::ContainerFilter::default()
             }),
         };
-        match ask(PATIENCE, ours.runtime.runtime().list_containers(request)).await {
+        match call_with_timeout(
+            CALL_TIMEOUT,
+            handle.runtime.runtime().list_containers(request),
+        )
+        .await
+        {
             Ok(listed) => {
                 told = false;
                 let ids = listed.containers.into_iter().map(|container| container.id);
-                seen.send_replace(ids.collect());
+                sender.send_replace(ids.collect());
             }
             Err(status) => {
                 if !told {
-                    let endpoint = ours.runtime.endpoint();
+                    let endpoint = handle.runtime.endpoint();
                     tracing::warn!(
                         endpoint,
-                        error = said(&status),
+                        error = status_text(&status),
                         "the runtime does not answer"
                     );
                 }
@@ -410,8 +440,8 @@ async fn look(ours: Ours, seen: watch::Sender<FxHashSet<String>>) {
 }
 
 /// Waits for the end of a container, and rotates its log meanwhile.
-async fn ended(
-    ours: Ours,
+async fn wait_for_exit(
+    handle: RuntimeHandle,
     id: String,
     tail: Tail,
     mut running: watch::Receiver<FxHashSet<String>>,
@@ -425,11 +455,11 @@ async fn ended(
         let size = tail.look();
         if running.borrow_and_update().contains(&id) {
             if size > most {
-                rotate(&ours, &id, &tail, files).await;
+                rotate(&handle, &id, &tail, files).await;
             }
             continue;
         }
-        match ours.status(&id).await {
+        match handle.status(&id).await {
             Ok(status) if status.state() == cri::ContainerState::ContainerExited => {
                 tail.look();
                 let reason = match (status.exit_code, status.reason) {
@@ -456,21 +486,23 @@ async fn ended(
                     message: "the runtime does not know the container any more".to_owned(),
                 };
             }
-            Err(status) => tracing::debug!(container = id, error = said(&status), "not known"),
+            Err(status) => {
+                tracing::debug!(container = id, error = status_text(&status), "not known")
+            }
         }
     }
 }
 
-async fn rotate(ours: &Ours, id: &str, tail: &Tail, files: u32) {
+async fn rotate(handle: &RuntimeHandle, id: &str, tail: &Tail, files: u32) {
     let request = cri::ReopenContainerLogRequest {
         container_id: id.to_owned(),
     };
-    let mut client = ours.runtime.runtime();
-    let reopened = ask(PATIENCE, client.reopen_container_log(request));
+    let mut client = handle.runtime.runtime();
+    let reopened = call_with_timeout(CALL_TIMEOUT, client.reopen_container_log(request));
     let rotated = tail.rotate(files, async { reopened.await.map(drop) }).await;
     let error = match rotated {
         Ok(Ok(())) => return,
-        Ok(Err(status)) => said(&status),
+        Ok(Err(status)) => status_text(&status),
         Err(error) => error.to_string(),
     };
     tracing::warn!(container = id, error, "log not rotated");
@@ -478,19 +510,19 @@ async fn rotate(ours: &Ours, id: &str, tail: &Tail, files: u32) {
 
 /// A container in the runtime.
 #[derive(Debug)]
-struct Running {
-    ours: Ours,
+struct CriContainer {
+    handle: RuntimeHandle,
     id: String,
 }
 
-impl Running {
+impl CriContainer {
     fn stop(&self, seconds: u64) {
-        let (ours, id) = (self.ours.clone(), self.id.clone());
-        tokio::spawn(async move { ours.stop(&id, seconds).await });
+        let (handle, id) = (self.handle.clone(), self.id.clone());
+        tokio::spawn(async move { handle.stop(&id, seconds).await });
     }
 }
 
-impl Live for Running {
+impl RunningContainer for CriContainer {
     fn id(&self) -> &str {
         &self.id
     }
@@ -504,7 +536,7 @@ impl Live for Running {
     }
 
     fn clean(&self) -> BoxFuture<'_, ()> {
-        self.ours.remove_container(&self.id).boxed()
+        self.handle.remove_container(&self.id).boxed()
     }
 
     fn exec(&self, options: ExecOptions) -> BoxFuture<'_, Result<Session, String>> {
@@ -514,7 +546,7 @@ impl Live for Running {
                             for containers of a runtime; without them they are";
                 return Err(text.to_owned());
             }
-            let mut client = self.ours.runtime.runtime();
+            let mut client = self.handle.runtime.runtime();
             let request = cri::ExecSyncRequest {
                 container_id: self.id.clone(),
                 cmd: options.command,
@@ -522,7 +554,7 @@ impl Live for Running {
             };
             let run = async move {
                 let done = client.exec_sync(request).await;
-                let done = done.map_err(|status| said(&status))?.into_inner();
+                let done = done.map_err(|status| status_text(&status))?.into_inner();
                 Ok((done.exit_code, done.stdout, done.stderr))
             };
             Ok(Session::collected(run))

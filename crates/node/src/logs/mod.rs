@@ -31,10 +31,10 @@ pub(crate) struct Progress {
 
 /// The logs of this node. Clones share the content.
 #[derive(Debug, Clone)]
-pub struct Logs(Arc<Inner>);
+pub struct Logs(Arc<LogStore>);
 
 #[derive(Debug)]
-struct Inner {
+struct LogStore {
     dir: PathBuf,
     /// Logs that are being written, by the path of their current file.
     live: Mutex<HashMap<PathBuf, watch::Receiver<Progress>>>,
@@ -53,7 +53,7 @@ impl Logs {
     /// Returns the logs below `<data_dir>/logs`.
     #[must_use]
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(LogStore {
             dir: data_dir.into().join("logs"),
             live: Mutex::default(),
         }))
@@ -187,7 +187,7 @@ impl Logs {
 #[derive(Debug)]
 pub(crate) struct Tail {
     logs: Logs,
-    /// Its key in [`Inner::live`].
+    /// Its key in [`LogStore::live`].
     shown: PathBuf,
     path: PathBuf,
     progress: watch::Sender<Progress>,

@@ -17,10 +17,10 @@ const MAX_PIECE: usize = 16 * 1024;
 /// The log of one start of a container. Clones write to the same file. Closed when the last clone
 /// is dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct LogWriter(Arc<Mutex<Inner>>);
+pub(crate) struct LogWriter(Arc<Mutex<LogFile>>);
 
 #[derive(Debug)]
-struct Inner {
+struct LogFile {
     logs: Logs,
     path: PathBuf,
     file: File,
@@ -43,7 +43,7 @@ impl LogWriter {
         progress: watch::Sender<Progress>,
     ) -> io::Result<Self> {
         let file = File::create(&path)?;
-        Ok(Self(Arc::new(Mutex::new(Inner {
+        Ok(Self(Arc::new(Mutex::new(LogFile {
             logs,
             path,
             file,
@@ -73,7 +73,7 @@ impl LogWriter {
     }
 }
 
-impl Inner {
+impl LogFile {
     fn append(
         &mut self,
         time: Timestamp,
@@ -127,7 +127,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for LogFile {
     fn drop(&mut self) {
         self.progress.send_modify(|progress| progress.closed = true);
         self.logs.close(&self.path);

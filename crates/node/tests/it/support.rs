@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// Timeout that is longer than any operation takes: after it a test has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const NODE: &str = "here";
 
@@ -48,7 +48,7 @@ impl RunningNode {
         assert!(self.task.await.unwrap_err().is_cancelled());
         self.ctx.shutdown.cancel();
         let lock = std::fs::File::open(dir.join("lock")).unwrap();
-        tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(TIMEOUT, async {
             while lock.try_lock().is_err() {
                 tokio::task::yield_now().await;
             }
@@ -202,7 +202,7 @@ impl World {
                 let _ = tokio::time::timeout(Duration::from_millis(100), change).await;
             }
         };
-        let answer = tokio::time::timeout(PATIENCE, asking).await;
+        let answer = tokio::time::timeout(TIMEOUT, asking).await;
         stop.cancel();
         match answer {
             Ok(answer) => answer,

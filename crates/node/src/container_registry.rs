@@ -9,12 +9,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// A running container.
-pub(crate) trait Live: std::fmt::Debug + Send + Sync {
+pub(crate) trait RunningContainer: std::fmt::Debug + Send + Sync {
     /// Returns its id.
     fn id(&self) -> &str;
 
     /// Terminates it with SIGTERM. If it has not ended after `grace`, the caller kills it with
-    /// [`Live::kill`].
+    /// [`RunningContainer::kill`].
     fn terminate(&self, grace: Duration);
 
     /// Kills all its processes at once.
@@ -29,22 +29,22 @@ pub(crate) trait Live: std::fmt::Debug + Send + Sync {
 
 /// The running containers, by namespace, pod and container. The tasks of their pods own them.
 #[derive(Debug, Default)]
-pub(crate) struct Places(Mutex<FxHashMap<[String; 3], Weak<dyn Live>>>);
+pub(crate) struct ContainerRegistry(Mutex<FxHashMap<[String; 3], Weak<dyn RunningContainer>>>);
 
-impl Places {
-    pub(crate) fn put(&self, key: [String; 3], live: &Arc<dyn Live>) {
+impl ContainerRegistry {
+    pub(crate) fn put(&self, key: [String; 3], live: &Arc<dyn RunningContainer>) {
         self.0.lock().insert(key, Arc::downgrade(live));
     }
 
     /// Removes a container, unless another start took its place.
     pub(crate) fn remove(&self, id: &str) {
-        let other = |live: Arc<dyn Live>| live.id() != id;
+        let other = |live: Arc<dyn RunningContainer>| live.id() != id;
         self.0
             .lock()
             .retain(|_, live| live.upgrade().is_some_and(other));
     }
 
-    fn get(&self, key: [&str; 3]) -> Option<Arc<dyn Live>> {
+    fn get(&self, key: [&str; 3]) -> Option<Arc<dyn RunningContainer>> {
         self.0.lock().get(&key.map(str::to_owned))?.upgrade()
     }
 }
@@ -52,19 +52,19 @@ impl Places {
 /// Runs commands in the containers of a node. Created before the node and passed to it; works while the node
 /// runs.
 #[derive(Debug, Clone, Default)]
-pub struct Execs(Arc<OnceLock<Weak<Places>>>);
+pub struct Execs(Arc<OnceLock<Weak<ContainerRegistry>>>);
 
 impl Execs {
-    pub(crate) fn attach(&self, places: &Arc<Places>) {
+    pub(crate) fn attach(&self, registry: &Arc<ContainerRegistry>) {
         // A second node with this handle does not replace the first.
-        let _ = self.0.set(Arc::downgrade(places));
+        let _ = self.0.set(Arc::downgrade(registry));
     }
 
-    fn find(&self, key: [&str; 3]) -> Result<Arc<dyn Live>, String> {
-        let places = self.0.get().and_then(Weak::upgrade);
-        let places = places.ok_or("the node does not run")?;
+    fn find(&self, key: [&str; 3]) -> Result<Arc<dyn RunningContainer>, String> {
+        let registry = self.0.get().and_then(Weak::upgrade);
+        let registry = registry.ok_or("the node does not run")?;
         let [_, pod, container] = key;
-        let live = places.get(key);
+        let live = registry.get(key);
         live.ok_or_else(|| format!("container {container} of pod {pod} does not run here now"))
     }
 
@@ -93,7 +93,7 @@ impl Execs {
 }
 
 /// Returns the key by which a container is found.
-pub(crate) fn key_of(key: &LogKey) -> [String; 3] {
+pub(crate) fn registry_key(key: &LogKey) -> [String; 3] {
     [
         key.namespace.clone(),
         key.pod.clone(),
