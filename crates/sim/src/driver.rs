@@ -1,8 +1,8 @@
 //! Driver of the simulation: watches, queues and writes. The other modules decide what to write.
 
-use crate::kept::Kept;
+use crate::cached_pod::CachedPod;
 use crate::lifecycle::{self, Addresses, Step};
-use crate::numa::{self, Admission, Floors, Seen};
+use crate::numa::{self, Admission, ForeignZones, NodeKubelets};
 use crate::telemetry::Telemetry;
 use crate::{Error, Options, heartbeat, node, refusal};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -45,7 +45,7 @@ const KUBELET_STARTS: Duration = Duration::from_millis(50);
 const EXPORTER: &str = "koord-sim";
 
 /// Maximum number of pods that get a `Simulated` Event.
-const TOLD: u32 = 100;
+const MAX_SIMULATED_EVENTS: u32 = 100;
 
 /// State shared by the workers.
 struct Shared {
@@ -53,10 +53,11 @@ struct Shared {
     ctx: Context,
     options: Options,
     nodes: Store<Node>,
-    pods: Store<Kept>,
+    pods: Store<CachedPod>,
     pod_queue: WorkQueue<ObjectKey>,
     node_queue: WorkQueue<String>,
-    floors: Arc<Floors>,
+    /// Kubelets of the nodes with NUMA nodes.
+    kubelets: Arc<NodeKubelets>,
     /// Nodes whose kubelet's list has changed.
     export_queue: WorkQueue<String>,
     /// True once all existing pods are listed.
@@ -64,7 +65,7 @@ struct Shared {
     next_address: AtomicU32,
     recorder: Recorder,
     /// Number of pods that got a `Simulated` Event.
-    told: AtomicU32,
+    simulated_events: AtomicU32,
 }
 
 pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
@@ -80,7 +81,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         fields: Some("spec.nodeName!=".to_owned()),
         ..Scope::default()
     };
-    let mut pods = Informer::start_mapped(client.clone(), bound, Kept::of, shutdown());
+    let mut pods = Informer::start_mapped(client.clone(), bound, CachedPod::new, shutdown());
     let mut metrics = Informer::<NodeMetric>::start_trimmed(
         client.clone(),
         Scope::default(),
@@ -88,7 +89,8 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         shutdown(),
     );
     let topologies = client.clone();
-    let mut topologies = Informer::start_mapped(topologies, Scope::default(), Seen::of, shutdown());
+    let mut topologies =
+        Informer::start_mapped(topologies, Scope::default(), ForeignZones::new, shutdown());
     let shared = Arc::new(Shared {
         client: client.clone(),
         ctx: ctx.clone(),
@@ -97,7 +99,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         pods: pods.store.clone(),
         pod_queue: WorkQueue::default(),
         node_queue: WorkQueue::default(),
-        floors: Arc::default(),
+        kubelets: Arc::default(),
         export_queue: WorkQueue::default(),
         listed: AtomicBool::new(false),
         next_address: AtomicU32::new(0),
@@ -108,7 +110,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             ctx.clock.clone(),
             ctx.shutdown.clone(),
         ),
-        told: AtomicU32::new(0),
+        simulated_events: AtomicU32::new(0),
     });
     let mut tasks = JoinSet::new();
     for _ in 0..options.concurrency {
@@ -247,20 +249,20 @@ fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
         }
         Change::Deleted(last) => {
             let name = last.metadata.name.as_deref().unwrap_or_default();
-            shared.floors.remove(name);
+            shared.kubelets.remove(name);
             telemetry.node_gone(name);
         }
         Change::Synced => {}
     }
 }
 
-fn on_pod(change: Change<Kept>, telemetry: &mut Telemetry, shared: &Shared) {
+fn on_pod(change: Change<CachedPod>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
         Change::Applied { old, new } => {
             let key = new.key();
             let pod = new.pod();
             telemetry.pod(&key, &pod);
-            shared.remember_address(&pod);
+            shared.reserve_address(&pod);
             if refusal::ended(&pod) {
                 shared.release(&pod);
             } else if has_started(&pod) {
@@ -293,13 +295,13 @@ fn on_metric(change: &Change<NodeMetric>, telemetry: &mut Telemetry) {
     }
 }
 
-fn on_topology(change: &Change<Seen>, shared: &Shared) {
+fn on_topology(change: &Change<ForeignZones>, shared: &Shared) {
     let (name, object) = match change {
         Change::Applied { new, .. } => (&new.name, Some(&**new)),
         Change::Deleted(last) => (&last.name, None),
         Change::Synced => return,
     };
-    if shared.floors.seen(name, object) {
+    if shared.kubelets.update_foreign_zones(name, object) {
         shared.export(name);
     }
 }
@@ -307,11 +309,11 @@ fn on_topology(change: &Change<Seen>, shared: &Shared) {
 impl Shared {
     /// Starts the kubelet of a node with NUMA nodes; `pods` are those on the node.
     fn start_kubelet(&self, node: &Node, pods: &[ObjectKey]) {
-        match self.floors.add(node) {
+        match self.kubelets.add(node) {
             Ok(false) => {}
             Ok(true) => {
-                for kept in pods.iter().filter_map(|key| self.pods.get(key)) {
-                    let pod = kept.pod();
+                for cached in pods.iter().filter_map(|key| self.pods.get(key)) {
+                    let pod = cached.pod();
                     if has_started(&pod) && !refusal::ended(&pod) {
                         self.readmit(&pod);
                     }
@@ -319,7 +321,7 @@ impl Shared {
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 if let Some(dir) = self.options.kubelets.dir_of(name) {
                     let stop = self.ctx.shutdown.clone().cancelled_owned();
-                    if let Err(error) = numa::serve(&self.floors, name, &dir, stop) {
+                    if let Err(error) = numa::serve(&self.kubelets, name, &dir, stop) {
                         let dir = dir.display();
                         tracing::warn!(node = name, %dir, %error, "simulated kubelet: not served");
                     }
@@ -344,10 +346,10 @@ impl Shared {
         let Some(node) = self.nodes.get(&ObjectKey::new("", name)) else {
             return;
         };
-        match self.floors.admit(&node, pod) {
+        match self.kubelets.admit(&node, pod) {
             Admission::Admitted(true) => self.export(name),
             Admission::Refused(reason, _) => {
-                if self.floors.count(name, pod) {
+                if self.kubelets.count(name, pod) {
                     self.export(name);
                 }
                 let pod = pod.metadata.name.as_deref().unwrap_or_default();
@@ -360,7 +362,7 @@ impl Shared {
     fn release(&self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let node = node_of(pod);
-        if self.floors.release(node, uid) {
+        if self.kubelets.release(node, uid) {
             self.export(node);
         }
     }
@@ -368,7 +370,7 @@ impl Shared {
     fn export(&self, node: &str) {
         if let Some(dir) = self.options.kubelets.dir_of(node) {
             // The exporter reads the file; koordlet's annotations come from the simulation all the same.
-            if let Err(error) = numa::state(&self.floors, node, &dir) {
+            if let Err(error) = numa::state(&self.kubelets, node, &dir) {
                 tracing::warn!(node, %error, "simulated kubelet: its state is not written");
             }
         }
@@ -381,10 +383,10 @@ impl Shared {
         if !self.listed.load(Ordering::Acquire) {
             return Admission::NotYet;
         }
-        let admission = self.floors.admit(node, pod);
+        let admission = self.kubelets.admit(node, pod);
         if admission == Admission::Admitted(true) {
             self.export(node_of(pod));
-            let now = self.pods.get(key).map(|kept| kept.pod().metadata.uid);
+            let now = self.pods.get(key).map(|cached| cached.pod().metadata.uid);
             if now.as_ref() != Some(&pod.metadata.uid) {
                 // Deleted meanwhile, and no other event will release it.
                 self.release(pod);
@@ -394,7 +396,7 @@ impl Shared {
     }
 
     /// Keeps addresses of pods from an earlier run out of use.
-    fn remember_address(&self, pod: &Pod) {
+    fn reserve_address(&self, pod: &Pod) {
         let address = pod
             .status
             .as_ref()
@@ -408,9 +410,9 @@ impl Shared {
         }
     }
 
-    /// Records an Event that the pod is only simulated, for the first [`TOLD`] pods.
-    fn tell(&self, pod: &Pod, node: &Node) {
-        if self.told.fetch_add(1, Ordering::Relaxed) < TOLD {
+    /// Records an Event that the pod is only simulated, for the first [`MAX_SIMULATED_EVENTS`] pods.
+    fn record_simulated_event(&self, pod: &Pod, node: &Node) {
+        if self.simulated_events.fetch_add(1, Ordering::Relaxed) < MAX_SIMULATED_EVENTS {
             let message = format!(
                 "node {} is simulated: the pod is said to run, and nothing runs",
                 node.metadata.name.as_deref().unwrap_or_default()
@@ -426,10 +428,10 @@ impl Shared {
     }
 
     async fn handle_pod(&self, key: &ObjectKey) -> Result<(), koord_kube::Error> {
-        let Some(kept) = self.pods.get(key) else {
+        let Some(cached) = self.pods.get(key) else {
             return Ok(());
         };
-        let pod = kept.pod();
+        let pod = cached.pod();
         let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let node = node_name.and_then(|name| self.nodes.get(&ObjectKey::new("", name)));
         let Some(node) = node.filter(|node| koord_api::simulation::is_simulated(node)) else {
@@ -438,9 +440,9 @@ impl Shared {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         let fresh = !has_started(&pod) && !refusal::ended(&pod);
         if fresh && pod.metadata.deletion_timestamp.is_none() {
-            let refused = refusal::of(&pod, &node, || {
+            let refused = refusal::check(&pod, &node, || {
                 let all = self.pods.list();
-                all.into_iter().map(|kept| kept.pod())
+                all.into_iter().map(|cached| cached.pod())
             });
             let refused = match refused {
                 Some(refused) => Some(refused),
@@ -474,7 +476,7 @@ impl Shared {
             Step::Status(patch) => {
                 merge_status(&api, &key.name, &patch).await?;
                 if !has_started(&pod) {
-                    self.tell(&pod, &node);
+                    self.record_simulated_event(&pod, &node);
                 }
                 Ok(())
             }
@@ -546,12 +548,12 @@ async fn work_on_exports(shared: Arc<Shared>) {
             annotate(&shared, &api, name).await;
             continue;
         }
-        let Some(report) = shared.floors.report(name) else {
+        let Some(report) = shared.kubelets.report(name) else {
             continue;
         };
         match api.patch(name, &params, &Patch::Apply(&report)).await {
             Ok(_) => {
-                shared.floors.reported(name, report);
+                shared.kubelets.reported(name, report);
                 shared.export_queue.forget(name);
             }
             Err(error) => {
@@ -564,7 +566,7 @@ async fn work_on_exports(shared: Arc<Shared>) {
 
 /// Writes koordlet's annotations into the report that an exporter makes.
 async fn annotate(shared: &Shared, api: &Api<NodeResourceTopology>, name: &String) {
-    let Some(change) = shared.floors.beside(name) else {
+    let Some(change) = shared.kubelets.annotation_patch(name) else {
         return;
     };
     let params = PatchParams {
@@ -573,7 +575,7 @@ async fn annotate(shared: &Shared, api: &Api<NodeResourceTopology>, name: &Strin
     };
     match api.patch(name, &params, &Patch::Merge(&change)).await {
         Ok(_) => {
-            shared.floors.reported(name, change);
+            shared.kubelets.reported(name, change);
             shared.export_queue.forget(name);
         }
         // The exporter has not created the object yet.

@@ -15,9 +15,9 @@
 //! Usage is a pure function of the pod, the time and the seed ([`usage`]): equal seeds give equal
 //! curves.
 
+mod cached_pod;
 mod driver;
 mod heartbeat;
-mod kept;
 pub mod kubelet;
 mod lifecycle;
 mod node;

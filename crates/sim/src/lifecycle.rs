@@ -49,7 +49,7 @@ pub(crate) fn step(pod: &Pod, now: Timestamp, addresses: impl FnOnce() -> Addres
         Some("Succeeded" | "Failed") => Step::Nothing,
         Some("Running") if holds(&status, "Ready") == gates_hold(pod, &status) => {
             let Some(end) = end else {
-                return seen(pod, &status);
+                return observe_generation(pod, &status);
             };
             let started = status.start_time.as_ref().map_or(now, |time| time.0);
             let ran = Duration::try_from(now.duration_since(started)).unwrap_or_default();
@@ -85,13 +85,15 @@ fn gates_hold(pod: &Pod, status: &PodStatus) -> bool {
 }
 
 /// Returns the step that sets the observed generation to the pod's, if it differs.
-fn seen(pod: &Pod, status: &PodStatus) -> Step {
+fn observe_generation(pod: &Pod, status: &PodStatus) -> Step {
     let generation = pod.metadata.generation;
     if generation.is_none() || status.observed_generation == generation {
         return Step::Nothing;
     }
     let mut conditions = status.conditions.clone().unwrap_or_default();
-    let ours = conditions.iter_mut().filter(|c| OURS.contains(&&*c.type_));
+    let ours = conditions
+        .iter_mut()
+        .filter(|c| KUBELET_CONDITIONS.contains(&&*c.type_));
     ours.for_each(|condition| condition.observed_generation = generation);
     Step::Status(json!({ "status": {
         "observedGeneration": generation, "conditions": conditions,
@@ -99,7 +101,7 @@ fn seen(pod: &Pod, status: &PodStatus) -> Step {
 }
 
 /// Conditions that carry the generation that the kubelet observed.
-const OURS: [&str; 5] = [
+const KUBELET_CONDITIONS: [&str; 5] = [
     "PodScheduled",
     "PodReadyToStartContainers",
     "Initialized",
@@ -142,10 +144,10 @@ fn end(pod: &Pod) -> Option<End> {
     };
     for container in &spec.containers {
         let end = match command(container) {
-            Said::Forever => return None,
-            Said::Ends(end) => end,
-            Said::Nothing if job => continue,
-            Said::Nothing => return None,
+            ExitPlan::Forever => return None,
+            ExitPlan::Ends(end) => end,
+            ExitPlan::Nothing if job => continue,
+            ExitPlan::Nothing => return None,
         };
         all.after = all.after.max(end.after);
         if all.code == 0 {
@@ -158,7 +160,7 @@ fn end(pod: &Pod) -> Option<End> {
 
 /// The end that a container's command implies.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum ExitPlan {
     Nothing,
     Forever,
     Ends(End),
@@ -166,13 +168,13 @@ enum Said {
 
 /// Parses `sleep N`, `true`, `false` and `exit N`, the last also as a shell script; the image `pause` never
 /// ends.
-fn command(container: &Container) -> Said {
+fn command(container: &Container) -> ExitPlan {
     let given = container.command.iter().chain(&container.args).flatten();
     let mut words: Vec<&str> = given.map(String::as_str).collect();
     let image = container.image.as_deref().unwrap_or_default();
     let image = image.rsplit('/').next().unwrap_or_default();
     if words.is_empty() && image.split([':', '@']).next() == Some("pause") {
-        return Said::Forever;
+        return ExitPlan::Forever;
     }
     if let [shell, "-c", script] = words[..]
         && matches!(shell.rsplit('/').next(), Some("sh" | "bash"))
@@ -184,13 +186,13 @@ fn command(container: &Container) -> Said {
     }
     let ends = |seconds, code| {
         let after = Duration::from_secs(seconds);
-        Said::Ends(End { after, code })
+        ExitPlan::Ends(End { after, code })
     };
     match words[..] {
         ["true"] => ends(0, 0),
         ["false"] => ends(0, 1),
-        ["exit", code] => code.parse().map_or(Said::Nothing, |code| ends(0, code)),
-        ["sleep", "inf" | "infinity"] => Said::Forever,
+        ["exit", code] => code.parse().map_or(ExitPlan::Nothing, |code| ends(0, code)),
+        ["sleep", "inf" | "infinity"] => ExitPlan::Forever,
         ["sleep", time] => {
             let (number, unit) = match time.strip_suffix(['s', 'm', 'h', 'd']) {
                 Some(number) => (number, &time[number.len()..]),
@@ -203,9 +205,9 @@ fn command(container: &Container) -> Said {
                 _ => 1,
             };
             let seconds = number.parse().ok().and_then(|n: u64| n.checked_mul(unit));
-            seconds.map_or(Said::Nothing, |seconds| ends(seconds, 0))
+            seconds.map_or(ExitPlan::Nothing, |seconds| ends(seconds, 0))
         }
-        _ => Said::Nothing,
+        _ => ExitPlan::Nothing,
     }
 }
 
@@ -228,7 +230,7 @@ fn conditions(
         .filter(|condition| ours.iter().all(|(kind, ..)| condition.type_ != *kind))
         .map(|condition| {
             let mut condition = condition.clone();
-            if OURS.contains(&&*condition.type_) {
+            if KUBELET_CONDITIONS.contains(&&*condition.type_) {
                 condition.observed_generation = generation;
             }
             json!(condition)
@@ -448,26 +450,30 @@ mod tests {
     fn commands_say_how_a_pod_ends() {
         let ends = |seconds, code| {
             let after = Duration::from_secs(seconds);
-            Said::Ends(End { after, code })
+            ExitPlan::Ends(End { after, code })
         };
         for (image, words, said) in [
             ("busybox", &["sleep", "300"][..], ends(300, 0)),
             ("busybox", &["/bin/sleep", "2m"], ends(120, 0)),
-            ("busybox", &["sleep", "inf"], Said::Forever),
+            ("busybox", &["sleep", "inf"], ExitPlan::Forever),
             (
                 "busybox",
                 &["sleep", "99999999999999999999d"],
-                Said::Nothing,
+                ExitPlan::Nothing,
             ),
-            ("busybox", &["sleep", "ä"], Said::Nothing),
+            ("busybox", &["sleep", "ä"], ExitPlan::Nothing),
             ("busybox", &["/bin/true"], ends(0, 0)),
             ("busybox", &["false"], ends(0, 1)),
             ("busybox", &["/bin/sh", "-c", "exit 3"], ends(0, 3)),
             ("busybox", &["sh", "-c", "sleep 5"], ends(5, 0)),
-            ("busybox", &["sh", "-c", "sleep 5; exit 1"], Said::Nothing),
-            ("registry.k8s.io/pause:3.10", &[], Said::Forever),
-            ("pause@sha256:0", &[], Said::Forever),
-            ("busybox", &[], Said::Nothing),
+            (
+                "busybox",
+                &["sh", "-c", "sleep 5; exit 1"],
+                ExitPlan::Nothing,
+            ),
+            ("registry.k8s.io/pause:3.10", &[], ExitPlan::Forever),
+            ("pause@sha256:0", &[], ExitPlan::Forever),
+            ("busybox", &[], ExitPlan::Nothing),
         ] {
             let container = Container {
                 image: Some(image.to_owned()),

@@ -5,12 +5,12 @@
 //! as its node is in this process's cache. A restarted one allocates for the pods that run already before any
 //! other; their former CPUs are not stored.
 
+mod foreign_zones;
 mod layout;
-mod seen;
 mod served;
 
+pub(crate) use foreign_zones::ForeignZones;
 pub use layout::{Layout, LayoutError};
-pub(crate) use seen::Seen;
 pub use served::Kubelets;
 pub(crate) use served::{serve, state};
 
@@ -28,7 +28,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 /// The kubelet of one node.
-struct Floor {
+struct NodeKubelet {
     kubelet: Kubelet,
     /// Namespace and name of each running pod, by uid.
     pods: FxHashMap<String, (String, String)>,
@@ -41,8 +41,8 @@ struct Floor {
 
 /// The kubelets by node. Workers admit pods, the event loop releases them: each holds the lock for one pod.
 #[derive(Default)]
-pub(crate) struct Floors {
-    floors: Mutex<FxHashMap<String, Floor>>,
+pub(crate) struct NodeKubelets {
+    kubelets: Mutex<FxHashMap<String, NodeKubelet>>,
     /// Rejected layouts, by node.
     refused: Mutex<FxHashMap<String, String>>,
 }
@@ -58,23 +58,23 @@ pub(crate) enum Admission {
     NotYet,
 }
 
-impl Floors {
+impl NodeKubelets {
     /// Adds a node. Returns `Ok(true)` if its kubelet has just started, and an error only the first time that
     /// its layout is seen.
     pub(crate) fn add(&self, node: &Node) -> Result<bool, LayoutError> {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let layout = Layout::of(node);
-        let said = node.metadata.annotations.as_ref();
-        let said = said.and_then(|all| all.get(TOPOLOGY_ANNOTATION));
+        let annotations = node.metadata.annotations.as_ref();
+        let annotation = annotations.and_then(|all| all.get(TOPOLOGY_ANNOTATION));
         let mut refused = self.refused.lock();
-        let layout = match (layout, said) {
+        let layout = match (layout, annotation) {
             (Ok(layout), _) => {
                 refused.remove(name);
                 layout
             }
-            (Err(error), Some(said)) => {
-                let before = refused.insert(name.to_owned(), said.clone());
-                return if before.as_ref() == Some(said) {
+            (Err(error), Some(annotation)) => {
+                let before = refused.insert(name.to_owned(), annotation.clone());
+                return if before.as_ref() == Some(annotation) {
                     Ok(false)
                 } else {
                     Err(error)
@@ -86,36 +86,36 @@ impl Floors {
         let Some(layout) = layout else {
             return Ok(false);
         };
-        let mut floors = self.floors.lock();
-        if floors.contains_key(name) {
+        let mut kubelets = self.kubelets.lock();
+        if kubelets.contains_key(name) {
             return Ok(false);
         }
-        let floor = Floor {
+        let kubelet_state = NodeKubelet {
             kubelet: layout.kubelet()?,
             pods: FxHashMap::default(),
             owner: json!(node.controller_owner_ref(&())),
             written: None,
             foreign: Vec::new(),
         };
-        floors.insert(name.to_owned(), floor);
+        kubelets.insert(name.to_owned(), kubelet_state);
         Ok(true)
     }
 
     pub(crate) fn remove(&self, node: &str) {
-        self.floors.lock().remove(node);
+        self.kubelets.lock().remove(node);
         self.refused.lock().remove(node);
     }
 
     /// Stores the current object of `node`, `None` when it was deleted. Returns whether it has to be written
     /// again.
-    pub(crate) fn seen(&self, node: &str, object: Option<&Seen>) -> bool {
-        let mut floors = self.floors.lock();
-        let Some(floor) = floors.get_mut(node) else {
+    pub(crate) fn update_foreign_zones(&self, node: &str, object: Option<&ForeignZones>) -> bool {
+        let mut kubelets = self.kubelets.lock();
+        let Some(kubelet_state) = kubelets.get_mut(node) else {
             return false;
         };
-        floor.foreign = object.map_or_else(Vec::new, |seen| seen.foreign.clone());
+        kubelet_state.foreign = object.map_or_else(Vec::new, |object| object.foreign.clone());
         if object.is_none() {
-            floor.written = None;
+            kubelet_state.written = None;
         }
         object.is_none()
     }
@@ -123,22 +123,22 @@ impl Floors {
     /// Returns the kubelet's admission decision for a pod of `node`.
     pub(crate) fn admit(&self, node: &Node, pod: &Pod) -> Admission {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        let mut floors = self.floors.lock();
-        let Some(floor) = floors.get_mut(name) else {
+        let mut kubelets = self.kubelets.lock();
+        let Some(kubelet_state) = kubelets.get_mut(name) else {
             return match Layout::of(node) {
                 Ok(Some(_)) => Admission::NotYet,
                 _ => Admission::Admitted(false),
             };
         };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        if floor.pods.contains_key(&uid) {
+        if kubelet_state.pods.contains_key(&uid) {
             return Admission::Admitted(false);
         }
-        let machine = floor.kubelet.machine();
+        let machine = kubelet_state.kubelet.machine();
         let read = kubelet::Pod::read(pod, |name| machine.devices.contains_key(name));
-        match floor.kubelet.admit(&read) {
+        match kubelet_state.kubelet.admit(&read) {
             Ok(()) => {
-                floor.pods.insert(uid, name_of(pod));
+                kubelet_state.pods.insert(uid, name_of(pod));
                 Admission::Admitted(true)
             }
             Err(refusal) => Admission::Refused(
@@ -151,50 +151,50 @@ impl Floors {
     /// Counts a running pod without exclusive resources; an exporter lists it all the same. Returns whether
     /// it is new.
     pub(crate) fn count(&self, node: &str, pod: &Pod) -> bool {
-        let mut floors = self.floors.lock();
-        let Some(floor) = floors.get_mut(node) else {
+        let mut kubelets = self.kubelets.lock();
+        let Some(kubelet_state) = kubelets.get_mut(node) else {
             return false;
         };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        floor.pods.insert(uid, name_of(pod)).is_none()
+        kubelet_state.pods.insert(uid, name_of(pod)).is_none()
     }
 
     /// Removes a pod that has ended or was deleted. Returns whether the kubelet of `node` had it.
     pub(crate) fn release(&self, node: &str, uid: &str) -> bool {
-        let mut floors = self.floors.lock();
-        let Some(floor) = floors.get_mut(node) else {
+        let mut kubelets = self.kubelets.lock();
+        let Some(kubelet_state) = kubelets.get_mut(node) else {
             return false;
         };
-        floor.kubelet.release(uid);
-        floor.pods.remove(uid).is_some()
+        kubelet_state.kubelet.release(uid);
+        kubelet_state.pods.remove(uid).is_some()
     }
 
     /// Returns the report about `node`; `None` if it equals the last written one.
     pub(crate) fn report(&self, node: &str) -> Option<Value> {
-        let floors = self.floors.lock();
-        let floor = floors.get(node)?;
-        let report = floor.report(node);
-        (floor.written.as_ref() != Some(&report)).then_some(report)
+        let kubelets = self.kubelets.lock();
+        let kubelet_state = kubelets.get(node)?;
+        let report = kubelet_state.report(node);
+        (kubelet_state.written.as_ref() != Some(&report)).then_some(report)
     }
 
     /// Returns the additions to an exporter's report about `node`; `None` if they equal the last written
     /// ones.
-    pub(crate) fn beside(&self, node: &str) -> Option<Value> {
-        let floors = self.floors.lock();
-        let floor = floors.get(node)?;
-        let change = json!({"metadata": {"annotations": floor.annotations()}});
-        (floor.written.as_ref() != Some(&change)).then_some(change)
+    pub(crate) fn annotation_patch(&self, node: &str) -> Option<Value> {
+        let kubelets = self.kubelets.lock();
+        let kubelet_state = kubelets.get(node)?;
+        let change = json!({"metadata": {"annotations": kubelet_state.annotations()}});
+        (kubelet_state.written.as_ref() != Some(&change)).then_some(change)
     }
 
-    /// Returns the result of `about` for the kubelet of `node`, if that is up.
-    fn ask<T>(&self, node: &str, about: impl FnOnce(&Floor) -> T) -> Option<T> {
-        self.floors.lock().get(node).map(about)
+    /// Returns the result of `read` for the kubelet of `node`, if that is up.
+    fn with_kubelet<T>(&self, node: &str, read: impl FnOnce(&NodeKubelet) -> T) -> Option<T> {
+        self.kubelets.lock().get(node).map(read)
     }
 
     /// Records that the report was written.
     pub(crate) fn reported(&self, node: &str, report: Value) {
-        if let Some(floor) = self.floors.lock().get_mut(node) {
-            floor.written = Some(report);
+        if let Some(kubelet_state) = self.kubelets.lock().get_mut(node) {
+            kubelet_state.written = Some(report);
         }
     }
 }
@@ -204,7 +204,7 @@ fn name_of(pod: &Pod) -> (String, String) {
     (text(&pod.metadata.namespace), text(&pod.metadata.name))
 }
 
-impl Floor {
+impl NodeKubelet {
     /// Returns the object as an exporter and koordlet write it together.
     fn report(&self, node: &str) -> Value {
         let kubelet = &self.kubelet;
@@ -282,15 +282,15 @@ mod tests {
 
     #[test]
     fn a_kubelet_admits_refuses_and_reports() {
-        let floors = Floors::default();
+        let kubelets = NodeKubelets::default();
         let node = node(&json!({"numaNodes": 2, "cpusPerNode": 8}));
         let first = pod("pod1", "5");
-        assert_eq!(floors.admit(&node, &first), Admission::NotYet);
-        assert_eq!(floors.add(&node), Ok(true));
-        assert_eq!(floors.add(&node), Ok(false));
-        assert_eq!(floors.admit(&node, &first), Admission::Admitted(true));
-        assert_eq!(floors.admit(&node, &first), Admission::Admitted(false));
-        let report = floors.report("n").unwrap();
+        assert_eq!(kubelets.admit(&node, &first), Admission::NotYet);
+        assert_eq!(kubelets.add(&node), Ok(true));
+        assert_eq!(kubelets.add(&node), Ok(false));
+        assert_eq!(kubelets.admit(&node, &first), Admission::Admitted(true));
+        assert_eq!(kubelets.admit(&node, &first), Admission::Admitted(false));
+        let report = kubelets.report("n").unwrap();
         assert_eq!(free(&report), ["3", "8"]);
         assert_eq!(
             report["topologyPolicies"],
@@ -298,14 +298,14 @@ mod tests {
         );
         // The value of an independent implementation for only pod1 of namespace default.
         assert_eq!(report["attributes"][2]["value"], "pfp0v001a5e1c50c557adb9d");
-        floors.reported("n", report);
-        assert_eq!(floors.report("n"), None);
+        kubelets.reported("n", report);
+        assert_eq!(kubelets.report("n"), None);
 
         assert_eq!(
-            floors.admit(&node, &pod("b", "5")),
+            kubelets.admit(&node, &pod("b", "5")),
             Admission::Admitted(true)
         );
-        let refused = floors.admit(&node, &pod("c", "5"));
+        let refused = kubelets.admit(&node, &pod("c", "5"));
         let Admission::Refused(reason, message) = refused else {
             panic!("{refused:?}")
         };
@@ -314,10 +314,10 @@ mod tests {
             message,
             "Pod was rejected: Resources cannot be allocated with Topology locality"
         );
-        assert!(floors.release("n", "pod1") && !floors.release("n", "pod1"));
-        assert_eq!(free(&floors.report("n").unwrap()), ["8", "3"]);
+        assert!(kubelets.release("n", "pod1") && !kubelets.release("n", "pod1"));
+        assert_eq!(free(&kubelets.report("n").unwrap()), ["8", "3"]);
         assert_eq!(
-            floors.admit(&node, &pod("c", "5")),
+            kubelets.admit(&node, &pod("c", "5")),
             Admission::Admitted(true)
         );
     }
@@ -325,49 +325,65 @@ mod tests {
     /// An invalid layout is reported once, and again when it changes.
     #[test]
     fn a_layout_that_cannot_be_is_told_once() {
-        let floors = Floors::default();
+        let kubelets = NodeKubelets::default();
         let bad = |nodes: u32| node(&json!({"numaNodes": nodes, "cpusPerNode": 8}));
         for _ in 0..2 {
-            assert!(floors.add(&bad(20)).unwrap_err().to_string().contains("20"));
-            assert_eq!(floors.add(&bad(20)), Ok(false));
-            assert!(floors.add(&bad(21)).unwrap_err().to_string().contains("21"));
+            assert!(
+                kubelets
+                    .add(&bad(20))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("20")
+            );
+            assert_eq!(kubelets.add(&bad(20)), Ok(false));
+            assert!(
+                kubelets
+                    .add(&bad(21))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("21")
+            );
         }
-        assert_eq!(floors.add(&bad(2)), Ok(true));
-        assert_eq!(floors.add(&bad(2)), Ok(false));
-        floors.add(&bad(20)).unwrap_err();
-        floors.remove("n");
-        floors.add(&bad(20)).unwrap_err();
+        assert_eq!(kubelets.add(&bad(2)), Ok(true));
+        assert_eq!(kubelets.add(&bad(2)), Ok(false));
+        kubelets.add(&bad(20)).unwrap_err();
+        kubelets.remove("n");
+        kubelets.add(&bad(20)).unwrap_err();
     }
 
     /// The pod ran before its kubelet restarted, and its resources went to other pods.
     #[test]
     fn a_pod_that_runs_unaligned_is_in_the_fingerprint() {
-        let floors = Floors::default();
+        let kubelets = NodeKubelets::default();
         let node = node(&json!({"numaNodes": 1, "cpusPerNode": 4}));
-        assert_eq!(floors.add(&node), Ok(true));
-        let print = |floors: &Floors| floors.report("n").unwrap()["attributes"][2].clone();
+        assert_eq!(kubelets.add(&node), Ok(true));
+        let print =
+            |kubelets: &NodeKubelets| kubelets.report("n").unwrap()["attributes"][2].clone();
         let unaligned = pod("pod1", "5");
-        let Admission::Refused(..) = floors.admit(&node, &unaligned) else {
+        let Admission::Refused(..) = kubelets.admit(&node, &unaligned) else {
             panic!("five CPUs of four")
         };
-        let empty = print(&floors);
-        assert!(floors.count("n", &unaligned) && !floors.count("n", &unaligned));
+        let empty = print(&kubelets);
+        assert!(kubelets.count("n", &unaligned) && !kubelets.count("n", &unaligned));
         // The value of an independent implementation for only pod1 of namespace default.
-        assert_eq!(print(&floors)["value"], "pfp0v001a5e1c50c557adb9d");
-        assert_eq!(free(&floors.report("n").unwrap()), ["4"]);
+        assert_eq!(print(&kubelets)["value"], "pfp0v001a5e1c50c557adb9d");
+        assert_eq!(free(&kubelets.report("n").unwrap()), ["4"]);
         // It is not checked again, and it is removed when the pod is deleted.
-        assert_eq!(floors.admit(&node, &unaligned), Admission::Admitted(false));
-        assert!(floors.release("n", "pod1"));
-        assert_eq!(print(&floors), empty);
+        assert_eq!(
+            kubelets.admit(&node, &unaligned),
+            Admission::Admitted(false)
+        );
+        assert!(kubelets.release("n", "pod1"));
+        assert_eq!(print(&kubelets), empty);
     }
 
     #[test]
     fn what_is_reported_is_a_report() {
-        let floors = Floors::default();
+        let kubelets = NodeKubelets::default();
         let layout = json!({"numaNodes": 2, "cpusPerNode": 4, "policy": "restricted",
             "scope": "pod", "memoryPerNode": "32Gi", "devices": {"ex.com/a": [0, 1, 1]}});
-        assert_eq!(floors.add(&node(&layout)), Ok(true));
-        let report = floors.report("n").unwrap();
+        assert_eq!(kubelets.add(&node(&layout)), Ok(true));
+        let report = kubelets.report("n").unwrap();
         let read: NodeResourceTopology = serde_json::from_value(report.clone()).unwrap();
         assert_eq!(read.spec.topology_policies, ["RestrictedPodLevel"]);
         let devices = &read.spec.zones[1].resources[1];

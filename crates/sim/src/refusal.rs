@@ -28,7 +28,7 @@ impl Total for Need {
 }
 
 impl Need {
-    fn of(container: &Container) -> Self {
+    fn from_container(container: &Container) -> Self {
         let resources = container.resources.as_ref();
         let requests = resources.and_then(|r| r.requests.as_ref());
         let amounts = requests.into_iter().flatten().filter_map(|(name, given)| {
@@ -41,12 +41,16 @@ impl Need {
 
 /// Returns reason and message if the node cannot take the pod. `others` returns all pods; it is called only
 /// if no scheduler chose the node.
-pub(crate) fn of<I>(pod: &Pod, node: &Node, others: impl FnOnce() -> I) -> Option<(String, String)>
+pub(crate) fn check<I>(
+    pod: &Pod,
+    node: &Node,
+    others: impl FnOnce() -> I,
+) -> Option<(String, String)>
 where
     I: IntoIterator<Item = Pod>,
 {
     let spec = pod.spec.as_ref()?;
-    let Ok(need) = requests::peak(spec, |_, c| Ok::<_, Infallible>(Need::of(c)));
+    let Ok(need) = requests::peak(spec, |_, c| Ok::<_, Infallible>(Need::from_container(c)));
     let status = node.status.as_ref();
     let allocatable = status.and_then(|status| status.allocatable.as_ref());
     for (name, has) in allocatable.into_iter().flatten() {
@@ -61,7 +65,7 @@ where
         }
     }
     let wanted = ports(pod);
-    if wanted.is_empty() || chosen(pod) {
+    if wanted.is_empty() || is_scheduled(pod) {
         return None;
     }
     let taken = others().into_iter().any(|other| {
@@ -70,7 +74,7 @@ where
             && !ended(&other)
             && ports(&other)
                 .iter()
-                .any(|one| wanted.iter().any(|two| meet(one, two)))
+                .any(|one| wanted.iter().any(|two| ports_conflict(one, two)))
     });
     let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for \
                    the requested pod ports";
@@ -84,7 +88,7 @@ pub(crate) fn ended(pod: &Pod) -> bool {
 }
 
 /// Returns whether a scheduler bound the pod.
-fn chosen(pod: &Pod) -> bool {
+fn is_scheduled(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|s| s.conditions.as_ref());
     conditions
         .flatten()
@@ -98,7 +102,7 @@ fn ports(pod: &Pod) -> Vec<&ContainerPort> {
 }
 
 /// Returns whether two host ports conflict: equal port and protocol, on overlapping addresses.
-fn meet(a: &ContainerPort, b: &ContainerPort) -> bool {
+fn ports_conflict(a: &ContainerPort, b: &ContainerPort) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
     let address = |port: &ContainerPort| {
         let given = port.host_ip.clone();
@@ -128,7 +132,7 @@ mod tests {
     fn refused(pod: &Pod, others: &[Pod]) -> Option<String> {
         let node = json!({"status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}});
         let node = serde_json::from_value(node).unwrap();
-        of(pod, &node, || others.to_vec()).map(|(reason, _)| reason)
+        check(pod, &node, || others.to_vec()).map(|(reason, _)| reason)
     }
 
     #[test]

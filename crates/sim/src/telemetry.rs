@@ -194,7 +194,7 @@ impl Telemetry {
                     qos: qos::pod_qos_class_or_default(pod),
                     batch: usage::is_batch(pod),
                     request: usage::demand(pod).request,
-                    generator: Generator::of_pod(pod, self.seed),
+                    generator: Generator::for_pod(pod, self.seed),
                     samples: VecDeque::new(),
                 };
                 state.pods.insert(key.clone(), pod);

@@ -79,7 +79,7 @@ impl Generator {
     /// `sim.koordinator.sh/usage` picks the shape; otherwise batch, mid and free pods are `batch` and all
     /// others `diurnal`. Pods of one owner share the time of their humps.
     #[must_use]
-    pub fn of_pod(pod: &Pod, seed: u64) -> Self {
+    pub fn for_pod(pod: &Pod, seed: u64) -> Self {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let own = hash(seed, uid);
         let demand = demand(pod);
@@ -292,14 +292,14 @@ mod tests {
     #[test]
     fn kwoks_annotations_give_a_constant() {
         let annotations = json!({ KWOK_CPU_ANNOTATION: "1500m", KWOK_MEMORY_ANNOTATION: "1Gi" });
-        let generator = Generator::of_pod(&pod(&annotations, &json!({}), &json!({})), 1);
+        let generator = Generator::for_pod(&pod(&annotations, &json!({}), &json!({})), 1);
         for time in [0, 1_000, 50_000] {
             let usage = generator.at(time, 10.0);
             assert_eq!((usage.cpu, usage.memory), (1500.0, 1_073_741_824.0));
         }
         let only_cpu = pod(&json!({ KWOK_CPU_ANNOTATION: "1" }), &json!({}), &json!({}));
         assert_eq!(
-            Generator::of_pod(&only_cpu, 1).at(0, 0.0).memory,
+            Generator::for_pod(&only_cpu, 1).at(0, 0.0).memory,
             1_048_576.0
         );
     }
@@ -315,7 +315,7 @@ mod tests {
             &resources,
         );
         assert_eq!(demand(&pod).request.cpu, 4000.0);
-        let generator = Generator::of_pod(&pod, 1);
+        let generator = Generator::for_pod(&pod, 1);
         assert!(generator.at(0, 0.0).cpu < 1000.0);
         for time in 0..200 {
             let usage = generator.at(time * 60, 3600.0);
@@ -328,7 +328,7 @@ mod tests {
     fn services_follow_the_day_below_their_request() {
         let resources =
             json!({ "requests": { "cpu": "10", "memory": "10Gi" }, "limits": { "cpu": "10" } });
-        let generator = Generator::of_pod(&pod(&json!({}), &json!({}), &resources), 7);
+        let generator = Generator::for_pod(&pod(&json!({}), &json!({}), &resources), 7);
         let day: Vec<f64> = (0..24 * 60)
             .map(|minute| generator.at(minute * 60, 1e6).cpu)
             .collect();
@@ -347,9 +347,9 @@ mod tests {
             &json!({ "requests": { "cpu": "1" } }),
         );
         let (a, b, c) = (
-            Generator::of_pod(&pod, 1),
-            Generator::of_pod(&pod, 1),
-            Generator::of_pod(&pod, 2),
+            Generator::for_pod(&pod, 1),
+            Generator::for_pod(&pod, 1),
+            Generator::for_pod(&pod, 2),
         );
         assert_eq!(a.at(12_345, 1.0), b.at(12_345, 1.0));
         assert_ne!(a.at(12_345, 1.0), c.at(12_345, 1.0));

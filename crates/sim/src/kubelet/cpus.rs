@@ -117,7 +117,7 @@ impl Cpus {
         Ok(())
     }
 
-    pub(super) fn give_back(&mut self, cpus: &CpuSet) {
+    pub(super) fn release(&mut self, cpus: &CpuSet) {
         self.free.add(cpus);
     }
 }

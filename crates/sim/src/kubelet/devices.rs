@@ -114,7 +114,7 @@ impl Devices {
         Ok(ids)
     }
 
-    pub(super) fn give_back(&mut self, devices: &BTreeMap<String, Vec<String>>) {
+    pub(super) fn release(&mut self, devices: &BTreeMap<String, Vec<String>>) {
         for (resource, ids) in devices {
             if let Some(taken) = self.0.get_mut(resource) {
                 taken.retain(|id| !ids.contains(id));

@@ -3,7 +3,7 @@
 //! Source: `kubernetes/kubernetes` v1.35, `pkg/kubelet/apis/podresources`: init containers that ended are not
 //! listed, though resources that no later container took over from them stay allocated until the pod ends.
 
-use super::{CpuManager, Held, Kubelet};
+use super::{ContainerAllocation, CpuManager, Kubelet};
 use koord_model::cpuset::CpuSet;
 use koord_model::export::{Block, Devices, Machine, Node, Share};
 use koord_model::numa::NumaMask;
@@ -64,26 +64,26 @@ impl Kubelet {
     /// Returns `List` for a pod: the resources of each container, by name; empty for an unknown pod.
     #[must_use]
     pub fn listed(&self, uid: &str) -> Vec<(String, Share)> {
-        let held = self.held(uid).unwrap_or_default().iter();
-        let lasting = held.filter(|held| !held.ended);
+        let allocations = self.allocations(uid).unwrap_or_default().iter();
+        let lasting = allocations.filter(|allocation| !allocation.ended);
         lasting
-            .map(|held| (held.container.clone(), self.share(held)))
+            .map(|allocation| (allocation.container.clone(), self.share(allocation)))
             .collect()
     }
 
-    fn share(&self, held: &Held) -> Share {
+    fn share(&self, allocation: &ContainerAllocation) -> Share {
         let near = |resource: &str, id: &String| {
             let all = self.machine.devices.get(resource).into_iter().flatten();
             let mut of_id = all.filter(|device| device.id == *id);
             of_id.next().and_then(|device| device.nodes)
         };
-        let devices = held.devices.iter().flat_map(|(resource, ids)| {
+        let devices = allocation.devices.iter().flat_map(|(resource, ids)| {
             let ids = ids.iter().map(|id| (id.clone(), near(resource, id)));
             each(resource, ids)
         });
         Share {
-            cpus: held.cpus.clone(),
-            memory: held
+            cpus: allocation.cpus.clone(),
+            memory: allocation
                 .memory
                 .iter()
                 .map(|block| Block {

@@ -21,7 +21,7 @@ pub struct Block {
 }
 
 /// Memory that init containers hand on: bytes by the NUMA nodes that they are bound to, and by kind.
-pub(super) type Reuse = BTreeMap<(NumaMask, String), u64>;
+pub(super) type ReusableMemory = BTreeMap<(NumaMask, String), u64>;
 
 /// The memory of one NUMA node.
 #[derive(Debug, Clone)]
@@ -82,7 +82,12 @@ impl Banks {
     }
 
     /// Returns the hints for all kinds together, which apply to each kind.
-    fn hints(&self, machine: &Machine, wants: &BTreeMap<String, u64>, reuse: &Reuse) -> Vec<Hint> {
+    fn hints(
+        &self,
+        machine: &Machine,
+        wants: &BTreeMap<String, u64>,
+        reuse: &ReusableMemory,
+    ) -> Vec<Hint> {
         let nodes = machine.nodes();
         let mut least = nodes.count();
         let mut masks = Vec::new();
@@ -116,7 +121,7 @@ impl Banks {
         &self,
         machine: &Machine,
         wants: &BTreeMap<String, u64>,
-        reuse: &Reuse,
+        reuse: &ReusableMemory,
     ) -> Vec<Offer> {
         let hints = self.hints(machine, wants, reuse);
         if hints.is_empty() {
@@ -131,7 +136,7 @@ impl Banks {
         machine: &Machine,
         wants: &BTreeMap<String, u64>,
         hint: Hint,
-        reuse: &mut Reuse,
+        reuse: &mut ReusableMemory,
         init: bool,
     ) -> Result<Vec<Block>, Refusal> {
         let fail = |what: &str| Refusal::unexpected(&format!("[memorymanager] {what}"));
@@ -212,7 +217,7 @@ impl Banks {
         }
     }
 
-    pub(super) fn give_back(&mut self, blocks: &[Block]) {
+    pub(super) fn release(&mut self, blocks: &[Block]) {
         for block in blocks {
             for node in block.nodes.ids() {
                 let Some(bank) = self.0.get_mut(&node) else {

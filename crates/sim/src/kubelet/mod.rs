@@ -60,7 +60,7 @@ impl Refusal {
 
 /// Exclusive resources of a container of an admitted pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct ContainerAllocation {
     /// Its name.
     pub container: String,
     /// True if it ended before the main containers started. Its resources stay allocated to its pod.
@@ -81,14 +81,14 @@ pub struct Kubelet {
     cpus: cpus::Cpus,
     memory: memory::Banks,
     devices: devices::Devices,
-    pods: BTreeMap<String, Vec<Held>>,
+    pods: BTreeMap<String, Vec<ContainerAllocation>>,
 }
 
 /// Resources that init containers of the pod under admission leave to later containers.
 #[derive(Debug, Clone, Default)]
-struct Reuse {
+struct ReusableResources {
     cpus: CpuSet,
-    memory: memory::Reuse,
+    memory: memory::ReusableMemory,
     devices: BTreeMap<String, Vec<String>>,
 }
 
@@ -130,9 +130,9 @@ impl Kubelet {
             return Ok(());
         }
         let before = (self.cpus.clone(), self.memory.clone(), self.devices.clone());
-        match self.place(pod) {
-            Ok(held) => {
-                self.pods.insert(pod.uid.clone(), held);
+        match self.allocate(pod) {
+            Ok(allocations) => {
+                self.pods.insert(pod.uid.clone(), allocations);
                 Ok(())
             }
             Err(refusal) => {
@@ -144,13 +144,13 @@ impl Kubelet {
 
     /// Releases all resources of the pod. Returns whether the pod was admitted.
     pub fn release(&mut self, uid: &str) -> bool {
-        let Some(held) = self.pods.remove(uid) else {
+        let Some(allocations) = self.pods.remove(uid) else {
             return false;
         };
-        for held in &held {
-            self.cpus.give_back(&held.cpus);
-            self.memory.give_back(&held.memory);
-            self.devices.give_back(&held.devices);
+        for allocation in &allocations {
+            self.cpus.release(&allocation.cpus);
+            self.memory.release(&allocation.memory);
+            self.devices.release(&allocation.devices);
         }
         true
     }
@@ -158,7 +158,7 @@ impl Kubelet {
     /// Returns the resources of the pod's containers, in the order in which they start; `None` for a pod that
     /// was not admitted.
     #[must_use]
-    pub fn held(&self, uid: &str) -> Option<&[Held]> {
+    pub fn allocations(&self, uid: &str) -> Option<&[ContainerAllocation]> {
         self.pods.get(uid).map(Vec::as_slice)
     }
 
@@ -171,8 +171,8 @@ impl Kubelet {
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         let mut shared = self.machine.topology.all().clone();
-        for held in self.pods.values().flatten() {
-            shared.subtract(&held.cpus);
+        for allocation in self.pods.values().flatten() {
+            shared.subtract(&allocation.cpus);
         }
         shared
     }
@@ -201,22 +201,23 @@ impl Kubelet {
             .count()
     }
 
-    fn place(&mut self, pod: &Pod) -> Result<Vec<Held>, Refusal> {
-        let mut reuse = Reuse::default();
+    /// Admits the containers one after the other and allocates their resources.
+    fn allocate(&mut self, pod: &Pod) -> Result<Vec<ContainerAllocation>, Refusal> {
+        let mut reuse = ReusableResources::default();
         let whole = match (self.settings.policy, self.settings.scope) {
             (Policy::None, _) => Some(None),
             (_, Scope::Pod) => Some(self.merge(&self.pod_offers(pod))?),
             (_, Scope::Container) => None,
         };
-        let mut held = Vec::new();
+        let mut allocations = Vec::new();
         for container in &pod.containers {
             let hint = match whole {
                 Some(hint) => hint,
                 None => self.merge(&self.container_offers(pod, container, &reuse))?,
             };
-            held.push(self.take(pod, container, hint, &mut reuse)?);
+            allocations.push(self.allocate_container(pod, container, hint, &mut reuse)?);
         }
-        Ok(held)
+        Ok(allocations)
     }
 
     /// Returns the merged hint if the policy admits it.
@@ -229,7 +230,12 @@ impl Kubelet {
         }
     }
 
-    fn container_offers(&self, pod: &Pod, container: &Container, reuse: &Reuse) -> Vec<Offer> {
+    fn container_offers(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        reuse: &ReusableResources,
+    ) -> Vec<Offer> {
         let mut offers = self
             .devices
             .offers(&self.machine, &container.devices, &reuse.devices);
@@ -243,7 +249,7 @@ impl Kubelet {
     }
 
     fn pod_offers(&self, pod: &Pod) -> Vec<Offer> {
-        let none = Reuse::default();
+        let none = ReusableResources::default();
         let devices = pod.peak(|container| container.devices.clone());
         let mut offers = self.devices.offers(&self.machine, &devices, &none.devices);
         let cpus = pod
@@ -262,39 +268,41 @@ impl Kubelet {
     }
 
     /// Allocates from each provider for the container, in the kubelet's order of providers.
-    fn take(
+    fn allocate_container(
         &mut self,
         pod: &Pod,
         container: &Container,
         hint: Option<Hint>,
-        reuse: &mut Reuse,
-    ) -> Result<Held, Refusal> {
+        reuse: &mut ReusableResources,
+    ) -> Result<ContainerAllocation, Refusal> {
         let init = container.role == Role::Init;
         let mask = hint.and_then(|hint| hint.mask);
         let machine = &self.machine;
-        let mut held = Held {
+        let mut allocation = ContainerAllocation {
             container: container.name.clone(),
             ended: init,
-            ..Held::default()
+            ..ContainerAllocation::default()
         };
         for (resource, count) in &container.devices {
-            let left = reuse.devices.entry(resource.clone()).or_default();
-            let ids = self.devices.take(machine, resource, *count, mask, left)?;
-            left.retain(|id| !ids.contains(id));
+            let reusable = reuse.devices.entry(resource.clone()).or_default();
+            let ids = self
+                .devices
+                .take(machine, resource, *count, mask, reusable)?;
+            reusable.retain(|id| !ids.contains(id));
             if init {
-                left.extend(ids.iter().cloned());
+                reusable.extend(ids.iter().cloned());
             }
-            held.devices.insert(resource.clone(), ids);
+            allocation.devices.insert(resource.clone(), ids);
         }
-        held.devices.retain(|_, ids| !ids.is_empty());
+        allocation.devices.retain(|_, ids| !ids.is_empty());
         let cpus = pod.whole_cpus(container);
         if cpus > 0 && self.settings.cpu != CpuManager::None {
-            let (settings, left) = (&self.settings, &reuse.cpus);
-            held.cpus = self.cpus.take(machine, settings, cpus, mask, left)?;
+            let (settings, reusable) = (&self.settings, &reuse.cpus);
+            allocation.cpus = self.cpus.take(machine, settings, cpus, mask, reusable)?;
             if init {
-                reuse.cpus.add(&held.cpus);
+                reuse.cpus.add(&allocation.cpus);
             } else {
-                reuse.cpus.subtract(&held.cpus);
+                reuse.cpus.subtract(&allocation.cpus);
             }
         }
         if self.settings.memory && pod.guaranteed && !container.memory.is_empty() {
@@ -303,9 +311,9 @@ impl Kubelet {
                 mask: None,
                 preferred: false,
             });
-            let (memory, left) = (&container.memory, &mut reuse.memory);
-            held.memory = self.memory.take(machine, memory, hint, left, init)?;
+            let (memory, reusable) = (&container.memory, &mut reuse.memory);
+            allocation.memory = self.memory.take(machine, memory, hint, reusable, init)?;
         }
-        Ok(held)
+        Ok(allocation)
     }
 }

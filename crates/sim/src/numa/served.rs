@@ -1,7 +1,7 @@
 //! Input of an exporter on a simulated node: its kubelet's PodResources service and files, and `/sys` as the
 //! kernel of such a machine would show it.
 
-use super::{Floor, Floors};
+use super::{NodeKubelet, NodeKubelets};
 use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::CpuSet;
 use koord_model::export::{Machine, Share};
@@ -46,23 +46,27 @@ impl Kubelets {
 /// # Errors
 /// When a file cannot be written, or the socket cannot be opened.
 pub(crate) fn serve(
-    floors: &Arc<Floors>,
+    kubelets: &Arc<NodeKubelets>,
     node: &str,
     dir: &Path,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let about = floors.ask(node, |floor| {
-        let settings = floor.kubelet.settings();
-        (floor.kubelet.exported(), settings.policy, settings.scope)
+    let facts = kubelets.with_kubelet(node, |kubelet_state| {
+        let settings = kubelet_state.kubelet.settings();
+        (
+            kubelet_state.kubelet.exported(),
+            settings.policy,
+            settings.scope,
+        )
     });
-    let Some((machine, policy, scope)) = about else {
+    let Some((machine, policy, scope)) = facts else {
         return Ok(());
     };
     sysfs(&machine, &dir.join("sys/devices/system/node"))?;
     fs::write(dir.join("config.yaml"), config(policy, scope))?;
-    state(floors, node, dir)?;
+    state(kubelets, node, dir)?;
     let lister = Lister {
-        floors: floors.clone(),
+        kubelets: kubelets.clone(),
         node: node.to_owned(),
     };
     let server = lister::serve(lister, &Kubelets::socket(dir), stop)?;
@@ -79,8 +83,8 @@ pub(crate) fn serve(
 ///
 /// # Errors
 /// When the file cannot be written.
-pub(crate) fn state(floors: &Floors, node: &str, dir: &Path) -> io::Result<()> {
-    let shared = floors.ask(node, |floor| floor.kubelet.shared_cpus());
+pub(crate) fn state(kubelets: &NodeKubelets, node: &str, dir: &Path) -> io::Result<()> {
+    let shared = kubelets.with_kubelet(node, |kubelet_state| kubelet_state.kubelet.shared_cpus());
     let Some(shared) = shared else { return Ok(()) };
     let text = json!({"policyName": "static", "defaultCpuSet": shared.to_string()});
     fs::create_dir_all(dir)?;
@@ -118,24 +122,30 @@ fn sysfs(machine: &Machine, dir: &Path) -> io::Result<()> {
 
 /// The PodResources service of one node's kubelet.
 struct Lister {
-    floors: Arc<Floors>,
+    kubelets: Arc<NodeKubelets>,
     node: String,
 }
 
 impl Lister {
-    fn ask<T>(&self, about: impl FnOnce(&Floor) -> T) -> Result<T, Status> {
-        let answer = self.floors.ask(&self.node, about);
+    fn read_kubelet<T>(&self, read: impl FnOnce(&NodeKubelet) -> T) -> Result<T, Status> {
+        let answer = self.kubelets.with_kubelet(&self.node, read);
         answer.ok_or_else(|| Status::unavailable(format!("there is no kubelet of {}", self.node)))
     }
 }
 
 impl PodResourcesSource for Lister {
     fn pods(&self) -> Result<Vec<api::PodResources>, Status> {
-        self.ask(|floor| floor.pods.keys().map(|uid| pod(floor, uid)).collect())
+        self.read_kubelet(|kubelet_state| {
+            kubelet_state
+                .pods
+                .keys()
+                .map(|uid| pod(kubelet_state, uid))
+                .collect()
+        })
     }
 
     fn allocatable(&self) -> Result<api::AllocatableResourcesResponse, Status> {
-        let share = self.ask(|floor| floor.kubelet.allocatable())?;
+        let share = self.read_kubelet(|kubelet_state| kubelet_state.kubelet.allocatable())?;
         Ok(api::AllocatableResourcesResponse {
             cpu_ids: cpu_ids(&share),
             memory: memory(&share),
@@ -144,9 +154,9 @@ impl PodResourcesSource for Lister {
     }
 }
 
-fn pod(floor: &Floor, uid: &str) -> api::PodResources {
-    let (namespace, name) = floor.pods.get(uid).cloned().unwrap_or_default();
-    let containers = floor.kubelet.listed(uid).into_iter();
+fn pod(kubelet_state: &NodeKubelet, uid: &str) -> api::PodResources {
+    let (namespace, name) = kubelet_state.pods.get(uid).cloned().unwrap_or_default();
+    let containers = kubelet_state.kubelet.listed(uid).into_iter();
     let container = |(name, share): (String, Share)| api::ContainerResources {
         name,
         cpu_ids: cpu_ids(&share),

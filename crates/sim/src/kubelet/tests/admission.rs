@@ -103,12 +103,12 @@ fn ac_1_a_pod_of_two_numa_nodes_is_refused_where_one_is_asked_for() {
             refusal.message,
             "Resources cannot be allocated with Topology locality"
         );
-        assert_eq!(a.held("pod1"), None);
+        assert_eq!(a.allocations("pod1"), None);
         let mut b = kubelet(machine(2, 20, 32 * GI), Policy::SingleNumaNode, scope);
         b.admit(&pod).unwrap();
-        let held = &b.held("pod1").unwrap()[0];
-        assert_eq!(held.cpus, "0-19".parse().unwrap());
-        assert_eq!(held.memory[0].nodes, NumaMask(1));
+        let allocation = &b.allocations("pod1").unwrap()[0];
+        assert_eq!(allocation.cpus, "0-19".parse().unwrap());
+        assert_eq!(allocation.memory[0].nodes, NumaMask(1));
         assert_eq!(b.shared_cpus(), "20-39".parse().unwrap());
     }
 }
@@ -150,9 +150,9 @@ fn ac_3_containers_or_the_pod_are_aligned() {
     let place = |scope, containers: &[(Role, u64, u64)]| {
         let mut kubelet = kubelet(machine(2, 10, 32 * GI), Policy::SingleNumaNode, scope);
         let refused = reason(&mut kubelet, &pod("a", containers));
-        let held = kubelet.held("a").unwrap_or_default();
-        let nodes = |held: &Held| held.memory[0].nodes.0;
-        (refused, held.iter().map(nodes).collect::<Vec<_>>())
+        let allocations = kubelet.allocations("a").unwrap_or_default();
+        let nodes = |allocation: &ContainerAllocation| allocation.memory[0].nodes.0;
+        (refused, allocations.iter().map(nodes).collect::<Vec<_>>())
     };
     let both = &[(Main, 6, 1), (Main, 6, 1)];
     assert_eq!(place(Scope::Container, both), ("", vec![1, 2]));
@@ -206,7 +206,7 @@ fn cpu_hints_are_the_kubelets() {
         let busy = machine.topology.all().difference(&cpus.parse().unwrap());
         let taken = provider.take(&machine, &set, 12, None, &CpuSet::new());
         assert_eq!(taken.unwrap().len(), 12);
-        provider.give_back(&machine.topology.all().difference(&busy));
+        provider.release(&machine.topology.all().difference(&busy));
         let hints = provider.offer(&machine, *count, &CpuSet::new()).unwrap();
         let hints: Vec<_> = hints
             .into_iter()
@@ -268,7 +268,8 @@ fn too_little_memory_is_unexpected() {
 fn memory_of_one_numa_node_and_of_several_do_not_mix() {
     let mut kubelet = kubelet(machine(4, 10, 4 * GI), Policy::BestEffort, Scope::Container);
     kubelet.admit(&pod("wide", &[(Main, 1, 6)])).unwrap();
-    let nodes = |kubelet: &Kubelet, uid: &str| kubelet.held(uid).unwrap()[0].memory[0].nodes.0;
+    let nodes =
+        |kubelet: &Kubelet, uid: &str| kubelet.allocations(uid).unwrap()[0].memory[0].nodes.0;
     assert_eq!(nodes(&kubelet, "wide"), 0b11);
     kubelet.admit(&pod("one", &[(Main, 1, 1)])).unwrap();
     assert_eq!(nodes(&kubelet, "one"), 0b100);
@@ -302,9 +303,9 @@ fn kinds_of_init_containers_alone_are_no_hint_for_the_pod() {
             }
         }
         let reason = reason(&mut kubelet, &pod);
-        let held = kubelet.held("p").unwrap_or_default();
+        let allocations = kubelet.allocations("p").unwrap_or_default();
         let on = |at: usize| {
-            let nodes: Vec<u32> = held
+            let nodes: Vec<u32> = allocations
                 .get(at)?
                 .memory
                 .iter()
@@ -337,14 +338,16 @@ fn ac_4_devices_and_cpus_meet() {
         devices(&mut machine, "ex.com/b", b);
         let mut kubelet = kubelet(machine, Policy::SingleNumaNode, Scope::Container);
         let refused = reason(&mut kubelet, &want);
-        let held = kubelet.held("a").map(|held| held[0].devices.clone());
-        (refused, held.unwrap_or_default())
+        let devices = kubelet
+            .allocations("a")
+            .map(|allocations| allocations[0].devices.clone());
+        (refused, devices.unwrap_or_default())
     };
     let (zero, one) = (Some(0), Some(1));
-    let (refused, held) = place(&[zero, one, one], &[zero, zero, one]);
+    let (refused, devices) = place(&[zero, one, one], &[zero, zero, one]);
     assert_eq!(refused, "");
-    assert_eq!(held["ex.com/a"], ["ex.com/a-0"]);
-    assert_eq!(held["ex.com/b"], ["ex.com/b-0"]);
+    assert_eq!(devices["ex.com/a"], ["ex.com/a-0"]);
+    assert_eq!(devices["ex.com/b"], ["ex.com/b-0"]);
     assert_eq!(place(&[zero; 3], &[one; 3]).0, AFFINITY);
     assert_eq!(place(&[zero; 3], &[None; 3]).0, "", "no topology, no wish");
     assert_eq!(
@@ -380,7 +383,7 @@ fn ac_5_only_guaranteed_pods_have_cpus_and_memory_of_their_own() {
     let mut burstable = pod("a", &[(Main, 15, 60)]);
     burstable.guaranteed = false;
     assert_eq!(reason(&mut kubelet, &burstable), "");
-    assert_eq!(kubelet.held("a").unwrap()[0].memory, []);
+    assert_eq!(kubelet.allocations("a").unwrap()[0].memory, []);
     let mut three = with_devices(burstable.clone(), &[("ex.com/a", 3)]);
     three.uid = "b".to_owned();
     assert_eq!(reason(&mut kubelet, &three), AFFINITY);
@@ -469,30 +472,30 @@ proptest! {
             containers.sort_by_key(|(role, ..)| *role == Main);
             let pod = with_devices(pod(&format!("p{at}"), &containers), &[("ex.com/a", count)]);
             let admitted = kubelet.admit(&pod).is_ok();
-            prop_assert_eq!(kubelet.held(&pod.uid).is_some(), admitted);
-            for (want, held) in pod.containers.iter().zip(kubelet.held(&pod.uid).unwrap_or_default()) {
-                prop_assert_eq!(held.cpus.len() as u64, want.cpu / 1000);
-                prop_assert_eq!(held.memory[0].size, want.memory["memory"]);
-                let has = held.devices.get("ex.com/a").map_or(0, Vec::len) as u64;
+            prop_assert_eq!(kubelet.allocations(&pod.uid).is_some(), admitted);
+            for (want, allocation) in pod.containers.iter().zip(kubelet.allocations(&pod.uid).unwrap_or_default()) {
+                prop_assert_eq!(allocation.cpus.len() as u64, want.cpu / 1000);
+                prop_assert_eq!(allocation.memory[0].size, want.memory["memory"]);
+                let has = allocation.devices.get("ex.com/a").map_or(0, Vec::len) as u64;
                 prop_assert_eq!(has, want.devices.get("ex.com/a").copied().unwrap_or(0));
                 if policy == Policy::SingleNumaNode {
-                    let on: NumaMask = machine.topology.members(&held.cpus).map(|cpu| cpu.node).collect();
+                    let on: NumaMask = machine.topology.members(&allocation.cpus).map(|cpu| cpu.node).collect();
                     prop_assert!(on.count() <= 1);
-                    prop_assert!(on.within(held.memory[0].nodes), "{:?}", held);
+                    prop_assert!(on.within(allocation.memory[0].nodes), "{:?}", allocation);
                 }
             }
             let uids: Vec<String> = kubelet.pods().map(str::to_owned).collect();
             let mut seen = CpuSet::new();
             for uid in &uids {
                 let mut own = CpuSet::new();
-                kubelet.held(uid).unwrap().iter().for_each(|held| own.add(&held.cpus));
+                kubelet.allocations(uid).unwrap().iter().for_each(|allocation| own.add(&allocation.cpus));
                 prop_assert!(own.is_disjoint(&seen));
                 seen.add(&own);
             }
             for node in 0..nodes {
-                let blocks = uids.iter().flat_map(|uid| kubelet.held(uid).unwrap());
+                let blocks = uids.iter().flat_map(|uid| kubelet.allocations(uid).unwrap());
                 let taken: u64 = blocks
-                    .flat_map(|held| &held.memory)
+                    .flat_map(|allocation| &allocation.memory)
                     .filter_map(|block| block.taken.get(&node))
                     .sum();
                 prop_assert_eq!(kubelet.free_memory(node, "memory"), 8 * GI - taken);

@@ -202,7 +202,7 @@ proptest! {
                 prop_assert_eq!(predicted, admitted.is_ok(), "{:?} {:?}", admitted, pod);
             }
             // Resources that init containers leave behind are allocated, but not listed.
-            let ended = kubelet.pods.values().flatten().any(|held| held.ended);
+            let ended = kubelet.pods.values().flatten().any(|allocation| allocation.ended);
             if !ended {
                 let table = ResourceTable::new();
                 let device = table.intern(DEVICE);

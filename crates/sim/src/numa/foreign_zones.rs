@@ -7,7 +7,7 @@ use koord_model::export;
 
 /// Cached part of the NodeResourceTopology of one node.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ForeignZones {
     pub(crate) name: Box<str>,
     uid: Option<Box<str>>,
     version: Option<Box<str>>,
@@ -15,8 +15,8 @@ pub(crate) struct Seen {
     pub(crate) foreign: Vec<Zone>,
 }
 
-impl Seen {
-    pub(crate) fn of(object: NodeResourceTopology) -> Self {
+impl ForeignZones {
+    pub(crate) fn new(object: NodeResourceTopology) -> Self {
         let meta = object.metadata;
         Self {
             name: meta.name.unwrap_or_default().into(),
@@ -27,7 +27,7 @@ impl Seen {
     }
 }
 
-impl Cacheable for Seen {
+impl Cacheable for ForeignZones {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

@@ -6,14 +6,14 @@ use koord_kube::{Cacheable, Text};
 
 /// A cached pod.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CachedPod {
     /// True if it is being deleted.
     pub(crate) deleting: bool,
     text: Text<Pod>,
 }
 
-impl Kept {
-    pub(crate) fn of(mut pod: Pod) -> Self {
+impl CachedPod {
+    pub(crate) fn new(mut pod: Pod) -> Self {
         trim(&mut pod);
         Self {
             deleting: pod.metadata.deletion_timestamp.is_some(),
@@ -27,7 +27,7 @@ impl Kept {
     }
 }
 
-impl Cacheable for Kept {
+impl Cacheable for CachedPod {
     fn names(&self) -> (&str, &str) {
         self.text.names()
     }
