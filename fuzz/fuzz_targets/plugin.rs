@@ -9,7 +9,7 @@ use koord_rpc::nri::{
     Container, ContainerUpdate, Event, Handler, LinuxResources, PLUGIN_CHANNEL, PodSandbox,
     RUNTIME_CHANNEL, Reply, Settings, Socket, Stub,
 };
-use koord_rpc::ttrpc::frame::{Header, Kind};
+use koord_rpc::ttrpc::frame::{FrameKind, Header};
 use libfuzzer_sys::fuzz_target;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, LazyLock};
@@ -81,7 +81,7 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
-fn framed(channel: u32, stream: u32, kind: Kind, message: &[u8]) -> Vec<u8> {
+fn framed(channel: u32, stream: u32, kind: FrameKind, message: &[u8]) -> Vec<u8> {
     let length = message.len() as u32;
     let frame = Header {
         length,
@@ -95,7 +95,7 @@ fn framed(channel: u32, stream: u32, kind: Kind, message: &[u8]) -> Vec<u8> {
 /// Pieces of one byte of kind, one of length, and so much content.
 fn said(mut data: &[u8]) -> Vec<u8> {
     // The registration is answered: a response without status and content.
-    let mut out = framed(RUNTIME_CHANNEL, 1, Kind::Response, &[]);
+    let mut out = framed(RUNTIME_CHANNEL, 1, FrameKind::Response, &[]);
     let mut stream = 1;
     while let Some((&[kind, length], rest)) = data.split_first_chunk::<2>() {
         let (content, after) = rest.split_at(usize::from(length).min(rest.len()));
@@ -107,7 +107,7 @@ fn said(mut data: &[u8]) -> Vec<u8> {
         let method = METHODS[usize::from(kind) % METHODS.len()];
         let service = field(1, b"nri.pkg.api.v1alpha1.Plugin");
         let message = [service, field(2, method.as_bytes()), field(3, content)].concat();
-        out.extend(framed(PLUGIN_CHANNEL, stream, Kind::Request, &message));
+        out.extend(framed(PLUGIN_CHANNEL, stream, FrameKind::Request, &message));
         stream += 2;
     }
     out

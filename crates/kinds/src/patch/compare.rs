@@ -91,7 +91,7 @@ type Sides = (Option<Set>, Option<Set>);
 pub(super) fn compare(scope: WriteScope<'_>, old: Option<&Value>, new: &Value) -> Diff {
     let root = scope.root();
     let mut out = Diff::default();
-    for (key, a, b) in both(old.and_then(Value::as_object), new.as_object()) {
+    for (key, a, b) in merged_members(old.and_then(Value::as_object), new.as_object()) {
         if !scope.has(key) {
             continue;
         }
@@ -104,7 +104,9 @@ pub(super) fn compare(scope: WriteScope<'_>, old: Option<&Value>, new: &Value) -
         }
         let node = root.member(key);
         let mut inner = Diff::default();
-        for (key, a, b) in both(a.and_then(Value::as_object), b.and_then(Value::as_object)) {
+        for (key, a, b) in
+            merged_members(a.and_then(Value::as_object), b.and_then(Value::as_object))
+        {
             if scope.has_metadata(key) {
                 inner.put(
                     format!("f:{key}"),
@@ -118,7 +120,7 @@ pub(super) fn compare(scope: WriteScope<'_>, old: Option<&Value>, new: &Value) -
 }
 
 /// Returns the members of two objects, each key once.
-fn both<'a>(
+fn merged_members<'a>(
     a: Option<&'a Map<String, Value>>,
     b: Option<&'a Map<String, Value>>,
 ) -> impl Iterator<Item = (&'a String, Option<&'a Value>, Option<&'a Value>)> {
@@ -130,19 +132,19 @@ fn both<'a>(
 }
 
 /// How a value is split into fields.
-enum Kind<'v> {
+enum ValueShape<'v> {
     Nothing,
     Leaf,
     Object(&'v Map<String, Value>),
     List(&'v [Value]),
 }
 
-fn kind<'v>(node: &Schema, value: Option<&'v Value>) -> Kind<'v> {
+fn kind<'v>(node: &Schema, value: Option<&'v Value>) -> ValueShape<'v> {
     match value {
-        None | Some(Value::Null) => Kind::Nothing,
-        Some(Value::Object(map)) if !node.is_whole() => Kind::Object(map),
-        Some(Value::Array(items)) if node.list_type != ListType::Atomic => Kind::List(items),
-        Some(_) => Kind::Leaf,
+        None | Some(Value::Null) => ValueShape::Nothing,
+        Some(Value::Object(map)) if !node.is_whole() => ValueShape::Object(map),
+        Some(Value::Array(items)) if node.list_type != ListType::Atomic => ValueShape::List(items),
+        Some(_) => ValueShape::Leaf,
     }
 }
 
@@ -175,13 +177,15 @@ fn values(
     old = old.or(absent);
     new = new.or(absent.filter(|_| !deleted));
     let (a, b) = match (kind(node, old), kind(node, new)) {
-        (Kind::Object(a), Kind::Object(b)) => (Some(a), Some(b)),
-        (Kind::Object(a), Kind::Nothing) => (Some(a), None),
-        (Kind::Nothing, Kind::Object(b)) => (None, Some(b)),
-        (Kind::List(a), Kind::List(b)) => return lists(node, old, new, a, b, depth),
-        (Kind::List(a), Kind::Nothing) => return lists(node, old, new, a, &[], depth),
-        (Kind::Nothing, Kind::List(b)) => return lists(node, old, new, &[], b, depth),
-        (Kind::Nothing | Kind::Leaf, Kind::Nothing | Kind::Leaf) => return leaf(old, new),
+        (ValueShape::Object(a), ValueShape::Object(b)) => (Some(a), Some(b)),
+        (ValueShape::Object(a), ValueShape::Nothing) => (Some(a), None),
+        (ValueShape::Nothing, ValueShape::Object(b)) => (None, Some(b)),
+        (ValueShape::List(a), ValueShape::List(b)) => return lists(node, old, new, a, b, depth),
+        (ValueShape::List(a), ValueShape::Nothing) => return lists(node, old, new, a, &[], depth),
+        (ValueShape::Nothing, ValueShape::List(b)) => return lists(node, old, new, &[], b, depth),
+        (ValueShape::Nothing | ValueShape::Leaf, ValueShape::Nothing | ValueShape::Leaf) => {
+            return leaf(old, new);
+        }
         // The value has another kind now.
         _ => {
             let (_, removed) = values(node, old, None, (depth + 1, false));
@@ -194,7 +198,7 @@ fn values(
     }
     let mut out = Diff::default();
     let deleted = b.is_none();
-    for (key, a, b) in both(a, b) {
+    for (key, a, b) in merged_members(a, b) {
         let sides = values(node.member(key), a, b, (depth + 1, deleted));
         if sides != (None, None) {
             out.put(format!("f:{key}"), sides);

@@ -110,7 +110,7 @@ impl Quota {
             && self
                 .scopes
                 .iter()
-                .all(|scope| pods && pod::in_scope(object, scope))
+                .all(|scope| pods && pod::is_in_scope(object, scope))
     }
 
     /// Returns the usage after a write; `old` is `None` for a new object. `None` if the usage does not

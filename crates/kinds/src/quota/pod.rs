@@ -194,7 +194,7 @@ pub(super) fn terminating(pod: &Value) -> bool {
 }
 
 /// Returns true if the pod is in a scope.
-pub(super) fn in_scope(pod: &Value, scope: &super::Scope) -> bool {
+pub(super) fn is_in_scope(pod: &Value, scope: &super::Scope) -> bool {
     let best_effort = || meta::str_at(pod, &["status", "qosClass"]) == "BestEffort";
     match &*scope.name {
         "Terminating" => terminating(pod),

@@ -32,7 +32,7 @@ impl Resource {
 
     /// Returns true if a write of `/status` keeps this metadata.
     pub(crate) fn keeps_in_status(&self, key: &str) -> bool {
-        self.is_custom() || kept_by_status(self).contains(&key)
+        self.is_custom() || fields_kept_by_status(self).contains(&key)
     }
 }
 
@@ -247,7 +247,7 @@ fn restore_metadata(old: &Value, new: &mut Value) {
 }
 
 /// Returns the metadata of a built-in kind that a write of `/status` keeps.
-fn kept_by_status(resource: &Resource) -> &'static [&'static str] {
+fn fields_kept_by_status(resource: &Resource) -> &'static [&'static str] {
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => &["ownerReferences"],
         ("apps", _) | ("", "replicationcontrollers") => &["labels"],
@@ -289,7 +289,7 @@ fn status_update(resource: &Resource, old: &Value, new: &mut Value) {
     for key in members {
         replace_member(old, new, &key);
     }
-    let retained = kept_by_status(resource);
+    let retained = fields_kept_by_status(resource);
     let before = old.get("metadata").and_then(Value::as_object);
     if let Some(metadata) = meta::metadata_mut(new) {
         for key in retained {

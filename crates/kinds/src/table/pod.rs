@@ -22,7 +22,7 @@ pub(super) const POD: Printer = Printer {
 };
 
 fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
-    let s = summary(pod);
+    let s = summarize(pod);
     let restarts = match s.last_restart {
         Some(at) if s.restarts > 0 => format!("{} ({} ago)", s.restarts, age(at, now)),
         _ => s.restarts.to_string(),
@@ -65,7 +65,7 @@ fn gates(pod: &Value) -> Value {
     format!("{met}/{}", gates.len()).into()
 }
 
-struct Summary<'a> {
+struct PodSummary<'a> {
     ready: usize,
     total: usize,
     status: String,
@@ -107,10 +107,10 @@ fn later<'a>(a: Option<&'a str>, b: &'a str) -> Option<&'a str> {
     }
 }
 
-fn summary(pod: &Value) -> Summary<'_> {
+fn summarize(pod: &Value) -> PodSummary<'_> {
     let phase = str_at(pod, &["status", "phase"]);
     let reason = str_at(pod, &["status", "reason"]);
-    let mut out = Summary {
+    let mut out = PodSummary {
         ready: 0,
         total: list_at(pod, &["spec", "containers"]).len(),
         status: if reason.is_empty() { phase } else { reason }.to_owned(),
@@ -143,7 +143,7 @@ fn is_initialized(pod: &Value) -> bool {
 }
 
 /// Summarizes the init containers; returns true while some still have to finish.
-fn init_containers<'a>(pod: &'a Value, out: &mut Summary<'a>) -> bool {
+fn init_containers<'a>(pod: &'a Value, out: &mut PodSummary<'a>) -> bool {
     let specs = list_at(pod, &["spec", "initContainers"]);
     let sidecar = |name: &str| {
         specs
@@ -188,7 +188,7 @@ fn init_containers<'a>(pod: &'a Value, out: &mut Summary<'a>) -> bool {
     initializing
 }
 
-fn containers<'a>(pod: &'a Value, out: &mut Summary<'a>) {
+fn containers<'a>(pod: &'a Value, out: &mut PodSummary<'a>) {
     let statuses = list_at(pod, &["status", "containerStatuses"]);
     let mut running = false;
     let before = out.restarts;

@@ -9,7 +9,7 @@ use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerState, ContainerUpdate, Event, Handler, KeyValue,
     LinuxContainerAdjustment, LinuxContainerUpdate, LinuxCpu, LinuxDevice, LinuxMemory,
     LinuxResources, Mount, OptionalFileMode, OptionalInt, OptionalInt64, OptionalString,
-    OptionalUInt64, Outcome, PodSandbox, Reply, Settings, Stub, StubEvent, events_named,
+    OptionalUInt64, PodSandbox, Reply, RequestOutcome, Settings, Stub, StubEvent, events_named,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -487,8 +487,8 @@ impl Handler for Plugin {
             StubEvent::Answered(event, took, outcome) => {
                 let name = event.map_or("Synchronize", |event| event.as_str_name());
                 let milliseconds = took.as_secs_f64() * 1000.0;
-                metrics.runtime_request(name, *outcome == Outcome::Done, milliseconds);
-                if matches!(outcome, Outcome::Late | Outcome::Panicked) {
+                metrics.runtime_request(name, *outcome == RequestOutcome::Done, milliseconds);
+                if matches!(outcome, RequestOutcome::Late | RequestOutcome::Panicked) {
                     tracing::warn!(
                         event = name,
                         ?took,

@@ -10,7 +10,7 @@ mod session;
 mod stub;
 
 pub use events::{events_named, mask, supported};
-pub use stub::{Handler, Outcome, Reply, Settings, Socket, Stub, StubEvent};
+pub use stub::{Handler, Reply, RequestOutcome, Settings, Socket, Stub, StubEvent};
 
 #[allow(
     clippy::all,

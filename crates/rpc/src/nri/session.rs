@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::stub::{Handler, Outcome, Reply, StubEvent};
+use super::stub::{Handler, Reply, RequestOutcome, StubEvent};
 use super::{
     ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest,
     CreateContainerResponse, Empty, Event, Plugin, PodSandbox, PostCreateContainerRequest,
@@ -72,7 +72,7 @@ impl<H: Handler> Session<H> {
         let limit = context.timeout.unwrap_or(*self.limit.lock()).mul_f64(0.8);
         let answer = match Arc::clone(&self.busy).try_acquire_owned() {
             // All threads are blocked.
-            Err(_) => Err(Outcome::Late),
+            Err(_) => Err(RequestOutcome::Late),
             Ok(permit) => {
                 let handler = Arc::clone(&self.handler);
                 let task = tokio::task::spawn_blocking(move || {
@@ -81,14 +81,14 @@ impl<H: Handler> Session<H> {
                 });
                 match tokio::time::timeout(limit, task).await {
                     Ok(Ok(answer)) => Ok(answer),
-                    Ok(Err(_)) => Err(Outcome::Panicked),
-                    Err(_) => Err(Outcome::Late),
+                    Ok(Err(_)) => Err(RequestOutcome::Panicked),
+                    Err(_) => Err(RequestOutcome::Late),
                 }
             }
         };
         let outcome = match &answer {
-            Ok(Ok(_)) => Outcome::Done,
-            Ok(Err(_)) => Outcome::Refused,
+            Ok(Ok(_)) => RequestOutcome::Done,
+            Ok(Err(_)) => RequestOutcome::Refused,
             Err(outcome) => *outcome,
         };
         let stub_event = StubEvent::Answered(event, begun.elapsed(), outcome);

@@ -99,7 +99,7 @@ pub struct Reply {
 
 /// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// The handler responded.
     Done,
     /// The handler returned an error.
@@ -118,7 +118,7 @@ pub enum StubEvent {
     /// The connection was lost or failed: the error, and the delay until the next attempt.
     Lost(String, Duration),
     /// A request was answered: its event (`None` for Synchronize), duration, and result.
-    Answered(Option<Event>, Duration, Outcome),
+    Answered(Option<Event>, Duration, RequestOutcome),
 }
 
 /// Identity of the plugin, address of the runtime, and timeouts.

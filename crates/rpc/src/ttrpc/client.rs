@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::frame::{Decoder, Frame, Header, Kind};
+use super::frame::{Decoder, Frame, FrameKind, Header};
 use super::{Error, MESSAGE_LIMIT, Status, send, wire};
 use crate::io::more;
 
@@ -64,7 +64,7 @@ struct Calls {
 enum CallResult {
     Answer(Bytes),
     Oversized(usize),
-    UnexpectedKind(Kind),
+    UnexpectedKind(FrameKind),
     Closed(Error),
 }
 
@@ -165,8 +165,8 @@ impl Client {
     async fn exchange(&self, request: Vec<u8>) -> Result<CallResult, Error> {
         let shared = &self.shared;
         let permit = tokio::select! {
-            permit = shared.queue.reserve() => permit.map_err(|_| shared.why())?,
-            () = shared.closed.cancelled() => return Err(shared.why()),
+            permit = shared.queue.reserve() => permit.map_err(|_| shared.close_error())?,
+            () = shared.closed.cancelled() => return Err(shared.close_error()),
         };
         let (tell, told) = oneshot::channel();
         let stream = {
@@ -184,13 +184,13 @@ impl Client {
             stream
         };
         let _guard = PendingCallGuard { shared, stream };
-        told.await.map_err(|_| shared.why())
+        told.await.map_err(|_| shared.close_error())
     }
 
     /// Waits until the connection is closed by either side.
     pub async fn closed(&self) -> Error {
         self.shared.closed.cancelled().await;
-        self.shared.why()
+        self.shared.close_error()
     }
 
     /// Closes the connection; calls in flight fail.
@@ -212,7 +212,7 @@ impl Drop for PendingCallGuard<'_> {
 }
 
 impl Shared {
-    fn why(&self) -> Error {
+    fn close_error(&self) -> Error {
         let ended = self.calls.lock().ended.clone();
         ended.unwrap_or_else(|| Error::closed("by us"))
     }
@@ -251,7 +251,7 @@ async fn run(
 ) {
     let writing = async {
         while let Some((stream, request)) = requests.recv().await {
-            if let Err(error) = send(&mut write, stream, Kind::Request, &request).await {
+            if let Err(error) = send(&mut write, stream, FrameKind::Request, &request).await {
                 return Error::closed(error);
             }
         }
@@ -263,7 +263,7 @@ async fn run(
         loop {
             while let Some(frame) = decoder.next(&mut buffer) {
                 match frame {
-                    Frame::Message(header, message) if header.kind == Kind::Response => {
+                    Frame::Message(header, message) if header.kind == FrameKind::Response => {
                         shared.deliver(header, CallResult::Answer(message));
                     }
                     Frame::Message(header, _) => {

@@ -7,7 +7,7 @@ pub const HEADER: usize = 10;
 
 /// Kind of a frame: the ninth byte of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameKind {
     /// A call (1).
     Request,
     /// The answer to a call (2).
@@ -18,22 +18,22 @@ pub enum Kind {
     Other(u8),
 }
 
-impl Kind {
-    fn from_byte(byte: u8) -> Kind {
+impl FrameKind {
+    fn from_byte(byte: u8) -> FrameKind {
         match byte {
-            1 => Kind::Request,
-            2 => Kind::Response,
-            3 => Kind::Data,
-            other => Kind::Other(other),
+            1 => FrameKind::Request,
+            2 => FrameKind::Response,
+            3 => FrameKind::Data,
+            other => FrameKind::Other(other),
         }
     }
 
     fn byte(self) -> u8 {
         match self {
-            Kind::Request => 1,
-            Kind::Response => 2,
-            Kind::Data => 3,
-            Kind::Other(byte) => byte,
+            FrameKind::Request => 1,
+            FrameKind::Response => 2,
+            FrameKind::Data => 3,
+            FrameKind::Other(byte) => byte,
         }
     }
 }
@@ -46,7 +46,7 @@ pub struct Header {
     /// Stream id of the call: odd, and increasing with every call of a connection.
     pub stream: u32,
     /// Kind of the frame.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// 1 remote closed, 2 remote open, 4 no data; 0 in unary calls.
     pub flags: u8,
 }
@@ -104,7 +104,7 @@ impl Decoder {
                 let header = Header {
                     length: buffer.get_u32(),
                     stream: buffer.get_u32(),
-                    kind: Kind::from_byte(buffer.get_u8()),
+                    kind: FrameKind::from_byte(buffer.get_u8()),
                     flags: buffer.get_u8(),
                 };
                 self.open = Some(header);

@@ -100,7 +100,7 @@ impl Error {
 async fn send(
     to: &mut (impl AsyncWrite + Unpin),
     stream: u32,
-    kind: frame::Kind,
+    kind: frame::FrameKind,
     message: &[u8],
 ) -> std::io::Result<()> {
     let length = u32::try_from(message.len())

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use super::frame::{Decoder, Frame, Header, Kind};
+use super::frame::{Decoder, Frame, FrameKind, Header};
 use super::{Code, Error, MESSAGE_LIMIT, Status, send, wire};
 use crate::io::more;
 
@@ -107,7 +107,7 @@ impl Server {
         let (answers, mut answered) = mpsc::channel::<(u32, Vec<u8>)>(AT_A_TIME);
         let writing = async move {
             while let Some((stream, answer)) = answered.recv().await {
-                if let Err(error) = send(&mut write, stream, Kind::Response, &answer).await {
+                if let Err(error) = send(&mut write, stream, FrameKind::Response, &answer).await {
                     return Err(Error::closed(error));
                 }
             }
@@ -176,13 +176,13 @@ impl Server {
             return refused(header, Code::InvalidArgument, message);
         }
         match header.kind {
-            Kind::Request => {}
-            Kind::Data => {
+            FrameKind::Request => {}
+            FrameKind::Data => {
                 let message = "streaming calls are not served".to_owned();
                 return refused(header, Code::InvalidArgument, message);
             }
             // Ignored for compatibility with later versions.
-            Kind::Response | Kind::Other(_) => return Admission::Ignored,
+            FrameKind::Response | FrameKind::Other(_) => return Admission::Ignored,
         }
         if header.stream <= *last {
             let message = format!("stream {} comes after {last}", header.stream);

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use koord_rpc::mux::frame as mux;
-use koord_rpc::ttrpc::frame::{Decoder, Frame, Kind};
+use koord_rpc::ttrpc::frame::{Decoder, Frame, FrameKind};
 use koord_rpc::{cri, deviceplugin, hooks, nri, podresources};
 use proptest::prelude::*;
 use prost::Message;
@@ -73,10 +73,10 @@ proptest! {
                     Frame::Oversized(header) => (header, None),
                 };
                 let kind = match header.kind {
-                    Kind::Request => 1,
-                    Kind::Response => 2,
-                    Kind::Data => 3,
-                    Kind::Other(byte) => byte,
+                    FrameKind::Request => 1,
+                    FrameKind::Response => 2,
+                    FrameKind::Data => 3,
+                    FrameKind::Other(byte) => byte,
                 };
                 frames.push((header.stream, kind, message, header.length as usize));
             }

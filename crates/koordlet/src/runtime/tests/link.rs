@@ -9,7 +9,7 @@ use koord_rpc::nri::{
     SynchronizeResponse,
 };
 use koord_rpc::ttrpc;
-use koord_rpc::ttrpc::frame::{Header, Kind};
+use koord_rpc::ttrpc::frame::{FrameKind, Header};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -300,7 +300,7 @@ async fn call<R: Message + Default>(
     let header = Header {
         length: u32::try_from(call.len()).unwrap(),
         stream,
-        kind: Kind::Request,
+        kind: FrameKind::Request,
         flags: 0,
     };
     channel.write_all(&header.encode()).await.unwrap();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use koord_rpc::nri::{
-    self, Container, ContainerUpdate, Event, Handler, LinuxResources, Outcome, PodSandbox, Reply,
-    Settings, Socket, Stub, StubEvent,
+    self, Container, ContainerUpdate, Event, Handler, LinuxResources, PodSandbox, Reply,
+    RequestOutcome, Settings, Socket, Stub, StubEvent,
 };
 use koord_rpc::ttrpc::{Code, Options};
 use parking_lot::Mutex;
@@ -186,12 +186,12 @@ impl Fixture {
     }
 
     /// Returns the outcome of the last request.
-    async fn outcome(&mut self) -> Outcome {
+    async fn outcome(&mut self) -> RequestOutcome {
         self.answered().await.1
     }
 
     /// Returns duration and outcome of the next answered event.
-    async fn answered(&mut self) -> (Duration, Outcome) {
+    async fn answered(&mut self) -> (Duration, RequestOutcome) {
         loop {
             if let StubEvent::Answered(Some(_), took, outcome) =
                 self.stub_events.recv().await.unwrap()
@@ -293,7 +293,7 @@ async fn from_registration_to_an_adjusted_container() {
     let answer = create(&mut peer, "web").await.unwrap();
     assert_eq!(shares_of(&answer), Some(1024));
     assert_eq!(fixture.calls.recv().await.unwrap(), "create p web");
-    assert_eq!(fixture.outcome().await, Outcome::Done);
+    assert_eq!(fixture.outcome().await, RequestOutcome::Done);
 
     // An update without an id is for the container of the request; a runtime would ignore it otherwise.
     let request = nri::UpdateContainerRequest {
@@ -429,19 +429,19 @@ async fn hanging_or_panicking_handler_keeps_the_connection() {
         "containerd would have dropped us"
     );
     let (took, outcome) = fixture.answered().await;
-    assert_eq!(outcome, Outcome::Late);
+    assert_eq!(outcome, RequestOutcome::Late);
     assert_eq!(took, Duration::from_millis(1600));
 
     let answer = create(&mut peer, "panic").await.unwrap();
     assert_eq!(answer, nri::CreateContainerResponse::default());
-    assert_eq!(fixture.outcome().await, Outcome::Panicked);
+    assert_eq!(fixture.outcome().await, RequestOutcome::Panicked);
 
     // An error of the handler is an error of the request.
     assert_eq!(
         create(&mut peer, "refuse").await.unwrap_err(),
         Code::Unknown
     );
-    assert_eq!(fixture.outcome().await, Outcome::Refused);
+    assert_eq!(fixture.outcome().await, RequestOutcome::Refused);
     assert_eq!(
         shares_of(&create(&mut peer, "web").await.unwrap()),
         Some(1024)
