@@ -158,7 +158,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 result = serve => if let Err(error) = result {
-                    tracing::error!(%error, "node HTTP server ended");
+                    tracing::error!(%error, "node HTTP server failed");
                 },
             }
         });
@@ -169,14 +169,14 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         Ok(served) => {
             services.spawn(async move {
                 if let Err(error) = served.await {
-                    tracing::error!(%error, "PodResources is not served any more");
+                    tracing::error!(%error, "PodResources server failed");
                 }
             });
         }
         // With a data directory whose path is too long for a socket, pods run all the same.
-        Err(error) => tracing::warn!(%error, "PodResources is not served"),
+        Err(error) => tracing::warn!(%error, "failed to serve PodResources"),
     }
-    tracing::info!(node = %shared.options.node_name, address = ?bound, confinement, "node starts");
+    tracing::info!(node = %shared.options.node_name, address = ?bound, confinement, "node started");
     let (registered, uid) = oneshot::channel();
     let port = bound.map(|address| address.port());
     services.spawn(report(
@@ -249,7 +249,7 @@ async fn confine(
             }
         }
     };
-    tracing::warn!(reason = %why, "containers run unconfined: no CPU or memory control, no QoS");
+    tracing::warn!(reason = %why, "running containers unconfined: no CPU or memory control, no QoS");
     (None, format!("{}{why}", machine::UNCONFINED))
 }
 
@@ -281,7 +281,7 @@ async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left:
         Some(connecting) => match connecting.await {
             Ok(runtime) => Some(runtime),
             Err(error) => {
-                tracing::warn!(%error, "pods of an earlier run may be left in its runtime");
+                tracing::warn!(%error, "failed to connect to the runtime of an earlier run, its pods may be left there");
                 None
             }
         },
@@ -290,8 +290,14 @@ async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left:
         let endpoint = runtime.endpoint();
         match cri::clear(runtime, owner).await {
             Ok(0) => {}
-            Ok(sandboxes) => tracing::info!(endpoint, sandboxes, "removed those of an earlier run"),
-            Err(error) => tracing::warn!(endpoint, error, "pods of an earlier run are left there"),
+            Ok(sandboxes) => {
+                tracing::info!(endpoint, sandboxes, "removed sandboxes of an earlier run")
+            }
+            Err(error) => tracing::warn!(
+                endpoint,
+                error,
+                "failed to remove sandboxes of an earlier run"
+            ),
         }
     }
     let now = now.map(str::to_owned);
@@ -306,7 +312,9 @@ async fn remove_orphans(root: &Root, groups: &Groups, state: &StateFile, left: &
                 Ok(true) => tracing::info!(pod = %pod.name, uid, pid = process.pid,
                     "killed a process of an earlier run"),
                 Ok(false) => {}
-                Err(error) => tracing::warn!(pod = %pod.name, %error, "process not killed"),
+                Err(error) => {
+                    tracing::warn!(pod = %pod.name, %error, "failed to kill a process of an earlier run")
+                }
             }
         }
     }
@@ -315,8 +323,8 @@ async fn remove_orphans(root: &Root, groups: &Groups, state: &StateFile, left: &
     let ids = ids.cloned().collect();
     match koord_host::process::kill_by_environment(root, MARK, &ids) {
         Ok(0) => {}
-        Ok(processes) => tracing::info!(processes, "killed strays of an earlier run"),
-        Err(error) => tracing::warn!(%error, "strays of an earlier run not killed"),
+        Ok(processes) => tracing::info!(processes, "killed orphan processes of an earlier run"),
+        Err(error) => tracing::warn!(%error, "failed to kill orphan processes of an earlier run"),
     }
     if !left.groups.is_empty() {
         tracing::info!(
@@ -360,7 +368,7 @@ async fn report(
         match report_once(&shared, &machine, &facts, due).await {
             Ok((node, written)) => {
                 if let Some(registered) = registered.take() {
-                    tracing::info!(node = facts.name, "node is registered");
+                    tracing::info!(node = facts.name, "registered the node");
                     // The receiver is only dropped when the node stops.
                     let _ = registered.send(node.metadata.uid);
                 }
@@ -371,7 +379,7 @@ async fn report(
                 tokio::time::sleep(options.status_interval.min(STATUS_CHECK)).await;
             }
             Err(error) => {
-                tracing::warn!(node = facts.name, %error, "node not reported; it is retried");
+                tracing::warn!(node = facts.name, %error, "failed to report the node, retrying");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(10));
             }
@@ -539,7 +547,7 @@ impl Pods {
                 self.inboxes.remove(&uid);
                 self.update_burstable_shares();
             }
-            Err(error) => tracing::error!(%error, "the task of a pod failed"),
+            Err(error) => tracing::error!(%error, "pod task failed"),
         }
     }
 
@@ -574,7 +582,7 @@ impl Pods {
             !matches!(phase, Some("Succeeded" | "Failed"))
         });
         if let Err(error) = groups.set_burstable(burstable_shares(running)) {
-            tracing::warn!(%error, "weight of the burstable class not set");
+            tracing::warn!(%error, "failed to set the weight of the burstable class");
         }
     }
 }

@@ -156,7 +156,7 @@ async fn start(shared: &Arc<Shared>, spec: ContainerSpec<'_>) -> Result<Started,
                     shared.clock.clone(),
                 )));
             }
-            Err(error) => tracing::warn!(%error, stream, "output is not logged"),
+            Err(error) => tracing::warn!(%error, stream, "failed to log the output of a container"),
         }
     }
     drop(log);
@@ -182,7 +182,7 @@ async fn wait_for_exit(
 ) -> Exited {
     let pid = spawned.pid;
     let exit = reap(spawned).await.unwrap_or_else(|error| {
-        tracing::error!(pid, %error, "container process lost");
+        tracing::error!(pid, %error, "failed to wait for a container process");
         Exit::Signal(9)
     });
     let mut out_of_memory = false;
@@ -191,18 +191,22 @@ async fn wait_for_exit(
         out_of_memory = groups.oom_kills(group) > 0;
         // Processes that the main process leaves behind are killed.
         if let Err(error) = groups.empty(group).await {
-            tracing::warn!(group = %group, %error, "control group not emptied");
+            tracing::warn!(group = %group, %error, "failed to empty a control group");
         }
     } else {
         if let Err(error) = koord_host::process::kill_group(pid) {
-            tracing::debug!(pid, %error, "process group not killed");
+            tracing::debug!(pid, %error, "failed to kill a process group");
         }
         let (root, ids) = (shared.root.clone(), BTreeSet::from([id.clone()]));
         let kill = move || koord_host::process::kill_by_environment(&root, MARK, &ids);
         match tokio::task::spawn_blocking(kill).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(pid, %error, "strays of a container not killed"),
-            Err(error) => tracing::warn!(pid, %error, "strays of a container not looked for"),
+            Ok(Err(error)) => {
+                tracing::warn!(pid, %error, "failed to kill orphan processes of a container")
+            }
+            Err(error) => {
+                tracing::warn!(pid, %error, "search for orphan processes of a container interrupted")
+            }
         }
     }
     for mut pump in pumps {
@@ -250,7 +254,7 @@ impl RunningContainer for ProcessContainer {
 
     fn terminate(&self, _grace: Duration) {
         if let Err(error) = koord_host::process::terminate_group(self.pid) {
-            tracing::warn!(pid = self.pid, %error, "container not signalled");
+            tracing::warn!(pid = self.pid, %error, "failed to signal a container");
         }
     }
 
@@ -260,7 +264,7 @@ impl RunningContainer for ProcessContainer {
             result = result.and(self.shared.root.cgroup(group).kill().map(|_| ()));
         }
         if let Err(error) = result {
-            tracing::warn!(pid = self.pid, %error, "container not killed");
+            tracing::warn!(pid = self.pid, %error, "failed to kill a container");
         }
     }
 
@@ -291,6 +295,6 @@ async fn remove_group(shared: &Shared, group: Option<&CgroupPath>) {
     if let (Some(groups), Some(group)) = (&shared.groups, group)
         && let Err(error) = groups.remove(group).await
     {
-        tracing::warn!(group = %group, %error, "control group not removed");
+        tracing::warn!(group = %group, %error, "failed to remove a control group");
     }
 }

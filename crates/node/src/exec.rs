@@ -133,7 +133,7 @@ async fn watch(
             },
             () = killed.cancelled() => {
                 if let Err(error) = koord_host::process::kill_group(pid) {
-                    tracing::debug!(pid, %error, "command not killed");
+                    tracing::debug!(pid, %error, "failed to kill a command");
                     break Err(error.to_string());
                 }
                 // It ends now; waiting for the token once more would only spin.

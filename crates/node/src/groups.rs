@@ -210,11 +210,11 @@ impl Groups {
         paths.sort_by_key(|path| std::cmp::Reverse(path.depth()));
         for path in paths {
             if self.has_foreign_groups(&path) {
-                tracing::info!(group = %path, "left in place: others have groups in it");
+                tracing::info!(group = %path, "keeping a control group with groups of others");
                 continue;
             }
             if let Err(error) = self.remove(&path).await {
-                tracing::warn!(group = %path, %error, "control group not removed");
+                tracing::warn!(group = %path, %error, "failed to remove a control group");
             }
         }
     }

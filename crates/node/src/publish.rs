@@ -91,7 +91,7 @@ impl Task {
                         break;
                     }
                     Err(error) => {
-                        tracing::warn!(pod = %self.name, %error, "pod status not written; retried");
+                        tracing::warn!(pod = %self.name, %error, "failed to write a pod status, retrying");
                         tokio::select! {
                             () = tokio::time::sleep(pause) => {}
                             changed = wishes.changed() => if changed.is_err() { return },

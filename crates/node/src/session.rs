@@ -105,7 +105,7 @@ impl Terminal {
     /// Sets the size of the window, in characters.
     pub fn resize(&self, columns: u16, rows: u16) {
         if let Err(error) = koord_host::process::resize_terminal(&self.0, columns, rows) {
-            tracing::debug!(%error, "window size not set");
+            tracing::debug!(%error, "failed to set the window size");
         }
     }
 }

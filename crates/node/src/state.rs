@@ -112,7 +112,7 @@ impl StateFile {
                     let error = other.err().map(|error| error.to_string());
                     let error = error.unwrap_or_else(|| "unknown version".to_owned());
                     tracing::warn!(path = %path.display(), kept = %aside.display(), error,
-                        "state file not understood; groups and processes of an earlier run stay");
+                        "failed to parse the state file; control groups and processes of an earlier run stay");
                     fs::rename(&path, &aside).map_err(io("rename", &path))?;
                     State::default()
                 }
@@ -163,7 +163,7 @@ impl StateFile {
     /// Like [`StateFile::change`], but only logs a failure.
     pub fn note(&self, change: impl FnOnce(&mut State)) {
         if let Err(error) = self.change(change) {
-            tracing::warn!(%error, "state not saved; a crash now would leave processes or groups");
+            tracing::warn!(%error, "failed to save the state; a crash would leave processes or control groups");
         }
     }
 

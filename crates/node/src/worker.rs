@@ -613,7 +613,7 @@ impl Worker {
         if let (Some(groups), Some(group)) = (&self.shared.groups, self.group.take())
             && let Err(error) = groups.remove(&group).await
         {
-            tracing::warn!(group = %group, %error, "control group not removed");
+            tracing::warn!(group = %group, %error, "failed to remove a control group");
         }
         let uid = self.pod.metadata.uid.clone().unwrap_or_default();
         self.shared.state.note(|state| {

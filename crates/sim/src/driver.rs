@@ -132,7 +132,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     let mut telemetry = Telemetry::new(&options);
     let mut ticks = tokio::time::interval(options.sample_interval.min(Duration::from_secs(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tracing::info!(nodes = options.nodes, "simulated nodes run");
+    tracing::info!(nodes = options.nodes, "simulated nodes started");
     loop {
         tokio::select! {
             () = ctx.shutdown.cancelled() => break,
@@ -323,7 +323,7 @@ impl Shared {
                     let stop = self.ctx.shutdown.clone().cancelled_owned();
                     if let Err(error) = numa::serve(&self.kubelets, name, &dir, stop) {
                         let dir = dir.display();
-                        tracing::warn!(node = name, %dir, %error, "simulated kubelet: not served");
+                        tracing::warn!(node = name, %dir, %error, "failed to serve a simulated kubelet");
                     }
                 }
                 self.export(name);
@@ -353,7 +353,12 @@ impl Shared {
                     self.export(name);
                 }
                 let pod = pod.metadata.name.as_deref().unwrap_or_default();
-                tracing::warn!(node = name, pod, reason, "simulated pod runs unaligned");
+                tracing::warn!(
+                    node = name,
+                    pod,
+                    reason,
+                    "running a simulated pod unaligned"
+                );
             }
             Admission::Admitted(false) | Admission::NotYet => {}
         }
@@ -371,7 +376,7 @@ impl Shared {
         if let Some(dir) = self.options.kubelets.dir_of(node) {
             // The exporter reads the file; koordlet's annotations come from the simulation all the same.
             if let Err(error) = numa::state(&self.kubelets, node, &dir) {
-                tracing::warn!(node, %error, "simulated kubelet: its state is not written");
+                tracing::warn!(node, %error, "failed to write the state of a simulated kubelet");
             }
         }
         self.export_queue.add_after(node.to_owned(), EXPORTED_AFTER);
@@ -505,7 +510,7 @@ async fn work_on_pods(shared: Arc<Shared>) {
                 shared.pod_queue.forget(key);
             }
             Err(error) => {
-                tracing::warn!(pod = %key, %error, "simulated pod: write failed, tried again");
+                tracing::warn!(pod = %key, %error, "failed to write a simulated pod, retrying");
                 shared.pod_queue.add_rate_limited(key.clone());
             }
         }
@@ -526,7 +531,7 @@ async fn work_on_nodes(shared: Arc<Shared>) {
             Ok(_) => shared.node_queue.forget(name),
             Err(error) if is_not_found(&error) => shared.node_queue.forget(name),
             Err(error) => {
-                tracing::warn!(node = %name, %error, "simulated node: write failed, tried again");
+                tracing::warn!(node = %name, %error, "failed to write a simulated node, retrying");
                 shared.node_queue.add_rate_limited(name.clone());
             }
         }
@@ -557,7 +562,7 @@ async fn work_on_exports(shared: Arc<Shared>) {
                 shared.export_queue.forget(name);
             }
             Err(error) => {
-                tracing::warn!(node = %name, %error, "simulated node: NodeResourceTopology not written, tried again");
+                tracing::warn!(node = %name, %error, "failed to write the NodeResourceTopology of a simulated node, retrying");
                 shared.export_queue.add_rate_limited(name.clone());
             }
         }
@@ -583,7 +588,7 @@ async fn annotate(shared: &Shared, api: &Api<NodeResourceTopology>, name: &Strin
             shared.export_queue.add_after(name.clone(), KUBELET_STARTS);
         }
         Err(error) => {
-            tracing::warn!(node = %name, %error, "simulated node: NodeResourceTopology not annotated, tried again");
+            tracing::warn!(node = %name, %error, "failed to annotate the NodeResourceTopology of a simulated node, retrying");
             shared.export_queue.add_rate_limited(name.clone());
         }
     }
@@ -605,7 +610,7 @@ async fn write_reports(
             let patch = json!({ "status": status });
             match merge_status(&api, &name, &patch).await {
                 Err(error) if !is_status(&error, 404) => {
-                    tracing::warn!(node = %name, %error, "simulated node: report not written");
+                    tracing::warn!(node = %name, %error, "failed to write the report of a simulated node");
                 }
                 _ => {}
             }

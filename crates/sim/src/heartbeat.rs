@@ -52,7 +52,7 @@ pub(crate) async fn run(
             let (client, clock) = (&client, &ctx.clock);
             async move {
                 if let Err(error) = lease.renew(client, clock).await {
-                    tracing::warn!(node = %lease.node, %error, "simulated node: lease not renewed");
+                    tracing::warn!(node = %lease.node, %error, "failed to renew the lease of a simulated node");
                 }
             }
         });

@@ -116,7 +116,7 @@ impl RuntimeHandle {
                     attempts += 1;
                     tracing::warn!(
                         error = status_text(&status),
-                        "sandboxes not removed; tried again"
+                        "failed to remove sandboxes, retrying"
                     );
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
@@ -135,7 +135,7 @@ impl RuntimeHandle {
             self.runtime.runtime().container_status(request),
         )
         .await?;
-        let none = || Status::internal("the runtime told no status of a container");
+        let none = || Status::internal("the runtime returned no status of a container");
         answer.status.ok_or_else(none)
     }
 
@@ -152,7 +152,11 @@ impl RuntimeHandle {
             match ignore_not_found(stopped.map(drop)) {
                 Ok(()) => return,
                 Err(status) => {
-                    tracing::warn!(container = id, error = status_text(&status), "not stopped");
+                    tracing::warn!(
+                        container = id,
+                        error = status_text(&status),
+                        "failed to stop a container, retrying"
+                    );
                 }
             }
             tokio::time::sleep(RETRY_DELAY).await;
@@ -173,7 +177,7 @@ impl RuntimeHandle {
             tracing::warn!(
                 container = id,
                 error = status_text(&status),
-                "container not removed"
+                "failed to remove a container"
             );
         }
     }
@@ -264,7 +268,7 @@ impl CriRunner {
         let status = call_with_timeout(CALL_TIMEOUT, client.pod_sandbox_status(request))
             .await?
             .status;
-        status.ok_or_else(|| Status::internal("the runtime told no status of a sandbox"))
+        status.ok_or_else(|| Status::internal("the runtime returned no status of a sandbox"))
     }
 
     async fn start_container(
@@ -387,7 +391,7 @@ impl Runner for CriRunner {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             if let Err(status) = self.handle.remove_with_retry(Some(uid)).await {
                 let error = status_text(&status);
-                tracing::error!(pod = ?pod.metadata.name, error, "its sandbox is left behind");
+                tracing::error!(pod = ?pod.metadata.name, error, "failed to remove the sandbox of a pod");
             }
             self.sandboxes.lock().remove(uid);
         }
@@ -430,7 +434,7 @@ async fn poll_running(handle: RuntimeHandle, sender: watch::Sender<FxHashSet<Str
                     tracing::warn!(
                         endpoint,
                         error = status_text(&status),
-                        "the runtime does not answer"
+                        "failed to list containers, retrying"
                     );
                 }
                 told = true;
@@ -487,7 +491,11 @@ async fn wait_for_exit(
                 };
             }
             Err(status) => {
-                tracing::debug!(container = id, error = status_text(&status), "not known")
+                tracing::debug!(
+                    container = id,
+                    error = status_text(&status),
+                    "failed to get the status of a container, retrying"
+                )
             }
         }
     }
@@ -505,7 +513,7 @@ async fn rotate(handle: &RuntimeHandle, id: &str, tail: &Tail, files: u32) {
         Ok(Err(status)) => status_text(&status),
         Err(error) => error.to_string(),
     };
-    tracing::warn!(container = id, error, "log not rotated");
+    tracing::warn!(container = id, error, "failed to rotate a container log");
 }
 
 /// A container in the runtime.

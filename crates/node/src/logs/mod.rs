@@ -114,7 +114,7 @@ impl Logs {
         let dir = self.pod_dir(namespace, pod, uid);
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(dir = %dir.display(), %error, "logs not removed");
+                tracing::warn!(dir = %dir.display(), %error, "failed to remove the logs of a pod");
             }
             _ => {}
         }
@@ -131,7 +131,7 @@ impl Logs {
             if uid.is_some_and(|uid| !uids.contains(uid))
                 && let Err(error) = fs::remove_dir_all(entry.path())
             {
-                tracing::warn!(dir = %entry.path().display(), %error, "logs not removed");
+                tracing::warn!(dir = %entry.path().display(), %error, "failed to remove the logs of a pod");
             }
         }
     }

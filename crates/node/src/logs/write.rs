@@ -65,7 +65,7 @@ impl LogWriter {
             Ok(()) => inner.broken = false,
             Err(error) => {
                 if !inner.broken {
-                    tracing::warn!(path = %inner.path.display(), %error, "log lines are lost");
+                    tracing::warn!(path = %inner.path.display(), %error, "failed to write a container log, dropping lines");
                 }
                 inner.broken = true;
             }

@@ -73,7 +73,7 @@ pub(crate) fn serve(
     let node = node.to_owned();
     tokio::spawn(async move {
         if let Err(error) = server.await {
-            tracing::warn!(node, %error, "simulated kubelet: PodResources is not served any more");
+            tracing::warn!(node, %error, "PodResources server of a simulated kubelet failed");
         }
     });
     Ok(())
