@@ -75,7 +75,7 @@ pub enum State {
 /// The record of one container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
     /// True for an init container.
     pub init: bool,
@@ -91,11 +91,11 @@ pub struct Record {
     pub failures: u32,
     /// Number of consecutive failures to get what the container needs, such as its image, and the time of the
     /// next attempt.
-    pub wanting: Option<(u32, Timestamp)>,
+    pub dependency_retry: Option<(u32, Timestamp)>,
     /// The runtime's id of its image; `None` until it is resolved.
     pub image_id: Option<String>,
-    /// True if it can never run: its configuration is not supported by this node.
-    pub hopeless: bool,
+    /// True if the container can never run: its configuration is not supported by this node.
+    pub never_starts: bool,
     /// True if its startup probe has succeeded in this run or it has none.
     pub started: bool,
     /// True if its readiness probe succeeds or it has none.
@@ -117,25 +117,27 @@ impl Record {
             last: None,
             restarts: 0,
             failures: 0,
-            wanting: None,
+            dependency_retry: None,
             image_id: None,
-            hopeless: false,
+            never_starts: false,
             started: true,
             ready: true,
         }
     }
 
     /// Records that something the container needs was not available at `now`.
-    pub fn wait_for_dependency(
+    pub fn record_missing_dependency(
         &mut self,
         reason: &str,
         message: String,
         backoff: &Backoff,
         now: Timestamp,
     ) {
-        let times = self.wanting.map_or(1, |(times, _)| times.saturating_add(1));
+        let times = self
+            .dependency_retry
+            .map_or(1, |(times, _)| times.saturating_add(1));
         let pause = backoff.pause(times.saturating_add(1));
-        self.wanting = Some((times, after(now, pause)));
+        self.dependency_retry = Some((times, after(now, pause)));
         self.state = State::Waiting {
             reason: reason.to_owned(),
             message,
@@ -298,7 +300,7 @@ fn consider(
     backoff: &Backoff,
     now: Timestamp,
 ) {
-    if record.hopeless {
+    if record.never_starts {
         return;
     }
     let last = match &record.state {
@@ -307,7 +309,7 @@ fn consider(
         State::Terminated(ended) => Some(ended),
         State::Waiting { .. } => record.last.as_ref(),
     };
-    let (due, pause) = match record.wanting {
+    let (due, pause) = match record.dependency_retry {
         Some((times, due)) => (due, backoff.pause(times.saturating_add(1))),
         None => {
             let pause = backoff.pause(record.failures);
@@ -480,7 +482,7 @@ mod tests {
         let mut record = main_with(ended(1, 5), 1);
         let policy = RestartPolicy::Always;
         for (now, pause) in [(10, 10), (20, 20), (40, 40)] {
-            record.wait_for_dependency("ErrImagePull", String::new(), &BACKOFF, at(now));
+            record.record_missing_dependency("ErrImagePull", String::new(), &BACKOFF, at(now));
             let found = step(policy, &[record.clone()], &BACKOFF, at(now));
             assert_eq!(found.backing_off, [(0, Duration::from_secs(pause))]);
             let due = now + i64::try_from(pause).unwrap();
@@ -495,7 +497,7 @@ mod tests {
     #[test]
     fn what_can_never_run_is_left_alone() {
         let record = Record {
-            hopeless: true,
+            never_starts: true,
             ..Record::new("c", false, false)
         };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One task per pod: starts its containers, watches them, reports to the API, and stops them.
+//! Task of a pod: starts its containers, watches them, reports to the API, and stops them.
 
 use crate::container;
 use crate::container_registry::{RunningContainer, registry_key};
@@ -373,7 +373,7 @@ impl Worker {
             && !matches!(begun, Err(Failure::Later(..)))
         {
             record.restarts = attempt;
-            record.wanting = None;
+            record.dependency_retry = None;
         }
         match begun {
             Ok(started) => {
@@ -481,7 +481,7 @@ impl Worker {
             Failure::Later(reason, text) => {
                 self.event(Severity::Warning, "Failed", text.clone());
                 if let Some(record) = self.records.get_mut(index) {
-                    record.wait_for_dependency(&reason, text, &self.shared.backoff, now);
+                    record.record_missing_dependency(&reason, text, &self.shared.backoff, now);
                 }
                 return;
             }
@@ -506,7 +506,7 @@ impl Worker {
     fn fail_permanently(&mut self, index: usize, reason: &str, message: String) {
         self.event(Severity::Warning, reason, message.clone());
         if let Some(record) = self.records.get_mut(index) {
-            record.hopeless = true;
+            record.never_starts = true;
             record.state = State::Waiting {
                 reason: reason.to_owned(),
                 message,

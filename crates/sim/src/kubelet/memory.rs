@@ -85,7 +85,7 @@ impl Banks {
     fn hints(
         &self,
         machine: &Machine,
-        wants: &BTreeMap<String, u64>,
+        requests: &BTreeMap<String, u64>,
         reuse: &ReusableMemory,
     ) -> Vec<Hint> {
         let nodes = machine.nodes();
@@ -95,14 +95,14 @@ impl Banks {
             let kind = |of: &BTreeMap<String, u64>, kind: &String| {
                 of.get(kind).map_or(0, |amount| *amount)
             };
-            let could = wants
+            let could = requests
                 .iter()
                 .all(|(name, size)| self.sum(mask, |bank| kind(&bank.allocatable, name)) >= *size);
             if !could {
                 continue;
             }
             least = least.min(mask.count());
-            let can = wants.iter().all(|(name, size)| {
+            let can = requests.iter().all(|(name, size)| {
                 let again = reuse.get(&(mask, name.clone())).map_or(0, |size| *size);
                 self.sum(mask, |bank| kind(&bank.free, name))
                     .saturating_add(again)
@@ -115,26 +115,26 @@ impl Banks {
         rank(masks, least)
     }
 
-    /// Returns the offers for the kinds in `wants`. If none can be had, the offer is "no preference", as in a
-    /// kubelet: the allocation will fail.
+    /// Returns the offers for the kinds in `requests`. If there are none, the offer is "no preference", as in
+    /// a kubelet: the allocation will fail.
     pub(super) fn offers(
         &self,
         machine: &Machine,
-        wants: &BTreeMap<String, u64>,
+        requests: &BTreeMap<String, u64>,
         reuse: &ReusableMemory,
     ) -> Vec<Offer> {
-        let hints = self.hints(machine, wants, reuse);
+        let hints = self.hints(machine, requests, reuse);
         if hints.is_empty() {
             return vec![None];
         }
-        wants.keys().map(|_| Some(hints.clone())).collect()
+        requests.keys().map(|_| Some(hints.clone())).collect()
     }
 
-    /// Allocates `wants` from the NUMA nodes of `hint`, or from more NUMA nodes if these have too little.
+    /// Allocates `requests` from the NUMA nodes of `hint`, or from more if these have too little.
     pub(super) fn take(
         &mut self,
         machine: &Machine,
-        wants: &BTreeMap<String, u64>,
+        requests: &BTreeMap<String, u64>,
         hint: Hint,
         reuse: &mut ReusableMemory,
         init: bool,
@@ -144,7 +144,7 @@ impl Banks {
         let mut mask = match hint.mask {
             Some(mask) => mask,
             None => {
-                let hints = self.hints(machine, wants, reuse);
+                let hints = self.hints(machine, requests, reuse);
                 let best = best(&hints).ok_or_else(|| {
                     fail(
                         "failed to get the default NUMA affinity, no NUMA nodes with enough memory \
@@ -159,12 +159,12 @@ impl Banks {
             }
         };
         let has = |banks: &Self, mask| {
-            wants.iter().all(|(name, size)| {
+            requests.iter().all(|(name, size)| {
                 banks.sum(mask, |bank| bank.free.get(name).map_or(0, |free| *free)) >= *size
             })
         };
         if !has(self, mask) {
-            let hints = self.hints(machine, wants, reuse);
+            let hints = self.hints(machine, requests, reuse);
             let around = |hint: &Hint| hint.mask.is_some_and(|wider| mask.within(wider));
             let hints: Vec<Hint> = hints.into_iter().filter(around).collect();
             let best = best(&hints).ok_or_else(|| {
@@ -178,7 +178,7 @@ impl Banks {
         if mask.count() > 1 && !self.joins(mask) {
             return Err(fail("preferred hint violates NUMA node allocation"));
         }
-        let blocks = wants.iter().map(|(kind, size)| {
+        let blocks = requests.iter().map(|(kind, size)| {
             let left = reuse.entry((mask, kind.clone())).or_default();
             let block = self.take_one(kind, *size, mask, size.saturating_sub(*left));
             *left = if init {
