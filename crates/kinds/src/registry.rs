@@ -11,7 +11,7 @@ use super::status::FieldError;
 use super::{builtin, crd};
 use crate::TableId;
 
-/// All resources of the server: built-in ones and those of installed custom resource definitions. Clones
+/// Registry of all resources of the server: built-in ones and those of installed custom resource definitions. Clones
 /// share one set; readers never block.
 #[derive(Debug, Clone)]
 pub struct Registry {

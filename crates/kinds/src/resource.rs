@@ -96,7 +96,7 @@ pub struct CustomVersion {
     pub deprecation: Option<String>,
 }
 
-/// One resource of one group version.
+/// A resource of a group version.
 #[derive(Debug, Clone)]
 pub struct Resource {
     /// API group, empty for core.

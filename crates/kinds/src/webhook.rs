@@ -93,7 +93,7 @@ struct Rule {
     scope: String,
 }
 
-/// One webhook of a configuration.
+/// A webhook of a configuration.
 #[derive(Debug, Clone)]
 pub struct Webhook {
     /// Name of the webhook.
@@ -278,7 +278,7 @@ impl Webhook {
     }
 }
 
-/// Returns true if an element is `*` or the wanted text.
+/// Returns true if an element is `*` or equals `wanted`.
 fn names(list: &[String], wanted: &str) -> bool {
     list.iter().any(|item| item == "*" || item == wanted)
 }

@@ -15,7 +15,7 @@ pub struct Invocation {
     pub env: Vec<(String, String)>,
     /// Working directory.
     pub dir: Option<PathBuf>,
-    /// Its security context.
+    /// Security context of the process.
     pub security: Security,
 }
 

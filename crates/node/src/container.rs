@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
-/// How long the output of an ended container may stay open, held by a process that left the container's
+/// Time for which the output of an ended container may stay open, held by a process that left the container's
 /// group.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
@@ -39,10 +39,10 @@ struct ProcessContainer {
     /// The pod's uid.
     uid: String,
     id: String,
-    /// Its process id, also the id of its process group.
+    /// Process id of the main process, which is also the id of its process group.
     pid: u32,
     group: Option<CgroupPath>,
-    /// How it was started; commands run in it get the same environment and rights.
+    /// Invocation that started it; commands run in the container get the same environment and rights.
     invocation: Invocation,
 }
 

@@ -13,7 +13,7 @@ pub enum Unstartable {
     NoCommand {
         /// The container.
         container: String,
-        /// Its image.
+        /// Image of the container.
         image: String,
     },
     /// The container uses a feature that needs a real runtime or a cluster service.

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Maximum size of a piece of output, in bytes.
 const PIECE: usize = 32 << 10;
-/// How long the output of an ended command may stay open, held by processes that it left behind.
+/// Time for which the output of an ended command may stay open, held by processes that it left behind.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
 /// The container process that a command runs in: its id, group and invocation.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long results of token and access reviews are cached: the kubelet's defaults for tokens and refusals;
+/// Time for which results of token and access reviews are cached: the kubelet's defaults for tokens and refusals;
 /// permissions use the TTL of tokens.
 const TOKEN_TTL: Duration = Duration::from_secs(120);
 const REFUSED_TTL: Duration = Duration::from_secs(30);

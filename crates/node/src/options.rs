@@ -57,7 +57,7 @@ pub struct Options {
     pub unconfined: bool,
     /// Container runtime that runs the containers; when `None` this node runs them as processes.
     pub runtime: Option<Runtime>,
-    /// When cancelled, containers that are being stopped are killed at once.
+    /// Kills containers that are being stopped at once when cancelled.
     pub hurry: CancellationToken,
 }
 

@@ -229,7 +229,7 @@ pub(crate) enum ProbeResult {
     Started,
     /// The container is ready, or no longer.
     Ready(bool),
-    /// One check failed.
+    /// A single check failed.
     Unhealthy(ProbeKind, String),
     /// The container must be ended, with this grace period if it differs from the pod's.
     Dead(ProbeKind, Option<Duration>),

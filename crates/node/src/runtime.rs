@@ -23,7 +23,7 @@ pub enum RuntimeError {
     /// The endpoint is invalid.
     #[error("runtime endpoint {0:?} is not unix:// and the absolute path of a socket")]
     Endpoint(String),
-    /// No server listens on the socket.
+    /// The socket has no listener.
     #[error("runtime endpoint {endpoint}: {source}")]
     Socket {
         /// The given endpoint.

@@ -22,13 +22,13 @@ pub struct ExecOptions {
 
 /// A running command; dropping [`Session::exit`] kills it.
 pub struct Session {
-    /// Its standard input, if it has one; dropped at the end of the input.
+    /// Standard input of the command, if it has one; dropped at the end of the input.
     pub stdin: Option<mpsc::Sender<Bytes>>,
-    /// Its output, with true for standard error; closed when the command ends.
+    /// Output of the command, with true for standard error; closed when the command ends.
     pub output: mpsc::Receiver<(bool, Bytes)>,
     /// Result of the command.
     pub exit: Ending,
-    /// Its terminal, if it has one.
+    /// Terminal of the command, if it has one.
     pub terminal: Option<Terminal>,
 }
 

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Process {
-    /// Its id, also the id of its process group.
+    /// Process id, which is also the id of its process group.
     pub pid: u32,
-    /// Its start time, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
@@ -24,7 +24,7 @@ pub struct Process {
 pub struct PodEntry {
     /// Name of the pod as `namespace/name`, for logs.
     pub name: String,
-    /// Its container processes by container id.
+    /// Container processes of the pod, by container id.
     pub processes: BTreeMap<String, Process>,
 }
 
@@ -58,7 +58,7 @@ pub enum StateError {
         /// The system's error.
         source: io::Error,
     },
-    /// Another process uses the same directory.
+    /// The directory is in use by another process.
     #[error("{} is in use by another process", path.display())]
     Locked {
         /// The lock file.
@@ -160,7 +160,7 @@ impl StateFile {
         Ok(result)
     }
 
-    /// Like [`StateFile::change`], but only logs a failure.
+    /// Applies a change like [`StateFile::change`], but only logs a failure.
     pub fn note(&self, change: impl FnOnce(&mut State)) {
         if let Err(error) = self.change(change) {
             tracing::warn!(%error, "failed to save the state; a crash would leave processes or control groups");

@@ -95,7 +95,7 @@ pub enum Error {
     Option {
         /// Name of the option.
         option: &'static str,
-        /// Its value.
+        /// Value of the option.
         value: String,
     },
     /// A node could neither be read nor created.

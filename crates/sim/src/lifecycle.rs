@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The next step for a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
-    /// No step now.
+    /// Nothing to do now.
     Nothing,
     /// Decide again after this time.
     Wait(Duration),

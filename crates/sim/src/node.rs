@@ -17,7 +17,7 @@ pub struct NodeTemplate {
     pub architecture: String,
     /// `status.nodeInfo.kubeletVersion`.
     pub kubelet_version: String,
-    /// Its NUMA nodes, if it has any.
+    /// NUMA nodes of the node, if it has any.
     pub numa: Option<Layout>,
 }
 

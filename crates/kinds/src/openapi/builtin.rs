@@ -148,7 +148,7 @@ fn fact_name(component: &str) -> Option<String> {
         .map(|(group, tail)| format!("{group}/{tail}"))
 }
 
-/// Adds the extensions that say how patches merge the lists of a type.
+/// Adds the extensions that define how patches merge the lists of a type.
 fn merge_hints(schema: &mut Value, type_name: &str) {
     let Some(named) = types::find(type_name) else {
         return;

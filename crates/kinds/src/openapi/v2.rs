@@ -37,7 +37,7 @@ pub fn document(registry: &Registry) -> Value {
     out
 }
 
-/// Like [`document`], encoded as protobuf.
+/// Returns [`document`] encoded as protobuf.
 #[must_use]
 pub fn binary(registry: &Registry) -> Vec<u8> {
     super::binary::document(&document(registry))

@@ -131,7 +131,7 @@ fn merged_members<'a>(
     shared.chain(new.map(|(k, v)| (k, None, Some(v))))
 }
 
-/// How a value is split into fields.
+/// Shape of a value: decides how it is split into fields.
 enum ValueShape<'v> {
     Nothing,
     Leaf,
@@ -157,7 +157,7 @@ fn leaf(old: Option<&Value>, new: Option<&Value>) -> Sides {
     }
 }
 
-/// Compares two values. `gone` is true if the parent does not exist in the second object, so that its default
+/// Compares two values. `deleted` is true if the parent does not exist in the second object, so that its default
 /// members do not exist there either.
 fn values(
     node: &Schema,
@@ -252,7 +252,7 @@ fn item(node: &Schema, old: Option<&Value>, new: Option<&Value>, depth: usize) -
     (changed, removed)
 }
 
-/// Returns the fields that an applier of `object` wants to own.
+/// Returns the fields that an applier of `object` claims.
 pub(super) fn fields_of(scope: WriteScope<'_>, object: &Value) -> Set {
     let root = scope.root();
     let mut out = Set::new();

@@ -89,7 +89,7 @@ pub(crate) fn total(pod: &Value, part: &str) -> ResourceList {
     sum
 }
 
-/// Like [`total`], with the overhead of the pod's runtime, which is added to existing limits only.
+/// Returns [`total`] with the overhead of the pod's runtime, which is added to existing limits only.
 fn with_overhead(pod: &Value, part: &str) -> ResourceList {
     let mut sum = total(pod, part);
     for (name, amount) in list(meta::at(pod, &["spec", "overhead"])) {

@@ -18,7 +18,7 @@ pub use duration::{age, human_duration};
 /// Object that a row contains in addition to its cells (query parameter `includeObject`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Include {
-    /// No object.
+    /// The object is left out.
     None,
     /// A PartialObjectMetadata.
     #[default]

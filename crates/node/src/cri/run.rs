@@ -107,7 +107,7 @@ impl RuntimeHandle {
         Ok(found.len())
     }
 
-    /// Like [`RuntimeHandle::remove`], retried up to [`ATTEMPTS`] times after errors.
+    /// Removes sandboxes like [`RuntimeHandle::remove`], retrying up to [`ATTEMPTS`] times after errors.
     async fn remove_with_retry(&self, uid: Option<&str>) -> Result<usize, Status> {
         let mut attempts = 1;
         loop {

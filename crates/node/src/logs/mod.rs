@@ -187,7 +187,7 @@ impl Logs {
 #[derive(Debug)]
 pub(crate) struct Tail {
     logs: Logs,
-    /// Its key in [`LogStore::live`].
+    /// Key of the log in [`LogStore::live`].
     shown: PathBuf,
     path: PathBuf,
     progress: watch::Sender<Progress>,

@@ -2,7 +2,7 @@
 //!
 //! grpc-go sends the path of the socket as `:authority` unless its target begins with `unix:`, and `h2`,
 //! which our servers use, resets such a stream, because a path is not a valid authority. The value has no
-//! meaning on a unix socket, so it is replaced before `h2` sees it.
+//! meaning on a unix socket, so it is replaced before `h2` parses it.
 //!
 //! The header block of HTTP/2 is compressed (RFC 7541), with a table that both ends keep. It does not have
 //! to be decompressed: where a block has `:authority` as a literal (entry 1 of the static table, which all

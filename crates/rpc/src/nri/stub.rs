@@ -31,7 +31,7 @@ const AT_A_TIME: usize = 16;
 /// runtime gets a response without changes.
 ///
 /// An error from [`create`](Handler::create), [`update`](Handler::update) or
-/// [`event`](Handler::event) fails what the kubelet asked of the runtime; a panic does not.
+/// [`event`](Handler::event) fails the kubelet's request to the runtime; a panic does not.
 pub trait Handler: Send + Sync + 'static {
     /// Returns the events to subscribe to. `configuration` is what the runtime has for a plugin that it
     /// launches, empty for others. By default the events of [`Settings::events`].
@@ -93,7 +93,7 @@ pub struct Reply {
     pub adjust: Option<ContainerAdjustment>,
     /// Updates of other containers.
     pub update: Vec<ContainerUpdate>,
-    /// Other containers to evict.
+    /// Evictions of other containers.
     pub evict: Vec<ContainerEviction>,
 }
 

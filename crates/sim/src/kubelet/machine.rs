@@ -17,7 +17,7 @@ pub struct Memory {
 /// A device of a device plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Its id, unique in its resource.
+    /// Id of the device, unique in its resource.
     pub id: String,
     /// NUMA nodes near the device; `None` if its plugin does not report them.
     pub nodes: Option<NumaMask>,
@@ -28,7 +28,7 @@ pub struct Device {
 /// A machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
-    /// Its CPUs.
+    /// CPUs of the machine.
     pub topology: Topology,
     /// Memory by NUMA node and kind: `memory`, `hugepages-2Mi`. NUMA nodes without CPUs have some, too.
     pub memory: BTreeMap<u8, BTreeMap<String, Memory>>,

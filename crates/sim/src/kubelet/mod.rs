@@ -61,7 +61,7 @@ impl Refusal {
 /// Exclusive resources of a container of an admitted pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerAllocation {
-    /// Its name.
+    /// Name of the container.
     pub container: String,
     /// True if it ended before the main containers started. Its resources stay allocated to its pod.
     pub ended: bool,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// A container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
     /// Role of the container.
     pub role: Role,
@@ -24,11 +24,11 @@ pub struct Container {
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pod {
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
     /// True if its QoS class is Guaranteed.
     pub guaranteed: bool,
-    /// Its containers in the order in which they start: init containers first.
+    /// Containers of the pod in the order in which they start: init containers first.
     pub containers: Vec<Container>,
 }
 

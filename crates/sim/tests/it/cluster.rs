@@ -99,7 +99,7 @@ impl Cluster {
         loop {
             let next = tokio::time::timeout_at(deadline, informer.changes.recv()).await;
             let change = next
-                .unwrap_or_else(|_| panic!("waited in vain, saw {seen:?}"))
+                .unwrap_or_else(|_| panic!("timed out, saw {seen:?}"))
                 .unwrap();
             if done(&change) {
                 return change;

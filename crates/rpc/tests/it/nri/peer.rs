@@ -1,4 +1,4 @@
-//! A runtime as a plugin sees it: the frames that containerd writes, and a reader as strict as containerd's.
+//! Fake runtime as the peer of a plugin: the frames that containerd writes, and a reader as strict as containerd's.
 
 use std::collections::BTreeMap;
 

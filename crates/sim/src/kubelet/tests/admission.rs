@@ -164,7 +164,7 @@ fn ac_3_containers_or_the_pod_are_aligned() {
     assert_eq!(place(Scope::Container, init), ("", vec![1, 1, 1]));
     assert_eq!(place(Scope::Pod, init), ("", vec![1, 1, 1]));
     let side = &[(Sidecar, 4, 1), (Init, 7, 1), (Main, 2, 1)];
-    assert_eq!(place(Scope::Pod, side), (AFFINITY, vec![]), "4 beside 7");
+    assert_eq!(place(Scope::Pod, side), (AFFINITY, vec![]), "4 next to 7");
 }
 
 /// Containers reuse the CPUs of an init container first, so all are bound to its NUMA node.
