@@ -69,13 +69,13 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         None => Root::system()?,
     };
     let boot_id = procfs::boot_id(&root)?.unwrap_or_default();
-    let (state, left) = open_state(&options.data_dir, &boot_id).await?;
+    let (state, previous) = open_state(&options.data_dir, &boot_id).await?;
     let state = Arc::new(state);
     let mut groups = Groups::new(root.clone(), &options.cgroup_parent, state.clone())?;
     let owner = std::path::absolute(&options.data_dir).unwrap_or_else(|_| options.data_dir.clone());
     let owner = owner.display().to_string();
-    clear_runtimes(&options, &owner, &state, &left).await;
-    remove_orphans(&root, &groups, &state, &left).await;
+    clear_runtimes(&options, &owner, &state, &previous).await;
+    remove_orphans(&root, &groups, &state, &previous).await;
     let mut machine = Machine::read(&root, &options.data_dir)?;
     if let Some(runtime) = &options.runtime {
         groups.share_with_runtime();
@@ -225,19 +225,19 @@ async fn confine(
     groups: Groups,
     milli: i64,
 ) -> (Option<Groups>, String) {
-    let why = if options.unconfined {
+    let reason = if options.unconfined {
         "it was asked for".to_owned()
     } else if !root.has_cgroups() {
         "no cgroup tree is mounted".to_owned()
     } else {
         match groups.setup(milli) {
             Ok(()) => {
-                let beside = if root.is_hybrid() {
+                let suffix = if root.is_hybrid() {
                     " with unified tree"
                 } else {
                     ""
                 };
-                return (Some(groups), format!("{}{beside}", root.version()));
+                return (Some(groups), format!("{}{suffix}", root.version()));
             }
             Err(error) => {
                 let hint = match &error {
@@ -249,8 +249,8 @@ async fn confine(
             }
         }
     };
-    tracing::warn!(reason = %why, "running containers unconfined: no CPU or memory control, no QoS");
-    (None, format!("{}{why}", machine::UNCONFINED))
+    tracing::warn!(%reason, "running containers unconfined: no CPU or memory control, no QoS");
+    (None, format!("{}{reason}", machine::UNCONFINED))
 }
 
 /// Opens the state of this node. A process forked by an earlier owner holds the lock until it executes its
@@ -270,9 +270,9 @@ async fn open_state(dir: &Path, boot_id: &str) -> Result<(StateFile, State), Sta
 
 /// Removes the sandboxes of an earlier run from its runtime and from the current one, and records which
 /// runtime has sandboxes from now on.
-async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left: &State) {
+async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, previous: &State) {
     let now = options.runtime.as_ref().map(Runtime::endpoint);
-    let before = left
+    let before = previous
         .runtime
         .as_deref()
         .filter(|before| Some(*before) != now);
@@ -305,8 +305,8 @@ async fn clear_runtimes(options: &Options, owner: &str, state: &StateFile, left:
 }
 
 /// Ends processes and removes groups that an earlier run of this node left behind.
-async fn remove_orphans(root: &Root, groups: &Groups, state: &StateFile, left: &State) {
-    for (uid, pod) in &left.pods {
+async fn remove_orphans(root: &Root, groups: &Groups, state: &StateFile, previous: &State) {
+    for (uid, pod) in &previous.pods {
         for process in pod.processes.values() {
             match koord_host::process::kill_if_same(root, process.pid, process.start_ticks) {
                 Ok(true) => tracing::info!(pod = %pod.name, uid, pid = process.pid,
@@ -319,16 +319,16 @@ async fn remove_orphans(root: &Root, groups: &Groups, state: &StateFile, left: &
         }
     }
     // Children of these processes, which did not die with the node.
-    let ids = left.pods.values().flat_map(|pod| pod.processes.keys());
+    let ids = previous.pods.values().flat_map(|pod| pod.processes.keys());
     let ids = ids.cloned().collect();
     match koord_host::process::kill_by_environment(root, MARK, &ids) {
         Ok(0) => {}
         Ok(processes) => tracing::info!(processes, "killed orphan processes of an earlier run"),
         Err(error) => tracing::warn!(%error, "failed to kill orphan processes of an earlier run"),
     }
-    if !left.groups.is_empty() {
+    if !previous.groups.is_empty() {
         tracing::info!(
-            groups = left.groups.len(),
+            groups = previous.groups.len(),
             "removing control groups of an earlier run"
         );
         groups.remove_all().await;
@@ -395,7 +395,7 @@ async fn report_once(
 ) -> Result<(Node, bool), koord_kube::Error> {
     let api: koord_kube::Api<Node> = koord_kube::Api::all(shared.client.clone());
     let metadata = machine::metadata(facts);
-    let known = match api.get(facts.name).await {
+    let node_object = match api.get(facts.name).await {
         Ok(node) => {
             // Written only if one of this node's fields is missing or different.
             if differs(&node, &metadata) {
@@ -418,9 +418,9 @@ async fn report_once(
         }
         Err(error) => return Err(error),
     };
-    let status = machine::status(machine, facts, Some(&known), shared.clock.now());
-    if !due && !machine::conditions_differ(&known, &status) {
-        return Ok((known, false));
+    let status = machine::status(machine, facts, Some(&node_object), shared.clock.now());
+    if !due && !machine::conditions_differ(&node_object, &status) {
+        return Ok((node_object, false));
     }
     let node = strategic_status(&api, facts.name, &json!({"status": status})).await?;
     Ok((node, true))
@@ -511,8 +511,8 @@ impl Pods {
         let Some(uid) = pod.metadata.uid.clone() else {
             return;
         };
-        if let Some((known, inbox)) = self.inboxes.get_mut(&uid) {
-            *known = pod.clone();
+        if let Some((cached, inbox)) = self.inboxes.get_mut(&uid) {
+            *cached = pod.clone();
             // A task that has just ended is started again below only by a later change.
             let _ = inbox.send(Command::Update(pod));
         } else {

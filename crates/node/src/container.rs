@@ -108,10 +108,10 @@ async fn start(shared: &Arc<Shared>, spec: ContainerSpec<'_>) -> Result<Started,
         entrances = groups.entrances(&path);
         group = Some(path);
     }
-    let mut words = invocation.argv.iter().map(OsString::from);
+    let mut argv = invocation.argv.iter().map(OsString::from);
     let spawn = Spawn {
-        program: words.next().unwrap_or_default(),
-        args: words.collect(),
+        program: argv.next().unwrap_or_default(),
+        args: argv.collect(),
         env: invocation
             .env
             .iter()

@@ -182,7 +182,7 @@ impl Groups {
         self.state.change(|state| {
             state
                 .groups
-                .retain(|known| CgroupPath::new(known).is_ok_and(|known| !known.is_within(path)));
+                .retain(|group| CgroupPath::new(group).is_ok_and(|group| !group.is_within(path)));
         })?;
         Ok(())
     }
@@ -258,11 +258,11 @@ impl Groups {
                 .change(|state| state.groups.extend(missing.iter().cloned()))?;
         }
         if let Err(error) = self.root.cgroup(path).create(self.controllers) {
-            let gone = |group: &str| {
+            let is_missing = |group: &str| {
                 CgroupPath::new(group).is_ok_and(|group| !self.root.cgroup(&group).exists())
             };
             self.state.note(|state| {
-                for group in missing.iter().filter(|group| gone(group)) {
+                for group in missing.iter().filter(|group| is_missing(group)) {
                     state.groups.remove(group);
                 }
             });
@@ -347,7 +347,7 @@ mod tests {
     async fn groups_of_others_are_left_alone() {
         let tree = fake::Tree::hybrid("0-3").unwrap();
         let temp = tempfile::tempdir().unwrap();
-        let theirs = tree.group("kubepods/burstable/podx").unwrap();
+        let foreign = tree.group("kubepods/burstable/podx").unwrap();
         let groups = groups(&tree, temp.path());
         groups.setup(1000).unwrap();
         let settings = GroupSettings {
@@ -357,9 +357,9 @@ mod tests {
         };
         let error = groups.make_pod(Qos::Burstable, "x", &settings).unwrap_err();
         assert!(matches!(error, GroupError::Foreign(_)), "{error}");
-        groups.remove(&theirs).await.unwrap();
+        groups.remove(&foreign).await.unwrap();
         groups.remove_all().await;
-        assert!(tree.root().cgroup(&theirs).exists());
+        assert!(tree.root().cgroup(&foreign).exists());
         assert!(
             !tree
                 .root()
@@ -375,13 +375,13 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let groups = groups(&tree, temp.path());
         groups.setup(1000).unwrap();
-        let theirs = tree.group("kubepods/burstable/podx").unwrap();
+        let foreign = tree.group("kubepods/burstable/podx").unwrap();
         groups.remove_all().await;
         let exists = |path: &str| {
             let path = CgroupPath::new(path).unwrap();
             tree.root().cgroup(&path).exists()
         };
-        assert!(exists(theirs.as_str()));
+        assert!(exists(foreign.as_str()));
         assert!(!exists("kubepods/besteffort"));
         assert!(groups.state.owns("kubepods") && groups.state.owns("kubepods/burstable"));
     }

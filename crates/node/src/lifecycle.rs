@@ -276,12 +276,12 @@ pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: T
     for (index, record) in main() {
         consider(&mut step, policy, index, record, backoff, now);
     }
-    let done = |record: &Record| {
+    let is_final = |record: &Record| {
         record
             .ended()
             .is_some_and(|ended| !policy.restarts(ended.exit_code))
     };
-    if main().next().is_some() && main().all(|(_, record)| done(record)) {
+    if main().next().is_some() && main().all(|(_, record)| is_final(record)) {
         let well = main().all(|(_, record)| record.succeeded());
         step.outcome = Some(if well {
             PodOutcome::Succeeded
@@ -441,8 +441,8 @@ mod tests {
             Step::default()
         );
         let records = [main_with(ended(0, 1), 1), main_with(ended(2, 1), 1)];
-        let found = step(RestartPolicy::Never, &records, &BACKOFF, at(2));
-        assert_eq!(found.outcome, Some(PodOutcome::Failed));
+        let result = step(RestartPolicy::Never, &records, &BACKOFF, at(2));
+        assert_eq!(result.outcome, Some(PodOutcome::Failed));
     }
 
     #[test]
@@ -483,10 +483,10 @@ mod tests {
         let policy = RestartPolicy::Always;
         for (now, pause) in [(10, 10), (20, 20), (40, 40)] {
             record.record_missing_dependency("ErrImagePull", String::new(), &BACKOFF, at(now));
-            let found = step(policy, &[record.clone()], &BACKOFF, at(now));
-            assert_eq!(found.backing_off, [(0, Duration::from_secs(pause))]);
+            let result = step(policy, &[record.clone()], &BACKOFF, at(now));
+            assert_eq!(result.backing_off, [(0, Duration::from_secs(pause))]);
             let due = now + i64::try_from(pause).unwrap();
-            assert_eq!(found.wake_at, Some(at(due)));
+            assert_eq!(result.wake_at, Some(at(due)));
             assert_eq!(
                 step(policy, &[record.clone()], &BACKOFF, at(due)).start,
                 [0]

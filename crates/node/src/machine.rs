@@ -111,13 +111,13 @@ pub fn architecture() -> &'static str {
 
 /// Returns the source address of packets to the Internet, from the routing table; no packet is sent.
 fn primary_ip() -> IpAddr {
-    let ask = || {
+    let probe = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         // An address reserved for documentation.
         socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
         socket.local_addr()
     };
-    ask().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
+    probe().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
 }
 
 fn storage_of(dir: &std::path::Path) -> i64 {
@@ -194,8 +194,8 @@ pub fn status(
             .and_then(|node| node.status.as_ref()?.conditions.as_ref())
             .into_iter()
             .flatten()
-            .find(|known| known.type_ == kind && known.status == value)
-            .and_then(|known| known.last_transition_time.clone());
+            .find(|existing| existing.type_ == kind && existing.status == value)
+            .and_then(|existing| existing.last_transition_time.clone());
         NodeCondition {
             type_: kind.to_owned(),
             status: value.to_owned(),
@@ -235,15 +235,15 @@ pub fn status(
 /// Returns whether a Node's conditions differ from those of `status`, ignoring times.
 #[must_use]
 pub(crate) fn conditions_differ(node: &Node, status: &Value) -> bool {
-    let known = node
+    let conditions = node
         .status
         .as_ref()
         .and_then(|status| status.conditions.as_ref());
-    let has = |wanted: &Value| {
-        known.into_iter().flatten().any(|condition| {
-            wanted["type"] == condition.type_
-                && wanted["status"] == condition.status
-                && wanted["reason"].as_str() == condition.reason.as_deref()
+    let has = |condition_json: &Value| {
+        conditions.into_iter().flatten().any(|condition| {
+            condition_json["type"] == condition.type_
+                && condition_json["status"] == condition.status
+                && condition_json["reason"].as_str() == condition.reason.as_deref()
         })
     };
     !status["conditions"]

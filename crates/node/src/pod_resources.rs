@@ -36,7 +36,7 @@ fn listed(pod: &Pod) -> PodResources {
     let first = spec.and_then(|spec| spec.init_containers.as_ref());
     let first = first.into_iter().flatten();
     let sidecars = first.filter(|it| it.restart_policy.as_deref() == Some("Always"));
-    let others = spec.into_iter().flat_map(|spec| &spec.containers);
+    let main = spec.into_iter().flat_map(|spec| &spec.containers);
     let container = |container: &Container| ContainerResources {
         name: container.name.clone(),
         ..ContainerResources::default()
@@ -44,7 +44,7 @@ fn listed(pod: &Pod) -> PodResources {
     PodResources {
         name: pod.metadata.name.clone().unwrap_or_default(),
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-        containers: sidecars.chain(others).map(container).collect(),
+        containers: sidecars.chain(main).map(container).collect(),
         ..PodResources::default()
     }
 }

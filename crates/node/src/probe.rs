@@ -82,17 +82,17 @@ pub struct Spec {
 /// Returns the probes of a container, and a message for each that cannot be run. `ip` is the pod's address.
 #[must_use]
 pub fn specs(container: &Container, ip: &str) -> (Vec<Spec>, Vec<String>) {
-    let given = [
+    let probes = [
         (ProbeKind::Startup, &container.startup_probe),
         (ProbeKind::Liveness, &container.liveness_probe),
         (ProbeKind::Readiness, &container.readiness_probe),
     ];
     let (mut specs, mut refused) = (Vec::new(), Vec::new());
-    for (kind, probe) in given {
+    for (kind, probe) in probes {
         let Some(probe) = probe else { continue };
         match spec(kind, probe, container, ip) {
             Ok(spec) => specs.push(spec),
-            Err(why) => refused.push(format!("{kind} probe is not run: {why}")),
+            Err(error) => refused.push(format!("{kind} probe is not run: {error}")),
         }
     }
     (specs, refused)
@@ -100,12 +100,12 @@ pub fn specs(container: &Container, ip: &str) -> (Vec<Spec>, Vec<String>) {
 
 fn spec(kind: ProbeKind, probe: &Probe, container: &Container, ip: &str) -> Result<Spec, String> {
     let seconds = |value: Option<i32>, default: u64| {
-        let given = value.and_then(|value| u64::try_from(value).ok());
-        Duration::from_secs(given.filter(|value| *value > 0).unwrap_or(default))
+        let seconds = value.and_then(|value| u64::try_from(value).ok());
+        Duration::from_secs(seconds.filter(|value| *value > 0).unwrap_or(default))
     };
     let times = |value: Option<i32>, default: u32| {
-        let given = value.and_then(|value| u32::try_from(value).ok());
-        given.filter(|value| *value > 0).unwrap_or(default)
+        let times = value.and_then(|value| u32::try_from(value).ok());
+        times.filter(|value| *value > 0).unwrap_or(default)
     };
     let grace = probe.termination_grace_period_seconds;
     Ok(Spec {
@@ -136,21 +136,21 @@ fn action(probe: &Probe, container: &Container, ip: &str) -> Result<Action, Stri
         }
         let host = http.host.as_deref().filter(|host| !host.is_empty());
         let address = address(host, ip, &http.port, container)
-            .map_err(|why| format!("httpGet.port: {why}"))?;
+            .map_err(|error| format!("httpGet.port: {error}"))?;
         let path = http.path.as_deref().unwrap_or_default();
         let slash = if path.starts_with('/') { "" } else { "/" };
         let path = format!("{slash}{path}");
-        let given: Vec<(String, String)> = http
+        let headers: Vec<(String, String)> = http
             .http_headers
             .iter()
             .flatten()
             .map(|header| (header.name.clone(), header.value.clone()))
             .collect();
-        let words = given.iter().flat_map(|(name, value)| [name, value]);
-        if words.chain([&path]).any(|text| text.contains(['\r', '\n'])) {
+        let texts = headers.iter().flat_map(|(name, value)| [name, value]);
+        if texts.chain([&path]).any(|text| text.contains(['\r', '\n'])) {
             return Err("httpGet: a line break in path or headers".to_owned());
         }
-        let (named, headers): (Vec<_>, Vec<_>) = given
+        let (named, headers): (Vec<_>, Vec<_>) = headers
             .into_iter()
             .partition(|(name, _)| name.eq_ignore_ascii_case("host"));
         let named = named.into_iter().next().map(|(_, value)| value);
@@ -165,7 +165,7 @@ fn action(probe: &Probe, container: &Container, ip: &str) -> Result<Action, Stri
         let host = tcp.host.as_deref().filter(|host| !host.is_empty());
         let address = address(host, ip, &tcp.port, container);
         return Ok(Action::Tcp(
-            address.map_err(|why| format!("tcpSocket.port: {why}"))?,
+            address.map_err(|error| format!("tcpSocket.port: {error}"))?,
         ));
     }
     if probe.grpc.is_some() {
@@ -324,18 +324,18 @@ impl Prober {
             },
         };
         let good = answer.is_ok();
-        if let Err(why) = answer {
-            self.send(ProbeResult::Unhealthy(spec.kind, why));
+        if let Err(error) = answer {
+            self.send(ProbeResult::Unhealthy(spec.kind, error));
         }
         streak.note(good, spec)
     }
 
     async fn exec(&self, command: &[String], time: Duration) -> Result<(), String> {
-        let done = exec::run(&*self.live, command.to_vec(), time, SHOWN).await?;
-        match done {
+        let result = exec::run(&*self.live, command.to_vec(), time, SHOWN).await?;
+        match result {
             Some((0, _)) => Ok(()),
-            Some((code, said)) if said.trim().is_empty() => Err(format!("exit code {code}")),
-            Some((_, said)) => Err(said.trim().to_owned()),
+            Some((code, output)) if output.trim().is_empty() => Err(format!("exit code {code}")),
+            Some((_, output)) => Err(output.trim().to_owned()),
             None => Err(format!("command {command:?} timed out after {time:?}")),
         }
     }
@@ -353,12 +353,12 @@ async fn get(
     let mut request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
     let agent = ("User-Agent".to_owned(), "kube-probe/1.35".to_owned());
     let defaults = [agent, ("Accept".to_owned(), "*/*".to_owned())];
-    let given = |name: &str| {
+    let is_set = |name: &str| {
         headers
             .iter()
-            .any(|(known, _)| known.eq_ignore_ascii_case(name))
+            .any(|(key, _)| key.eq_ignore_ascii_case(name))
     };
-    let defaults = defaults.iter().filter(|(name, _)| !given(name));
+    let defaults = defaults.iter().filter(|(name, _)| !is_set(name));
     for (name, value) in defaults.chain(headers) {
         request += &format!("{name}: {value}\r\n");
     }
@@ -425,8 +425,11 @@ mod tests {
             path: path.to_owned(),
             headers: Vec::new(),
         };
-        let here = "10.0.0.1:8080";
-        assert_eq!(http(json!({"port": "web"})), expected(here, here, "/"));
+        let pod_address = "10.0.0.1:8080";
+        assert_eq!(
+            http(json!({"port": "web"})),
+            expected(pod_address, pod_address, "/")
+        );
         let get = json!({"port": "8080", "path": "healthz?x", "host": "::1",
             "httpHeaders": [{"name": "host", "value": "a.b"}]});
         assert_eq!(http(get), expected("[::1]:8080", "a.b", "/healthz?x"));
@@ -434,7 +437,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_asked_is_named() {
-        for (probe, says) in [
+        for (probe, text) in [
             (
                 json!({"httpGet": {"port": "db"}}),
                 "httpGet.port: no port of the container is called \"db\"",
@@ -455,10 +458,10 @@ mod tests {
             (json!({"exec": {}}), "exec.command: is empty"),
             (json!({}), "asks for nothing"),
         ] {
-            let why = spec_of(&probe).unwrap_err();
+            let error = spec_of(&probe).unwrap_err();
             assert!(
-                why.starts_with("liveness probe is not run: ") && why.contains(says),
-                "{why}"
+                error.starts_with("liveness probe is not run: ") && error.contains(text),
+                "{error}"
             );
         }
     }

@@ -252,13 +252,13 @@ impl Rights {
         }
         for (field, names) in [("capabilities.add", &add), ("capabilities.drop", &drop)] {
             for name in names.iter().filter(|name| !is_all(name)) {
-                let one = Capabilities::from_name(name).ok_or_else(|| {
+                let capability = Capabilities::from_name(name).ok_or_else(|| {
                     let reason = format!("invalid value {name:?}: expected a capability");
                     refuse(field, reason)
                 })?;
                 set = match field {
-                    "capabilities.drop" => set.without(one),
-                    _ if self.capabilities.contains(one) => set.with(one),
+                    "capabilities.drop" => set.without(capability),
+                    _ if self.capabilities.contains(capability) => set.with(capability),
                     _ => {
                         let reason = format!("koord itself lacks {name}");
                         return Err(refuse(field, reason));

@@ -43,11 +43,11 @@ impl Session {
         let killed = CancellationToken::new();
         let kill = killed.clone();
         tokio::spawn(async move {
-            let done = tokio::select! {
-                done = run => done,
+            let result = tokio::select! {
+                result = run => result,
                 () = kill.cancelled() => return,
             };
-            let ended = match done {
+            let ended = match result {
                 Ok((code, out, err)) => {
                     for (is_error, bytes) in [(false, out), (true, err)] {
                         // Without a receiver the client is gone.

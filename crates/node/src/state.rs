@@ -104,7 +104,7 @@ impl StateFile {
             Err(fs::TryLockError::Error(source)) => return Err(io("lock", &lock_path)(source)),
         }
         let path = dir.join("state.json");
-        let mut left = match fs::read(&path) {
+        let mut previous = match fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice::<State>(&bytes) {
                 Ok(state) if state.version == VERSION => state,
                 other => {
@@ -120,9 +120,9 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
             Err(error) => return Err(io("read", &path)(error)),
         };
-        if left.boot_id != boot_id {
+        if previous.boot_id != boot_id {
             // Another boot: the groups and processes no longer exist.
-            left = State::default();
+            previous = State::default();
         }
         let state = State {
             version: VERSION,
@@ -135,7 +135,7 @@ impl StateFile {
             _lock: lock,
         };
         file.change(|_| ())?;
-        Ok((file, left))
+        Ok((file, previous))
     }
 
     /// Changes the state and writes it.

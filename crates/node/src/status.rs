@@ -97,15 +97,15 @@ fn conditions(pod: &Pod, facts: &Facts<'_>, phase: &str) -> Vec<PodCondition> {
             .filter(move |record| record.init == init)
     };
     let over = facts.outcome.is_some() || facts.refused.is_some();
-    let done = |record: &&Record| record.succeeded() || (record.sidecar && record.has_started());
-    let initialized = phase == "Succeeded" || records(true).all(|record| done(&record));
+    let is_done = |record: &&Record| record.succeeded() || (record.sidecar && record.has_started());
+    let initialized = phase == "Succeeded" || records(true).all(|record| is_done(&record));
     let unready: Vec<&str> = records(false)
         .filter(|record| !record.is_ready())
         .map(|record| record.name.as_str())
         .collect();
     let ready = unready.is_empty() && initialized && !over;
     let uninitialized: Vec<&str> = records(true)
-        .filter(|record| !done(record))
+        .filter(|record| !is_done(record))
         .map(|record| record.name.as_str())
         .collect();
     let not_ready = || match phase {
@@ -143,8 +143,8 @@ fn conditions(pod: &Pod, facts: &Facts<'_>, phase: &str) -> Vec<PodCondition> {
             let since = old
                 .into_iter()
                 .flatten()
-                .find(|known| known.type_ == kind && known.status == value)
-                .and_then(|known| known.last_transition_time.clone());
+                .find(|existing| existing.type_ == kind && existing.status == value)
+                .and_then(|existing| existing.last_transition_time.clone());
             PodCondition {
                 type_: kind.to_owned(),
                 status: value.to_owned(),
@@ -364,7 +364,7 @@ mod tests {
             started_at: at(1),
             id: "abc".into(),
         };
-        let done = |code| State::Terminated(ended(code));
+        let terminated_with = |code| State::Terminated(ended(code));
         let cases = [
             (
                 waiting(),
@@ -378,7 +378,7 @@ mod tests {
             (
                 running(),
                 waiting(),
-                done(0),
+                terminated_with(0),
                 None,
                 "Pending",
                 "True",
@@ -387,7 +387,7 @@ mod tests {
             (
                 running(),
                 running(),
-                done(0),
+                terminated_with(0),
                 None,
                 "Running",
                 "True",
@@ -395,26 +395,26 @@ mod tests {
             ),
             (
                 running(),
-                done(1),
-                done(0),
+                terminated_with(1),
+                terminated_with(0),
                 None,
                 "Running",
                 "True",
                 "False",
             ),
             (
-                done(0),
-                done(0),
-                done(0),
+                terminated_with(0),
+                terminated_with(0),
+                terminated_with(0),
                 Some(PodOutcome::Succeeded),
                 "Succeeded",
                 "True",
                 "False",
             ),
             (
-                done(0),
-                done(1),
-                done(0),
+                terminated_with(0),
+                terminated_with(1),
+                terminated_with(0),
                 Some(PodOutcome::Failed),
                 "Failed",
                 "True",
@@ -422,14 +422,14 @@ mod tests {
             ),
         ];
         for (a, b, i, outcome, phase, initialized, ready) in cases {
-            let found = status(&pod(json!({})), &records(a, b, i), outcome);
-            assert_eq!(found.phase.as_deref(), Some(phase));
+            let result = status(&pod(json!({})), &records(a, b, i), outcome);
+            assert_eq!(result.phase.as_deref(), Some(phase));
             assert_eq!(
-                condition(&found, "Initialized").status,
+                condition(&result, "Initialized").status,
                 initialized,
                 "{phase}"
             );
-            assert_eq!(condition(&found, "Ready").status, ready, "{phase}");
+            assert_eq!(condition(&result, "Ready").status, ready, "{phase}");
         }
     }
 
@@ -448,19 +448,19 @@ mod tests {
         );
         all[2].restarts = 3;
         all[2].last = Some(ended(4));
-        let found = status(&old, &all, None);
-        let ready = condition(&found, "Ready");
+        let result = status(&old, &all, None);
+        let ready = condition(&result, "Ready");
         assert_eq!(
             ready.message.as_deref(),
             Some("containers with unready status: [b]")
         );
         assert_eq!(ready.last_transition_time, Some(Time(at(7))));
         assert_eq!(
-            condition(&found, "Initialized").last_transition_time,
+            condition(&result, "Initialized").last_transition_time,
             Some(Time(at(100)))
         );
-        assert_eq!(found.start_time, Some(Time(at(5))));
-        let statuses = found.container_statuses.unwrap();
+        assert_eq!(result.start_time, Some(Time(at(5))));
+        let statuses = result.container_statuses.unwrap();
         assert_eq!(statuses[0].container_id.as_deref(), Some("koord://abc"));
         assert!(statuses[0].ready);
         assert_eq!(statuses[0].image, "img");
@@ -486,11 +486,11 @@ mod tests {
         let mut record = Record::new("a", false, false);
         resume(&mut record, &running, at(50));
         assert_eq!(record.restarts, 2);
-        let State::Terminated(found) = &record.state else {
+        let State::Terminated(result) = &record.state else {
             panic!("{record:?}")
         };
         assert_eq!(
-            (found.exit_code, found.id.as_str(), found.started_at),
+            (result.exit_code, result.id.as_str(), result.started_at),
             (137, "abc", at(7))
         );
     }

@@ -26,7 +26,7 @@ impl Table {
         for condition in old {
             if conditions
                 .iter()
-                .all(|known| known.type_ != condition.type_)
+                .all(|existing| existing.type_ != condition.type_)
             {
                 conditions.push(condition);
             }

@@ -135,8 +135,8 @@ impl Worker {
 
     /// Runs until the pod is gone or the node stops.
     pub(crate) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
-        let why = self.serve(&mut commands).await;
-        match why {
+        let reason = self.serve(&mut commands).await;
+        match reason {
             StopReason::Stop => {
                 // The status in the API stays "running": at the next start the containers run again.
                 self.stop(STOP_GRACE.min(self.grace()), None).await;
@@ -146,13 +146,13 @@ impl Worker {
                 self.remove_local_data();
             }
             StopReason::Deleted => {
-                let mut gone = self.stop(self.grace(), Some(&mut commands)).await;
-                if !gone {
+                let mut removed = self.stop(self.grace(), Some(&mut commands)).await;
+                if !removed {
                     self.settle();
                     self.publish(true);
-                    gone = self.wait_until_removed(&mut commands).await;
+                    removed = self.wait_until_removed(&mut commands).await;
                 }
-                if gone {
+                if removed {
                     self.remove_local_data();
                 }
             }
@@ -176,8 +176,8 @@ impl Worker {
                 }
                 let started = !step.start.is_empty();
                 for index in step.start {
-                    if let Some(why) = self.start(index, commands).await {
-                        return why;
+                    if let Some(reason) = self.start(index, commands).await {
+                        return reason;
                     }
                 }
                 if started {
@@ -216,13 +216,13 @@ impl Worker {
     }
 
     fn grace(&self) -> Duration {
-        let asked = self.pod.metadata.deletion_grace_period_seconds.or_else(|| {
+        let seconds = self.pod.metadata.deletion_grace_period_seconds.or_else(|| {
             self.pod
                 .spec
                 .as_ref()
                 .and_then(|spec| spec.termination_grace_period_seconds)
         });
-        asked.map_or(DEFAULT_GRACE, |seconds| {
+        seconds.map_or(DEFAULT_GRACE, |seconds| {
             Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(MAX_GRACE)
         })
     }
@@ -298,8 +298,8 @@ impl Worker {
     ) -> Result<Result<String, Failure>, StopReason> {
         let (shared, runner) = (self.shared.clone(), self.runner.clone());
         let mut pod = self.pod.clone();
-        let asked = pod.clone();
-        let mut image = runner.image(&shared, &asked, container);
+        let current = pod.clone();
+        let mut image = runner.image(&shared, &current, container);
         loop {
             tokio::select! {
                 biased;
@@ -341,11 +341,11 @@ impl Worker {
                 self.start_failed(index, &container, failure);
                 return None;
             }
-            Err(why) => return Some(why),
+            Err(reason) => return Some(reason),
         };
         let record = self.records.get_mut(index)?;
-        let again = record.last.is_some();
-        let attempt = record.restarts.saturating_add(u32::from(again));
+        let restarted = record.last.is_some();
+        let attempt = record.restarts.saturating_add(u32::from(restarted));
         let settings = match pod::pod_settings(&self.pod) {
             Ok(settings) => settings,
             Err(error) => {
@@ -377,7 +377,11 @@ impl Worker {
         }
         match begun {
             Ok(started) => {
-                let verb = if again { "Started again" } else { "Started" };
+                let verb = if restarted {
+                    "Started again"
+                } else {
+                    "Started"
+                };
                 self.event(
                     Severity::Normal,
                     "Started",
@@ -414,8 +418,8 @@ impl Worker {
         live: Arc<dyn RunningContainer>,
     ) -> Option<AbortOnDrop> {
         let (specs, refused) = probe::specs(container, self.ip());
-        for why in refused {
-            let text = format!("container {}: {why}", container.name);
+        for error in refused {
+            let text = format!("container {}: {error}", container.name);
             self.event(Severity::Warning, "ProbeNotRun", text);
         }
         let has = |kind| specs.iter().any(|spec| spec.kind == kind);
@@ -442,10 +446,10 @@ impl Worker {
         match result {
             ProbeResult::Started => record.started = true,
             ProbeResult::Ready(ready) => record.ready = ready,
-            ProbeResult::Unhealthy(kind, why) => {
+            ProbeResult::Unhealthy(kind, error) => {
                 let kind = kind.to_string();
                 let (first, rest) = kind.split_at(1);
-                let text = format!("{}{rest} probe failed: {why}", first.to_uppercase());
+                let text = format!("{}{rest} probe failed: {error}", first.to_uppercase());
                 self.event(Severity::Warning, "Unhealthy", text);
             }
             ProbeResult::Dead(kind, grace) => {
@@ -562,7 +566,7 @@ impl Worker {
     ) -> bool {
         let begun = Instant::now();
         let mut deadline = begun + grace;
-        let mut gone = false;
+        let mut removed = false;
         if !self.running.is_empty() {
             for running in &self.running {
                 if let Some(record) = self.records.get(running.index) {
@@ -597,7 +601,7 @@ impl Worker {
                         deadline = deadline.min(begun + self.grace());
                     }
                     Some(Command::Gone) => {
-                        gone = true;
+                        removed = true;
                         deadline = Instant::now();
                     }
                     // The end of the node is handled below.
@@ -619,7 +623,7 @@ impl Worker {
         self.shared.state.note(|state| {
             state.pods.remove(&uid);
         });
-        gone
+        removed
     }
 
     /// Sets the outcome of a stopped pod: succeeded only if all containers ended by themselves with success.
@@ -699,11 +703,11 @@ fn records_of(pod: &Pod, now: Timestamp) -> Vec<Record> {
     let main = main.map(|container| Record::new(&container.name, false, false));
     let mut records: Vec<Record> = init.chain(main).collect();
     let has_init = records.iter().any(|record| record.init);
-    let known = pod.status.as_ref().map(|status| {
+    let statuses = pod.status.as_ref().map(|status| {
         let init = status.init_container_statuses.iter().flatten();
         init.chain(status.container_statuses.iter().flatten())
     });
-    let known: Vec<_> = known.into_iter().flatten().collect();
+    let statuses: Vec<_> = statuses.into_iter().flatten().collect();
     for record in &mut records {
         if has_init && !record.init {
             record.state = State::Waiting {
@@ -711,7 +715,7 @@ fn records_of(pod: &Pod, now: Timestamp) -> Vec<Record> {
                 message: String::new(),
             };
         }
-        if let Some(status) = known.iter().find(|status| status.name == record.name) {
+        if let Some(status) = statuses.iter().find(|status| status.name == record.name) {
             status::resume(record, status, now);
         }
     }

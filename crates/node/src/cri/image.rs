@@ -63,14 +63,14 @@ impl Runtime {
             let text = format!("image {image:?}: {}", status_text(&status));
             later("ImageInspectError", text)
         };
-        let known = self.image_status(image).await.map_err(broken)?;
-        match (policy(container), known) {
+        let present = self.image_status(image).await.map_err(broken)?;
+        match (policy(container), present) {
             (Policy::Never, None) => {
                 let text =
                     format!("Container image {image:?} is not present with pull policy of Never");
                 return Err(later("ErrImageNeverPull", text));
             }
-            (Policy::Never | Policy::IfNotPresent, Some(known)) => return Ok(known.id),
+            (Policy::Never | Policy::IfNotPresent, Some(present)) => return Ok(present.id),
             (Policy::Always | Policy::IfNotPresent, _) => {}
         }
         let event = |reason: &str, text| {
@@ -89,8 +89,8 @@ impl Runtime {
             later("ErrImagePull", text)
         })?;
         event("Pulled", format!("Successfully pulled image {image:?}"));
-        let known = self.image_status(image).await.map_err(broken)?;
-        Ok(known.map_or(pulled.into_inner().image_ref, |image| image.id))
+        let pulled_image = self.image_status(image).await.map_err(broken)?;
+        Ok(pulled_image.map_or(pulled.into_inner().image_ref, |image| image.id))
     }
 }
 

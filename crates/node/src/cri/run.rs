@@ -85,8 +85,8 @@ impl RuntimeHandle {
     /// Stops and removes the sandboxes of this node or of one pod, with all their containers.
     async fn remove(&self, uid: Option<&str>) -> Result<usize, Status> {
         let mut client = self.runtime.runtime();
-        let found = self.sandboxes(uid).await?;
-        for id in &found {
+        let ids = self.sandboxes(uid).await?;
+        for id in &ids {
             let stop = cri::StopPodSandboxRequest {
                 pod_sandbox_id: id.clone(),
             };
@@ -104,7 +104,7 @@ impl RuntimeHandle {
                     .map(drop),
             )?;
         }
-        Ok(found.len())
+        Ok(ids.len())
     }
 
     /// Removes sandboxes like [`RuntimeHandle::remove`], retrying up to [`ATTEMPTS`] times after errors.
@@ -223,19 +223,19 @@ impl CriRunner {
         uid: &str,
         ctx: &RequestContext<'_>,
     ) -> Result<Sandbox, Status> {
-        let known = self.sandboxes.lock().get(uid).cloned();
+        let cached = self.sandboxes.lock().get(uid).cloned();
         let mut attempt = 0;
-        if let Some(known) = known {
-            let status = self.sandbox_status(&known.id).await;
+        if let Some(cached) = cached {
+            let status = self.sandbox_status(&cached.id).await;
             let state = match status {
                 Ok(status) => Some(status.state()),
                 Err(status) if is_gone(&status) => None,
                 Err(status) => return Err(status),
             };
             if state == Some(cri::PodSandboxState::SandboxReady) {
-                return Ok(known);
+                return Ok(cached);
             }
-            let meta = known.config.metadata;
+            let meta = cached.config.metadata;
             attempt = meta.map_or(0, |meta| meta.attempt).saturating_add(1);
         }
         self.handle.remove(Some(uid)).await?;
@@ -283,15 +283,16 @@ impl CriRunner {
         let process = process.map_err(|error| never(error.to_string()))?;
         let amounts = Amounts::of(container).map_err(|error| never(error.to_string()))?;
         if process.not_root && process.uid.is_none() {
-            let known = self.handle.runtime.image_status(spec.image).await;
-            let known = known.map_err(|status| later("ImageInspectError", status_text(&status)))?;
+            let image_status = self.handle.runtime.image_status(spec.image).await;
+            let image_status =
+                image_status.map_err(|status| later("ImageInspectError", status_text(&status)))?;
             // A user name instead of a number may have uid 0, too; this is unlikely and not checked.
-            let root = known.is_none_or(|image| match image.uid {
+            let root = image_status.is_none_or(|image| match image.uid {
                 Some(uid) => uid.value == 0,
                 None => image.username.is_empty(),
             });
-            let allowed = process.check_user(&container.name, root);
-            allowed.map_err(|error| never(error.to_string()))?;
+            let user_check = process.check_user(&container.name, root);
+            user_check.map_err(|error| never(error.to_string()))?;
         }
         let key = spec.log_key();
         let file = |error: std::io::Error| later("CreateContainerError", format!("log: {error}"));
@@ -401,7 +402,7 @@ impl Runner for CriRunner {
 
 /// Publishes the set of running containers periodically.
 async fn poll_running(handle: RuntimeHandle, sender: watch::Sender<FxHashSet<String>>) {
-    let mut told = false;
+    let mut failing = false;
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
         // A task that waits for a container's end holds a receiver in addition to the runner's own.
@@ -424,12 +425,12 @@ async fn poll_running(handle: RuntimeHandle, sender: watch::Sender<FxHashSet<Str
         .await
         {
             Ok(listed) => {
-                told = false;
+                failing = false;
                 let ids = listed.containers.into_iter().map(|container| container.id);
                 sender.send_replace(ids.collect());
             }
             Err(status) => {
-                if !told {
+                if !failing {
                     let endpoint = handle.runtime.endpoint();
                     tracing::warn!(
                         endpoint,
@@ -437,7 +438,7 @@ async fn poll_running(handle: RuntimeHandle, sender: watch::Sender<FxHashSet<Str
                         "failed to list containers, retrying"
                     );
                 }
-                told = true;
+                failing = true;
             }
         }
     }
