@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_says_why() {
+    fn invocation_unsupported_returns_field() {
         let error = build(json!({"name": "c", "image": "nginx:1"})).unwrap_err();
         assert_eq!(error.reason(), "ErrImageNeverPull");
         assert!(error.to_string().contains("nginx:1"));

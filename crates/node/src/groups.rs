@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unwritable_tree_says_which_file() {
+    fn groups_unwritable_tree_error_names_file() {
         let tree = fake::Tree::hybrid("0-3").unwrap();
         let temp = tempfile::tempdir().unwrap();
         tree.refuse("cpu.shares", Some(30));

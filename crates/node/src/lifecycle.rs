@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_asked_for_with_growing_pauses() {
+    fn missing_image_is_retried_with_backoff() {
         let mut record = main_with(ended(1, 5), 1);
         let policy = RestartPolicy::Always;
         for (now, pause) in [(10, 10), (20, 20), (40, 40)] {

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_named() {
+    fn probe_unsupported_is_refused_with_field() {
         for (probe, text) in [
             (
                 json!({"httpGet": {"port": "db"}}),

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_no_runtime_is_told() {
+    async fn connect_to_invalid_endpoint_fails() {
         let fails =
             async |endpoint: &str| Runtime::connect(endpoint).await.unwrap_err().to_string();
         assert!(

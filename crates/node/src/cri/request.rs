@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_are_known_by_their_pod_and_share_what_the_pod_says() {
+    fn sandbox_config_carries_pod_labels_and_namespaces() {
         let config = sandbox(&pod(json!({"containers": []})), 2, &CONTEXT);
         let label = |key: &str| config.labels.get(key).map(String::as_str);
         assert_eq!(

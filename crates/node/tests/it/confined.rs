@@ -27,7 +27,7 @@ async fn pods_run_in_kubelet_shaped_groups() {
              "resources": {"requests": {"cpu": "250m"}, "limits": limits}}]}),
         )
         .await;
-    let batch = world.in_phase("batch", "Running").await;
+    let batch = world.wait_for_phase("batch", "Running").await;
     let group = world.group(&batch);
     assert!(group.path().as_str().contains("kubepods/besteffort/pod"));
     assert_eq!(group.cpu_shares().unwrap(), Some(2));
@@ -49,7 +49,7 @@ async fn pods_run_in_kubelet_shaped_groups() {
         assert_eq!(place.as_deref(), Some(inner.path().as_str()));
     }
 
-    let service = world.in_phase("service", "Running").await;
+    let service = world.wait_for_phase("service", "Running").await;
     let group = world.group(&service);
     // A quarter of a core is the weight 10 of cgroup v2, which reads as 237 shares.
     let quarter = match world.root.version() {
@@ -63,10 +63,10 @@ async fn pods_run_in_kubelet_shaped_groups() {
     assert_eq!(burstable.cpu_shares().unwrap(), Some(quarter));
 
     world.delete("batch").await;
-    world.gone("batch").await;
+    world.wait_for_removal("batch").await;
     assert!(!inner.exists() && !world.group(&batch).exists());
     world.delete("service").await;
-    world.gone("service").await;
+    world.wait_for_removal("service").await;
     node.stop().await;
     assert!(
         !world.root.cgroup(&world.parent).exists(),
@@ -90,7 +90,7 @@ async fn a_container_over_its_memory_limit_is_reported_as_such() {
              "resources": {"limits": {"memory": "16Mi"}}}]}),
         )
         .await;
-    let pod = world.in_phase("greedy", "Failed").await;
+    let pod = world.wait_for_phase("greedy", "Failed").await;
     let state = container(&pod)["state"]["terminated"].clone();
     assert_eq!(
         (&state["reason"], &state["exitCode"]),
@@ -108,7 +108,7 @@ async fn nothing_outlives_its_container() {
     let node = world.start().await;
     let script = "setsid sleep 1000 & echo $!; exit 0";
     world.script("parent", "Never", script).await;
-    world.in_phase("parent", "Succeeded").await;
+    world.wait_for_phase("parent", "Succeeded").await;
     let pid: u32 = world.log("parent").await.trim().parse().unwrap();
     let stat = koord_host::procfs::ProcessStat::read(&world.root, pid).unwrap();
     assert!(

@@ -21,7 +21,7 @@ async fn started(containerd: &Containerd, world: &World) -> RunningNode {
 }
 
 /// Returns the numbers of sandboxes and containers.
-async fn left(containerd: &Containerd) -> (usize, usize) {
+async fn count_remaining(containerd: &Containerd) -> (usize, usize) {
     let channel = grpc::connect(containerd.socket());
     let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel);
     let sandboxes = client.list_pod_sandbox(cri::ListPodSandboxRequest::default());
@@ -60,16 +60,16 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
     let world = World::new().await;
     let node = started(&containerd, &world).await;
 
-    let said = "echo hello $WHO; cat /proc/self/oom_score_adj /proc/self/cgroup; \
+    let script = "echo hello $WHO; cat /proc/self/oom_score_adj /proc/self/cgroup; \
                 cat /sys/fs/cgroup/cpu/cpu.shares /sys/fs/cgroup/cpu/cpu.cfs_quota_us; exit 3";
-    let mut job = spec("Never", said);
+    let mut job = spec("Never", script);
     job["initContainers"] = json!([{"name": "i", "image": IMAGE, "command": ["true"]}]);
     job["containers"][0]["env"] = json!([{"name": "WHO",
         "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
     job["containers"][0]["resources"] = json!({"limits": {"cpu": "500m", "memory": "64Mi"},
         "requests": {"cpu": "250m", "memory": "32Mi"}});
     world.create("job", job).await;
-    let pod = world.in_phase("job", "Failed").await;
+    let pod = world.wait_for_phase("job", "Failed").await;
     let end = state(&pod)["terminated"].clone();
     assert_eq!(
         (&end["exitCode"], &end["reason"]),
@@ -84,12 +84,12 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
         assert!(log.contains(line), "{line:?} is not in {log}");
     }
     // A finished pod keeps its log, and nothing in the runtime.
-    assert_eq!(left(&containerd).await, (0, 0));
+    assert_eq!(count_remaining(&containerd).await, (0, 0));
     world.delete("job").await;
-    world.gone("job").await;
+    world.wait_for_removal("job").await;
 
     world.create("crash", spec("Always", "exit 1")).await;
-    let again = |pod: &Pod| {
+    let has_restarted = |pod: &Pod| {
         let crash = container(pod);
         let waits = crash["state"]["waiting"]["reason"] == "CrashLoopBackOff";
         waits && crash["restartCount"].as_i64() >= Some(2)
@@ -99,24 +99,24 @@ async fn pods_run_in_a_runtime_and_leave_nothing() {
             pod.status
                 .as_ref()
                 .is_some_and(|s| s.container_statuses.is_some())
-                && again(pod)
+                && has_restarted(pod)
         })
         .await;
     world.delete("crash").await;
-    world.gone("crash").await;
+    world.wait_for_removal("crash").await;
 
     // The container handles SIGTERM, and its output is in the log before the pod is removed.
     let polite = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done";
     world.create("polite", spec("Always", polite)).await;
-    world.in_phase("polite", "Running").await;
+    world.wait_for_phase("polite", "Running").await;
     node.stop().await;
-    assert_eq!(left(&containerd).await, (0, 0));
+    assert_eq!(count_remaining(&containerd).await, (0, 0));
     assert_eq!(groups(&world), Vec::<PathBuf>::new());
     assert!(world.log("polite").await.contains("bye"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_cannot_be_had_is_told() {
+async fn image_pull_failure_is_reported() {
     let Some(containerd) = Containerd::for_test() else {
         return;
     };
@@ -144,11 +144,11 @@ async fn an_image_that_cannot_be_had_is_told() {
             reason.is_some_and(|reason| reasons.contains(&&*reason))
         };
         let pod = world.pod_when(name, waits).await;
-        let why = state(&pod)["waiting"]["message"].to_string();
-        assert!(why.contains("127.0.0.1:1/absent:1"), "{why}");
+        let message = state(&pod)["waiting"]["message"].to_string();
+        assert!(message.contains("127.0.0.1:1/absent:1"), "{message}");
         assert_eq!(container(&pod)["restartCount"], 0);
         world.delete(name).await;
-        world.gone(name).await;
+        world.wait_for_removal(name).await;
     }
     node.stop().await;
 }
@@ -168,31 +168,31 @@ async fn pods_outlive_a_restart_of_the_runtime_but_not_of_the_node() {
     let script = "while [ ! -e /go ]; do sleep 0.1; done; exit 7";
     world.create("stays", spec("Never", script)).await;
     world.create("also", spec("Always", "sleep 1000")).await;
-    world.in_phase("stays", "Running").await;
-    world.in_phase("also", "Running").await;
+    world.wait_for_phase("stays", "Running").await;
+    world.wait_for_phase("also", "Running").await;
     containerd.kill();
     containerd.start_again();
     let command = |line: &str| ExecOptions {
         command: ["sh", "-c", line].map(str::to_owned).to_vec(),
         ..ExecOptions::default()
     };
-    let said = command("echo said; exit 4");
-    let mut session = execs.start("default", "stays", "c", said).await.unwrap();
+    let echo = command("echo said; exit 4");
+    let mut session = execs.start("default", "stays", "c", echo).await.unwrap();
     let (is_error, text) = session.output.recv().await.unwrap();
     assert_eq!((is_error, &text[..]), (false, &b"said\n"[..]));
     assert_eq!(session.exit.wait().await, Ok(4));
     // This command lets the container end, and may be killed with it before it has ended itself.
     let go = command("touch /go");
     let going = execs.start("default", "stays", "c", go).await.unwrap();
-    let stays = world.in_phase("stays", "Failed").await;
+    let stays = world.wait_for_phase("stays", "Failed").await;
     assert_eq!(state(&stays)["terminated"]["exitCode"], 7);
     drop(going);
 
     // The next run finds what the last one left, although it has no runtime configured.
     node.crash(world.dir.path()).await;
-    assert_eq!(left(&containerd).await, (1, 1));
+    assert_eq!(count_remaining(&containerd).await, (1, 1));
     let node = world.start().await;
-    let nothing = || async { (left(&containerd).await == (0, 0)).then_some(()) };
+    let nothing = || async { (count_remaining(&containerd).await == (0, 0)).then_some(()) };
     world.until("nothing is left", nothing).await;
     node.stop().await;
     assert_eq!(groups(&world), Vec::<PathBuf>::new());

@@ -44,7 +44,7 @@ async fn commands_run_where_their_container_does() {
         "workingDir": "/usr", "env": [{"name": "X", "value": "7"}],
     }]});
     world.create("p", spec).await;
-    let pod = world.in_phase("p", "Running").await;
+    let pod = world.wait_for_phase("p", "Running").await;
     let run = async |options| execs.start("default", "p", "c", options).await;
 
     let script = "echo $X; pwd; cat /proc/self/cgroup; echo no >&2; exit 3";
@@ -103,9 +103,9 @@ async fn commands_run_where_their_container_does() {
     let pid = std::str::from_utf8(&pid).unwrap().trim().to_owned();
     drop(session);
     world
-        .until("the command to be gone", || async {
-            let gone = !std::path::Path::new("/proc").join(&pid).exists();
-            gone.then_some(())
+        .until("the command to end", || async {
+            let ended = !std::path::Path::new("/proc").join(&pid).exists();
+            ended.then_some(())
         })
         .await;
     node.stop().await;
@@ -130,25 +130,25 @@ fn condition(pod: &k8s_openapi::api::core::v1::Pod, kind: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_container_is_ready_when_its_probes_say_so() {
+async fn container_is_ready_after_successful_probes() {
     let world = World::new().await;
     let node = world.start().await;
     // The node's own directory is hidden from its pods.
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name).display().to_string();
-    let there = |name: &str| {
+    let file_exists = |name: &str| {
         json!({"exec": {"command": ["/usr/bin/test", "-e", file(name)]}, "periodSeconds": 1,
             "failureThreshold": 1})
     };
-    let mut startup = there("started");
+    let mut startup = file_exists("started");
     startup["failureThreshold"] = json!(1000);
     let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [{
         "name": "c", "image": "host", "command": ["/bin/sleep", "1000"],
-        "startupProbe": startup, "readinessProbe": there("ready"),
+        "startupProbe": startup, "readinessProbe": file_exists("ready"),
     }]});
     std::fs::write(file("ready"), "").unwrap();
     world.create("p", spec).await;
-    let pod = world.in_phase("p", "Running").await;
+    let pod = world.wait_for_phase("p", "Running").await;
     assert_eq!(state(&pod), (false, false, 0), "it has not started");
     assert!(!condition(&pod, "Ready"));
     let event = world.event("Unhealthy").await;
@@ -179,19 +179,19 @@ async fn a_container_that_fails_its_liveness_probe_is_started_again() {
             "periodSeconds": 1, "failureThreshold": 2, "terminationGracePeriodSeconds": 1},
     }]});
     world.create("p", spec).await;
-    world.in_phase("p", "Running").await;
+    world.wait_for_phase("p", "Running").await;
     let pod = world.pod_when("p", |pod| state(pod).2 == 1).await;
     assert_eq!(container(&pod)["lastState"]["terminated"]["exitCode"], 137);
     let event = world.event("Unhealthy").await;
     assert_eq!(event.message.unwrap(), "Liveness probe failed: sick");
     let event = world.event("Killing").await;
-    let says = "Container c failed liveness probe, will be restarted";
-    assert_eq!(event.message.unwrap(), says);
+    let message = "Container c failed liveness probe, will be restarted";
+    assert_eq!(event.message.unwrap(), message);
     node.stop().await;
 }
 
 #[tokio::test]
-async fn a_probe_that_cannot_be_run_is_told_and_counts_as_well() {
+async fn unsupported_probe_is_reported_and_succeeds() {
     let world = World::new().await;
     let node = world.start().await;
     let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [{
@@ -199,12 +199,12 @@ async fn a_probe_that_cannot_be_run_is_told_and_counts_as_well() {
         "readinessProbe": {"grpc": {"port": 1}},
     }]});
     world.create("p", spec).await;
-    world.in_phase("p", "Running").await;
+    world.wait_for_phase("p", "Running").await;
     world
         .pod_when("p", |pod| state(pod) == (true, true, 0))
         .await;
     let event = world.event("ProbeNotRun").await;
-    let says = "container c: readiness probe is not run: grpc is not supported here";
-    assert_eq!(event.message.unwrap(), says);
+    let message = "container c: readiness probe is not run: grpc is not supported here";
+    assert_eq!(event.message.unwrap(), message);
     node.stop().await;
 }

@@ -17,7 +17,7 @@ async fn a_pod_runs_to_completion_and_leaves_its_log() {
             }]
         }))
         .await;
-    let pod = world.in_phase("job", "Succeeded").await;
+    let pod = world.wait_for_phase("job", "Succeeded").await;
     let state = container(&pod)["state"]["terminated"].clone();
     assert_eq!(
         (&state["exitCode"], &state["reason"]),
@@ -30,7 +30,7 @@ async fn a_pod_runs_to_completion_and_leaves_its_log() {
         assert!(log.contains(line), "{log}");
     }
     world.delete("job").await;
-    world.gone("job").await;
+    world.wait_for_removal("job").await;
     node.stop().await;
 }
 
@@ -44,17 +44,17 @@ async fn exit_codes_and_missing_programs_fail_the_pod() {
         {"name": "c", "image": "none", "command": ["/no/such/program"]}]});
     world.create("missing", missing).await;
     let state = |pod| container(&pod)["state"]["terminated"].clone();
-    let three = state(world.in_phase("three", "Failed").await);
+    let three = state(world.wait_for_phase("three", "Failed").await);
     assert_eq!(
         (&three["exitCode"], &three["reason"]),
         (&json!(3), &json!("Error"))
     );
-    let signal = state(world.in_phase("signal", "Failed").await);
+    let signal = state(world.wait_for_phase("signal", "Failed").await);
     assert_eq!(
         (&signal["exitCode"], &signal["signal"]),
         (&json!(137), &json!(9))
     );
-    let missing = state(world.in_phase("missing", "Failed").await);
+    let missing = state(world.wait_for_phase("missing", "Failed").await);
     assert_eq!(missing["reason"], "StartError");
     assert!(
         missing["message"]
@@ -84,12 +84,12 @@ async fn a_failing_container_is_restarted_with_growing_pauses() {
     assert_eq!(phase_of(&pod), "Running");
     world.event("BackOff").await;
     world.delete("crash").await;
-    world.gone("crash").await;
+    world.wait_for_removal("crash").await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_command_nothing_runs_and_the_reason_is_told() {
+async fn container_without_command_is_rejected_with_reason() {
     let world = World::new().await;
     let node = world.start().await;
     world
@@ -119,7 +119,7 @@ async fn without_a_command_nothing_runs_and_the_reason_is_told() {
     let event = world.event("ErrImageNeverPull").await;
     assert_eq!(event.involved_object.name.as_deref(), Some("image"));
     world.delete("image").await;
-    world.gone("image").await;
+    world.wait_for_removal("image").await;
     node.stop().await;
 }
 
@@ -170,8 +170,8 @@ async fn a_deleted_pod_gets_a_signal_and_its_grace() {
         .unwrap();
     world.delete("polite").await;
     world.delete("stubborn").await;
-    world.gone("polite").await;
-    world.gone("stubborn").await;
+    world.wait_for_removal("polite").await;
+    world.wait_for_removal("stubborn").await;
     use futures::StreamExt;
     let text: Vec<u8> = log
         .flat_map(|chunk| futures::stream::iter(chunk.unwrap()))
@@ -212,7 +212,7 @@ async fn init_containers_run_first() {
             }),
         )
         .await;
-    let pod = world.in_phase("ordered", "Succeeded").await;
+    let pod = world.wait_for_phase("ordered", "Succeeded").await;
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\ntwo\nmain\n");
     let status = pod.status.unwrap();
     assert_eq!(status.init_container_statuses.unwrap().len(), 2);
@@ -220,7 +220,7 @@ async fn init_containers_run_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unconfined_pods_run_and_the_node_says_so() {
+async fn unconfined_node_runs_pods_and_is_annotated() {
     let world = World::new().await;
     let node = world
         .start_with(Options {
@@ -237,12 +237,12 @@ async fn unconfined_pods_run_and_the_node_says_so() {
         .metadata
         .annotations
         .unwrap();
-    let told = &annotations[koord_node::machine::CONFINEMENT_ANNOTATION];
-    assert!(told.starts_with("unconfined"), "{told}");
+    let confinement = &annotations[koord_node::machine::CONFINEMENT_ANNOTATION];
+    assert!(confinement.starts_with("unconfined"), "{confinement}");
     world
         .script("free", "Never", "echo ran; sleep 1000 & echo left")
         .await;
-    world.in_phase("free", "Succeeded").await;
+    world.wait_for_phase("free", "Succeeded").await;
     assert!(world.log("free").await.starts_with("ran\n"));
     node.stop().await;
 }
@@ -257,9 +257,9 @@ async fn more_pods_than_allowed_are_refused() {
         })
         .await;
     world.script("first", "Always", "sleep 1000").await;
-    world.in_phase("first", "Running").await;
+    world.wait_for_phase("first", "Running").await;
     world.script("second", "Always", "sleep 1000").await;
-    let pod = world.in_phase("second", "Failed").await;
+    let pod = world.wait_for_phase("second", "Failed").await;
     assert_eq!(pod.status.unwrap().reason.as_deref(), Some("OutOfpods"));
     node.stop().await;
 }
@@ -270,7 +270,7 @@ async fn pods_and_logs_are_served() {
     let world = World::new().await;
     let node = world.start().await;
     world.script("served", "Never", "echo over http").await;
-    world.in_phase("served", "Succeeded").await;
+    world.wait_for_phase("served", "Succeeded").await;
     let nodes: koord_kube::Api<k8s_openapi::api::core::v1::Node> =
         koord_kube::Api::all(world.client.clone());
     let status = nodes
@@ -375,8 +375,8 @@ async fn pod_resources_lists_the_pods_that_have_not_ended() {
         "containers": [sleeper("a"), sleeper("b")]});
     world.create("runs", spec).await;
     world.script("over", "Never", "exit 0").await;
-    world.in_phase("runs", "Running").await;
-    world.in_phase("over", "Succeeded").await;
+    world.wait_for_phase("runs", "Running").await;
+    world.wait_for_phase("over", "Succeeded").await;
     let socket = world.dir.path().join("pod-resources/kubelet.sock");
     let mut kubelet = PodResourcesListerClient::new(grpc::connect(&socket));
     let text = |pod: &PodResources| {
@@ -392,8 +392,8 @@ async fn pod_resources_lists_the_pods_that_have_not_ended() {
     let all: Vec<String> = all.into_inner().pod_resources.iter().map(text).collect();
     assert_eq!(all, ["default/runs: side a b"]);
     let request = AllocatableResourcesRequest {};
-    let found = kubelet.get_allocatable_resources(request).await.unwrap();
-    assert_eq!(found.into_inner(), Default::default());
+    let response = kubelet.get_allocatable_resources(request).await.unwrap();
+    assert_eq!(response.into_inner(), Default::default());
     let mut get = async |name: &str| {
         let (pod_name, pod_namespace) = (name.to_owned(), "default".to_owned());
         let request = GetPodResourcesRequest {
@@ -408,11 +408,11 @@ async fn pod_resources_lists_the_pods_that_have_not_ended() {
     assert_eq!(error.message(), "pod over in namespace default not found");
     node.stop().await;
     // A restarted node replaces the socket.
-    let again = world.start().await;
-    let asked = || async {
+    let restarted = world.start().await;
+    let list = || async {
         let mut kubelet = PodResourcesListerClient::new(grpc::connect(&socket));
         kubelet.list(ListPodResourcesRequest {}).await.ok()
     };
-    world.until("PodResources again", asked).await;
-    again.stop().await;
+    world.until("PodResources again", list).await;
+    restarted.stop().await;
 }

@@ -13,8 +13,8 @@ async fn crash(confined: bool) {
     world
         .script("once", "Never", "echo started; exec sleep 1000")
         .await;
-    let before = world.in_phase("svc", "Running").await;
-    world.in_phase("once", "Running").await;
+    let before = world.wait_for_phase("svc", "Running").await;
+    world.wait_for_phase("once", "Running").await;
     let grandchild: u32 = world
         .until("log", || async {
             world.log("svc").await.trim().parse().ok()
@@ -47,7 +47,7 @@ async fn crash(confined: bool) {
         container(&after)["lastState"]["terminated"]["exitCode"],
         137
     );
-    let once = world.in_phase("once", "Failed").await;
+    let once = world.wait_for_phase("once", "Failed").await;
     let message = container(&once)["state"]["terminated"]["message"]
         .as_str()
         .unwrap()
@@ -76,7 +76,7 @@ async fn a_clean_stop_leaves_nothing_and_resumes() {
     let world = World::new().await;
     let node = world.start().await;
     world.script("svc", "Always", "exec sleep 1000").await;
-    let pod = world.in_phase("svc", "Running").await;
+    let pod = world.wait_for_phase("svc", "Running").await;
     let group = world.group(&pod);
     node.stop().await;
     assert!(!group.exists() && !world.root.cgroup(&world.parent).exists());
@@ -93,7 +93,7 @@ async fn a_pod_that_is_being_deleted_does_not_hold_up_the_end() {
     let node = world.start().await;
     let script = "trap '' TERM; echo up; while :; do sleep 0.05; done";
     world.script("stubborn", "Always", script).await;
-    world.in_phase("stubborn", "Running").await;
+    world.wait_for_phase("stubborn", "Running").await;
     world.delete("stubborn").await;
     world.event("Killing").await;
     let end = tokio::time::timeout(std::time::Duration::from_secs(15), node.stop());
@@ -101,6 +101,6 @@ async fn a_pod_that_is_being_deleted_does_not_hold_up_the_end() {
     assert!(!world.root.cgroup(&world.parent).exists());
     // The next start completes the unfinished work.
     let node = world.start().await;
-    world.gone("stubborn").await;
+    world.wait_for_removal("stubborn").await;
     node.stop().await;
 }

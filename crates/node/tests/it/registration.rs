@@ -12,8 +12,8 @@ async fn the_machine_becomes_a_node_with_a_lease() {
     let world = World::new().await;
     let node = world.start().await;
     let nodes: Api<Node> = Api::all(world.client.clone());
-    let found = nodes.get(NODE).await.unwrap();
-    let status = found.status.clone().unwrap();
+    let node_object = nodes.get(NODE).await.unwrap();
+    let status = node_object.status.clone().unwrap();
     let cpus = std::thread::available_parallelism().unwrap().get();
     assert!(
         status.capacity.as_ref().unwrap()["cpu"]
@@ -30,7 +30,7 @@ async fn the_machine_becomes_a_node_with_a_lease() {
             .any(|c| c.type_ == "Ready" && c.status == "True")
     );
     assert_eq!(
-        found.metadata.labels.unwrap()["kubernetes.io/hostname"],
+        node_object.metadata.labels.unwrap()["kubernetes.io/hostname"],
         NODE
     );
     assert!(
@@ -63,11 +63,11 @@ async fn resources_published_by_others_survive_status_reports() {
         .await
         .unwrap();
     let nodes: Api<Node> = Api::all(world.client.clone());
-    let seen = nodes.get(NODE).await.unwrap().metadata.resource_version;
+    let version = nodes.get(NODE).await.unwrap().metadata.resource_version;
     let later = world
         .until("another report", || async {
             let node = nodes.get(NODE).await.unwrap();
-            (node.metadata.resource_version != seen).then_some(node)
+            (node.metadata.resource_version != version).then_some(node)
         })
         .await;
     let status = later.status.unwrap();
@@ -85,8 +85,8 @@ async fn resources_published_by_others_survive_status_reports() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_taken_address_and_a_used_directory_are_named() {
     let world = World::new().await;
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
     let ctx = koord_app::Context::new();
     let options = Options {
         listen: Some(address),

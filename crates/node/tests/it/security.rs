@@ -58,7 +58,7 @@ async fn pod_without_settings_reaches_nothing_of_the_host() {
     let script = attack(world.dir.path());
     let nothing = json!({});
     world.create("p", spec(&script, &nothing, &nothing)).await;
-    world.in_phase("p", "Succeeded").await;
+    world.wait_for_phase("p", "Succeeded").await;
     let log = world.log("p").await;
     let expected = format!(
         "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapBnd: {NO_CAPABILITIES}\nCapEff: \
@@ -80,7 +80,7 @@ async fn pod_without_settings_reaches_nothing_of_the_host() {
     world
         .create("q", spec("sleep 1000", &nothing, &nothing))
         .await;
-    world.in_phase("q", "Running").await;
+    world.wait_for_phase("q", "Running").await;
     let options = ExecOptions {
         command: vec!["/bin/sh".into(), "-c".into(), script],
         ..ExecOptions::default()
@@ -113,7 +113,7 @@ async fn privileged_and_trusted_pods_have_the_rights_of_the_node() {
     world
         .create("p", spec(&script, &privileged, &nothing))
         .await;
-    world.in_phase("p", "Succeeded").await;
+    world.wait_for_phase("p", "Succeeded").await;
     assert!(world.log("p").await.contains("/lock\nrun"));
     node.stop().await;
 
@@ -123,18 +123,18 @@ async fn privileged_and_trusted_pods_have_the_rights_of_the_node() {
     };
     let node = world.start_with(options).await;
     world.create("q", spec(&script, &nothing, &nothing)).await;
-    world.in_phase("q", "Succeeded").await;
+    world.wait_for_phase("q", "Succeeded").await;
     let nodes: koord_kube::Api<k8s_openapi::api::core::v1::Node> =
         koord_kube::Api::all(world.client.clone());
-    let found = nodes.get(crate::support::NODE).await.unwrap();
-    let told = &found.metadata.annotations.unwrap()[RIGHTS_ANNOTATION];
-    assert!(told.contains("--trusted-pods"), "{told}");
+    let node_object = nodes.get(crate::support::NODE).await.unwrap();
+    let rights = &node_object.metadata.annotations.unwrap()[RIGHTS_ANNOTATION];
+    assert!(rights.contains("--trusted-pods"), "{rights}");
     let none = json!({"capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": true,
         "allowPrivilegeEscalation": false});
     world
         .create("r", spec(&attack(world.dir.path()), &none, &nothing))
         .await;
-    world.in_phase("r", "Succeeded").await;
+    world.wait_for_phase("r", "Succeeded").await;
     let log = world.log("r").await;
     for done in [
         "READ",
@@ -165,7 +165,7 @@ async fn identity_and_capabilities_of_a_pod_are_the_requested_ones() {
     let own = json!({"runAsUser": 1234, "runAsGroup": 56, "allowPrivilegeEscalation": true});
     let of_pod = json!({"supplementalGroups": [78], "fsGroup": 90});
     world.create("p", spec(&script, &own, &of_pod)).await;
-    world.in_phase("p", "Succeeded").await;
+    world.wait_for_phase("p", "Succeeded").await;
     let log = world.log("p").await;
     for line in [
         "Uid: 1234 1234 1234 1234",
@@ -178,7 +178,7 @@ async fn identity_and_capabilities_of_a_pod_are_the_requested_ones() {
     }
     let own = json!({"capabilities": {"add": ["KILL", "CHOWN"], "drop": ["CHOWN"]}});
     world.create("q", spec(&script, &own, &json!({}))).await;
-    world.in_phase("q", "Succeeded").await;
+    world.wait_for_phase("q", "Succeeded").await;
     let log = world.log("q").await;
     assert!(log.contains("CapEff: 0000000000000020"), "{log}");
     node.stop().await;

@@ -88,13 +88,13 @@ impl World {
     /// Returns whether groups can be created here; records a skipped test if not.
     pub(crate) fn can_confine(&self) -> bool {
         let group = self.root.cgroup(&self.parent);
-        let made = self.root.has_cgroups() && group.create(&[Controller::Cpu]).is_ok();
+        let created = self.root.has_cgroups() && group.create(&[Controller::Cpu]).is_ok();
         // Removed again: the node must be the one that creates it.
         let removed = group.remove().is_ok();
-        if !made || !removed {
+        if !created || !removed {
             koord_host::testing::skip("cgroup-write", "the cgroup tree cannot be written");
         }
-        made && removed
+        created && removed
     }
 
     pub(crate) fn options(&self) -> Options {
@@ -193,7 +193,7 @@ impl World {
         let stop = Context::new().shutdown;
         let mut changes: Informer<Pod> =
             Informer::start(self.client.clone(), Scope::default(), stop.clone());
-        let asking = async {
+        let polling = async {
             loop {
                 if let Some(answer) = check().await {
                     return answer;
@@ -202,7 +202,7 @@ impl World {
                 let _ = tokio::time::timeout(Duration::from_millis(100), change).await;
             }
         };
-        let answer = tokio::time::timeout(TIMEOUT, asking).await;
+        let answer = tokio::time::timeout(TIMEOUT, polling).await;
         stop.cancel();
         match answer {
             Ok(answer) => answer,
@@ -226,7 +226,7 @@ impl World {
         .await
     }
 
-    pub(crate) async fn in_phase(&self, name: &str, phase: &str) -> Pod {
+    pub(crate) async fn wait_for_phase(&self, name: &str, phase: &str) -> Pod {
         self.pod_when(name, |pod| phase_of(pod) == phase).await
     }
 
@@ -237,7 +237,7 @@ impl World {
             .unwrap();
     }
 
-    pub(crate) async fn gone(&self, name: &str) {
+    pub(crate) async fn wait_for_removal(&self, name: &str) {
         let api = self.pods();
         self.until(name, || async {
             api.get_opt(name).await.unwrap().is_none().then_some(())
