@@ -188,11 +188,11 @@ async fn prepare(options: &Options, client: &Client, now: Timestamp) -> Result<(
         let node = node.to_owned();
         move |source| Error::Node { node, source }
     };
-    let known = api
+    let existing = api
         .list(&ListParams::default())
         .await
         .map_err(failed("(list)"))?;
-    let names: std::collections::HashSet<&str> = known
+    let names: std::collections::HashSet<&str> = existing
         .items
         .iter()
         .filter_map(|node| node.metadata.name.as_deref())
@@ -391,8 +391,8 @@ impl Shared {
         let admission = self.kubelets.admit(node, pod);
         if admission == Admission::Admitted(true) {
             self.export(node_of(pod));
-            let now = self.pods.get(key).map(|cached| cached.pod().metadata.uid);
-            if now.as_ref() != Some(&pod.metadata.uid) {
+            let uid = self.pods.get(key).map(|cached| cached.pod().metadata.uid);
+            if uid.as_ref() != Some(&pod.metadata.uid) {
                 // Deleted meanwhile, and no other event will release it.
                 self.release(pod);
             }
@@ -467,10 +467,10 @@ impl Shared {
                 return merge_status(&api, &key.name, &patch).await.map(drop);
             }
         }
-        let known = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+        let pod_ip = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
         let step = lifecycle::step(&pod, self.ctx.clock.now(), || Addresses {
             host: node::address(&node),
-            pod: known.unwrap_or_else(|| self.new_address()),
+            pod: pod_ip.unwrap_or_else(|| self.new_address()),
         });
         match step {
             Step::Nothing => Ok(()),

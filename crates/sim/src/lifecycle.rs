@@ -91,10 +91,10 @@ fn observe_generation(pod: &Pod, status: &PodStatus) -> Step {
         return Step::Nothing;
     }
     let mut conditions = status.conditions.clone().unwrap_or_default();
-    let ours = conditions
+    let own = conditions
         .iter_mut()
         .filter(|c| KUBELET_CONDITIONS.contains(&&*c.type_));
-    ours.for_each(|condition| condition.observed_generation = generation);
+    own.for_each(|condition| condition.observed_generation = generation);
     Step::Status(json!({ "status": {
         "observedGeneration": generation, "conditions": conditions,
     } }))
@@ -125,12 +125,12 @@ fn end(pod: &Pod) -> Option<End> {
     let job = pod.metadata.owner_references.iter().flatten();
     let job = job.into_iter().any(|owner| owner.kind == "Job");
     let annotations = pod.metadata.annotations.as_ref();
-    let given = annotations
+    let duration = annotations
         .filter(|_| job)
         .and_then(|annotations| annotations.get(DURATION_ANNOTATION))
         .and_then(|text| text.parse::<GoDuration>().ok())
         .and_then(GoDuration::to_std);
-    if let Some(after) = given {
+    if let Some(after) = duration {
         return Some(End { after, code: 0 });
     }
     let spec = pod.spec.as_ref()?;
@@ -169,8 +169,8 @@ enum ExitPlan {
 /// Parses `sleep N`, `true`, `false` and `exit N`, the last also as a shell script; the image `pause` never
 /// ends.
 fn command(container: &Container) -> ExitPlan {
-    let given = container.command.iter().chain(&container.args).flatten();
-    let mut words: Vec<&str> = given.map(String::as_str).collect();
+    let arguments = container.command.iter().chain(&container.args).flatten();
+    let mut words: Vec<&str> = arguments.map(String::as_str).collect();
     let image = container.image.as_deref().unwrap_or_default();
     let image = image.rsplit('/').next().unwrap_or_default();
     if words.is_empty() && image.split([':', '@']).next() == Some("pause") {
@@ -215,11 +215,11 @@ fn time(now: Timestamp) -> Value {
     json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
 
-/// Returns the conditions of the pod with `ours` set on top; others, such as PodScheduled, are kept.
+/// Returns the conditions of the pod with `own` set on top; others, such as PodScheduled, are kept.
 fn conditions(
     pod: &Pod,
     status: &PodStatus,
-    ours: &[(&str, &str, Option<&str>)],
+    own: &[(&str, &str, Option<&str>)],
     now: Timestamp,
 ) -> Value {
     let generation = pod.metadata.generation;
@@ -227,7 +227,7 @@ fn conditions(
         .conditions
         .iter()
         .flatten()
-        .filter(|condition| ours.iter().all(|(kind, ..)| condition.type_ != *kind))
+        .filter(|condition| own.iter().all(|(kind, ..)| condition.type_ != *kind))
         .map(|condition| {
             let mut condition = condition.clone();
             if KUBELET_CONDITIONS.contains(&&*condition.type_) {
@@ -236,7 +236,7 @@ fn conditions(
             json!(condition)
         })
         .collect();
-    for (kind, value, reason) in ours {
+    for (kind, value, reason) in own {
         let mut condition = json!({ "type": kind, "status": value, "lastProbeTime": null, "lastTransitionTime": time(now) });
         if let Some(reason) = reason {
             condition["reason"] = json!(reason);
@@ -257,7 +257,7 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
     } else {
         ("Ready", "False", Some("ReadinessGatesNotReady"))
     };
-    let ours = [
+    let own = [
         ("PodReadyToStartContainers", "True", None),
         ("Initialized", "True", None),
         ready,
@@ -298,7 +298,7 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
     let mut written = json!({
         "phase": "Running",
         "observedGeneration": pod.metadata.generation,
-        "conditions": conditions(pod, status, &ours, now),
+        "conditions": conditions(pod, status, &own, now),
         "containerStatuses":
             spec.containers.iter().map(|container| of(container, &running)).collect::<Vec<_>>(),
         "hostIP": addresses.host,
@@ -319,17 +319,17 @@ fn finished(pod: &Pod, status: &PodStatus, code: i32, now: Timestamp) -> Value {
     let mut status = status.clone();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let start = status.start_time.as_ref().map_or(now, |time| time.0);
-    let (phase, done, reason) = match code {
+    let (phase, ready_reason, reason) = match code {
         0 => ("Succeeded", Some("PodCompleted"), "Completed"),
         _ => ("Failed", Some("PodFailed"), "Error"),
     };
-    let ours = [
+    let own = [
         ("PodReadyToStartContainers", "False", None),
-        ("Initialized", "True", done),
-        ("Ready", "False", done),
-        ("ContainersReady", "False", done),
+        ("Initialized", "True", ready_reason),
+        ("Ready", "False", ready_reason),
+        ("ContainersReady", "False", ready_reason),
     ];
-    let conditions = conditions(pod, &status, &ours, now);
+    let conditions = conditions(pod, &status, &own, now);
     let lists = [
         &mut status.container_statuses,
         &mut status.init_container_statuses,

@@ -172,7 +172,7 @@ pub(crate) fn is_ready(node: &Node) -> bool {
 
 /// Returns the address of a managed node: the one it has, else one made from its index or name.
 pub(crate) fn address(node: &Node) -> String {
-    let given = node
+    let existing = node
         .status
         .as_ref()
         .and_then(|status| status.addresses.as_ref())
@@ -182,7 +182,7 @@ pub(crate) fn address(node: &Node) -> String {
                 .find(|address| address.type_ == "InternalIP")
         })
         .map(|address| address.address.clone());
-    given.unwrap_or_else(|| {
+    existing.unwrap_or_else(|| {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let number = index(name).map_or_else(
             || (crate::usage::hash(0, name) & 0xffff) as u32,
@@ -245,14 +245,14 @@ pub(crate) fn ready_status(node: &Node, template: &NodeTemplate, now: Timestamp)
             "bootID": "",
         },
     });
-    let known = node.status.as_ref();
-    if known
+    let current = node.status.as_ref();
+    if current
         .and_then(|status| status.capacity.as_ref())
         .is_none_or(|amounts| amounts.is_empty())
     {
         status["capacity"] = json!(capacity(node, template));
     }
-    if known
+    if current
         .and_then(|s| s.allocatable.as_ref())
         .is_none_or(|amounts| amounts.is_empty())
     {

@@ -209,10 +209,10 @@ impl NodeKubelet {
     fn report(&self, node: &str) -> Value {
         let kubelet = &self.kubelet;
         let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
-        let taken: Vec<export::Share> = listed.map(|(_, share)| share).collect();
-        let mut found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        let shares: Vec<export::Share> = listed.map(|(_, share)| share).collect();
+        let mut result = export::zones(&kubelet.exported(), &kubelet.allocatable(), &shares);
         // The list is written as a whole.
-        export::keep_foreign(&mut found.zones, &self.foreign);
+        export::keep_foreign(&mut result.zones, &self.foreign);
         let settings = kubelet.settings();
         let prints = self.pods.values();
         let prints = prints.map(|(namespace, name)| fingerprint::pod(namespace, name));
@@ -227,7 +227,7 @@ impl NodeKubelet {
             },
             "topologyPolicies": [export::policy_name(settings.policy, settings.scope)],
             "attributes": export::attributes(settings.policy, settings.scope, Some(print)),
-            "zones": found.zones,
+            "zones": result.zones,
         })
     }
 

@@ -54,31 +54,31 @@ where
     let status = node.status.as_ref();
     let allocatable = status.and_then(|status| status.allocatable.as_ref());
     for (name, has) in allocatable.into_iter().flatten() {
-        let (Some(wanted), Ok(has)) = (need.0.get(name), has.0.parse::<Quantity>()) else {
+        let (Some(requested), Ok(has)) = (need.0.get(name), has.0.parse::<Quantity>()) else {
             continue;
         };
-        if *wanted > has.nanos() {
+        if *requested > has.nanos() {
             let message = format!(
                 "Pod was rejected: Node didn't have enough resource: {name}, capacity: {has}"
             );
             return Some((format!("OutOf{name}"), message));
         }
     }
-    let wanted = ports(pod);
-    if wanted.is_empty() || is_scheduled(pod) {
+    let host_ports = ports(pod);
+    if host_ports.is_empty() || is_scheduled(pod) {
         return None;
     }
-    let taken = others().into_iter().any(|other| {
+    let conflict = others().into_iter().any(|other| {
         other.metadata.uid != pod.metadata.uid
             && other.spec.as_ref().and_then(|s| s.node_name.as_ref()) == spec.node_name.as_ref()
             && !ended(&other)
             && ports(&other)
                 .iter()
-                .any(|one| wanted.iter().any(|two| ports_conflict(one, two)))
+                .any(|port| host_ports.iter().any(|own| ports_conflict(port, own)))
     });
     let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for \
                    the requested pod ports";
-    taken.then(|| ("NodePorts".to_owned(), message.to_owned()))
+    conflict.then(|| ("NodePorts".to_owned(), message.to_owned()))
 }
 
 /// Returns whether the pod has ended for good.
@@ -105,8 +105,8 @@ fn ports(pod: &Pod) -> Vec<&ContainerPort> {
 fn ports_conflict(a: &ContainerPort, b: &ContainerPort) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
     let address = |port: &ContainerPort| {
-        let given = port.host_ip.clone();
-        given.filter(|ip| !ip.is_empty() && ip != "0.0.0.0")
+        let host_ip = port.host_ip.clone();
+        host_ip.filter(|ip| !ip.is_empty() && ip != "0.0.0.0")
     };
     a.host_port == b.host_port
         && protocol(a) == protocol(b)

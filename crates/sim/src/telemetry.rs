@@ -259,13 +259,13 @@ impl Telemetry {
                 continue;
             }
             let policy = spec.metric_collect_policy.as_ref();
-            let asked = policy
+            let interval = policy
                 .and_then(|policy| policy.report_interval_seconds)
                 .filter(|interval| *interval > 0)
                 .unwrap_or(default_interval);
             let last = node.last_report.filter(|_| node.change_sampled);
             let due = last
-                .map(|last| last.saturating_add(asked))
+                .map(|last| last.saturating_add(interval))
                 .into_iter()
                 .chain(node.next_report)
                 .min();
@@ -273,7 +273,7 @@ impl Telemetry {
                 continue;
             }
             // The first report comes at once, the second spreads the nodes over the interval.
-            let interval = asked.max(least_interval);
+            let interval = interval.max(least_interval);
             let delay = match node.next_report {
                 Some(_) => interval,
                 None => spread(self.seed, name, interval),
@@ -307,25 +307,25 @@ impl NodeState {
             memory: SYSTEM.1.min(self.capacity.memory * 0.05),
         };
         let (mut services, mut batch) = (Usage::default(), Usage::default());
-        let mut wanted = Vec::with_capacity(self.pods.len());
+        let mut usages = Vec::with_capacity(self.pods.len());
         for pod in self.pods.values_mut() {
             let Some(started) = pod.started else { continue };
             #[allow(clippy::cast_precision_loss, reason = "an age in seconds is small")]
             let usage = pod.generator.at(now, (now - started).max(0) as f64);
             *if pod.batch { &mut batch } else { &mut services } += usage;
-            wanted.push((pod, usage));
+            usages.push((pod, usage));
         }
         // Services first; batch pods share the remaining CPU. Memory does not shrink, but cannot exceed the
         // node's.
         let services_share = share(self.capacity.cpu - system.cpu, services.cpu);
-        let left = self.capacity.cpu - system.cpu - services.cpu * services_share;
-        let batch_share = share(left, batch.cpu);
+        let remaining_cpu = self.capacity.cpu - system.cpu - services.cpu * services_share;
+        let batch_share = share(remaining_cpu, batch.cpu);
         let memory_share = share(
             self.capacity.memory - system.memory,
             services.memory + batch.memory,
         );
         let mut node = system;
-        for (pod, usage) in wanted {
+        for (pod, usage) in usages {
             let got = Usage {
                 cpu: usage.cpu
                     * if pod.batch {
@@ -464,10 +464,10 @@ impl NodeState {
     }
 }
 
-/// Returns the share of `wanted` that fits into `room`, 0 to 1.
-fn share(room: f64, wanted: f64) -> f64 {
-    if wanted > room {
-        (room / wanted).max(0.0)
+/// Returns the share of `requested` that fits into `free`, 0 to 1.
+fn share(free: f64, requested: f64) -> f64 {
+    if requested > free {
+        (free / requested).max(0.0)
     } else {
         1.0
     }

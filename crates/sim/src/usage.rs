@@ -100,11 +100,15 @@ impl Generator {
                 seed: own,
             };
         }
-        let asked = demand.request;
+        let request = demand.request;
         let full = Usage {
-            cpu: if asked.cpu > 0.0 { asked.cpu } else { IDLE.cpu },
-            memory: if asked.memory > 0.0 {
-                asked.memory
+            cpu: if request.cpu > 0.0 {
+                request.cpu
+            } else {
+                IDLE.cpu
+            },
+            memory: if request.memory > 0.0 {
+                request.memory
             } else {
                 IDLE.memory
             },

@@ -80,11 +80,11 @@ impl Cpus {
         if usable.len() < count {
             return Err(short());
         }
-        let mut taken = packed(topology, &near, count.min(near.len())).unwrap_or_default();
-        let rest = usable.difference(&taken);
-        taken.add(&packed(topology, &rest, count - taken.len()).unwrap_or_default());
-        self.free.subtract(&taken);
-        Ok(taken)
+        let mut allocated = packed(topology, &near, count.min(near.len())).unwrap_or_default();
+        let remaining = usable.difference(&allocated);
+        allocated.add(&packed(topology, &remaining, count - allocated.len()).unwrap_or_default());
+        self.free.subtract(&allocated);
+        Ok(allocated)
     }
 
     /// Checks `full-pcpus-only`: the count must be a multiple of a core's CPUs, and as many CPUs must be in

@@ -17,10 +17,10 @@ impl Devices {
         machine: &'a Machine,
         resource: &str,
     ) -> impl Iterator<Item = &'a Device> {
-        let taken = self.0.get(resource);
+        let allocated = self.0.get(resource);
         let all = machine.devices.get(resource).into_iter().flatten();
         all.filter(move |device| {
-            device.healthy && taken.is_none_or(|taken| !taken.contains(&device.id))
+            device.healthy && allocated.is_none_or(|allocated| !allocated.contains(&device.id))
         })
     }
 
@@ -29,14 +29,14 @@ impl Devices {
     pub(super) fn offers(
         &self,
         machine: &Machine,
-        wants: &BTreeMap<String, u64>,
+        requests: &BTreeMap<String, u64>,
         reuse: &BTreeMap<String, Vec<String>>,
     ) -> Vec<Offer> {
         let offer = |(resource, count): (&String, &u64)| {
             let reuse = reuse.get(resource).map_or(&[][..], Vec::as_slice);
             self.offer(machine, resource, *count, reuse)
         };
-        wants.iter().map(offer).collect()
+        requests.iter().map(offer).collect()
     }
 
     fn offer(&self, machine: &Machine, resource: &str, count: u64, reuse: &[String]) -> Offer {
@@ -46,10 +46,10 @@ impl Devices {
             .find(|device| device.nodes.is_some_and(|nodes| nodes.count() > 0))?;
         let is_reused = |device: &&Device| reuse.contains(&device.id);
         let free: Vec<&Device> = self.free(machine, resource).collect();
-        let again = all
+        let reused = all
             .iter()
             .filter(|device| is_reused(device) && !free.iter().any(|free| free.id == device.id));
-        if ((free.len() + again.count()) as u64) < count {
+        if ((free.len() + reused.count()) as u64) < count {
             return Some(Vec::new());
         }
         let nodes = machine.nodes();
@@ -59,18 +59,18 @@ impl Devices {
         let mut least = nodes.count();
         let mut masks = Vec::new();
         for mask in nodes.subsets() {
-            let there = all.iter().filter(|device| near(device, mask)).count();
-            if there as u64 >= count {
+            let near_count = all.iter().filter(|device| near(device, mask)).count();
+            if near_count as u64 >= count {
                 least = least.min(mask.count());
             }
-            let mut again = all.iter().filter(is_reused);
-            let again = again.try_fold(0, |sum: u64, device| match device.nodes {
+            let mut reused = all.iter().filter(is_reused);
+            let reused = reused.try_fold(0, |sum: u64, device| match device.nodes {
                 None => Some(sum),
                 Some(_) => near(device, mask).then_some(sum + 1),
             });
             let fresh = free.iter().filter(|device| !is_reused(device));
             let fresh = fresh.filter(|device| near(device, mask)).count() as u64;
-            if again.is_some_and(|again| again + fresh >= count) {
+            if reused.is_some_and(|reused| reused + fresh >= count) {
                 masks.push(mask);
             }
         }
@@ -109,15 +109,15 @@ impl Devices {
                 .map(|device| device.id.clone()),
         );
         ids.sort_unstable();
-        let taken = self.0.entry(resource.to_owned()).or_default();
-        taken.extend(ids.iter().cloned());
+        let allocated = self.0.entry(resource.to_owned()).or_default();
+        allocated.extend(ids.iter().cloned());
         Ok(ids)
     }
 
     pub(super) fn release(&mut self, devices: &BTreeMap<String, Vec<String>>) {
         for (resource, ids) in devices {
-            if let Some(taken) = self.0.get_mut(resource) {
-                taken.retain(|id| !ids.contains(id));
+            if let Some(allocated) = self.0.get_mut(resource) {
+                allocated.retain(|id| !ids.contains(id));
             }
         }
     }

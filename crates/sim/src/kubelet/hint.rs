@@ -60,7 +60,7 @@ pub fn merge(machine: &Machine, settings: &Settings, offers: &[Offer]) -> Hint {
     let mut common = vec![Common {
         mask: all,
         preferred: true,
-        said: None,
+        agreed: None,
     }];
     for hints in &lists {
         let mut next: Vec<Common> = Vec::new();
@@ -74,10 +74,10 @@ pub fn merge(machine: &Machine, settings: &Settings, offers: &[Offer]) -> Hint {
         }
         common = next;
     }
-    let candidates = common.into_iter().filter(|one| one.mask.count() > 0);
-    let best = candidates.fold(None, |best, one| {
-        let one = (one.mask, one.preferred);
-        Some(best.map_or(one, |best| order.better(best, one)))
+    let candidates = common.into_iter().filter(|hints| hints.mask.count() > 0);
+    let best = candidates.fold(None, |best, hints| {
+        let candidate = (hints.mask, hints.preferred);
+        Some(best.map_or(candidate, |best| order.better(best, candidate)))
     });
     let (mask, preferred) = best.unwrap_or((all, false));
     let any = single && mask == all;
@@ -119,20 +119,20 @@ struct Common {
     mask: NumaMask,
     preferred: bool,
     /// The mask of the hints, while they agree.
-    said: Option<NumaMask>,
+    agreed: Option<NumaMask>,
 }
 
 impl Common {
     fn and(&self, hint: &Hint) -> Self {
-        let same = match (self.said, hint.mask) {
-            (Some(said), Some(mask)) => said == mask,
+        let agrees = match (self.agreed, hint.mask) {
+            (Some(agreed), Some(mask)) => agreed == mask,
             _ => true,
         };
-        let preferred = self.preferred && hint.preferred && same;
+        let preferred = self.preferred && hint.preferred && agrees;
         Self {
             mask: NumaMask(self.mask.0 & hint.mask.map_or(u64::MAX, |mask| mask.0)),
             preferred,
-            said: self.said.or(hint.mask).filter(|_| preferred),
+            agreed: self.agreed.or(hint.mask).filter(|_| preferred),
         }
     }
 }

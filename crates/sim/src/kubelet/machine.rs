@@ -50,8 +50,8 @@ impl Machine {
     /// Returns the distance from `a` to `b`.
     #[must_use]
     pub fn distance(&self, a: u8, b: u8) -> u32 {
-        let known = self.distances.get(&(a, b)).copied();
-        known.unwrap_or(if a == b { 10 } else { 20 })
+        let distance = self.distances.get(&(a, b)).copied();
+        distance.unwrap_or(if a == b { 10 } else { 20 })
     }
 }
 

@@ -103,9 +103,9 @@ impl Banks {
             }
             least = least.min(mask.count());
             let can = requests.iter().all(|(name, size)| {
-                let again = reuse.get(&(mask, name.clone())).map_or(0, |size| *size);
+                let reusable = reuse.get(&(mask, name.clone())).map_or(0, |size| *size);
                 self.sum(mask, |bank| kind(&bank.free, name))
-                    .saturating_add(again)
+                    .saturating_add(reusable)
                     >= *size
             });
             if can && self.joins(mask) {
@@ -165,8 +165,8 @@ impl Banks {
         };
         if !has(self, mask) {
             let hints = self.hints(machine, requests, reuse);
-            let around = |hint: &Hint| hint.mask.is_some_and(|wider| mask.within(wider));
-            let hints: Vec<Hint> = hints.into_iter().filter(around).collect();
+            let is_wider = |hint: &Hint| hint.mask.is_some_and(|wider| mask.within(wider));
+            let hints: Vec<Hint> = hints.into_iter().filter(is_wider).collect();
             let best = best(&hints).ok_or_else(|| {
                 fail("failed to find NUMA nodes to extend the current topology hint")
             })?;
@@ -179,12 +179,12 @@ impl Banks {
             return Err(fail("preferred hint violates NUMA node allocation"));
         }
         let blocks = requests.iter().map(|(kind, size)| {
-            let left = reuse.entry((mask, kind.clone())).or_default();
-            let block = self.take_one(kind, *size, mask, size.saturating_sub(*left));
-            *left = if init {
-                (*left).max(*size)
+            let reusable = reuse.entry((mask, kind.clone())).or_default();
+            let block = self.take_one(kind, *size, mask, size.saturating_sub(*reusable));
+            *reusable = if init {
+                (*reusable).max(*size)
             } else {
-                left.saturating_sub(*size)
+                reusable.saturating_sub(*size)
             };
             block
         });
@@ -193,7 +193,7 @@ impl Banks {
 
     /// Allocates a block of which `fresh` bytes come from the NUMA nodes, in order.
     fn take_one(&mut self, kind: &str, size: u64, nodes: NumaMask, mut fresh: u64) -> Block {
-        let mut taken = BTreeMap::new();
+        let mut allocated = BTreeMap::new();
         for node in nodes.ids() {
             let Some(bank) = self.0.get_mut(&node) else {
                 continue;
@@ -205,7 +205,7 @@ impl Banks {
                 *free -= part;
                 fresh -= part;
                 if part > 0 {
-                    taken.insert(node, part);
+                    allocated.insert(node, part);
                 }
             }
         }
@@ -213,7 +213,7 @@ impl Banks {
             kind: kind.to_owned(),
             size,
             nodes,
-            taken,
+            taken: allocated,
         }
     }
 

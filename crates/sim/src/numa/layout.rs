@@ -104,27 +104,31 @@ impl Layout {
     pub fn check(&self) -> Result<(), LayoutError> {
         self.settings().map(drop)?;
         if !(1..=MOST_NODES).contains(&self.numa_nodes) {
-            let why = format!("not 1 to {MOST_NODES}");
-            return Err(LayoutError::field("numaNodes", self.numa_nodes, why));
+            let reason = format!("not 1 to {MOST_NODES}");
+            return Err(LayoutError::field("numaNodes", self.numa_nodes, reason));
         }
         if !(1..=MOST_CPUS).contains(&self.cpus_per_node) {
-            let why = format!("not 1 to {MOST_CPUS}");
-            return Err(LayoutError::field("cpusPerNode", self.cpus_per_node, why));
+            let reason = format!("not 1 to {MOST_CPUS}");
+            return Err(LayoutError::field(
+                "cpusPerNode",
+                self.cpus_per_node,
+                reason,
+            ));
         }
         if let Some(memory) = self.memory_per_node.filter(|memory| memory.signum() < 0) {
             return Err(LayoutError::field("memoryPerNode", memory, "below 0"));
         }
         for (resource, nodes) in &self.devices {
             if !resources::is_extended(resource) {
-                let why = "not the name of an extended resource, as example.com/gpu";
-                return Err(LayoutError::field("devices", resource, why));
+                let reason = "not the name of an extended resource, as example.com/gpu";
+                return Err(LayoutError::field("devices", resource, reason));
             }
             if let Some(node) = nodes.iter().find(|node| **node >= self.numa_nodes) {
-                let why = format!("there are {} NUMA nodes", self.numa_nodes);
+                let reason = format!("there are {} NUMA nodes", self.numa_nodes);
                 return Err(LayoutError::field(
                     &format!("devices[{resource}]"),
                     node,
-                    why,
+                    reason,
                 ));
             }
         }
@@ -217,8 +221,8 @@ impl FromStr for Layout {
     /// Reads `2x8`: two NUMA nodes of eight CPUs.
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let wrong = || {
-            let why = "not as 2x8: NUMA nodes, and CPUs of each";
-            LayoutError::field("topology", format_args!("{text:?}"), why)
+            let reason = "not as 2x8: NUMA nodes, and CPUs of each";
+            LayoutError::field("topology", format_args!("{text:?}"), reason)
         };
         let (nodes, cpus) = text.split_once('x').ok_or_else(wrong)?;
         match (nodes.parse(), cpus.parse()) {
