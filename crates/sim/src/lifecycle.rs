@@ -447,12 +447,12 @@ mod tests {
     }
 
     #[test]
-    fn commands_say_how_a_pod_ends() {
+    fn exit_plan_is_parsed_from_command() {
         let ends = |seconds, code| {
             let after = Duration::from_secs(seconds);
             ExitPlan::Ends(End { after, code })
         };
-        for (image, words, said) in [
+        for (image, words, plan) in [
             ("busybox", &["sleep", "300"][..], ends(300, 0)),
             ("busybox", &["/bin/sleep", "2m"], ends(120, 0)),
             ("busybox", &["sleep", "inf"], ExitPlan::Forever),
@@ -477,15 +477,15 @@ mod tests {
         ] {
             let container = Container {
                 image: Some(image.to_owned()),
-                command: Some(words.iter().map(|&word| word.to_owned()).collect()),
+                command: Some(words.iter().map(|&argument| argument.to_owned()).collect()),
                 ..Container::default()
             };
-            assert_eq!(command(&container), said, "{image} {words:?}");
+            assert_eq!(command(&container), plan, "{image} {words:?}");
         }
     }
 
     #[test]
-    fn a_pod_that_is_not_started_again_ends_as_its_command_says() {
+    fn pod_without_restart_ends_like_its_command() {
         let with = |policy: &str, words: &[&str]| {
             pod(&json!({ "spec": { "restartPolicy": policy,
                 "containers": [{ "name": "main", "image": "i", "command": words }] } }))
@@ -529,22 +529,22 @@ mod tests {
     }
 
     #[test]
-    fn the_generation_that_runs_is_said() {
+    fn observed_generation_follows_the_pod() {
         let first = pod(&json!({ "metadata": { "generation": 1 } }));
         let mut running = apply(&first, next(&first));
-        let said = |pod: &Pod| {
+        let generations = |pod: &Pod| {
             let status = pod.status.clone().unwrap();
             let of = status.conditions.unwrap().into_iter();
             let mut all: Vec<_> = of.map(|c| c.observed_generation).collect();
             all.push(status.observed_generation);
             all
         };
-        assert_eq!(said(&running), [Some(1); 6]);
+        assert_eq!(generations(&running), [Some(1); 6]);
         assert_eq!(next(&running), Step::Nothing);
         running.metadata.generation = Some(2);
-        let again = apply(&running, next(&running));
-        assert_eq!(said(&again), [Some(2); 6]);
-        assert_eq!(next(&again), Step::Nothing);
+        let updated = apply(&running, next(&running));
+        assert_eq!(generations(&updated), [Some(2); 6]);
+        assert_eq!(next(&updated), Step::Nothing);
     }
 
     #[test]
@@ -572,12 +572,12 @@ mod tests {
             { "apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "x" },
         ] } });
         let job = pod(&owner);
-        let done = apply(&job, next(&job));
-        let status = done.status.clone().unwrap();
+        let finished = apply(&job, next(&job));
+        let status = finished.status.clone().unwrap();
         assert_eq!(status.phase.as_deref(), Some("Succeeded"));
         let state = status.container_statuses.unwrap()[0].state.clone().unwrap();
         assert_eq!(state.terminated.unwrap().exit_code, 0);
-        assert_eq!(next(&done), Step::Nothing);
+        assert_eq!(next(&finished), Step::Nothing);
 
         let mut timed = owner;
         timed["metadata"]["annotations"] = json!({ DURATION_ANNOTATION: "90s" });
@@ -592,7 +592,7 @@ mod tests {
             step(&running, now, || unreachable!())
         };
         assert_eq!(later(30), Step::Wait(Duration::from_secs(60)));
-        let done = apply(&running, later(90));
-        assert_eq!(done.status.unwrap().phase.as_deref(), Some("Succeeded"));
+        let finished = apply(&running, later(90));
+        assert_eq!(finished.status.unwrap().phase.as_deref(), Some("Succeeded"));
     }
 }

@@ -292,14 +292,17 @@ mod tests {
     #[test]
     fn registered_node_is_ready_and_keeps_its_capacity() {
         let mut template = NodeTemplate::default();
-        let made = registered(7, &template, Timestamp::UNIX_EPOCH).unwrap();
-        assert!(is_simulated(&made) && is_ready(&made));
-        let capacity = made.status.as_ref().and_then(|s| s.allocatable.as_ref());
+        let node_object = registered(7, &template, Timestamp::UNIX_EPOCH).unwrap();
+        assert!(is_simulated(&node_object) && is_ready(&node_object));
+        let capacity = node_object
+            .status
+            .as_ref()
+            .and_then(|s| s.allocatable.as_ref());
         assert_eq!(capacity.unwrap()["cpu"].0, "32");
         template
             .capacity
             .insert(resources::CPU.to_owned(), Quantity::from_value(8));
-        let patch = ready_status(&made, &template, Timestamp::UNIX_EPOCH);
+        let patch = ready_status(&node_object, &template, Timestamp::UNIX_EPOCH);
         assert_eq!(patch["status"].get("capacity"), None);
         assert_eq!(patch["status"]["addresses"][0]["address"], "10.64.0.8");
         assert_eq!(patch["status"]["conditions"].as_array().unwrap().len(), 5);
@@ -317,12 +320,12 @@ mod tests {
         let mut layout = Layout::new(2, 8).unwrap();
         layout.devices = [("ex.com/a".to_owned(), vec![0, 1])].into();
         let annotation = json!(layout).to_string();
-        let made = json!({"metadata": {"name": "k",
+        let object = json!({"metadata": {"name": "k",
             "annotations": {NODE_ANNOTATION: "true", TOPOLOGY_ANNOTATION: annotation}}});
         let mut other = Layout::new(1, 2).unwrap();
         other.devices = [("ex.com/b".to_owned(), vec![0])].into();
         for template in [NodeTemplate::default(), NodeTemplate::with_numa(other)] {
-            let patch = ready_status(&node(made.clone()), &template, Timestamp::UNIX_EPOCH);
+            let patch = ready_status(&node(object.clone()), &template, Timestamp::UNIX_EPOCH);
             for amounts in ["capacity", "allocatable"] {
                 let amounts = &patch["status"][amounts];
                 assert_eq!(amounts["cpu"], "16");

@@ -324,7 +324,7 @@ mod tests {
 
     /// An invalid layout is reported once, and again when it changes.
     #[test]
-    fn a_layout_that_cannot_be_is_told_once() {
+    fn invalid_layout_is_reported_once() {
         let kubelets = NodeKubelets::default();
         let bad = |nodes: u32| node(&json!({"numaNodes": nodes, "cpusPerNode": 8}));
         for _ in 0..2 {

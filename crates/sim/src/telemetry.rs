@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_come_at_the_interval_with_the_windows_asked_for() {
+    fn reports_follow_the_configured_interval_and_windows() {
         let mut telemetry = telemetry();
         add(&mut telemetry, "b", constant("500m"), "LS", "1");
         add(&mut telemetry, "a", constant("1"), "LS", "4");
@@ -643,13 +643,13 @@ mod tests {
         serde_json::to_value(late).unwrap();
     }
 
-    /// Returns the times of a node's reports, in seconds, when its NodeMetric sets an interval of `asked`
+    /// Returns the times of a node's reports, in seconds, when its NodeMetric sets `interval`, in
     /// seconds. A pod starts after 100 seconds.
-    fn times(asked: i64) -> Vec<i64> {
+    fn times(interval: i64) -> Vec<i64> {
         let mut telemetry = telemetry();
         let state = telemetry.nodes.get_mut("sim-0").unwrap();
         let policy = state.spec.as_mut().unwrap().metric_collect_policy.as_mut();
-        policy.unwrap().report_interval_seconds = Some(asked);
+        policy.unwrap().report_interval_seconds = Some(interval);
         let mut reports = run(&mut telemetry, 0, 100);
         add(&mut telemetry, "a", constant("1"), "LS", "1");
         reports.extend(run(&mut telemetry, 100, 300));
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_reported_without_a_node_metric_or_for_foreign_nodes() {
+    fn node_without_metric_or_foreign_node_is_not_reported() {
         let mut telemetry = telemetry();
         telemetry.metric("sim-0", None);
         assert_eq!(run(&mut telemetry, 0, 120).len(), 0);

@@ -253,8 +253,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_machine_is_told_with_field_and_value() {
-        for (text, why) in [
+    fn invalid_layout_error_names_field_and_value() {
+        for (text, message) in [
             ("2", "topology: \"2\""),
             ("2x", "topology: \"2x\""),
             ("300x1", "topology: \"300x1\""),
@@ -264,9 +264,9 @@ mod tests {
             ("2x4000000000", "cpusPerNode: 4000000000"),
         ] {
             let error = text.parse::<Layout>().unwrap_err().to_string();
-            assert!(error.starts_with(why), "{text}: {error}");
+            assert!(error.starts_with(message), "{text}: {error}");
         }
-        for (value, why) in [
+        for (value, message) in [
             (json!({"numaNodes": 2}), "cpusPerNode"),
             (
                 json!({"numaNodes": 2, "cpusPerNode": 1, "zones": 1}),
@@ -302,7 +302,7 @@ mod tests {
             let node: Node = serde_json::from_value(node).unwrap();
             let error = Layout::of(&node).unwrap_err().to_string();
             assert!(
-                error.contains(why) && error.contains(TOPOLOGY_ANNOTATION),
+                error.contains(message) && error.contains(TOPOLOGY_ANNOTATION),
                 "{error}"
             );
         }

@@ -82,7 +82,10 @@ impl Cluster {
     }
 
     /// Watches until `done` returns true, for at most an hour of the simulation's time.
-    pub(crate) async fn until<K>(&self, mut done: impl FnMut(&Change<K>) -> bool) -> Change<K>
+    pub(crate) async fn wait_for_change<K>(
+        &self,
+        mut done: impl FnMut(&Change<K>) -> bool,
+    ) -> Change<K>
     where
         K: kube_core::Resource<DynamicType = ()>
             + koord_kube::Decode
@@ -95,21 +98,21 @@ impl Cluster {
         let _guard = stop.clone().drop_guard();
         let mut informer = Informer::<K>::start(self.client.clone(), Scope::default(), stop);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(3600);
-        let mut seen = Vec::new();
+        let mut changes = Vec::new();
         loop {
             let next = tokio::time::timeout_at(deadline, informer.changes.recv()).await;
             let change = next
-                .unwrap_or_else(|_| panic!("timed out, saw {seen:?}"))
+                .unwrap_or_else(|_| panic!("timed out, saw {changes:?}"))
                 .unwrap();
             if done(&change) {
                 return change;
             }
-            seen.push(change);
+            changes.push(change);
         }
     }
 
-    /// Like [`Cluster::until`], for an object that exists.
-    pub(crate) async fn until_is<K>(&self, mut done: impl FnMut(&K) -> bool) -> Arc<K>
+    /// Waits like [`Cluster::wait_for_change`], for an object that exists.
+    pub(crate) async fn wait_for_object<K>(&self, mut done: impl FnMut(&K) -> bool) -> Arc<K>
     where
         K: kube_core::Resource<DynamicType = ()>
             + koord_kube::Decode
@@ -119,7 +122,7 @@ impl Cluster {
             + 'static,
     {
         let change = self
-            .until(|change| matches!(change, Change::Applied { new, .. } if done(new)))
+            .wait_for_change(|change| matches!(change, Change::Applied { new, .. } if done(new)))
             .await;
         match change {
             Change::Applied { new, .. } => new,
@@ -128,7 +131,7 @@ impl Cluster {
     }
 
     /// Waits until the object is gone; returns at once if it is gone already.
-    pub(crate) async fn until_gone<K>(&self, api: &Api<K>, name: &str)
+    pub(crate) async fn wait_for_removal<K>(&self, api: &Api<K>, name: &str)
     where
         K: kube_core::Resource<DynamicType = ()>
             + koord_kube::Decode
@@ -141,7 +144,7 @@ impl Cluster {
     {
         let named = |object: &K| object.meta().name.as_deref() == Some(name);
         let mut listed = false;
-        self.until::<K>(|change| match change {
+        self.wait_for_change::<K>(|change| match change {
             Change::Applied { new, .. } => {
                 listed |= named(new);
                 false

@@ -19,7 +19,7 @@ async fn nodes_appear_ready_with_capacity_and_a_lease() {
     let mut cluster = Cluster::start().await;
     cluster.simulate(3);
     let node = cluster
-        .until_is::<Node>(|node| node.name_any() == "sim-2" && ready(node))
+        .wait_for_object::<Node>(|node| node.name_any() == "sim-2" && ready(node))
         .await;
     assert_eq!(node.labels()["type"], "kwok");
     assert_eq!(node.annotations()["kwok.x-k8s.io/node"], "fake");
@@ -29,10 +29,12 @@ async fn nodes_appear_ready_with_capacity_and_a_lease() {
     assert_eq!(status.conditions.as_ref().unwrap().len(), 5);
 
     let lease = |lease: &Lease| (lease.name_any() == "sim-1").then(|| lease.spec.clone().unwrap());
-    let first = cluster.until_is::<Lease>(|l| lease(l).is_some()).await;
+    let first = cluster
+        .wait_for_object::<Lease>(|l| lease(l).is_some())
+        .await;
     let first = first.spec.clone().unwrap().renew_time.unwrap().0;
     let later = cluster
-        .until_is::<Lease>(|l| {
+        .wait_for_object::<Lease>(|l| {
             lease(l).is_some_and(|spec| {
                 spec.renew_time.unwrap().0.duration_since(first).as_secs() >= 25
             })
@@ -58,12 +60,12 @@ async fn a_smaller_run_deletes_surplus_nodes_and_no_others() {
     }
     cluster.simulate(3);
     cluster
-        .until_is::<Node>(|node| node.name_any() == "sim-2" && ready(node))
+        .wait_for_object::<Node>(|node| node.name_any() == "sim-2" && ready(node))
         .await;
     cluster.stop_simulation().await;
     cluster.simulate(1);
     for surplus in ["sim-1", "sim-2"] {
-        cluster.until_gone(&nodes, surplus).await;
+        cluster.wait_for_removal(&nodes, surplus).await;
     }
     let list = nodes.list(&ListParams::default()).await.unwrap();
     let names: Vec<String> = list.iter().map(ResourceExt::name_any).collect();
@@ -77,7 +79,7 @@ async fn a_node_reports_once_it_has_a_node_metric() {
     let mut cluster = Cluster::start().await;
     cluster.simulate(2);
     cluster
-        .until_is::<Node>(|node| node.name_any() == "sim-0" && ready(node))
+        .wait_for_object::<Node>(|node| node.name_any() == "sim-0" && ready(node))
         .await;
     let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
     let metric = json!({
@@ -92,12 +94,12 @@ async fn a_node_reports_once_it_has_a_node_metric() {
     });
     cluster.create(metrics, metric).await;
     let first = cluster
-        .until_is::<NodeMetric>(|metric| metric.status.is_some())
+        .wait_for_object::<NodeMetric>(|metric| metric.status.is_some())
         .await;
     let first = first.status.clone().unwrap();
     assert!(first.node_metric.unwrap().node_usage.unwrap().resources["cpu"].milli_value() > 0);
     let full = cluster
-        .until_is::<NodeMetric>(|metric| {
+        .wait_for_object::<NodeMetric>(|metric| {
             metric
                 .status
                 .as_ref()

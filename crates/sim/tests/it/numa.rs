@@ -34,8 +34,8 @@ fn phase<'a>(pod: &'a Pod, name: &str) -> &'a str {
 /// Returns whether the report lists `want` available CPUs in the NUMA nodes.
 fn free(report: &NodeResourceTopology, want: [i64; 2]) -> bool {
     let of = |zone: usize| &report.spec.zones[zone].resources[0];
-    let found = [of(0), of(1)].map(|cpu| (&*cpu.name, cpu.available.value()));
-    found == want.map(|cpus| ("cpu", cpus))
+    let available = [of(0), of(1)].map(|cpu| (&*cpu.name, cpu.available.value()));
+    available == want.map(|cpus| ("cpu", cpus))
 }
 
 /// Starts a cluster with a simulated node of two NUMA nodes with eight CPUs each.
@@ -55,12 +55,12 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
     for name in ["a", "b"] {
         cluster.create(pods.clone(), pod(name, "5")).await;
         cluster
-            .until_is::<Pod>(|pod| phase(pod, name) == "Running")
+            .wait_for_object::<Pod>(|pod| phase(pod, name) == "Running")
             .await;
     }
     cluster.create(pods.clone(), pod("c", "5")).await;
     let refused = cluster
-        .until_is::<Pod>(|pod| phase(pod, "c") == "Failed")
+        .wait_for_object::<Pod>(|pod| phase(pod, "c") == "Failed")
         .await;
     let status = refused.status.clone().unwrap();
     assert_eq!(status.reason.as_deref(), Some("TopologyAffinityError"));
@@ -70,7 +70,7 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
     );
     assert!(status.container_statuses.is_none());
     cluster
-        .until_is::<NodeResourceTopology>(|report| free(report, [3, 3]))
+        .wait_for_object::<NodeResourceTopology>(|report| free(report, [3, 3]))
         .await;
 
     // Running pods keep their resources when the simulation is restarted.
@@ -78,15 +78,17 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
     cluster.create(pods.clone(), pod("d", "5")).await;
     cluster.simulate(0);
     cluster
-        .until_is::<Pod>(|pod| phase(pod, "d") == "Failed")
+        .wait_for_object::<Pod>(|pod| phase(pod, "d") == "Failed")
         .await;
     pods.delete("b", &DeleteParams::default()).await.unwrap();
     cluster
-        .until_is::<NodeResourceTopology>(|report| free(report, [3, 8]) || free(report, [8, 3]))
+        .wait_for_object::<NodeResourceTopology>(|report| {
+            free(report, [3, 8]) || free(report, [8, 3])
+        })
         .await;
     cluster.create(pods.clone(), pod("e", "8")).await;
     cluster
-        .until_is::<Pod>(|pod| phase(pod, "e") == "Running")
+        .wait_for_object::<Pod>(|pod| phase(pod, "e") == "Running")
         .await;
     cluster.stop_simulation().await;
 }
@@ -96,7 +98,7 @@ async fn a_node_with_numa_nodes_refuses_what_cannot_be_aligned() {
 async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
     let mut cluster = cluster_of_one_node().await;
     let first = cluster
-        .until_is::<NodeResourceTopology>(|report| free(report, [8, 8]))
+        .wait_for_object::<NodeResourceTopology>(|report| free(report, [8, 8]))
         .await;
     let mut zones = serde_json::to_value(&first.spec.zones).unwrap();
     let batch = json!({"name": "kubernetes.io/batch-cpu", "capacity": "500",
@@ -112,15 +114,15 @@ async fn a_report_keeps_what_others_have_in_it_and_comes_back() {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     cluster.create(pods, pod("a", "5")).await;
     let report = cluster
-        .until_is::<NodeResourceTopology>(|report| free(report, [3, 8]))
+        .wait_for_object::<NodeResourceTopology>(|report| free(report, [3, 8]))
         .await;
-    let kept = serde_json::to_value(&report.spec.zones[0].resources[1]).unwrap();
-    assert_eq!(kept, batch);
+    let resource = serde_json::to_value(&report.spec.zones[0].resources[1]).unwrap();
+    assert_eq!(resource, batch);
 
     reports.delete("n", &DeleteParams::default()).await.unwrap();
     let uid = report.metadata.uid.clone();
     cluster
-        .until_is::<NodeResourceTopology>(|report| {
+        .wait_for_object::<NodeResourceTopology>(|report| {
             free(report, [3, 8]) && report.metadata.uid != uid
         })
         .await;
@@ -134,33 +136,35 @@ async fn nothing_is_reported_before_all_pods_are_known() {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     cluster.create(pods, pod("a", "5")).await;
     cluster
-        .until_is::<NodeResourceTopology>(|report| free(report, [3, 8]))
+        .wait_for_object::<NodeResourceTopology>(|report| free(report, [3, 8]))
         .await;
     cluster.stop_simulation().await;
     let reports: Api<NodeResourceTopology> = Api::all(cluster.client.clone());
     reports.delete("n", &DeleteParams::default()).await.unwrap();
     cluster.simulate_slowly(0);
-    let first = cluster.until_is::<NodeResourceTopology>(|_| true).await;
+    let first = cluster
+        .wait_for_object::<NodeResourceTopology>(|_| true)
+        .await;
     assert!(free(&first, [3, 8]), "{first:?}");
     cluster.stop_simulation().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layout_that_cannot_be_is_told_on_the_node() {
+async fn invalid_layout_is_reported_on_the_node() {
     let mut cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let layout = json!({"numaNodes": 20, "cpusPerNode": 8});
     cluster.create(nodes, node(&layout)).await;
     cluster.simulate(0);
     let event = cluster
-        .until_is::<Event>(|event| event.involved_object.kind.as_deref() == Some("Node"))
+        .wait_for_object::<Event>(|event| event.involved_object.kind.as_deref() == Some("Node"))
         .await;
     let message = event.message.as_deref().unwrap();
     assert!(message.contains("numaNodes: 20: not 1 to 8"), "{message}");
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     cluster.create(pods, pod("a", "5")).await;
     cluster
-        .until_is::<Pod>(|pod| phase(pod, "a") == "Running")
+        .wait_for_object::<Pod>(|pod| phase(pod, "a") == "Running")
         .await;
     cluster.stop_simulation().await;
 }

@@ -30,7 +30,7 @@ async fn cluster() -> (Cluster, Api<Pod>) {
     let mut cluster = Cluster::start().await;
     cluster.simulate(1);
     cluster
-        .until_is::<Node>(|node| node.name_any() == "sim-0")
+        .wait_for_object::<Node>(|node| node.name_any() == "sim-0")
         .await;
     let pods = Api::namespaced(cluster.client.clone(), "default");
     (cluster, pods)
@@ -42,14 +42,16 @@ async fn a_pod_runs_and_goes_when_it_is_deleted() {
     cluster
         .create(pods.clone(), pod("a", "sim-0", &json!({})))
         .await;
-    let running = cluster.until_is::<Pod>(|pod| phase(pod) == "Running").await;
+    let running = cluster
+        .wait_for_object::<Pod>(|pod| phase(pod) == "Running")
+        .await;
     let status = running.status.clone().unwrap();
     assert_eq!(status.host_ip.as_deref(), Some("10.64.0.1"));
     assert_eq!(status.pod_ip.as_deref(), Some("10.128.0.1"));
     assert!(status.container_statuses.unwrap()[0].ready);
 
     pods.delete("a", &DeleteParams::default()).await.unwrap();
-    cluster.until_gone(&pods, "a").await;
+    cluster.wait_for_removal(&pods, "a").await;
     cluster.stop_simulation().await;
 }
 
@@ -66,7 +68,7 @@ async fn pods_of_jobs_succeed_and_pods_elsewhere_are_left_alone() {
         .create(pods.clone(), pod("job", "sim-0", &owner))
         .await;
     cluster
-        .until_is::<Pod>(|pod| pod.name_any() == "job" && phase(pod) == "Succeeded")
+        .wait_for_object::<Pod>(|pod| pod.name_any() == "job" && phase(pod) == "Succeeded")
         .await;
     assert_eq!(phase(&pods.get("elsewhere").await.unwrap()), "Pending");
     cluster.stop_simulation().await;
@@ -91,7 +93,7 @@ async fn usage_of_a_pod_shows_in_the_report() {
         .create(Api::<NodeMetric>::all(cluster.client.clone()), metric)
         .await;
     let reported = cluster
-        .until_is::<NodeMetric>(|metric| {
+        .wait_for_object::<NodeMetric>(|metric| {
             metric
                 .status
                 .as_ref()

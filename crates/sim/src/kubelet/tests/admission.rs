@@ -93,7 +93,7 @@ use Role::{Init, Main, Sidecar};
 
 /// Last part of acceptance case 1: a placement that the scheduler must not bind.
 #[test]
-fn ac_1_a_pod_of_two_numa_nodes_is_refused_where_one_is_asked_for() {
+fn ac_1_pod_across_numa_nodes_is_rejected_by_single_numa_node() {
     for scope in [Scope::Container, Scope::Pod] {
         let mut a = kubelet(machine(2, 10, 32 * GI), Policy::SingleNumaNode, scope);
         let pod = pod("pod1", &[(Main, 20, 1)]);
@@ -115,7 +115,7 @@ fn ac_1_a_pod_of_two_numa_nodes_is_refused_where_one_is_asked_for() {
 
 /// `restricted` checks what an empty machine could provide, not this one (kubernetes #84597).
 #[test]
-fn restricted_refuses_what_would_fit_one_numa_node_of_an_empty_machine() {
+fn restricted_rejects_pod_that_fits_only_an_empty_numa_node() {
     let place = |policy| {
         let mut kubelet = kubelet(machine(2, 10, 32 * GI), policy, Scope::Container);
         for uid in ["a", "b"] {
@@ -131,7 +131,7 @@ fn restricted_refuses_what_would_fit_one_numa_node_of_an_empty_machine() {
 
 /// CPUs need both NUMA nodes, memory only one: they do not agree.
 #[test]
-fn restricted_wants_all_providers_to_agree() {
+fn restricted_rejects_disagreeing_providers() {
     let place = |memory: bool| {
         let settings = Settings {
             memory,
@@ -400,11 +400,11 @@ fn a_machine_of_too_many_numa_nodes_has_no_kubelet() {
     let error = Kubelet::new(nine.clone(), aligned.clone()).unwrap_err();
     assert!(error.to_string().contains("at most 8"), "{error}");
     let max_nodes = 9;
-    let more = Settings {
+    let larger = Settings {
         max_nodes,
         ..aligned
     };
-    assert!(Kubelet::new(nine.clone(), more).is_ok());
+    assert!(Kubelet::new(nine.clone(), larger).is_ok());
     let none = settings(Policy::None, Scope::Container);
     assert!(Kubelet::new(nine, none).is_ok());
     let mut reserved = settings(Policy::None, Scope::Container);
@@ -437,7 +437,7 @@ fn pods_are_read_as_the_providers_read_them() {
     let roles: Vec<_> = read
         .containers
         .iter()
-        .map(|one| (one.role, one.cpu))
+        .map(|container| (container.role, container.cpu))
         .collect();
     assert_eq!(roles, [(Init, 0), (Sidecar, 1500), (Main, 1001)]);
     let main = &read.containers[2];
@@ -485,12 +485,12 @@ proptest! {
                 }
             }
             let uids: Vec<String> = kubelet.pods().map(str::to_owned).collect();
-            let mut seen = CpuSet::new();
+            let mut allocated = CpuSet::new();
             for uid in &uids {
                 let mut own = CpuSet::new();
                 kubelet.allocations(uid).unwrap().iter().for_each(|allocation| own.add(&allocation.cpus));
-                prop_assert!(own.is_disjoint(&seen));
-                seen.add(&own);
+                prop_assert!(own.is_disjoint(&allocated));
+                allocated.add(&own);
             }
             for node in 0..nodes {
                 let blocks = uids.iter().flat_map(|uid| kubelet.allocations(uid).unwrap());
@@ -509,11 +509,11 @@ proptest! {
         prop_assert_eq!(kubelet.shared_cpus(), machine.topology.all().clone());
         for node in 0..nodes {
             prop_assert_eq!(kubelet.free_memory(node, "memory"), 8 * GI);
-            let here = near.iter().filter(|near| **near == Some(node)).count();
-            prop_assert_eq!(kubelet.free_devices(node, "ex.com/a"), here);
+            let count = near.iter().filter(|near| **near == Some(node)).count();
+            prop_assert_eq!(kubelet.free_devices(node, "ex.com/a"), count);
         }
         // A released kubelet admits what an empty one would admit.
-        let one = pod("again", &[(Main, u64::from(cpus) * 2, 8)]);
-        prop_assert!(kubelet.admit(&one).is_ok());
+        let pod = pod("again", &[(Main, u64::from(cpus) * 2, 8)]);
+        prop_assert!(kubelet.admit(&pod).is_ok());
     }
 }

@@ -6,7 +6,7 @@ use koord_model::export::{Devices, zones};
 
 /// The kubelet lists a device once for each NUMA node that it is near.
 #[test]
-fn a_device_near_two_numa_nodes_is_listed_twice_and_counted_once() {
+fn device_near_two_numa_nodes_is_listed_twice_counted_once() {
     let mut machine = machine(2, 4, 8 * GI);
     let device = |id: &str, nodes: Option<&[u8]>| Device {
         id: id.to_owned(),
@@ -29,11 +29,11 @@ fn a_device_near_two_numa_nodes_is_listed_twice_and_counted_once() {
         entry("silent", &[]),
     ];
     assert_eq!(kubelet.allocatable().devices, expected);
-    let taken: Vec<_> = kubelet.listed("a").into_iter().map(|it| it.1).collect();
-    assert_eq!(taken[0].devices, expected);
-    let found = zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
-    assert_eq!(found.problems, [""; 0]);
-    for zone in &found.zones {
+    let shares: Vec<_> = kubelet.listed("a").into_iter().map(|it| it.1).collect();
+    assert_eq!(shares[0].devices, expected);
+    let exported = zones(&kubelet.exported(), &kubelet.allocatable(), &shares);
+    assert_eq!(exported.problems, [""; 0]);
+    for zone in &exported.zones {
         let device = zone.resources.iter().find(|it| it.name == "ex.com/a");
         let device = device.unwrap();
         assert_eq!((device.capacity.value(), device.available.value()), (1, 0));

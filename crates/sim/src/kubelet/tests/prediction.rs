@@ -39,8 +39,8 @@ fn zones(kubelet: &Kubelet, device: ResourceId) -> Vec<Zone> {
 fn exported(kubelet: &Kubelet, table: &ResourceTable) -> Vec<Zone> {
     let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
     let listed: Vec<_> = listed.map(|(_, share)| share).collect();
-    let found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &listed);
-    assert_eq!(found.problems, Vec::<String>::new());
+    let result = export::zones(&kubelet.exported(), &kubelet.allocatable(), &listed);
+    assert_eq!(result.problems, Vec::<String>::new());
     let zone = |(zone, id): (koord_api::topology::Zone, u32)| {
         let mut available = Amounts::new();
         for resource in &zone.resources {
@@ -53,7 +53,7 @@ fn exported(kubelet: &Kubelet, table: &ResourceTable) -> Vec<Zone> {
             costs: Vec::new(),
         }
     };
-    found.zones.into_iter().zip(0..).map(zone).collect()
+    result.zones.into_iter().zip(0..).map(zone).collect()
 }
 
 fn ask(pod: &Pod, device: ResourceId) -> AlignmentRequest {
@@ -96,8 +96,8 @@ fn predicted(kubelet: &Kubelet, pod: &Pod) -> bool {
     let device = table.intern(DEVICE);
     let zones = zones(kubelet, device);
     let none = Amounts::new();
-    let there = !kubelet.machine().devices[DEVICE].is_empty();
-    let on_node = |id| id != device || there;
+    let has_devices = !kubelet.machine().devices[DEVICE].is_empty();
+    let on_node = |id| id != device || has_devices;
     let free = FreeZones::new(&zones, &none);
     single(&ask(pod, device), kubelet.settings().scope, free, on_node).is_ok()
 }
@@ -149,8 +149,8 @@ fn what_an_init_container_leaves_binds_those_after_it() {
         ),
     ];
     for (taken, containers, want) in cases {
-        let found = judge(*taken, &pod("p", containers));
-        assert_eq!(found, *want, "{taken} {containers:?}");
+        let result = judge(*taken, &pod("p", containers));
+        assert_eq!(result, *want, "{taken} {containers:?}");
     }
     let device = with_devices(pod("p", &[(Init, 1, 1), (Main, 1, 1)]), &[(DEVICE, 1)]);
     let mut two = device.clone();
