@@ -99,7 +99,7 @@ async fn start(shared: &Arc<Shared>, spec: ContainerSpec<'_>) -> Result<Started,
     let mut group = None;
     let mut entrances = Vec::new();
     if let (Some(groups), Some(parent)) = (&shared.groups, spec.group) {
-        let settings = Amounts::of(container)
+        let settings = Amounts::from_container(container)
             .map_err(|error| fail(error.to_string()))?
             .settings();
         let path = groups

@@ -93,7 +93,7 @@ impl Amounts {
     ///
     /// # Errors
     /// When a quantity cannot be understood.
-    pub fn of(container: &Container) -> Result<Self, BadQuantity> {
+    pub fn from_container(container: &Container) -> Result<Self, BadQuantity> {
         let Some(resources) = &container.resources else {
             return Ok(Self::default());
         };
@@ -189,7 +189,7 @@ pub fn qos_of(pod: &Pod) -> Qos {
 #[must_use]
 pub fn cpu_request_of(pod: &Pod) -> i64 {
     let milli = |_, container: &Container| {
-        let amounts = Amounts::of(container).ok();
+        let amounts = Amounts::from_container(container).ok();
         let request = amounts.and_then(|amounts| amounts.cpu_request);
         Ok::<_, Infallible>(request.unwrap_or(0))
     };
@@ -210,7 +210,7 @@ pub fn pod_settings(pod: &Pod) -> Result<GroupSettings, BadQuantity> {
         ..Amounts::default()
     };
     for container in resident(pod) {
-        let amounts = Amounts::of(container)?;
+        let amounts = Amounts::from_container(container)?;
         let add = |sum: Option<i64>, amount: Option<i64>| match (sum, amount) {
             (Some(sum), Some(amount)) if amount > 0 => Some(sum.saturating_add(amount)),
             _ => None,

@@ -197,7 +197,7 @@ pub(crate) fn address(node: &Node) -> String {
 fn capacity(node: &Node, template: &NodeTemplate) -> ResourceList {
     let mut capacity = template.capacity.clone();
     // An invalid layout is logged where its kubelet is started.
-    if let Ok(Some(layout)) = Layout::of(node) {
+    if let Ok(Some(layout)) = Layout::from_node(node) {
         let of_template = template.numa.iter().flat_map(|numa| numa.devices.keys());
         for resource in of_template {
             capacity.remove(resource);

@@ -63,7 +63,7 @@ impl NodeKubelets {
     /// its layout is seen.
     pub(crate) fn add(&self, node: &Node) -> Result<bool, LayoutError> {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        let layout = Layout::of(node);
+        let layout = Layout::from_node(node);
         let annotations = node.metadata.annotations.as_ref();
         let annotation = annotations.and_then(|all| all.get(TOPOLOGY_ANNOTATION));
         let mut refused = self.refused.lock();
@@ -125,7 +125,7 @@ impl NodeKubelets {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let mut kubelets = self.kubelets.lock();
         let Some(kubelet_state) = kubelets.get_mut(name) else {
-            return match Layout::of(node) {
+            return match Layout::from_node(node) {
                 Ok(Some(_)) => Admission::NotYet,
                 _ => Admission::Admitted(false),
             };

@@ -303,7 +303,8 @@ mod tests {
         let with = |resources: Value, class: &str| {
             let pod = pod(json!({"priorityClassName": class,
                 "containers": [{"name": "c", "resources": resources}]}));
-            let amounts = Amounts::of(&pod.spec.as_ref().unwrap().containers[0]).unwrap();
+            let amounts =
+                Amounts::from_container(&pod.spec.as_ref().unwrap().containers[0]).unwrap();
             oom_score_adj(&pod, amounts.memory_request, 8 << 30)
         };
         let both = json!({"limits": {"cpu": "1", "memory": "1Gi"},
@@ -373,7 +374,7 @@ mod tests {
         let container_of = &pod.spec.as_ref().unwrap().containers[0];
         let process =
             command::process_spec(&pod, container_of, &HostFacts::default(), Vec::new()).unwrap();
-        let amounts = Amounts::of(container_of).unwrap();
+        let amounts = Amounts::from_container(container_of).unwrap();
         let config = container(
             &pod,
             container_of,

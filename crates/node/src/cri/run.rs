@@ -281,7 +281,8 @@ impl CriRunner {
         let ContainerSpec { pod, container, .. } = spec;
         let process = command::process_spec(pod, container, &shared.host, Vec::new());
         let process = process.map_err(|error| never(error.to_string()))?;
-        let amounts = Amounts::of(container).map_err(|error| never(error.to_string()))?;
+        let amounts =
+            Amounts::from_container(container).map_err(|error| never(error.to_string()))?;
         if process.not_root && process.uid.is_none() {
             let image_status = self.handle.runtime.image_status(spec.image).await;
             let image_status =

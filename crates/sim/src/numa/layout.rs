@@ -85,7 +85,7 @@ impl Layout {
     ///
     /// # Errors
     /// When it is malformed.
-    pub fn of(node: &Node) -> Result<Option<Self>, LayoutError> {
+    pub fn from_node(node: &Node) -> Result<Option<Self>, LayoutError> {
         let annotations = node.metadata.annotations.as_ref();
         let Some(text) = annotations.and_then(|all| all.get(TOPOLOGY_ANNOTATION)) else {
             return Ok(None);
@@ -300,7 +300,7 @@ mod tests {
             let node =
                 json!({"metadata": {"annotations": {TOPOLOGY_ANNOTATION: value.to_string()}}});
             let node: Node = serde_json::from_value(node).unwrap();
-            let error = Layout::of(&node).unwrap_err().to_string();
+            let error = Layout::from_node(&node).unwrap_err().to_string();
             assert!(
                 error.contains(message) && error.contains(TOPOLOGY_ANNOTATION),
                 "{error}"

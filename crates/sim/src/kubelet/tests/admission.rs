@@ -204,8 +204,8 @@ fn cpu_hints_are_the_kubelets() {
         let set = settings(Policy::None, Scope::Container);
         let mut provider = Cpus::new(&machine, &set);
         let busy = machine.topology.all().difference(&cpus.parse().unwrap());
-        let taken = provider.take(&machine, &set, 12, None, &CpuSet::new());
-        assert_eq!(taken.unwrap().len(), 12);
+        let allocated = provider.take(&machine, &set, 12, None, &CpuSet::new());
+        assert_eq!(allocated.unwrap().len(), 12);
         provider.release(&machine.topology.all().difference(&busy));
         let hints = provider.offer(&machine, *count, &CpuSet::new()).unwrap();
         let hints: Vec<_> = hints
