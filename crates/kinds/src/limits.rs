@@ -40,7 +40,7 @@ const MAX_FILLED: usize = 4 * 1024 * 1024;
 /// Applies the default requests and limits of one LimitRange to the containers of a new pod, up to
 /// `MAX_FILLED` bytes.
 pub fn fill(range: &Value, pod: &mut Value) {
-    let mut said: Vec<String> = Vec::new();
+    let mut applied: Vec<String> = Vec::new();
     let mut filled = 0;
     let mut defaults = [Map::new(), Map::new()];
     for item in items(range).filter(|i| kind(i) == "Container") {
@@ -90,16 +90,16 @@ pub fn fill(range: &Value, pod: &mut Value) {
                     }
                 }
                 if !set.is_empty() {
-                    said.push(format!("{} {word} for {what} {name}", set.join(", ")));
+                    applied.push(format!("{} {word} for {what} {name}", set.join(", ")));
                 }
             }
         }
     }
-    if let Some(annotations) = (!said.is_empty())
+    if let Some(annotations) = (!applied.is_empty())
         .then(|| meta::metadata_mut(pod).and_then(|m| section(m, "annotations")))
         .flatten()
     {
-        let text = format!("LimitRanger plugin set: {}", said.join("; "));
+        let text = format!("LimitRanger plugin set: {}", applied.join("; "));
         annotations.insert(ANNOTATION.to_owned(), text.into());
     }
 }
@@ -225,20 +225,20 @@ fn bounds(item: &Value, requests: &ResourceList, limits: &ResourceList, errors: 
 /// Validates the bounds of a LimitRange against each other.
 pub(super) fn validate(range: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    let mut seen: HashSet<&str> = HashSet::new();
+    let mut kinds: HashSet<&str> = HashSet::new();
     for (i, item) in items(range).enumerate() {
         let path = format!("spec.limits[{i}]");
         let kind = kind(item);
         if kind.is_empty() {
             errors.push(FieldError::required(format!("{path}.type"), ""));
-        } else if seen.contains(kind) {
+        } else if kinds.contains(kind) {
             errors.push(FieldError::duplicate(format!("{path}.type"), kind));
         }
-        seen.insert(kind);
+        kinds.insert(kind);
         for key in ["default", "defaultRequest"] {
             if kind == "Pod" && item.get(key).is_some_and(|v| !v.is_null()) {
-                let why = "may not be specified when `type` is 'Pod'";
-                errors.push(FieldError::forbidden(format!("{path}.{key}"), why));
+                let detail = "may not be specified when `type` is 'Pod'";
+                errors.push(FieldError::forbidden(format!("{path}.{key}"), detail));
             }
         }
         let [least, most, default, request, ratio] = [
@@ -273,26 +273,26 @@ pub(super) fn validate(range: &Value) -> Vec<FieldError> {
                 }
             };
         let (min, max) = (("min", &least), ("max", &most));
-        let (limit, asked) = (("default limit", &default), ("default request", &request));
+        let (limit, requested) = (("default limit", &default), ("default request", &request));
         order("min", "a", min, max);
-        order("defaultRequest", "b", min, asked);
-        order("defaultRequest", "a", asked, max);
-        order("defaultRequest", "a", asked, limit);
+        order("defaultRequest", "b", min, requested);
+        order("defaultRequest", "a", requested, max);
+        order("defaultRequest", "a", requested, limit);
         order("default", "a", min, ("default", &default));
         order("default", "b", ("default", &default), max);
         for (name, ratio) in &ratio {
             let at = format!("{path}.maxLimitRequestRatio[{name}]");
             if *ratio < Quantity::from_value(1) {
-                let why = format!("ratio {ratio} is less than 1");
-                errors.push(FieldError::invalid(at, ratio.to_string(), why));
+                let detail = format!("ratio {ratio} is less than 1");
+                errors.push(FieldError::invalid(at, ratio.to_string(), detail));
                 continue;
             }
             let bounds = least.get(name).filter(|q| !q.is_zero()).zip(most.get(name));
             if let Some(widest) = bounds.map(|(min, max)| max.to_f64() / min.to_f64())
                 && ratio.to_f64() > widest
             {
-                let why = format!("ratio {ratio} is greater than max/min = {widest:.6}");
-                errors.push(FieldError::invalid(at, ratio.to_string(), why));
+                let detail = format!("ratio {ratio} is greater than max/min = {widest:.6}");
+                errors.push(FieldError::invalid(at, ratio.to_string(), detail));
             }
         }
     }
@@ -413,10 +413,10 @@ mod tests {
             {"type": "Pod", "default": {"cpu": "2"}},
             {"type": "Container"},
             {"type": "PersistentVolumeClaim"}]}});
-        let said: Vec<String> = validate(&range).iter().map(ToString::to_string).collect();
+        let messages: Vec<String> = validate(&range).iter().map(ToString::to_string).collect();
         // The text of kube-apiserver 1.35.
         assert_eq!(
-            said,
+            messages,
             [
                 "spec.limits[0].min[cpu]: Invalid value: \"1\": min value 1 is greater than max value \
                  500m",

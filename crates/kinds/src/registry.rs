@@ -31,7 +31,10 @@ struct State {
 impl State {
     /// Returns the resources in whose version objects are stored.
     fn stored(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        let hidden = self.custom.values().filter_map(|made| made.hidden.as_ref());
+        let hidden = self
+            .custom
+            .values()
+            .filter_map(|definition| definition.hidden.as_ref());
         self.all
             .iter()
             .filter(|r| r.stored && r.storage_version)
@@ -141,7 +144,7 @@ impl Registry {
             .load()
             .custom
             .get(name)
-            .map(|made| made.served.clone())
+            .map(|definition| definition.served.clone())
             .unwrap_or_default()
     }
 
@@ -157,10 +160,10 @@ impl Registry {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let made = crd::resources(&definition)?;
+        let resources = crd::resources(&definition)?;
         self.state.rcu(|old| {
             let mut state = State::clone(old);
-            replace(&mut state, &made.name, Some(made.clone()));
+            replace(&mut state, &resources.name, Some(resources.clone()));
             state
         });
         Ok(())
@@ -176,15 +179,15 @@ impl Registry {
     }
 }
 
-fn replace(state: &mut State, name: &str, made: Option<crd::DefinedResources>) {
+fn replace(state: &mut State, name: &str, new: Option<crd::DefinedResources>) {
     if let Some(old) = state.custom.remove(name) {
         state
             .all
             .retain(|r| !old.served.iter().any(|o| Arc::ptr_eq(o, r)));
     }
-    if let Some(made) = made {
-        state.all.extend(made.served.iter().cloned());
-        state.custom.insert(name.into(), made);
+    if let Some(new) = new {
+        state.all.extend(new.served.iter().cloned());
+        state.custom.insert(name.into(), new);
     }
     state.reindex();
 }

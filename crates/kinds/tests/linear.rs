@@ -165,10 +165,10 @@ fn json_patch_bounds_shifts_of_lists() {
         json!({"op": "move", "from": "/list/0", "path": "/list/1"}),
         json!({"op": "copy", "from": "/list/0", "path": "/list/0"}),
     ] {
-        let few = json!(vec![operation.clone(); 100]);
-        patch::json_patch_value(&object, few).unwrap();
-        let many = json!(vec![operation; 10_000]);
-        let error = patch::json_patch_value(&object, many).unwrap_err();
+        let short = json!(vec![operation.clone(); 100]);
+        patch::json_patch_value(&object, short).unwrap();
+        let long = json!(vec![operation; 10_000]);
+        let error = patch::json_patch_value(&object, long).unwrap_err();
         assert!(
             error.to_string().contains("elements of lists shifted"),
             "{error}"

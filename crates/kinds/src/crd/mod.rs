@@ -129,8 +129,8 @@ fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
             "kind and listKind may not be the same",
         ));
     }
-    let wanted = format!("{}.{group}", string(object, "plural"));
-    if meta::name(definition) != wanted {
+    let expected = format!("{}.{group}", string(object, "plural"));
+    if meta::name(definition) != expected {
         errors.push(FieldError::invalid(
             "metadata.name",
             meta::name(definition),

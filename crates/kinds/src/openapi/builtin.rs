@@ -261,12 +261,12 @@ mod tests {
             };
             observed += 1;
             let properties = schema["properties"].as_object();
-            let theirs: Vec<&str> = properties
+            let expected: Vec<&str> = properties
                 .into_iter()
                 .flat_map(|p| p.keys().map(String::as_str))
                 .collect();
             for (key, field) in &this.fields {
-                let Some(theirs) = properties.and_then(|p| p.get(*key)) else {
+                let Some(property) = properties.and_then(|p| p.get(*key)) else {
                     faults.push(format!("{name}.{key} is not in k8s-openapi"));
                     continue;
                 };
@@ -279,11 +279,14 @@ mod tests {
                     Type::Object if field.additional.is_some() => "object",
                     _ => continue,
                 };
-                if theirs.get("type").is_some_and(|t| t != want) {
-                    faults.push(format!("{name}.{key} is {want}, there {}", theirs["type"]));
+                if property.get("type").is_some_and(|t| t != want) {
+                    faults.push(format!(
+                        "{name}.{key} is {want}, there {}",
+                        property["type"]
+                    ));
                 }
             }
-            for key in theirs.iter().filter(|k| this.field(k).is_none()) {
+            for key in expected.iter().filter(|k| this.field(k).is_none()) {
                 faults.push(format!("{name} lacks {key}"));
             }
         }

@@ -260,9 +260,9 @@ pub(super) fn add(paths: &mut Map<String, Value>, r: &Resource, schema: Option<&
         collection.insert("delete".to_owned(), operation(r, None, op, &gvk));
     }
     put(paths, base.clone(), collection);
-    let one = item(r, schema, &gvk, r.verbs);
-    if !one.is_empty() {
-        put(paths, format!("{base}/{{name}}"), one);
+    let single = item(r, schema, &gvk, r.verbs);
+    if !single.is_empty() {
+        put(paths, format!("{base}/{{name}}"), single);
     }
     if r.namespaced && r.verbs.contains(&"list") {
         let op = Operation {

@@ -51,8 +51,8 @@ impl From<ProtoError> for super::ApiError {
 
 type Result<T> = std::result::Result<T, ProtoError>;
 
-fn malformed<T>(why: impl Into<String>) -> Result<T> {
-    Err(ProtoError::Malformed(why.into()))
+fn malformed<T>(detail: impl Into<String>) -> Result<T> {
+    Err(ProtoError::Malformed(detail.into()))
 }
 
 /// Decodes a body (with envelope) to a JSON object.

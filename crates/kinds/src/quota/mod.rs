@@ -130,7 +130,7 @@ impl Quota {
         }
         if resource.is("", "pods") {
             pod::missing(object, self.tracked(resource))
-                .map_err(|why| format!("failed quota: {}: {why}", self.name))?;
+                .map_err(|error| format!("failed quota: {}: {error}", self.name))?;
         }
         let tracked: Vec<&str> = self.tracked(resource).collect();
         if tracked.iter().any(|name| !self.used.contains_key(*name)) {

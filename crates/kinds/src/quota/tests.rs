@@ -221,19 +221,21 @@ fn an_update_pays_for_the_difference() {
     let service = |kind: &str, ports: usize| json!({"spec": {"type": kind, "ports": vec![json!({"port": 1}); ports]}});
     let old = service("ClusterIP", 2);
     assert_eq!(q.charge(&services, &old, Some(&old), now()), Ok(None));
-    let one = service("NodePort", 1);
+    let one_port = service("NodePort", 1);
     let used = q
-        .charge(&services, &one, Some(&old), now())
+        .charge(&services, &one_port, Some(&old), now())
         .unwrap()
         .unwrap();
     assert_eq!(
         amounts(&used),
         json!({"services": "1", "services.nodeports": "1"})
     );
-    let two = service("NodePort", 2);
-    let why = q.charge(&services, &two, Some(&old), now()).unwrap_err();
+    let two_ports = service("NodePort", 2);
+    let error = q
+        .charge(&services, &two_ports, Some(&old), now())
+        .unwrap_err();
     assert_eq!(
-        why,
+        error,
         "exceeded quota: q, requested: services.nodeports=2, used: services.nodeports=0, limited: \
          services.nodeports=1"
     );

@@ -67,8 +67,8 @@ pub(super) fn to_v1(object: &mut Value) {
         }
     }
     for (part, field, annotation) in KEPT {
-        let taken = section(object, part).and_then(|map| map.remove(field));
-        let retained = taken.filter(|v| !v.is_null() && *v != json!([]));
+        let removed = section(object, part).and_then(|map| map.remove(field));
+        let retained = removed.filter(|v| !v.is_null() && *v != json!([]));
         if let Some(retained) = retained
             && let Some(metadata) = section(object, "metadata")
         {

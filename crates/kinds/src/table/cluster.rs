@@ -140,7 +140,7 @@ pub(super) const EVENT: Printer = Printer {
 
 /// Returns the cells of an event of either event API; the newer one has other field names.
 fn event(o: &Value, now: Timestamp) -> Vec<Value> {
-    let either = |a: &[&str], b: &[&str]| -> String {
+    let first_set = |a: &[&str], b: &[&str]| -> String {
         let text = str_at(o, a);
         if text.is_empty() { str_at(o, b) } else { text }.to_owned()
     };
@@ -151,8 +151,11 @@ fn event(o: &Value, now: Timestamp) -> Vec<Value> {
             ("", t) | (t, _) => age(t, now),
         }
     };
-    let mut first = shown(&either(&["firstTimestamp"], &["deprecatedFirstTimestamp"]));
-    let mut last = shown(&either(&["lastTimestamp"], &["deprecatedLastTimestamp"]));
+    let mut first = shown(&first_set(
+        &["firstTimestamp"],
+        &["deprecatedFirstTimestamp"],
+    ));
+    let mut last = shown(&first_set(&["lastTimestamp"], &["deprecatedLastTimestamp"]));
     let mut count = int_at(o, &["count"]).max(int_at(o, &["deprecatedCount"]));
     if let Some(series) = o.get("series").filter(|s| s.is_object()) {
         last = age(str_at(series, &["lastObservedTime"]), now);
@@ -175,15 +178,15 @@ fn event(o: &Value, now: Timestamp) -> Vec<Value> {
         format!("{kind}/{name}")
     };
     let component = {
-        let old = either(&["source", "component"], &["deprecatedSource", "component"]);
+        let old = first_set(&["source", "component"], &["deprecatedSource", "component"]);
         if old.is_empty() {
-            either(&["reportingComponent"], &["reportingController"])
+            first_set(&["reportingComponent"], &["reportingController"])
         } else {
             old
         }
     };
     let host = {
-        let old = either(&["source", "host"], &["deprecatedSource", "host"]);
+        let old = first_set(&["source", "host"], &["deprecatedSource", "host"]);
         if old.is_empty() {
             str_at(o, &["reportingInstance"]).to_owned()
         } else {
@@ -202,7 +205,7 @@ fn event(o: &Value, now: Timestamp) -> Vec<Value> {
         object.into(),
         str_at(target, &["fieldPath"]).into(),
         source.into(),
-        either(&["message"], &["note"]).trim().into(),
+        first_set(&["message"], &["note"]).trim().into(),
         first.into(),
         count.into(),
         meta::name(o).into(),

@@ -195,13 +195,13 @@ fn job_status(o: &Value) -> &'static str {
 }
 
 fn completions(o: &Value) -> String {
-    let done = int_at(o, &["status", "succeeded"]);
+    let succeeded = int_at(o, &["status", "succeeded"]);
     if let Some(n) = meta::int_at(o, &["spec", "completions"]) {
-        return format!("{done}/{n}");
+        return format!("{succeeded}/{n}");
     }
     match int_at(o, &["spec", "parallelism"]) {
-        n if n > 1 => format!("{done}/1 of {n}"),
-        _ => format!("{done}/1"),
+        n if n > 1 => format!("{succeeded}/1 of {n}"),
+        _ => format!("{succeeded}/1"),
     }
 }
 

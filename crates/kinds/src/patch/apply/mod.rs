@@ -21,12 +21,12 @@ const KUBECTL: &str = "kubectl";
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Returns 500, as a Kubernetes API server does, for a document that does not match its type.
-fn untyped(resource: &Resource, applied: &Value, why: &str) -> ApiError {
+fn untyped(resource: &Resource, applied: &Value, problem: &str) -> ApiError {
     let object = format!("{}/{}", meta::namespace(applied), meta::name(applied));
     let (version, kind) = (resource.api_version(), &resource.kind);
     let description = format!("{object}; {version}, Kind={kind}");
-    let why = format!("failed to create typed patch object ({description}): {why}");
-    ApiError::new(500, "", why)
+    let problem = format!("failed to create typed patch object ({description}): {problem}");
+    ApiError::new(500, "", problem)
 }
 
 /// Checks that the schema declares every field of an applied document: other fields cannot have owners.
@@ -41,7 +41,7 @@ pub fn check_declared(resource: &Resource, applied: &Value) -> Result<(), ApiErr
         .collect();
     match &messages[..] {
         [] => Ok(()),
-        [one] => Err(untyped(resource, applied, one)),
+        [message] => Err(untyped(resource, applied, message)),
         all => {
             let all = format!("errors:\n  {}", all.join("\n  "));
             Err(untyped(resource, applied, &all))
@@ -71,38 +71,39 @@ pub fn apply(
     }
     let root = &*resource.schema;
     check_duplicates(root, &applied, &mut Vec::new())
-        .map_err(|why| untyped(resource, &applied, &why))?;
+        .map_err(|problem| untyped(resource, &applied, &problem))?;
     let managers = match live {
         None => Managers::default(),
         Some(live) => match Managers::from_object(live) {
-            known if known.is_empty() => {
+            existing if existing.is_empty() => {
                 let manager = BEFORE;
                 managers::adopt(resource, live, Writer { manager, ..writer })
             }
-            known => known,
+            existing => existing,
         },
     };
-    let done = Apply {
+    let operation = Apply {
         scope,
         root,
         live,
         applied: &applied,
         writer,
     };
-    let (mut out, managers) = match done.run(managers.clone(), force) {
-        Ok(done) => done,
+    let (mut out, managers) = match operation.run(managers.clone(), force) {
+        Ok(result) => result,
         Err(conflicts) => match live.filter(|_| writer.manager == KUBECTL) {
             None => return Err(conflict_error(&conflicts)),
             Some(live) => {
-                let mine = last_applied(scope, live);
-                let others: Vec<Conflict> = conflicts
+                let own = last_applied(scope, live);
+                let foreign: Vec<Conflict> = conflicts
                     .into_iter()
-                    .filter(|c| !has(&mine, &c.path))
+                    .filter(|c| !has(&own, &c.path))
                     .collect();
-                if !others.is_empty() {
-                    return Err(conflict_error(&others));
+                if !foreign.is_empty() {
+                    return Err(conflict_error(&foreign));
                 }
-                done.run(managers, true)
+                operation
+                    .run(managers, true)
                     .map_err(|conflicts| conflict_error(&conflicts))?
             }
         },
@@ -126,17 +127,17 @@ impl Apply<'_> {
     fn run(&self, mut managers: Managers, force: bool) -> Result<(Value, Managers), Vec<Conflict>> {
         let empty = Value::Object(Map::new());
         let live = self.live.unwrap_or(&empty);
-        let mine = managers.applier(self.writer.manager, self.writer.part);
+        let own = managers.applier(self.writer.manager, self.writer.part);
         let wanted = compare::fields_of(self.scope, self.applied);
         let mut out = merge(self.root, live, self.applied, 0);
-        if let Some(last) = mine.and_then(|at| field_set(managers.get(at)?)) {
+        if let Some(last) = own.and_then(|at| field_set(managers.get(at)?)) {
             let mut owned = wanted.clone();
             // The applier always owns the name.
             let name = json!({"f:metadata": {"f:name": {}}});
             if let Value::Object(name) = name {
                 fields::union(&mut owned, name);
             }
-            for (_, entry) in managers.entries().filter(|(i, _)| Some(*i) != mine) {
+            for (_, entry) in managers.entries().filter(|(i, _)| Some(*i) != own) {
                 fields::union(&mut owned, field_set(entry).cloned().unwrap_or_default());
             }
             give_up(self.root, &mut out, last, Some(&owned), false, false);
@@ -145,16 +146,16 @@ impl Apply<'_> {
         if !force {
             let conflicts: Vec<Conflict> = managers
                 .entries()
-                .filter(|(i, _)| Some(*i) != mine)
+                .filter(|(i, _)| Some(*i) != own)
                 .flat_map(|(_, entry)| conflicts(entry, &diff.changed))
                 .collect();
             if !conflicts.is_empty() {
                 return Err(conflicts);
             }
         }
-        managers.take(&diff, mine);
+        managers.take(&diff, own);
         let version = self.scope.resource.api_version();
-        managers.set_applied(mine, wanted, version, self.writer, !diff.is_empty());
+        managers.set_applied(own, wanted, version, self.writer, !diff.is_empty());
         Ok((out, managers))
     }
 }
@@ -355,17 +356,17 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
     }
     let mut out = Vec::with_capacity(live.len() + applied.len());
     let mut tail = have.iter().peekable();
-    let mut done = HashSet::new();
+    let mut merged = HashSet::new();
     for ((id, v), next) in wanted.iter().zip(next) {
         while let Some((h, o)) = tail.peek() {
             if !is_wanted.contains(h) {
                 out.push((*o).clone());
-            } else if !done.contains(h) && Some(h) == next {
+            } else if !merged.contains(h) && Some(h) == next {
                 break;
             }
             tail.next();
         }
-        done.insert(id);
+        merged.insert(id);
         out.push(match old.get(id) {
             Some(o) => merge(element, o, v, depth + 1),
             None => (*v).clone(),

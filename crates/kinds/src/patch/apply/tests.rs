@@ -31,8 +31,8 @@ fn web(replicas: Option<i64>, containers: Value) -> Value {
 #[test]
 fn merges_conflicts_and_gives_up_fields() {
     let r = deployments();
-    let one = json!([{"name": "c", "image": "i:1"}, {"name": "side", "image": "s"}]);
-    let first = apply(&r, None, &web(Some(2), one), by("a"), false).unwrap();
+    let containers = json!([{"name": "c", "image": "i:1"}, {"name": "side", "image": "s"}]);
+    let first = apply(&r, None, &web(Some(2), containers), by("a"), false).unwrap();
     let set = &first["metadata"]["managedFields"][0]["fieldsV1"];
     assert_eq!(set["f:spec"]["f:replicas"], json!({}));
     assert!(set["f:metadata"].get("f:name").is_none());

@@ -30,11 +30,11 @@ pub(super) fn node(object: &Value, errors: &mut Errors) {
             str_at(t, &["value"]),
             str_at(t, &["effect"]),
         );
-        for why in names::qualified_name(key) {
-            errors.push(FieldError::invalid(format!("{path}.key"), key, why));
+        for detail in names::qualified_name(key) {
+            errors.push(FieldError::invalid(format!("{path}.key"), key, detail));
         }
-        if let Some(why) = names::label_value(value) {
-            errors.push(FieldError::invalid(format!("{path}.value"), value, why));
+        if let Some(detail) = names::label_value(value) {
+            errors.push(FieldError::invalid(format!("{path}.value"), value, detail));
         }
         match effect {
             "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
@@ -181,10 +181,10 @@ pub(super) fn service(object: &Value, errors: &mut Errors) {
     if ports.is_none_or(|p| p.is_empty()) && !headless {
         errors.push(FieldError::required("spec.ports", ""));
     }
-    let many = ports.is_some_and(|p| p.len() > 1);
+    let has_several = ports.is_some_and(|p| p.len() > 1);
     for (i, p) in ports.into_iter().flatten().enumerate() {
         let path = format!("spec.ports[{i}]");
-        if many && str_at(p, &["name"]).is_empty() {
+        if has_several && str_at(p, &["name"]).is_empty() {
             errors.push(FieldError::required(format!("{path}.name"), ""));
         }
         match p.get("port").and_then(Value::as_i64).unwrap_or(0) {

@@ -36,8 +36,12 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
     if !generate.is_empty() && name.is_empty() {
         // The prefix may end in a dash, which the suffix follows.
         let prefix = generate.trim_end_matches('-');
-        if let Some(why) = name_problem(resource, prefix) {
-            errors.push(FieldError::invalid("metadata.generateName", generate, why));
+        if let Some(detail) = name_problem(resource, prefix) {
+            errors.push(FieldError::invalid(
+                "metadata.generateName",
+                generate,
+                detail,
+            ));
         }
     }
     if name.is_empty() {
@@ -47,8 +51,8 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
                 "name or generateName is required",
             ));
         }
-    } else if let Some(why) = name_problem(resource, name) {
-        errors.push(FieldError::invalid("metadata.name", name, why));
+    } else if let Some(detail) = name_problem(resource, name) {
+        errors.push(FieldError::invalid("metadata.name", name, detail));
     }
     let namespace = meta::namespace(object);
     match (resource.namespaced, namespace.is_empty()) {
@@ -58,8 +62,8 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
             "not allowed on this type",
         )),
         (true, false) => {
-            if let Some(why) = names::dns1123_label(namespace) {
-                errors.push(FieldError::invalid("metadata.namespace", namespace, why));
+            if let Some(detail) = names::dns1123_label(namespace) {
+                errors.push(FieldError::invalid("metadata.namespace", namespace, detail));
             }
         }
         (false, true) => {}
@@ -71,11 +75,11 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
         let mut total = 0;
         for (key, v) in annotations {
             total += key.len() + v.as_str().map_or(0, str::len);
-            for why in names::qualified_name(&key.to_lowercase()) {
+            for detail in names::qualified_name(&key.to_lowercase()) {
                 errors.push(FieldError::invalid(
                     "metadata.annotations",
                     key.as_str(),
-                    why,
+                    detail,
                 ));
             }
         }
@@ -93,12 +97,12 @@ pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors)
 /// Validates label keys and values.
 pub(super) fn validate_labels(labels: &Value, path: &str, errors: &mut Errors) {
     for (key, v) in labels.as_object().into_iter().flatten() {
-        for why in names::qualified_name(key) {
-            errors.push(FieldError::invalid(path, key.as_str(), why));
+        for detail in names::qualified_name(key) {
+            errors.push(FieldError::invalid(path, key.as_str(), detail));
         }
         let text = v.as_str().unwrap_or_default();
-        if let Some(why) = names::label_value(text) {
-            errors.push(FieldError::invalid(path, text, why));
+        if let Some(detail) = names::label_value(text) {
+            errors.push(FieldError::invalid(path, text, detail));
         }
     }
 }

@@ -44,11 +44,15 @@ impl Resource {
             }
             Some("status") if self.is("", "pods") => {
                 let node = str_at(new, &["status", "nominatedNodeName"]);
-                if let Some(why) = (!node.is_empty())
+                if let Some(detail) = (!node.is_empty())
                     .then(|| names::dns1123_subdomain(node))
                     .flatten()
                 {
-                    errors.push(FieldError::invalid("status.nominatedNodeName", node, why));
+                    errors.push(FieldError::invalid(
+                        "status.nominatedNodeName",
+                        node,
+                        detail,
+                    ));
                 }
             }
             _ => {}

@@ -65,7 +65,7 @@ fn hostname_override(spec: &Value, path: &str, errors: &mut Errors) {
     };
     let at = format!("{path}.hostnameOverride");
     let set = |key: &str| spec.get(key).and_then(Value::as_bool) == Some(true);
-    for (key, why) in [
+    for (key, detail) in [
         (
             "setHostnameAsFQDN",
             "may not be specified when setHostnameAsFQDN is true",
@@ -76,14 +76,14 @@ fn hostname_override(spec: &Value, path: &str, errors: &mut Errors) {
         ),
     ] {
         if set(key) {
-            errors.push(FieldError::forbidden(at.clone(), why));
+            errors.push(FieldError::forbidden(at.clone(), detail));
         }
     }
     if name.len() > 64 {
         errors.push(FieldError::too_long(at.clone(), 64));
     }
-    if let Some(why) = names::dns1123_subdomain(name) {
-        errors.push(FieldError::invalid(at, name, why));
+    if let Some(detail) = names::dns1123_subdomain(name) {
+        errors.push(FieldError::invalid(at, name, detail));
     }
 }
 
@@ -182,9 +182,9 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
         ("priorityClassName", str_at(spec, &["priorityClassName"])),
     ] {
         if !text.is_empty()
-            && let Some(why) = names::dns1123_subdomain(text)
+            && let Some(detail) = names::dns1123_subdomain(text)
         {
-            errors.push(FieldError::invalid(format!("{path}.{key}"), text, why));
+            errors.push(FieldError::invalid(format!("{path}.{key}"), text, detail));
         }
     }
     hostname_override(spec, path, errors);
@@ -202,8 +202,8 @@ fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
     for (i, gate) in list(spec, "schedulingGates").iter().enumerate() {
         let name = str_at(gate, &["name"]);
         let at = format!("{path}.schedulingGates[{i}]");
-        for why in names::qualified_name(name) {
-            errors.push(FieldError::invalid(&at, name, why));
+        for detail in names::qualified_name(name) {
+            errors.push(FieldError::invalid(&at, name, detail));
         }
         if !observed.insert(name) {
             errors.push(FieldError::duplicate(at, name));
@@ -285,8 +285,8 @@ fn node_term(term: &Value, path: &str, errors: &mut Errors) {
     for (i, e) in list(term, "matchExpressions").iter().enumerate() {
         let at = format!("{path}.matchExpressions[{i}]");
         let key = str_at(e, &["key"]);
-        for why in names::qualified_name(key) {
-            errors.push(FieldError::invalid(format!("{at}.key"), key, why));
+        for detail in names::qualified_name(key) {
+            errors.push(FieldError::invalid(format!("{at}.key"), key, detail));
         }
         let values = list(e, "values");
         match str_at(e, &["operator"]) {
@@ -327,8 +327,8 @@ fn toleration(t: &Value, path: &str, errors: &mut Errors) {
     let key = str_at(t, &["key"]);
     let operator = str_at(t, &["operator"]);
     if !key.is_empty() {
-        for why in names::qualified_name(key) {
-            errors.push(FieldError::invalid(format!("{path}.key"), key, why));
+        for detail in names::qualified_name(key) {
+            errors.push(FieldError::invalid(format!("{path}.key"), key, detail));
         }
     } else if operator != "Exists" {
         errors.push(FieldError::invalid(
@@ -348,8 +348,12 @@ fn toleration(t: &Value, path: &str, errors: &mut Errors) {
     match operator {
         "" | "Equal" => {
             let value = str_at(t, &["value"]);
-            if let Some(why) = names::label_value(value) {
-                errors.push(FieldError::invalid(format!("{path}.operator"), value, why));
+            if let Some(detail) = names::label_value(value) {
+                errors.push(FieldError::invalid(
+                    format!("{path}.operator"),
+                    value,
+                    detail,
+                ));
             }
         }
         "Exists" => {
@@ -378,8 +382,8 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a
         let at = format!("{path}.volumes[{i}]");
         if name.is_empty() {
             errors.push(FieldError::required(format!("{at}.name"), ""));
-        } else if let Some(why) = names::dns1123_label(name) {
-            errors.push(FieldError::invalid(format!("{at}.name"), name, why));
+        } else if let Some(detail) = names::dns1123_label(name) {
+            errors.push(FieldError::invalid(format!("{at}.name"), name, detail));
         } else if observed.contains(name) {
             errors.push(FieldError::duplicate(format!("{at}.name"), name));
         }
@@ -405,8 +409,8 @@ fn container<'a>(
     let name = str_at(c, &["name"]);
     if name.is_empty() {
         errors.push(FieldError::required(format!("{path}.name"), ""));
-    } else if let Some(why) = names::dns1123_label(name) {
-        errors.push(FieldError::invalid(format!("{path}.name"), name, why));
+    } else if let Some(detail) = names::dns1123_label(name) {
+        errors.push(FieldError::invalid(format!("{path}.name"), name, detail));
     } else if seen.contains(name) {
         errors.push(FieldError::duplicate(format!("{path}.name"), name));
     }

@@ -76,8 +76,8 @@ fn scopes(all: &[&str], hard: &[&str], path: &str, given: &Value, errors: &mut E
     for scope in all {
         for resource in hard {
             if NATIVE.contains(resource) && !fits(scope, resource) {
-                let why = "unsupported scope applied to resource";
-                errors.push(FieldError::invalid(path, given.clone(), why));
+                let detail = "unsupported scope applied to resource";
+                errors.push(FieldError::invalid(path, given.clone(), detail));
             }
         }
     }
@@ -173,8 +173,8 @@ pub(super) fn resource_quota(object: &Value, old: Option<&Value>, errors: &mut E
     if let Some(old) = old {
         let as_set = |object| listed(object).into_iter().collect::<BTreeSet<&str>>();
         if as_set(old) != as_set(object) {
-            let why = "field is immutable";
-            errors.push(FieldError::invalid("spec.scopes", given.clone(), why));
+            let detail = "field is immutable";
+            errors.push(FieldError::invalid("spec.scopes", given.clone(), detail));
         }
     }
 }

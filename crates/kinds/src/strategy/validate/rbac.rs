@@ -15,9 +15,9 @@ pub(super) fn role(object: &Value, namespaced: bool, errors: &mut Errors) {
         let at = |field: &str| format!("rules[{i}].{field}");
         let list = |field: &str| rule.get(field).and_then(Value::as_array);
         let has = |field: &str| list(field).is_some_and(|list| !list.is_empty());
-        let mut require = |field: &str, why: &str| {
+        let mut require = |field: &str, detail: &str| {
             if !has(field) {
-                errors.push(FieldError::required(at(field), why));
+                errors.push(FieldError::required(at(field), detail));
             }
         };
         require("verbs", "verbs must contain at least one value");
@@ -33,9 +33,9 @@ pub(super) fn role(object: &Value, namespaced: bool, errors: &mut Errors) {
             );
             continue;
         }
-        let mut invalid = |why: &str| {
+        let mut invalid = |detail: &str| {
             let value = list(paths).cloned().unwrap_or_default();
-            errors.push(FieldError::invalid(at(paths), value, why));
+            errors.push(FieldError::invalid(at(paths), value, detail));
         };
         if namespaced {
             invalid("namespaced rules cannot apply to non-resource URLs");
@@ -124,8 +124,8 @@ fn subject(subject: &Value, path: &str, namespaced: bool, errors: &mut Errors) {
 fn name(path: &str, name: &str, check: fn(&str) -> Option<String>, errors: &mut Errors) {
     if name.is_empty() {
         errors.push(FieldError::required(path, ""));
-    } else if let Some(why) = check(name) {
-        errors.push(FieldError::invalid(path, name, why));
+    } else if let Some(detail) = check(name) {
+        errors.push(FieldError::invalid(path, name, detail));
     }
 }
 

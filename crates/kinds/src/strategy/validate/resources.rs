@@ -72,8 +72,8 @@ pub(super) fn validate_quantity(name: &str, value: &Value, path: &str, errors: &
 pub(super) fn validate_list(list: Option<&Value>, path: &str, errors: &mut Errors) {
     for (name, v) in list.and_then(Value::as_object).into_iter().flatten() {
         let at = format!("{path}[{name}]");
-        for why in names::qualified_name(name) {
-            errors.push(FieldError::invalid(&at, name.as_str(), why));
+        for detail in names::qualified_name(name) {
+            errors.push(FieldError::invalid(&at, name.as_str(), detail));
         }
         validate_quantity(name, v, &at, errors);
     }
@@ -93,8 +93,8 @@ pub(super) fn validate(resources: &Value, path: &str, errors: &mut Errors) {
     for (kind, list) in [("limits", limits), ("requests", requests)] {
         for (name, v) in list {
             let at = format!("{path}.{kind}[{name}]");
-            for why in name_problems(name) {
-                errors.push(FieldError::invalid(&at, name.as_str(), why));
+            for detail in name_problems(name) {
+                errors.push(FieldError::invalid(&at, name.as_str(), detail));
             }
             validate_quantity(name, v, &at, errors);
         }
@@ -109,7 +109,7 @@ pub(super) fn validate(resources: &Value, path: &str, errors: &mut Errors) {
                     continue;
                 };
                 let overcommit = is_native(name) && !is_huge_page(name);
-                let why = if !overcommit && request != limit {
+                let detail = if !overcommit && request != limit {
                     format!("must be equal to {name} limit of {limit}")
                 } else if request > limit {
                     format!("must be less than or equal to {name} limit of {limit}")
@@ -119,7 +119,7 @@ pub(super) fn validate(resources: &Value, path: &str, errors: &mut Errors) {
                 errors.push(FieldError::invalid(
                     format!("{path}.requests"),
                     request.to_string(),
-                    why,
+                    detail,
                 ));
             }
             None if !is_native(name) || is_huge_page(name) => {

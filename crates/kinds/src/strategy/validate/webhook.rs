@@ -40,11 +40,11 @@ fn webhook(hook: &Value, path: &str, errors: &mut Errors) {
     let name = str_at(hook, &["name"]);
     if name.is_empty() {
         errors.push(FieldError::required(at("name"), ""));
-    } else if let Some(why) = names::dns1123_subdomain(name) {
-        errors.push(FieldError::invalid(at("name"), name, why));
+    } else if let Some(detail) = names::dns1123_subdomain(name) {
+        errors.push(FieldError::invalid(at("name"), name, detail));
     } else if name.split('.').count() < 3 {
-        let why = "should be a domain with at least three segments separated by dots";
-        errors.push(FieldError::invalid(at("name"), name, why));
+        let detail = "should be a domain with at least three segments separated by dots";
+        errors.push(FieldError::invalid(at("name"), name, detail));
     }
     let rules = hook.get("rules").and_then(Value::as_array);
     for (i, r) in rules.into_iter().flatten().enumerate() {
@@ -58,8 +58,8 @@ fn webhook(hook: &Value, path: &str, errors: &mut Errors) {
     ] {
         match hook.get(key).and_then(Value::as_str) {
             None if key == "sideEffects" => {
-                let why = "must specify one of None, NoneOnDryRun";
-                errors.push(FieldError::required(at(key), why));
+                let detail = "must specify one of None, NoneOnDryRun";
+                errors.push(FieldError::required(at(key), detail));
             }
             Some(given) if !supported.contains(&given) => {
                 errors.push(FieldError::not_supported(at(key), given, supported));
@@ -70,8 +70,8 @@ fn webhook(hook: &Value, path: &str, errors: &mut Errors) {
     if let Some(seconds) = hook.get("timeoutSeconds").and_then(Value::as_i64)
         && !(1..=30).contains(&seconds)
     {
-        let why = "the timeout value must be between 1 and 30 seconds";
-        errors.push(FieldError::invalid(at("timeoutSeconds"), seconds, why));
+        let detail = "the timeout value must be between 1 and 30 seconds";
+        errors.push(FieldError::invalid(at("timeoutSeconds"), seconds, detail));
     }
     for key in ["namespaceSelector", "objectSelector"] {
         if let Some(selector) = hook.get(key).filter(|s| !s.is_null())
@@ -102,13 +102,13 @@ fn review_versions(hook: &Value, path: &str, errors: &mut Errors) {
         let at = format!("{path}[{i}]");
         if !observed.insert(version) {
             errors.push(FieldError::invalid(at, *version, "duplicate version"));
-        } else if let Some(why) = names::dns1035_label(version) {
-            errors.push(FieldError::invalid(at, *version, why));
+        } else if let Some(detail) = names::dns1035_label(version) {
+            errors.push(FieldError::invalid(at, *version, detail));
         }
     }
     if !versions.iter().any(|v| REVIEW_VERSIONS.contains(v)) {
-        let why = "must include at least one of v1, v1beta1";
-        errors.push(FieldError::invalid(path, versions, why));
+        let detail = "must include at least one of v1, v1beta1";
+        errors.push(FieldError::invalid(path, versions, detail));
     }
 }
 
@@ -120,14 +120,15 @@ fn client_config(hook: &Value, path: &str, errors: &mut Errors) {
         (Some(url), None) => check_url(url, &format!("{path}.url"), errors),
         (None, Some(service)) => check_service(service, &format!("{path}.service"), errors),
         _ => {
-            let why = "exactly one of url or service is required";
-            errors.push(FieldError::required(path, why));
+            let detail = "exactly one of url or service is required";
+            errors.push(FieldError::required(path, detail));
         }
     }
 }
 
 fn check_url(url: &str, path: &str, errors: &mut Errors) {
-    let mut bad = |value: &str, why: String| errors.push(FieldError::invalid(path, value, why));
+    let mut bad =
+        |value: &str, detail: String| errors.push(FieldError::invalid(path, value, detail));
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if scheme != "https" {
         bad(
@@ -144,13 +145,13 @@ fn check_url(url: &str, path: &str, errors: &mut Errors) {
     } else if http::Uri::try_from(url).is_err() {
         bad(url, format!("url must be a valid URL{URL_FORM}"));
     }
-    for (part, why) in [
+    for (part, detail) in [
         (user, "user information is not permitted in the URL"),
         (fragment, "fragments are not permitted in the URL"),
         (query, "query parameters are not permitted in the URL"),
     ] {
         if !part.is_empty() {
-            bad(part, why.to_owned());
+            bad(part, detail.to_owned());
         }
     }
 }
@@ -163,26 +164,26 @@ fn check_service(service: &Value, path: &str, errors: &mut Errors) {
     }
     let port = service.get("port").and_then(Value::as_i64).unwrap_or(443);
     if !(1..=65535).contains(&port) {
-        let why = "port is not valid: must be between 1 and 65535, inclusive";
-        errors.push(FieldError::invalid(format!("{path}.port"), port, why));
+        let detail = "port is not valid: must be between 1 and 65535, inclusive";
+        errors.push(FieldError::invalid(format!("{path}.port"), port, detail));
     }
-    let given = str_at(service, &["path"]);
-    if given.is_empty() || given == "/" {
+    let url_path = str_at(service, &["path"]);
+    if url_path.is_empty() || url_path == "/" {
         return;
     }
     let at = format!("{path}.path");
-    let Some(steps) = given.strip_prefix('/') else {
-        errors.push(FieldError::invalid(at, given, "must start with a '/'"));
+    let Some(steps) = url_path.strip_prefix('/') else {
+        errors.push(FieldError::invalid(at, url_path, "must start with a '/'"));
         return;
     };
     let steps = steps.strip_suffix('/').unwrap_or(steps);
     for (i, step) in steps.split('/').enumerate() {
         if step.is_empty() {
-            let why = format!("segment[{i}] may not be empty");
-            errors.push(FieldError::invalid(at.as_str(), given, why));
-        } else if let Some(why) = names::dns1123_subdomain(step) {
-            let why = format!("segment[{i}]: {why}");
-            errors.push(FieldError::invalid(at.as_str(), given, why));
+            let detail = format!("segment[{i}] may not be empty");
+            errors.push(FieldError::invalid(at.as_str(), url_path, detail));
+        } else if let Some(detail) = names::dns1123_subdomain(step) {
+            let detail = format!("segment[{i}]: {detail}");
+            errors.push(FieldError::invalid(at.as_str(), url_path, detail));
         }
     }
 }
@@ -199,8 +200,8 @@ fn rule(rule: &Value, path: &str, errors: &mut Errors) {
             errors.push(FieldError::required(at(key), ""));
         }
         if provided.len() > 1 && provided.contains(&"*") {
-            let why = format!("if '*' is present, must not specify other {what}");
-            errors.push(FieldError::invalid(at(key), provided.clone(), why));
+            let detail = format!("if '*' is present, must not specify other {what}");
+            errors.push(FieldError::invalid(at(key), provided.clone(), detail));
         }
         for (i, item) in provided.iter().enumerate() {
             let at = format!("{}[{i}]", at(key));
@@ -222,12 +223,12 @@ fn rule(rule: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-fn resources(given: &[&str], path: &str, errors: &mut Errors) {
-    if given.is_empty() {
+fn resources(patterns: &[&str], path: &str, errors: &mut Errors) {
+    if patterns.is_empty() {
         errors.push(FieldError::required(path, ""));
     }
     let (mut with_all_subs, mut of_all) = (BTreeSet::new(), BTreeSet::new());
-    for (i, item) in given.iter().enumerate() {
+    for (i, item) in patterns.iter().enumerate() {
         let at = format!("{path}[{i}]");
         if item.is_empty() {
             errors.push(FieldError::required(at, ""));
@@ -241,8 +242,8 @@ fn resources(given: &[&str], path: &str, errors: &mut Errors) {
             (of_all.contains(sub), format!("*/{sub}")),
         ] {
             if covered {
-                let why = format!("if '{by}' is present, must not specify {item}");
-                errors.push(FieldError::invalid(at.as_str(), *item, why));
+                let detail = format!("if '{by}' is present, must not specify {item}");
+                errors.push(FieldError::invalid(at.as_str(), *item, detail));
             }
         }
         if sub == "*" {
@@ -252,14 +253,16 @@ fn resources(given: &[&str], path: &str, errors: &mut Errors) {
             of_all.insert(sub);
         }
     }
-    if given.len() > 1 && given.contains(&"*/*") {
-        let why = "if '*/*' is present, must not specify other resources";
-        errors.push(FieldError::invalid(path, given.to_vec(), why));
+    if patterns.len() > 1 && patterns.contains(&"*/*") {
+        let detail = "if '*/*' is present, must not specify other resources";
+        errors.push(FieldError::invalid(path, patterns.to_vec(), detail));
     }
-    let plain = given.iter().any(|item| *item != "*" && !item.contains('/'));
-    if given.contains(&"*") && plain {
-        let why = "if '*' is present, must not specify other resources without subresources";
-        errors.push(FieldError::invalid(path, given.to_vec(), why));
+    let plain = patterns
+        .iter()
+        .any(|item| *item != "*" && !item.contains('/'));
+    if patterns.contains(&"*") && plain {
+        let detail = "if '*' is present, must not specify other resources without subresources";
+        errors.push(FieldError::invalid(path, patterns.to_vec(), detail));
     }
 }
 

@@ -193,15 +193,15 @@ pub(super) fn cron_job(object: &Value, errors: &mut Errors) {
         ));
     }
     if let Some(zone) = meta::at(object, &["spec", "timeZone"]).and_then(Value::as_str) {
-        let why = match zone {
+        let detail = match zone {
             "" => Some("timeZone must be nil or non-empty string".to_owned()),
             _ if jiff::tz::TimeZone::get(zone).is_err() => {
                 Some(format!("unknown time zone {zone}"))
             }
             _ => None,
         };
-        if let Some(why) = why {
-            errors.push(FieldError::invalid("spec.timeZone", zone, why));
+        if let Some(detail) = detail {
+            errors.push(FieldError::invalid("spec.timeZone", zone, detail));
         }
     }
     let policy = str_at(object, &["spec", "concurrencyPolicy"]);
