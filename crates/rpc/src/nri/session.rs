@@ -35,7 +35,7 @@ const PARTS: usize = 100_000;
 pub(super) struct Session<H> {
     handler: Arc<H>,
     busy: Arc<Semaphore>,
-    wanted: Vec<Event>,
+    subscribed: Vec<Event>,
     /// The runtime's timeout, which it sends with the configuration.
     limit: Mutex<Duration>,
     /// Parts of the synchronization received so far.
@@ -44,11 +44,11 @@ pub(super) struct Session<H> {
 }
 
 impl<H: Handler> Session<H> {
-    pub(super) fn new(handler: Arc<H>, busy: Arc<Semaphore>, wanted: Vec<Event>) -> Session<H> {
+    pub(super) fn new(handler: Arc<H>, busy: Arc<Semaphore>, subscribed: Vec<Event>) -> Session<H> {
         Session {
             handler,
             busy,
-            wanted,
+            subscribed,
             limit: Mutex::new(REQUEST),
             parts: Mutex::default(),
             synchronized: CancellationToken::new(),
@@ -96,7 +96,7 @@ impl<H: Handler> Session<H> {
         match answer {
             Ok(answer) => answer
                 .map(Some)
-                .map_err(|why| Status::new(Code::Unknown, why)),
+                .map_err(|message| Status::new(Code::Unknown, message)),
             Err(_) => Ok(None),
         }
     }
@@ -136,13 +136,15 @@ impl<H: Handler> Plugin for Session<H> {
         if let Ok(limit @ 1..) = u64::try_from(request.request_timeout) {
             *self.limit.lock() = Duration::from_millis(limit);
         }
-        let wanted = self.handler.configure(&request.config, self.wanted.clone());
-        let wanted = wanted.map_err(|why| Status::new(Code::InvalidArgument, why))?;
-        let events = events::mask(&wanted) & events::supported(&request);
+        let requested = self
+            .handler
+            .configure(&request.config, self.subscribed.clone());
+        let requested = requested.map_err(|message| Status::new(Code::InvalidArgument, message))?;
+        let events = events::mask(&requested) & events::supported(&request);
         if events == 0 {
             // A mask of zero would subscribe to all events.
-            let why = format!("none of the events {wanted:?} is known to this runtime");
-            return Err(Status::new(Code::FailedPrecondition, why));
+            let message = format!("none of the events {requested:?} is known to this runtime");
+            return Err(Status::new(Code::FailedPrecondition, message));
         }
         Ok(ConfigureResponse {
             events,
@@ -161,8 +163,8 @@ impl<H: Handler> Plugin for Session<H> {
             parts.1.extend(request.containers);
             if parts.0.len() + parts.1.len() > PARTS {
                 *parts = Default::default();
-                let why = format!("more than {PARTS} pods and containers in a synchronization");
-                return Err(Status::new(Code::ResourceExhausted, why));
+                let message = format!("more than {PARTS} pods and containers in a synchronization");
+                return Err(Status::new(Code::ResourceExhausted, message));
             }
             if request.more {
                 // With any other response the runtime assumes that the plugin does not support parts.

@@ -39,9 +39,9 @@ pub trait Handler: Send + Sync + 'static {
     /// # Errors
     ///
     /// Returns an error for an invalid configuration; the runtime then drops the plugin.
-    fn configure(&self, configuration: &str, wanted: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn configure(&self, configuration: &str, events: Vec<Event>) -> Result<Vec<Event>, String> {
         let _ = configuration;
-        Ok(wanted)
+        Ok(events)
     }
 
     /// Receives all existing pods and containers after each connection; the result updates containers.
@@ -51,7 +51,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns why it must not be created.
+    /// The reason why it must not be created.
     fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String>;
 
     /// Handles a container whose resources are about to change to `requested`. An update without an id is for
@@ -59,7 +59,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns why they must not change.
+    /// The reason why they must not change.
     fn update(
         &self,
         pod: &PodSandbox,
@@ -71,7 +71,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns why it must not happen.
+    /// The reason why it must not happen.
     fn event(
         &self,
         event: Event,
@@ -260,19 +260,19 @@ impl<H: Handler> Stub<H> {
                     self.runtime.send_replace(None);
                     return;
                 }
-                ended = Box::pin(self.once()) => ended,
+                ended = Box::pin(self.run_connection()) => ended,
             };
             self.runtime.send_replace(None);
-            let why = match ended {
-                ConnectionEnd::Up(why) => {
+            let reason = match ended {
+                ConnectionEnd::Up(reason) => {
                     delay = self.settings.retry;
-                    why
+                    reason
                 }
-                ConnectionEnd::Down(why) => why,
+                ConnectionEnd::Down(reason) => reason,
             };
             // Random jitter, so that the plugins of a restarted runtime do not all reconnect at once.
             let wait = delay.mul_f64(1.0 + fastrand::f64() / 10.0);
-            self.handler.observe(&StubEvent::Lost(why, wait));
+            self.handler.observe(&StubEvent::Lost(reason, wait));
             if matches!(self.settings.socket, Socket::Inherited(_)) {
                 return;
             }
@@ -295,7 +295,7 @@ impl<H: Handler> Stub<H> {
         }
     }
 
-    async fn once(&self) -> ConnectionEnd {
+    async fn run_connection(&self) -> ConnectionEnd {
         let stream = match self.dial().await {
             Ok(stream) => stream,
             Err(error) => return ConnectionEnd::Down(error.to_string()),
@@ -311,27 +311,27 @@ impl<H: Handler> Stub<H> {
             .accepting(REQUEST_LIMIT)
             .with(PluginServer(Arc::clone(&session)));
         let up = Mutex::new(false);
-        let why = tokio::select! {
-            why = mux.closed() => why.unwrap_or_else(|| "the runtime closed the connection".to_owned()),
+        let reason = tokio::select! {
+            reason = mux.closed() => reason.unwrap_or_else(|| "the runtime closed the connection".to_owned()),
             result = server.serve(plugin) => match result {
                 Ok(()) => "the runtime closed the connection".to_owned(),
                 Err(error) => error.to_string(),
             },
-            why = self.talk(&runtime, &session, &up) => why,
+            reason = self.register(&runtime, &session, &up) => reason,
         };
         self.runtime.send_replace(None);
         drop((server, session, runtime));
         mux.close().await;
         if up.into_inner() {
-            ConnectionEnd::Up(why)
+            ConnectionEnd::Up(reason)
         } else {
-            ConnectionEnd::Down(why)
+            ConnectionEnd::Down(reason)
         }
     }
 
     /// Registers and waits for the synchronization; returns the error if the runtime fails to complete
     /// either.
-    async fn talk(
+    async fn register(
         &self,
         runtime: &RuntimeClient,
         session: &Session<H>,

@@ -168,7 +168,7 @@ impl Client {
             permit = shared.queue.reserve() => permit.map_err(|_| shared.close_error())?,
             () = shared.closed.cancelled() => return Err(shared.close_error()),
         };
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let stream = {
             // One lock for both, so that stream ids increase on the wire.
             let mut calls = shared.calls.lock();
@@ -179,12 +179,12 @@ impl Client {
                 return Err(Error::closed("all streams of the connection are used up"));
             };
             calls.next = stream.checked_add(2);
-            calls.waiting.insert(stream, tell);
+            calls.waiting.insert(stream, sender);
             permit.send((stream, request));
             stream
         };
         let _guard = PendingCallGuard { shared, stream };
-        told.await.map_err(|_| shared.close_error())
+        receiver.await.map_err(|_| shared.close_error())
     }
 
     /// Waits until the connection is closed by either side.
@@ -224,8 +224,8 @@ impl Shared {
             calls.ended.get_or_insert_with(|| error.clone());
             std::mem::take(&mut calls.waiting)
         };
-        for (_, tell) in waiting {
-            let _ = tell.send(CallResult::Closed(error.clone()));
+        for (_, sender) in waiting {
+            let _ = sender.send(CallResult::Closed(error.clone()));
         }
         self.closed.cancel();
     }
@@ -234,7 +234,7 @@ impl Shared {
         let waiting = self.calls.lock().waiting.remove(&header.stream);
         match waiting {
             // The caller may have given up in between.
-            Some(tell) => drop(tell.send(outcome)),
+            Some(sender) => drop(sender.send(outcome)),
             None => tracing::debug!(
                 stream = header.stream,
                 "dropping ttrpc response without a waiting caller"
@@ -281,10 +281,10 @@ async fn run(
             }
         }
     };
-    let why = tokio::select! {
-        why = writing => why,
-        why = reading => why,
+    let error = tokio::select! {
+        error = writing => error,
+        error = reading => error,
         () = shared.closed.cancelled() => Error::closed("by us"),
     };
-    shared.end(why);
+    shared.end(error);
 }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 /// A handler that sets the current quota for every container and records its calls.
 struct Quota {
     quota: AtomicI64,
-    told: mpsc::UnboundedSender<String>,
+    reports: mpsc::UnboundedSender<String>,
 }
 
 impl Quota {
@@ -49,7 +49,7 @@ impl Quota {
     }
 
     fn record(&self, text: String) {
-        let _ = self.told.send(text);
+        let _ = self.reports.send(text);
     }
 }
 
@@ -124,8 +124,8 @@ fn file(group: &str, id: &str, controller: &str, name: &str) -> i64 {
 }
 
 /// Waits for this message; ignores earlier ones.
-async fn until(told: &mut mpsc::UnboundedReceiver<String>, expected: &str) {
-    let waiting = async { while told.recv().await.expect("the stub runs") != expected {} };
+async fn until(reports: &mut mpsc::UnboundedReceiver<String>, expected: &str) {
+    let waiting = async { while reports.recv().await.expect("the stub runs") != expected {} };
     let limit = Duration::from_secs(120);
     assert!(
         tokio::time::timeout(limit, waiting).await.is_ok(),
@@ -172,10 +172,10 @@ async fn containerd_containers_are_adjusted_before_start() {
     groups = Groups::new(&format!("koord-rpc-{}", std::process::id())).unwrap();
     let group = groups.path().as_str().to_owned();
 
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (sender, mut reports) = mpsc::unbounded_channel();
     let handler = Arc::new(Quota {
         quota: AtomicI64::new(50_000),
-        told: tell,
+        reports: sender,
     });
     let events = ["RunPodSandbox,CreateContainer,UpdateContainer"];
     let mut settings = Settings::new("koord-test", "00", events_named(events).unwrap());
@@ -184,7 +184,7 @@ async fn containerd_containers_are_adjusted_before_start() {
     let (stop, running) = (CancellationToken::new(), Arc::clone(&stub));
     let until_stop = stop.clone();
     let running = tokio::spawn(async move { running.run(until_stop).await });
-    until(&mut told, "connected").await;
+    until(&mut reports, "connected").await;
 
     let mut runtime = RuntimeServiceClient::new(connect(containerd.socket()))
         .max_decoding_message_size(MESSAGE_LIMIT);
@@ -199,7 +199,7 @@ async fn containerd_containers_are_adjusted_before_start() {
         .unwrap()
         .into_inner()
         .pod_sandbox_id;
-    until(&mut told, "RunPodSandbox web").await;
+    until(&mut reports, "RunPodSandbox web").await;
     let request = cri::CreateContainerRequest {
         pod_sandbox_id: pod.clone(),
         config: Some(cri::ContainerConfig {
@@ -229,7 +229,7 @@ async fn containerd_containers_are_adjusted_before_start() {
         .unwrap()
         .into_inner()
         .container_id;
-    until(&mut told, "create web main").await;
+    until(&mut reports, "create web main").await;
     let request = cri::StartContainerRequest {
         container_id: id.clone(),
     };
@@ -267,7 +267,7 @@ async fn containerd_containers_are_adjusted_before_start() {
         ..Default::default()
     };
     runtime.update_container_resources(request).await.unwrap();
-    until(&mut told, "update Some(30000)").await;
+    until(&mut reports, "update Some(30000)").await;
     assert_eq!((cpu("cpu.cfs_quota_us"), cpu("cpu.shares")), (70_000, 512));
 
     // Outside of any event.
@@ -286,10 +286,10 @@ async fn containerd_containers_are_adjusted_before_start() {
     // After a restart the plugin receives the running containers.
     handler.quota.store(40_000, Ordering::SeqCst);
     containerd.kill();
-    until(&mut told, "lost").await;
+    until(&mut reports, "lost").await;
     containerd.start_again();
-    until(&mut told, "synchronize 1 1").await;
-    until(&mut told, "connected").await;
+    until(&mut reports, "synchronize 1 1").await;
+    until(&mut reports, "connected").await;
     // The runtime applies the response after receiving it, at an unknown time.
     let quota = format!("/sys/fs/cgroup/cpu/{group}/{id}/cpu.cfs_quota_us");
     eventually("quota in the container's group", async || {

@@ -137,14 +137,14 @@ proptest! {
         let bytes = Bytes::from(bytes);
         let mut buffer = BytesMut::from(&bytes[..]);
         let mut decoder = Decoder::new(100);
-        let mut taken = 0;
+        let mut frames = 0;
         while let Some(frame) = decoder.next(&mut buffer) {
             if let Frame::Message(header, message) = &frame {
                 prop_assert!(message.len() == header.length as usize && message.len() <= 100);
             }
-            taken += 1;
+            frames += 1;
         }
-        prop_assert!(taken * 10 <= bytes.len());
+        prop_assert!(frames * 10 <= bytes.len());
         let mut buffer = BytesMut::from(&bytes[..]);
         let mut decoder = mux::ChannelDecoder::default();
         while let Ok(Some((_, piece))) = decoder.next(&mut buffer) {

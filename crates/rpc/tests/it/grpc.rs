@@ -90,9 +90,9 @@ impl Serving {
 fn serve(socket: &Path) -> Serving {
     let listener = listen(socket).unwrap();
     let server = tonic::transport::Server::builder().add_service(service());
-    let (end, told) = oneshot::channel();
+    let (end, ended) = oneshot::channel();
     let task = tokio::spawn(async move {
-        let stopped = async { drop(told.await) };
+        let stopped = async { drop(ended.await) };
         server
             .serve_with_incoming_shutdown(incoming(listener), stopped)
             .await

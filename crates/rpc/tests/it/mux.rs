@@ -34,14 +34,17 @@ async fn both_sides_call_over_one_connection() {
     let runtime_server = Server::default().with(Echo("runtime"));
     tokio::spawn(async move { runtime_server.serve(of_runtime).await });
     let (to_plugin, to_runtime) = (Client::new(to_plugin), Client::new(runtime));
-    let many = |client: Client, service: &'static str| async move {
+    let call_all = |client: Client, service: &'static str| async move {
         for size in [0, 10, 4086, 4087, 5000, 60_000, (4 << 20) - 64] {
             let (sent, options) = (text(size), Options::default());
             let answer: Text = client.call(service, "Echo", &sent, &options).await.unwrap();
             assert!(answer == sent, "{size}");
         }
     };
-    tokio::join!(many(to_plugin, "plugin"), many(to_runtime, "runtime"));
+    tokio::join!(
+        call_all(to_plugin, "plugin"),
+        call_all(to_runtime, "runtime")
+    );
 }
 
 /// Returns the bytes of calls on the wire, as frames of the channel.
@@ -129,8 +132,8 @@ async fn unread_channel_ends_the_connection() {
         sent += large.len();
         assert!(sent <= UNREAD_LIMIT, "{sent}");
     }
-    let why = mux.closed().await.unwrap();
-    assert!(why.contains("of channel 1 were not read"), "{why}");
+    let error = mux.closed().await.unwrap();
+    assert!(error.contains("of channel 1 were not read"), "{error}");
     let error = other.read(&mut [0]).await.unwrap_err();
     assert!(error.to_string().contains("channel 1"), "{error}");
     assert!(other.write_all(b"x").await.is_err());
@@ -148,8 +151,8 @@ async fn end_of_connection_ends_its_channels() {
     let (mut peer, far) = duplex(1 << 16);
     let (mux, [mut one]) = Mux::open(far, [1]);
     peer.write_all(&frame::header(1, u32::MAX)).await.unwrap();
-    let why = mux.closed().await.unwrap();
-    assert!(why.contains("4294967295 bytes for channel 1"), "{why}");
+    let error = mux.closed().await.unwrap();
+    assert!(error.contains("4294967295 bytes for channel 1"), "{error}");
     assert!(one.read(&mut [0]).await.is_err());
     assert_eq!(peer.read(&mut [0]).await.unwrap(), 0);
 }

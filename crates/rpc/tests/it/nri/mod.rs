@@ -180,7 +180,7 @@ impl Fixture {
 
     async fn lost(&mut self) -> (String, Duration) {
         match self.link().await {
-            StubEvent::Lost(why, wait) => (why, wait),
+            StubEvent::Lost(reason, wait) => (reason, wait),
             other => panic!("{other:?}"),
         }
     }
@@ -329,8 +329,8 @@ async fn both_forms_of_an_event_are_one() {
             };
             peer.call::<nri::Empty>($name, &request).await.unwrap();
             assert_eq!(fixture.calls.recv().await.unwrap(), old);
-            let whose = if change.container.is_some() { "c" } else { "-" };
-            assert_eq!(old, format!("{:?} p {whose}", Event::$event));
+            let container = if change.container.is_some() { "c" } else { "-" };
+            assert_eq!(old, format!("{:?} p {container}", Event::$event));
         })*};
     }
     #[allow(
@@ -470,8 +470,8 @@ async fn containers_are_updated_outside_of_events() {
 async fn lost_connection_is_replaced_by_exactly_one() {
     let mut fixture = run(|settings| settings.retry_limit = Duration::from_secs(6));
     // There is no runtime at first.
-    let (why, wait) = fixture.lost().await;
-    assert!(why.contains("nri.sock"), "{why}");
+    let (reason, wait) = fixture.lost().await;
+    assert!(reason.contains("nri.sock"), "{reason}");
     assert_between(wait, 1.0);
     let listener = UnixListener::bind(&fixture.socket).unwrap();
     let mut peer = Peer::new(listener.accept().await.unwrap().0);
@@ -507,8 +507,8 @@ async fn lost_connection_is_replaced_by_exactly_one() {
             _ => peer.io.write_all(&[0xff; 100]).await.unwrap(),
         }
         // The plugin has disconnected before it reports that, and so before it reconnects.
-        let (why, wait) = fixture.lost().await;
-        assert!(why.contains(expected), "{at}: {why}");
+        let (reason, wait) = fixture.lost().await;
+        assert!(reason.contains(expected), "{at}: {reason}");
         assert_between(wait, seconds);
         while peer.io.try_read(&mut [0; 4096]).unwrap_or(0) > 0 {}
         peer.ends().await;

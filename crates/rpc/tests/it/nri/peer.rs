@@ -45,16 +45,16 @@ impl Peer {
     async fn message(&mut self, channel: u32) -> Vec<u8> {
         loop {
             let frames = self.frames.entry(channel).or_default();
-            let came = frames.concat();
-            if let Some(length) = came.first_chunk::<4>() {
+            let received = frames.concat();
+            if let Some(length) = received.first_chunk::<4>() {
                 let length = 10 + u32::from_be_bytes(*length) as usize;
-                assert!(came.len() <= length, "one call at a time");
-                if came.len() == length {
+                assert!(received.len() <= length, "one call at a time");
+                if received.len() == length {
                     let frames = std::mem::take(frames);
                     GoReader::new(frames)
                         .messages()
                         .expect("containerd can read it");
-                    return came;
+                    return received;
                 }
             }
             let sender = self.io.read_u32().await.unwrap();
