@@ -214,6 +214,7 @@ fn sub(
     }
 }
 
+/// Returns the resource of a table row, with its subresources.
 fn build(row: &Row) -> Resource {
     let own = (row.group, row.version, row.kind);
     let mut subresources = Vec::new();

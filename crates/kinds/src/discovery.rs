@@ -92,6 +92,7 @@ pub fn aggregated(registry: &Registry, core: bool, version: &str) -> Value {
     })
 }
 
+/// Returns the entry of a resource in the aggregated discovery document.
 fn aggregated_resource(r: &Resource) -> Value {
     let mut out = json!({
         "resource": &*r.plural,

@@ -96,6 +96,7 @@ impl Path {
     }
 }
 
+/// Returns the values that one step of a path selects from `value`.
 fn take<'a>(step: &PathStep, value: &'a Value) -> Vec<&'a Value> {
     match (step, value) {
         (PathStep::Key(key), Value::Object(map)) => map.get(key).into_iter().collect(),
@@ -170,6 +171,7 @@ fn unquote(text: &str) -> Option<&str> {
     None
 }
 
+/// Parses the content of `[…]`: a wildcard, a quoted key, a filter or an index.
 fn bracket(inner: &str) -> Result<PathStep, String> {
     let inner = inner.trim();
     if inner == "*" {

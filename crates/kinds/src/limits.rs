@@ -190,6 +190,7 @@ fn minimum(
     }
 }
 
+/// Checks requests and limits against the bounds of one LimitRange item.
 fn bounds(item: &Value, requests: &ResourceList, limits: &ResourceList, errors: &mut Vec<String>) {
     let kind = kind(item);
     for (name, least) in list(item.get("min")) {

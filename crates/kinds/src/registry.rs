@@ -11,8 +11,8 @@ use super::status::FieldError;
 use super::{builtin, crd};
 use crate::TableId;
 
-/// Registry of all resources of the server: built-in ones and those of installed custom resource definitions. Clones
-/// share one set; readers never block.
+/// Registry of all resources of the server: built-in ones and those of installed custom resource definitions.
+/// Clones share one set; readers never block.
 #[derive(Debug, Clone)]
 pub struct Registry {
     state: Arc<ArcSwap<State>>,

@@ -63,6 +63,7 @@ pub enum Error {
     },
 }
 
+/// Runs the node until shutdown: cleans up after an earlier run, starts the services and dispatches pods.
 pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
     let root = match &options.root {
         Some(root) => root.clone(),
@@ -387,6 +388,8 @@ async fn report(
     }
 }
 
+/// Creates or updates the Node, and writes its status if it is due or a condition differs. Returns whether
+/// the status was written.
 async fn report_once(
     shared: &Shared,
     machine: &Machine,
@@ -463,6 +466,7 @@ struct Pods {
     inboxes: FxHashMap<String, (Arc<Pod>, mpsc::UnboundedSender<Command>)>,
 }
 
+/// Sends changes of the node's pods to their tasks until shutdown, then stops the tasks.
 async fn dispatch(shared: &Arc<Shared>, runner: &Arc<dyn Runner>, ctx: &Context) {
     let scope = Scope {
         fields: Some(format!("spec.nodeName={}", shared.options.node_name)),

@@ -145,6 +145,7 @@ pub fn invocation(
     })
 }
 
+/// Returns `env` extended by the container's own variables.
 fn environment(
     pod: &Pod,
     container: &Container,
@@ -176,6 +177,7 @@ fn environment(
     Ok(env)
 }
 
+/// Returns the value of a variable, with references to earlier variables replaced.
 fn value_of(
     pod: &Pod,
     container: &Container,

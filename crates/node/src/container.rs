@@ -173,6 +173,7 @@ async fn start(shared: &Arc<Shared>, spec: ContainerSpec<'_>) -> Result<Started,
     Ok(Started { live, exit, ip })
 }
 
+/// Waits for the main process, kills what it leaves behind, and returns its result.
 async fn wait_for_exit(
     shared: Arc<Shared>,
     id: String,

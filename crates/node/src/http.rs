@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for which results of token and access reviews are cached: the kubelet's defaults for tokens and refusals;
-/// permissions use the TTL of tokens.
+/// Time for which results of token and access reviews are cached: the kubelet's defaults for tokens and
+/// refusals; permissions use the TTL of tokens.
 const TOKEN_TTL: Duration = Duration::from_secs(120);
 const REFUSED_TTL: Duration = Duration::from_secs(30);
 
@@ -93,6 +93,7 @@ struct LogQuery {
     previous: bool,
 }
 
+/// Serves a container's log.
 async fn logs(
     State(shared): State<Arc<Shared>>,
     Path((namespace, pod, container)): Path<(String, String, String)>,

@@ -292,6 +292,7 @@ pub fn step(policy: RestartPolicy, records: &[Record], backoff: &Backoff, now: T
     step
 }
 
+/// Adds to `step` the start of a container, or its wait, if it is to run.
 fn consider(
     step: &mut Step,
     policy: RestartPolicy,

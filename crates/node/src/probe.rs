@@ -122,6 +122,7 @@ fn spec(kind: ProbeKind, probe: &Probe, container: &Container, ip: &str) -> Resu
     })
 }
 
+/// Returns the check of a probe; the error is a sentence that names the field.
 fn action(probe: &Probe, container: &Container, ip: &str) -> Result<Action, String> {
     if let Some(exec) = &probe.exec {
         let command = exec.command.clone().unwrap_or_default();
@@ -174,6 +175,7 @@ fn action(probe: &Probe, container: &Container, ip: &str) -> Result<Action, Stri
     Err("it asks for nothing".to_owned())
 }
 
+/// Returns `HOST:PORT`, with a named port looked up in the container.
 fn address(
     host: Option<&str>,
     ip: &str,
@@ -303,6 +305,8 @@ impl Prober {
         }
     }
 
+    /// Runs one check and counts its result in `streak`. Returns the result of the streak when it is long
+    /// enough.
     async fn check(&self, spec: &Spec, streak: &mut ResultStreak) -> Option<bool> {
         let answer = match &spec.action {
             Action::Exec(command) => self.exec(command, spec.timeout).await,

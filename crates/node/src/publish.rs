@@ -103,6 +103,7 @@ impl Task {
         }
     }
 
+    /// Writes the status if it differs from the last one written, and deletes the pod if it is over.
     async fn send(&mut self, desired: &Desired) -> Result<(), koord_kube::Error> {
         // The uid makes the server reject the write if another pod has taken the name. Then, as after any
         // conflict, it is retried until the agent reports that this pod is gone.

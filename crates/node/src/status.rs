@@ -89,6 +89,7 @@ fn phase(facts: &Facts<'_>) -> &'static str {
     }
 }
 
+/// Returns the conditions of a pod; unchanged ones keep their transition times.
 fn conditions(pod: &Pod, facts: &Facts<'_>, phase: &str) -> Vec<PodCondition> {
     let records = |init: bool| {
         facts
@@ -170,6 +171,7 @@ fn container_of<'p>(pod: &'p Pod, record: &Record) -> Option<&'p Container> {
     list.iter().find(|container| container.name == record.name)
 }
 
+/// Returns the status of one container.
 fn container_status(pod: &Pod, record: &Record, scheme: &str) -> ContainerStatus {
     let container = container_of(pod, record);
     let image = container

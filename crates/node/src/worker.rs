@@ -478,6 +478,7 @@ impl Worker {
         }
     }
 
+    /// Records that a container could not be started, and reports an Event.
     fn start_failed(&mut self, index: usize, container: &Container, failure: Failure) {
         let now = self.shared.clock.now();
         let (id, text) = match failure {

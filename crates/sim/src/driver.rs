@@ -68,6 +68,7 @@ struct Shared {
     simulated_events: AtomicU32,
 }
 
+/// Runs the simulation until shutdown.
 pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Result<(), Error> {
     check(&options)?;
     tokio::select! {
@@ -432,6 +433,7 @@ impl Shared {
         Ipv4Addr::from(FIRST_POD_ADDRESS + offset).to_string()
     }
 
+    /// Admits a new pod and takes the next step of its lifecycle.
     async fn handle_pod(&self, key: &ObjectKey) -> Result<(), koord_kube::Error> {
         let Some(cached) = self.pods.get(key) else {
             return Ok(());

@@ -300,6 +300,7 @@ fn whole_seconds(interval: Duration) -> i64 {
 }
 
 impl NodeState {
+    /// Records the usage of the node and its pods at `now`, limited to the node's capacity.
     fn sample(&mut self, now: i64, history: usize) {
         self.change_sampled |= std::mem::take(&mut self.changed);
         let system = Usage {
@@ -349,6 +350,7 @@ impl NodeState {
         );
     }
 
+    /// Returns the NodeMetric status: averages and percentiles over the configured windows.
     fn report(&self, now: Timestamp) -> NodeMetricStatus {
         let policy = self
             .spec

@@ -77,6 +77,7 @@ pub fn validate_definition(definition: &Value) -> Vec<FieldError> {
     errors
 }
 
+/// Checks the group and the names of a definition.
 fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     let group = string(spec, "group");
     let no_names = json!({});
@@ -159,6 +160,7 @@ fn check_approval(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>
     }
 }
 
+/// Checks the versions of a definition: one is stored, names are unique.
 fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
     let versions = list(spec, "versions");
     if versions.is_empty() {

@@ -204,6 +204,7 @@ fn simple(value: &Value, kind: u32) -> Message<'_> {
         .flag(kind + 14, "uniqueItems")
 }
 
+/// Encodes a schema as a message of gnostic's OpenAPI v2.
 fn schema(value: &Value) -> Vec<u8> {
     Message::new(value)
         .text(1, "$ref")

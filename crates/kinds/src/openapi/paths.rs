@@ -31,6 +31,7 @@ fn write_parameters(apply: bool) -> Value {
     Value::from(out)
 }
 
+/// Returns the query parameters of list operations.
 fn list_parameters() -> Value {
     json!([
         parameter(
@@ -169,6 +170,7 @@ fn operation(r: &Resource, schema: Option<&str>, op: Operation<'_>, gvk: &Value)
     out
 }
 
+/// Returns the operations on a single object that `verbs` allow.
 fn item(r: &Resource, schema: Option<&str>, gvk: &Value, verbs: &[&str]) -> Map<String, Value> {
     let mut ops = Map::new();
     let patches = if r.is_custom() {

@@ -157,8 +157,8 @@ fn leaf(old: Option<&Value>, new: Option<&Value>) -> Sides {
     }
 }
 
-/// Compares two values. `deleted` is true if the parent does not exist in the second object, so that its default
-/// members do not exist there either.
+/// Compares two values. `deleted` is true if the parent does not exist in the second object, so that its
+/// default members do not exist there either.
 fn values(
     node: &Schema,
     mut old: Option<&Value>,
@@ -207,6 +207,7 @@ fn values(
     out.sides(old.is_none(), new.is_none())
 }
 
+/// Compares two lists by the ids of their elements.
 fn lists(
     node: &Schema,
     old: Option<&Value>,

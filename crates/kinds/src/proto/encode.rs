@@ -50,6 +50,7 @@ pub fn encode_event(kind: &str, object: &Value) -> Result<Vec<u8>> {
     Ok(out)
 }
 
+/// Encodes an object or a list of objects.
 fn body(api_version: &str, kind: &str, object: &Value) -> Result<Vec<u8>> {
     let unknown = || ProtoError::UnknownKind {
         api_version: api_version.to_owned(),
@@ -144,6 +145,7 @@ fn zero(out: &mut Vec<u8>, number: u32, schema: &Schema) -> Result<()> {
     put(out, number, schema, &zero, "")
 }
 
+/// Appends a field; arrays are repeated fields and maps are repeated entries.
 fn put(out: &mut Vec<u8>, number: u32, schema: &Schema, value: &Value, name: &str) -> Result<()> {
     match (schema.kind, value) {
         (Type::String, Value::String(s)) => delimited(out, number, s.as_bytes()),

@@ -153,6 +153,7 @@ fn read_struct(
     Ok(())
 }
 
+/// Reads one occurrence of a field into `out`: an element, a map entry or a value.
 fn read_field(
     name: &str,
     field: &Schema,
@@ -234,6 +235,7 @@ fn empty(schema: &Schema) -> Value {
     }
 }
 
+/// Reads a value by the kind of its schema.
 fn read_value(schema: &Schema, name: &str, payload: Payload<'_>, depth: usize) -> Result<Value> {
     let wrong = || malformed(format!("field {name} has the wrong wire type"));
     let bytes = match (schema.kind, payload) {

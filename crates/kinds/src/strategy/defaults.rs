@@ -9,6 +9,7 @@ use crate::resource::Resource;
 
 type Object = Map<String, Value>;
 
+/// Sets the defaults of a kind's spec.
 pub(super) fn default_object(resource: &Resource, object: &mut Value) {
     if crd::is_definition(resource) {
         crd::default_definition(object);
@@ -319,6 +320,7 @@ fn pull_policy(image: &str) -> &'static str {
     }
 }
 
+/// Sets the defaults of a container.
 fn container(c: &mut Object, host_network: bool, has_resources: bool) {
     set_default_nonzero(c, "terminationMessagePath", "/dev/termination-log");
     set_default_nonzero(c, "terminationMessagePolicy", "File");
@@ -372,6 +374,7 @@ fn field_ref(parent: &mut Object) {
     }
 }
 
+/// Sets the defaults of a volume.
 fn default_volume(volume: &mut Object) {
     // A volume without a source is an emptyDir.
     if volume.keys().all(|k| k == "name") {

@@ -59,6 +59,7 @@ fn prepare_create(resource: &Resource, object: &mut Value) {
     }
 }
 
+/// Sets the fields of a new object that the server owns, by its kind.
 fn prepare_builtin(resource: &Resource, object: &mut Value) {
     let uid = meta::text(object, "uid").to_owned();
     let name = meta::name(object).to_owned();
@@ -162,6 +163,7 @@ pub(crate) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
+/// Restores the fields that a write of the object or of subresource `sub` must not change.
 fn prepare_update(resource: &Resource, sub: Option<&str>, old: &Value, new: &mut Value) {
     match sub {
         None => keep(old, new, resource.has_status().then_some("status")),

@@ -50,8 +50,8 @@ fn set_default(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>)
     }
 }
 
-/// Sets a default like [`set_default`], and replaces an empty string or zero, too: for fields that are not pointers in Go,
-/// where absent and empty are equal.
+/// Sets a default like [`set_default`], and replaces an empty string or zero, too: for fields that are not
+/// pointers in Go, where absent and empty are equal.
 fn set_default_nonzero(map: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
     let empty = match map.get(key) {
         None | Some(Value::Null) => true,

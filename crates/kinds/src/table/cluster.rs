@@ -48,6 +48,7 @@ pub(super) const USAGE: Printer = Printer {
     },
 };
 
+/// Returns the cells of a Node.
 fn node(o: &Value, now: Timestamp) -> Vec<Value> {
     let ready = list_at(o, &["status", "conditions"])
         .iter()

@@ -59,6 +59,7 @@ const PLAIN: Printer = Printer {
     },
 };
 
+/// Returns the columns of a built-in resource.
 fn printer(resource: &Resource) -> &'static Printer {
     match (&*resource.group, &*resource.plural) {
         ("", "pods") => &pod::POD,

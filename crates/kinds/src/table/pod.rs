@@ -21,6 +21,7 @@ pub(super) const POD: Printer = Printer {
     cells,
 };
 
+/// Returns the cells of a Pod.
 fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
     let s = summarize(pod);
     let restarts = match s.last_restart {
@@ -107,6 +108,7 @@ fn later<'a>(a: Option<&'a str>, b: &'a str) -> Option<&'a str> {
     }
 }
 
+/// Returns the readiness, status and restarts of a pod, as kubectl shows them.
 fn summarize(pod: &Value) -> PodSummary<'_> {
     let phase = str_at(pod, &["status", "phase"]);
     let reason = str_at(pod, &["status", "reason"]);
@@ -188,6 +190,7 @@ fn init_containers<'a>(pod: &'a Value, out: &mut PodSummary<'a>) -> bool {
     initializing
 }
 
+/// Adds the states of the main containers to the summary.
 fn containers<'a>(pod: &'a Value, out: &mut PodSummary<'a>) {
     let statuses = list_at(pod, &["status", "containerStatuses"]);
     let mut running = false;

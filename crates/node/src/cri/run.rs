@@ -271,6 +271,7 @@ impl CriRunner {
         status.ok_or_else(|| Status::internal("the runtime returned no status of a sandbox"))
     }
 
+    /// Creates and starts a container in the pod's sandbox.
     async fn start_container(
         &self,
         shared: &Arc<Shared>,

@@ -36,6 +36,7 @@ pub struct LogOptions {
 /// The content of a log as a stream.
 pub type LogStream = BoxStream<'static, Result<Bytes, io::Error>>;
 
+/// Opens the log of the container's latest start, or of the one before it.
 pub(super) async fn open(
     logs: &Logs,
     namespace: &str,
@@ -158,6 +159,7 @@ struct Begun {
 }
 
 impl Reading {
+    /// Reads the current file and as many rotated ones as `tail` lines need.
     async fn begin(
         &mut self,
         tail: Option<u64>,
@@ -200,6 +202,7 @@ impl Reading {
         })
     }
 
+    /// Sends the lines that exist, then follows the log until it is closed.
     async fn go_on(&mut self, begun: Begun) -> io::Result<()> {
         let Begun {
             before,
@@ -329,6 +332,7 @@ struct Filter {
 }
 
 impl Filter {
+    /// Appends an entry to `out`, as far as the options and the byte limit allow.
     fn render(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
         if let Some(since) = self.since
             && entry

@@ -133,6 +133,7 @@ impl Mux {
     }
 }
 
+/// Reads and writes the trunk until either fails, and records the error in `end`.
 async fn run(
     trunk: impl AsyncRead + AsyncWrite,
     end: Arc<ConnectionState>,

@@ -295,6 +295,7 @@ impl<H: Handler> Stub<H> {
         }
     }
 
+    /// Runs one connection until it is lost.
     async fn run_connection(&self) -> ConnectionEnd {
         let stream = match self.dial().await {
             Ok(stream) => stream,

@@ -243,6 +243,7 @@ impl Shared {
     }
 }
 
+/// Sends requests and delivers responses until the connection ends.
 async fn run(
     shared: Arc<Shared>,
     mut read: impl AsyncRead + Unpin,

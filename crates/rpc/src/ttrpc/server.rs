@@ -120,6 +120,7 @@ impl Server {
         }
     }
 
+    /// Reads requests and starts their handlers until the end of the stream.
     async fn read(
         &self,
         mut from: impl AsyncRead + Unpin,
@@ -157,6 +158,7 @@ impl Server {
         }
     }
 
+    /// Checks a frame. Returns the call that it starts, or the error to send.
     fn admit(&self, frame: Frame, last: &mut u32) -> Admission {
         let refused = |header: Header, code, message: String| {
             Admission::Refused(header.stream, Status::new(code, message))

@@ -52,6 +52,7 @@ impl Cpus {
         Some(rank(masks, least))
     }
 
+    /// Allocates `count` exclusive CPUs: on the NUMA nodes of `mask` first, then elsewhere.
     pub(super) fn take(
         &mut self,
         machine: &Machine,

@@ -39,6 +39,7 @@ impl Devices {
         requests.iter().map(offer).collect()
     }
 
+    /// Returns the NUMA nodes that could provide `count` devices; `None` if no device reports NUMA nodes.
     fn offer(&self, machine: &Machine, resource: &str, count: u64, reuse: &[String]) -> Offer {
         let all = machine.devices.get(resource)?;
         // If one reports its NUMA nodes, all are treated as such devices.

@@ -98,6 +98,7 @@ impl Pod {
     }
 }
 
+/// Reads a container's requests. Invalid amounts count as absent.
 fn read(role: Role, container: &Object, is_device: impl Fn(&str) -> bool) -> Container {
     let resources = container.resources.as_ref();
     let requests = resources.and_then(|resources| resources.requests.as_ref());

@@ -124,6 +124,7 @@ struct Apply<'a> {
 }
 
 impl Apply<'_> {
+    /// Merges the applied document and updates the managers. Returns the conflicts unless `force` is set.
     fn run(&self, mut managers: Managers, force: bool) -> Result<(Value, Managers), Vec<Conflict>> {
         let empty = Value::Object(Map::new());
         let live = self.live.unwrap_or(&empty);
@@ -190,6 +191,7 @@ fn conflicts(entry: &Value, changed: &Set) -> Vec<Conflict> {
         .collect()
 }
 
+/// Returns 409 with one cause per conflict, and upstream's message.
 fn conflict_error(conflicts: &[Conflict]) -> ApiError {
     let message = match conflicts {
         [one] => format!(

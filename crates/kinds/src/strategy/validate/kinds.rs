@@ -13,6 +13,7 @@ const MAX_DATA: usize = 1024 * 1024;
 /// Highest priority of classes that are not system classes.
 const MAX_USER_PRIORITY: i64 = 1_000_000_000;
 
+/// Validates a Node.
 pub(super) fn node(object: &Value, errors: &mut Errors) {
     for key in ["capacity", "allocatable"] {
         resources::validate_list(
@@ -130,6 +131,7 @@ pub(super) fn config_map(object: &Value, old: Option<&Value>, errors: &mut Error
     frozen(object, old, &["data", "binaryData"], errors);
 }
 
+/// Validates a Secret.
 pub(super) fn secret(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     use base64::Engine as _;
     let data = object.get("data").and_then(Value::as_object);
@@ -164,6 +166,7 @@ pub(super) fn secret(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     frozen(object, old, &["data"], errors);
 }
 
+/// Validates a Service.
 pub(super) fn service(object: &Value, errors: &mut Errors) {
     let kind = str_at(object, &["spec", "type"]);
     if !matches!(
@@ -229,6 +232,7 @@ pub(super) fn event(object: &Value, errors: &mut Errors) {
     }
 }
 
+/// Validates a PriorityClass.
 pub(super) fn priority_class(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     let value = object.get("value").and_then(Value::as_i64).unwrap_or(0);
     let name = meta::name(object);
@@ -293,6 +297,7 @@ pub(super) fn lease(object: &Value, errors: &mut Errors) {
     }
 }
 
+/// Validates a PodDisruptionBudget.
 pub(super) fn disruption_budget(object: &Value, errors: &mut Errors) {
     let bound = |key: &str| meta::at(object, &["spec", key]).filter(|v| !v.is_null());
     if bound("minAvailable").is_some() && bound("maxUnavailable").is_some() {

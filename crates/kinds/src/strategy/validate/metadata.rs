@@ -23,6 +23,7 @@ fn name_problem(resource: &Resource, name: &str) -> Option<String> {
     }
 }
 
+/// Validates the metadata of any object.
 pub(super) fn validate(resource: &Resource, object: &Value, errors: &mut Errors) {
     let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
         errors.push(FieldError::required(
@@ -107,6 +108,7 @@ pub(super) fn validate_labels(labels: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates the owner references.
 fn owners(object: &Value, errors: &mut Errors) {
     let list = meta::at(object, &["metadata", "ownerReferences"]).and_then(Value::as_array);
     let mut controller: Option<&str> = None;
@@ -142,6 +144,7 @@ fn owners(object: &Value, errors: &mut Errors) {
     }
 }
 
+/// Validates the finalizers.
 fn finalizers(resource: &Resource, object: &Value, errors: &mut Errors) {
     // The API server of definitions and custom resources is older here and accepts unqualified names.
     let strict = !resource.is_custom() && !crd::is_definition(resource);
@@ -180,6 +183,7 @@ fn finalizers(resource: &Resource, object: &Value, errors: &mut Errors) {
     }
 }
 
+/// Validates that an update leaves immutable metadata unchanged.
 pub(super) fn validate_update(resource: &Resource, new: &Value, old: &Value, errors: &mut Errors) {
     for key in ["name", "namespace", "uid", "creationTimestamp"] {
         let (before, after) = (meta::text(old, key), meta::text(new, key));

@@ -61,6 +61,7 @@ impl Resource {
     }
 }
 
+/// Validates the fields of a kind: by its schema for custom resources, else by its own rules.
 fn specific(resource: &Resource, object: &Value, old: Option<&Value>, errors: &mut Errors) {
     if resource.is_custom() {
         let mut wrong = Vec::new();

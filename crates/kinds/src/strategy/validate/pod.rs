@@ -59,6 +59,7 @@ fn port_number(value: Option<&Value>, path: String, errors: &mut Errors) {
     }
 }
 
+/// Validates `hostnameOverride` against the fields that exclude it.
 fn hostname_override(spec: &Value, path: &str, errors: &mut Errors) {
     let Some(name) = spec.get("hostnameOverride").and_then(Value::as_str) else {
         return;
@@ -197,6 +198,7 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     scheduling(spec, path, errors);
 }
 
+/// Validates the scheduling constraints of a pod.
 fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
     let mut observed = BTreeSet::new();
     for (i, gate) in list(spec, "schedulingGates").iter().enumerate() {
@@ -281,6 +283,7 @@ fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates a node selector term.
 fn node_term(term: &Value, path: &str, errors: &mut Errors) {
     for (i, e) in list(term, "matchExpressions").iter().enumerate() {
         let at = format!("{path}.matchExpressions[{i}]");
@@ -323,6 +326,7 @@ fn node_term(term: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates a toleration.
 fn toleration(t: &Value, path: &str, errors: &mut Errors) {
     let key = str_at(t, &["key"]);
     let operator = str_at(t, &["operator"]);
@@ -399,6 +403,7 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a
     observed
 }
 
+/// Validates a container.
 fn container<'a>(
     c: &'a Value,
     path: &str,
@@ -484,6 +489,7 @@ fn container<'a>(
     }
 }
 
+/// Validates the ports of a container.
 fn ports(c: &Value, path: &str, errors: &mut Errors) {
     let mut observed = BTreeSet::new();
     for (i, p) in list(c, "ports").iter().enumerate() {

@@ -92,6 +92,7 @@ fn scopes(all: &[&str], hard: &[&str], path: &str, given: &Value, errors: &mut E
     }
 }
 
+/// Validates an expression of a scope selector.
 fn expression(given: &Value, path: &str, errors: &mut Errors) {
     let scope = str_at(given, &["scopeName"]);
     if !is_known_scope(scope) {
@@ -139,6 +140,7 @@ fn listed(quota: &Value) -> Vec<&str> {
         .collect()
 }
 
+/// Validates a ResourceQuota.
 pub(super) fn resource_quota(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     resources::validate_list(meta::at(object, &["spec", "hard"]), "spec.hard", errors);
     let hard = meta::at(object, &["spec", "hard"]).and_then(Value::as_object);

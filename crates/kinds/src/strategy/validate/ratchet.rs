@@ -69,6 +69,7 @@ impl<'a> Comparison<'a> {
         by_keys.get(&id(item)).copied()
     }
 
+    /// Returns true if the value that an error is about equals the one in the old object.
     fn is_unchanged(
         &mut self,
         schema: &Schema,

@@ -9,6 +9,7 @@ use crate::status::FieldError;
 /// API group of roles and bindings.
 pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
 
+/// Validates a Role or ClusterRole.
 pub(super) fn role(object: &Value, namespaced: bool, errors: &mut Errors) {
     let rules = object.get("rules").and_then(Value::as_array);
     for (i, rule) in rules.into_iter().flatten().enumerate() {
@@ -49,6 +50,7 @@ pub(super) fn role(object: &Value, namespaced: bool, errors: &mut Errors) {
     }
 }
 
+/// Validates a RoleBinding or ClusterRoleBinding.
 pub(super) fn binding(object: &Value, old: Option<&Value>, namespaced: bool, errors: &mut Errors) {
     let reference = |field: &str| str_at(object, &["roleRef", field]);
     let mut one_of = |path: String, value: &str, supported: &[&str]| {
@@ -90,6 +92,7 @@ pub(super) fn binding(object: &Value, old: Option<&Value>, namespaced: bool, err
     }
 }
 
+/// Validates a subject of a binding.
 fn subject(subject: &Value, path: &str, namespaced: bool, errors: &mut Errors) {
     let text = |field: &str| str_at(subject, &[field]);
     let at = |field: &str| format!("{path}.{field}");

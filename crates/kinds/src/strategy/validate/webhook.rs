@@ -35,6 +35,7 @@ fn list<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
         .collect()
 }
 
+/// Validates a webhook of a configuration.
 fn webhook(hook: &Value, path: &str, errors: &mut Errors) {
     let at = |key: &str| format!("{path}.{key}");
     let name = str_at(hook, &["name"]);
@@ -126,6 +127,7 @@ fn client_config(hook: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates the URL of a webhook.
 fn check_url(url: &str, path: &str, errors: &mut Errors) {
     let mut bad =
         |value: &str, detail: String| errors.push(FieldError::invalid(path, value, detail));
@@ -156,6 +158,7 @@ fn check_url(url: &str, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates the service reference of a webhook.
 fn check_service(service: &Value, path: &str, errors: &mut Errors) {
     for key in ["name", "namespace"] {
         if str_at(service, &[key]).is_empty() {
@@ -188,6 +191,7 @@ fn check_service(service: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates a rule of a webhook.
 fn rule(rule: &Value, path: &str, errors: &mut Errors) {
     let at = |key: &str| format!("{path}.{key}");
     for (key, what) in [
@@ -223,6 +227,7 @@ fn rule(rule: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates the resource patterns of a rule: none may be covered by another.
 fn resources(patterns: &[&str], path: &str, errors: &mut Errors) {
     if patterns.is_empty() {
         errors.push(FieldError::required(path, ""));

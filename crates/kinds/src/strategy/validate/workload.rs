@@ -112,6 +112,7 @@ pub(super) fn replicated(
     }
 }
 
+/// Validates the spec of a Job.
 fn job_spec(spec: &Value, path: &str, errors: &mut Errors) {
     for key in [
         "parallelism",
@@ -178,6 +179,7 @@ pub(super) fn job(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     }
 }
 
+/// Validates a CronJob.
 pub(super) fn cron_job(object: &Value, errors: &mut Errors) {
     let schedule = str_at(object, &["spec", "schedule"]);
     if schedule.is_empty() {

@@ -1,4 +1,5 @@
-//! Fake runtime as the peer of a plugin: the frames that containerd writes, and a reader as strict as containerd's.
+//! Fake runtime as the peer of a plugin: the frames that containerd writes, and a reader as strict as
+//! containerd's.
 
 use std::collections::BTreeMap;
 
