@@ -24,13 +24,13 @@ pub(crate) struct Desired {
 /// A task that writes the desired state to the API. Only the newest one counts.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    wish: watch::Sender<Option<Desired>>,
+    sender: watch::Sender<Option<Desired>>,
     task: JoinHandle<()>,
 }
 
 impl Publisher {
     pub(crate) fn start(shared: &Arc<Shared>, pod: &Pod) -> Self {
-        let (wish, wishes) = watch::channel(None);
+        let (sender, receiver) = watch::channel(None);
         let meta = &pod.metadata;
         let task = Task {
             api: koord_kube::Api::namespaced(
@@ -44,19 +44,19 @@ impl Publisher {
         let shutdown = shared.shutdown.clone();
         let task = tokio::spawn(async move {
             tokio::select! {
-                () = task.run(wishes) => {}
+                () = task.run(receiver) => {}
                 () = shutdown.cancelled() => {}
             }
         });
-        Self { wish, task }
+        Self { sender, task }
     }
 
     /// Sets the desired state; repeats are ignored.
     pub(crate) fn publish(&self, desired: Desired) {
-        self.wish.send_if_modified(|wish| {
-            let new = wish.as_ref() != Some(&desired);
+        self.sender.send_if_modified(|current| {
+            let new = current.as_ref() != Some(&desired);
             if new {
-                *wish = Some(desired);
+                *current = Some(desired);
             }
             new
         });
@@ -64,7 +64,7 @@ impl Publisher {
 
     /// Closes the channel and waits for the task to end.
     pub(crate) async fn finish(self) {
-        drop(self.wish);
+        drop(self.sender);
         // Only a panic makes this an error, and the runtime reported it.
         let _ = self.task.await;
     }
@@ -78,11 +78,11 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, mut wishes: watch::Receiver<Option<Desired>>) {
+    async fn run(mut self, mut receiver: watch::Receiver<Option<Desired>>) {
         let mut pause = FIRST_PAUSE;
-        while wishes.changed().await.is_ok() {
+        while receiver.changed().await.is_ok() {
             loop {
-                let Some(desired) = wishes.borrow_and_update().clone() else {
+                let Some(desired) = receiver.borrow_and_update().clone() else {
                     break;
                 };
                 match self.send(&desired).await {
@@ -94,7 +94,7 @@ impl Task {
                         tracing::warn!(pod = %self.name, %error, "failed to write a pod status, retrying");
                         tokio::select! {
                             () = tokio::time::sleep(pause) => {}
-                            changed = wishes.changed() => if changed.is_err() { return },
+                            changed = receiver.changed() => if changed.is_err() { return },
                         }
                         pause = (pause * 2).min(LAST_PAUSE);
                     }

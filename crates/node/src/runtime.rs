@@ -96,7 +96,8 @@ impl Runtime {
         let status = status.map_err(|status| runtime.not_cri(&status))?;
         let conditions = status.status.map(|status| status.conditions);
         let mut conditions = conditions.into_iter().flatten();
-        runtime.network = conditions.any(|one| one.r#type == "NetworkReady" && one.status);
+        runtime.network =
+            conditions.any(|condition| condition.r#type == "NetworkReady" && condition.status);
         // Runtimes older than this request return an error.
         let config = call_with_timeout(
             CONNECT_TIMEOUT,

@@ -84,8 +84,8 @@ fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     let object = spec.get("names").unwrap_or(&no_names);
     if group.is_empty() {
         errors.push(FieldError::required("spec.group", ""));
-    } else if let Some(why) = names::dns1123_subdomain(group) {
-        errors.push(FieldError::invalid("spec.group", group, why));
+    } else if let Some(detail) = names::dns1123_subdomain(group) {
+        errors.push(FieldError::invalid("spec.group", group, detail));
     } else if !group.contains('.') {
         errors.push(FieldError::invalid(
             "spec.group",
@@ -107,17 +107,17 @@ fn check_names(definition: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
         let text = string(object, key);
         if text.is_empty() {
             errors.push(FieldError::required(path, ""));
-        } else if let Some(why) = names::dns1035_label(&text.to_lowercase()) {
-            errors.push(FieldError::invalid(path, text, why));
+        } else if let Some(detail) = names::dns1035_label(&text.to_lowercase()) {
+            errors.push(FieldError::invalid(path, text, detail));
         }
     }
     for key in ["shortNames", "categories"] {
         for (i, v) in list(object, key).iter().enumerate() {
-            if let Some(why) = v.as_str().and_then(names::dns1035_label) {
+            if let Some(detail) = v.as_str().and_then(names::dns1035_label) {
                 errors.push(FieldError::invalid(
                     format!("spec.names.{key}[{i}]"),
                     v.clone(),
-                    why,
+                    detail,
                 ));
             }
         }
@@ -175,8 +175,8 @@ fn check_versions(spec: &Value, errors: &mut Vec<FieldError>) {
     for (i, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{i}]");
         let name = string(version, "name");
-        if let Some(why) = names::dns1035_label(name) {
-            errors.push(FieldError::invalid(format!("{path}.name"), name, why));
+        if let Some(detail) = names::dns1035_label(name) {
+            errors.push(FieldError::invalid(format!("{path}.name"), name, detail));
         }
         if !observed.insert(name) {
             errors.push(FieldError::duplicate(format!("{path}.name"), name));
@@ -244,10 +244,10 @@ fn compile(version: &Value, path: &str) -> Result<Compiled, Vec<FieldError>> {
                 priority: c.get("priority").and_then(Value::as_i64).unwrap_or(0),
                 path: parsed,
             }),
-            Err(why) => errors.push(FieldError::invalid(
+            Err(detail) => errors.push(FieldError::invalid(
                 format!("{at}.jsonPath"),
                 string(c, "jsonPath"),
-                why,
+                detail,
             )),
         }
     }
@@ -258,10 +258,10 @@ fn compile(version: &Value, path: &str) -> Result<Compiled, Vec<FieldError>> {
             Ok(parsed) => {
                 selectable_fields.push((Arc::from(text.trim_start_matches('.')), parsed));
             }
-            Err(why) => errors.push(FieldError::invalid(
+            Err(detail) => errors.push(FieldError::invalid(
                 format!("{path}.selectableFields[{i}].jsonPath"),
                 text,
-                why,
+                detail,
             )),
         }
     }

@@ -564,9 +564,11 @@ impl RunningContainer for CriContainer {
                 timeout: 0,
             };
             let run = async move {
-                let done = client.exec_sync(request).await;
-                let done = done.map_err(|status| status_text(&status))?.into_inner();
-                Ok((done.exit_code, done.stdout, done.stderr))
+                let response = client.exec_sync(request).await;
+                let response = response
+                    .map_err(|status| status_text(&status))?
+                    .into_inner();
+                Ok((response.exit_code, response.stdout, response.stderr))
             };
             Ok(Session::collected(run))
         }

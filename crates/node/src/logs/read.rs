@@ -74,7 +74,7 @@ pub(super) async fn open(
     let filter = Filter {
         since,
         timestamps: options.timestamps,
-        left: options.limit_bytes.unwrap_or(u64::MAX),
+        remaining: options.limit_bytes.unwrap_or(u64::MAX),
         at_line_start: true,
     };
     let (sender, receiver) = mpsc::channel(16);
@@ -84,10 +84,10 @@ pub(super) async fn open(
         sender,
     };
     // Existing content is read before this returns, so that "from now on" is exact.
-    let begun = reading.begin(options.tail_lines, follow).await;
-    let begun = begun.map_err(|error| format!("log of container {container:?}: {error}"))?;
+    let existing = reading.load_existing(options.tail_lines, follow).await;
+    let existing = existing.map_err(|error| format!("log of container {container:?}: {error}"))?;
     tokio::spawn(async move {
-        if let Err(error) = reading.go_on(begun).await {
+        if let Err(error) = reading.stream_lines(existing).await {
             // The reader gets the error unless it is gone already.
             let _ = reading.sender.send(Err(error)).await;
         }
@@ -146,10 +146,10 @@ struct Reading {
 }
 
 /// The content of a log when a read begins.
-struct Begun {
+struct ExistingLog {
     /// Rotated files, newest first.
     before: Vec<Vec<u8>>,
-    /// Content of the current file at the begin of the read.
+    /// Content of the current file at the beginning of the read.
     text: Vec<u8>,
     /// Number of lines to skip.
     skip: u64,
@@ -160,11 +160,11 @@ struct Begun {
 
 impl Reading {
     /// Reads the current file and as many rotated ones as `tail` lines need.
-    async fn begin(
+    async fn load_existing(
         &mut self,
         tail: Option<u64>,
         mut follow: Option<watch::Receiver<Progress>>,
-    ) -> io::Result<Begun> {
+    ) -> io::Result<ExistingLog> {
         let (rotation, mut current) = match &mut follow {
             Some(follow) => {
                 let rotation = follow.borrow_and_update().rotations;
@@ -192,7 +192,7 @@ impl Reading {
             }
         }
         let skip = tail.map_or(0, |tail| lines.saturating_sub(tail));
-        Ok(Begun {
+        Ok(ExistingLog {
             before,
             text,
             skip,
@@ -203,15 +203,15 @@ impl Reading {
     }
 
     /// Sends the lines that exist, then follows the log until it is closed.
-    async fn go_on(&mut self, begun: Begun) -> io::Result<()> {
-        let Begun {
+    async fn stream_lines(&mut self, existing: ExistingLog) -> io::Result<()> {
+        let ExistingLog {
             before,
             mut text,
             mut skip,
             mut current,
             mut rotation,
             follow,
-        } = begun;
+        } = existing;
         for text in before.iter().rev() {
             if !self.emit(text, &mut skip).await? {
                 return Ok(());
@@ -281,14 +281,14 @@ impl Reading {
                 continue;
             }
             self.filter.render(&entry, &mut out);
-            if self.filter.left == 0 {
+            if self.filter.remaining == 0 {
                 break;
             }
         }
         if !out.is_empty() && self.sender.send(Ok(Bytes::from(out))).await.is_err() {
             return Ok(false);
         }
-        Ok(self.filter.left > 0)
+        Ok(self.filter.remaining > 0)
     }
 }
 
@@ -327,7 +327,7 @@ struct Filter {
     since: Option<Timestamp>,
     timestamps: bool,
     /// Bytes that may still be sent.
-    left: u64,
+    remaining: u64,
     at_line_start: bool,
 }
 
@@ -343,11 +343,11 @@ impl Filter {
             return;
         }
         let mut put = |bytes: &[u8]| {
-            let take = usize::try_from(self.left)
+            let take = usize::try_from(self.remaining)
                 .unwrap_or(usize::MAX)
                 .min(bytes.len());
             out.extend_from_slice(&bytes[..take]);
-            self.left -= take as u64;
+            self.remaining -= take as u64;
         };
         if self.timestamps && self.at_line_start {
             put(entry.time.as_bytes());

@@ -56,8 +56,8 @@ async fn written(sizes: &[usize]) -> Vec<Vec<u8>> {
         let client = Client::new(channel);
         let options = Options::default();
         for size in sizes {
-            let sent = text(size);
-            let call = client.call::<Text>("s", "m", &sent, &options);
+            let request = text(size);
+            let call = client.call::<Text>("s", "m", &request, &options);
             // Written, but not answered.
             let soon = tokio::time::timeout(std::time::Duration::from_secs(1), call);
             assert!(soon.await.is_err());

@@ -129,10 +129,10 @@ impl Apply<'_> {
         let empty = Value::Object(Map::new());
         let live = self.live.unwrap_or(&empty);
         let own = managers.applier(self.writer.manager, self.writer.part);
-        let wanted = compare::fields_of(self.scope, self.applied);
+        let claimed = compare::fields_of(self.scope, self.applied);
         let mut out = merge(self.root, live, self.applied, 0);
         if let Some(last) = own.and_then(|at| field_set(managers.get(at)?)) {
-            let mut owned = wanted.clone();
+            let mut owned = claimed.clone();
             // The applier always owns the name.
             let name = json!({"f:metadata": {"f:name": {}}});
             if let Value::Object(name) = name {
@@ -156,7 +156,7 @@ impl Apply<'_> {
         }
         managers.take(&diff, own);
         let version = self.scope.resource.api_version();
-        managers.set_applied(own, wanted, version, self.writer, !diff.is_empty());
+        managers.set_applied(own, claimed, version, self.writer, !diff.is_empty());
         Ok((out, managers))
     }
 }
@@ -340,17 +340,17 @@ fn merge(node: &Schema, live: &Value, applied: &Value, depth: usize) -> Value {
 fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -> Vec<Value> {
     let element = node.element();
     let id = |v: &Value| fields::element(node, v);
-    let wanted: Vec<(Option<String>, &Value)> = applied.iter().map(|v| (id(v), v)).collect();
+    let applied_items: Vec<(Option<String>, &Value)> = applied.iter().map(|v| (id(v), v)).collect();
     let have: Vec<(Option<String>, &Value)> = live.iter().map(|v| (id(v), v)).collect();
-    let is_wanted: HashSet<&Option<String>> = wanted.iter().map(|(id, _)| id).collect();
+    let applied_ids: HashSet<&Option<String>> = applied_items.iter().map(|(id, _)| id).collect();
     let mut old: HashMap<&Option<String>, &Value> = HashMap::with_capacity(have.len());
     for (id, v) in &have {
         old.entry(id).or_insert(v);
     }
     // The next element of both lists, from each element of the applied list on.
-    let mut next = vec![None; wanted.len()];
+    let mut next = vec![None; applied_items.len()];
     let mut shared = None;
-    for (at, (id, _)) in wanted.iter().enumerate().rev() {
+    for (at, (id, _)) in applied_items.iter().enumerate().rev() {
         if old.contains_key(id) {
             shared = Some(id);
         }
@@ -359,9 +359,9 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
     let mut out = Vec::with_capacity(live.len() + applied.len());
     let mut tail = have.iter().peekable();
     let mut merged = HashSet::new();
-    for ((id, v), next) in wanted.iter().zip(next) {
+    for ((id, v), next) in applied_items.iter().zip(next) {
         while let Some((h, o)) = tail.peek() {
-            if !is_wanted.contains(h) {
+            if !applied_ids.contains(h) {
                 out.push((*o).clone());
             } else if !merged.contains(h) && Some(h) == next {
                 break;
@@ -375,22 +375,22 @@ fn merge_lists(node: &Schema, live: &[Value], applied: &[Value], depth: usize) -
         });
     }
     out.extend(
-        tail.filter(|(h, _)| !is_wanted.contains(h))
+        tail.filter(|(h, _)| !applied_ids.contains(h))
             .map(|(_, o)| (*o).clone()),
     );
     out
 }
 
 /// Removes fields that a manager applied last, no longer applies and that have no other owner; `last` and
-/// `owned` are the sets at this path. `given` is true if a path above this one was in `last`, `gone` if one
-/// of those has no owner any more.
+/// `owned` are the sets at this path. `was_listed` is true if a path above this one was in `last`,
+/// `is_removed` if one of those has no owner any more.
 fn give_up(
     node: &Schema,
     value: &mut Value,
     last: &Set,
     owned: Option<&Set>,
-    given: bool,
-    gone: bool,
+    was_listed: bool,
+    is_removed: bool,
 ) {
     // Declared members of a type count together with the fields below them.
     let is_in = |set: Option<&Value>, declared: bool| {
@@ -402,9 +402,9 @@ fn give_up(
         };
         let now = owned.and_then(|o| o.get(id));
         let was_here = is_in(Some(was), declared);
-        let given = given || was_here;
-        let gone = gone || (given && !is_in(now, declared));
-        if gone && was_here {
+        let was_listed = was_listed || was_here;
+        let is_removed = is_removed || (was_listed && !is_in(now, declared));
+        if is_removed && was_here {
             return false;
         }
         if let Value::Object(was) = was {
@@ -413,8 +413,8 @@ fn give_up(
                 child,
                 was,
                 now.and_then(Value::as_object),
-                given,
-                gone,
+                was_listed,
+                is_removed,
             );
         }
         true

@@ -157,11 +157,11 @@ mod tests {
         let cluster_only = "rules[0].nonResourceURLs: Invalid value: [\"/metrics\"]: namespaced \
                             rules cannot apply to non-resource URLs";
         assert_eq!(of(&paths, true), [cluster_only]);
-        let mut both = pods.clone();
-        both["nonResourceURLs"] = json!(["/metrics"]);
+        let mut mixed = pods.clone();
+        mixed["nonResourceURLs"] = json!(["/metrics"]);
         let regular = "rules[0].nonResourceURLs: Invalid value: [\"/metrics\"]: rules cannot apply \
                        to both regular resources and non-resource URLs";
-        assert_eq!(of(&both, false), [regular]);
+        assert_eq!(of(&mixed, false), [regular]);
         assert_eq!(
             of(&json!({}), true),
             [
