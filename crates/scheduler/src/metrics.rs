@@ -13,9 +13,9 @@ pub(crate) use buffered_histogram::BufferedHistograms;
 pub(crate) use make::Resets;
 pub(crate) use plugins::PluginMetrics;
 
-use crate::engine::{Engine, Measured, Measures, Outcome};
+use crate::engine::{CycleOutcome, Engine, Measurement, Measures};
 use jiff::Timestamp;
-use make::{Level, Maker, bounds};
+use make::{Level, MetricFactory, bounds};
 use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, exponential_buckets,
 };
@@ -87,9 +87,9 @@ impl Metrics {
     pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         use Level::{Alpha, Beta, Internal, Stable};
         let resets = Resets::default();
-        let make = Maker::new(registry, resets.clone());
+        let make = MetricFactory::new(registry, resets.clone());
         // Metrics that are set only once must survive a reset.
-        let lasting = Maker::new(registry, Resets::default());
+        let lasting = MetricFactory::new(registry, Resets::default());
         Ok(Self {
             attempts: make.counters(
                 "scheduler_schedule_attempts_total",
@@ -313,7 +313,7 @@ impl Metrics {
         registry: &Registry,
         gates: &BTreeMap<String, bool>,
     ) -> Result<(), prometheus::Error> {
-        let make = Maker::new(registry, Resets::default());
+        let make = MetricFactory::new(registry, Resets::default());
         let build = make.gauges(
             "kubernetes_build_info",
             Level::Alpha,
@@ -372,7 +372,7 @@ impl Metrics {
     }
 
     /// Records the decision of a cycle.
-    pub(crate) fn decided(&self, outcome: &Outcome, seconds: f64) {
+    pub(crate) fn decided(&self, outcome: &CycleOutcome, seconds: f64) {
         self.algorithm_seconds.observe(seconds);
         if outcome.node.is_some() {
             self.evaluated_nodes.observe(float(outcome.evaluated));
@@ -489,7 +489,7 @@ impl Metrics {
         let profile = |at: usize| names.get(at).map_or("", String::as_str);
         for measured in measures.timings {
             match measured {
-                Measured::Plugin {
+                Measurement::Plugin {
                     plugin,
                     point,
                     status,
@@ -498,7 +498,7 @@ impl Metrics {
                     .execution
                     .with_label_values(&[plugin, point.name(), status])
                     .observe(seconds(nanos)),
-                Measured::Point {
+                Measurement::Point {
                     profile: at,
                     point,
                     status,
@@ -507,7 +507,7 @@ impl Metrics {
                     .extension_point
                     .with_label_values(&[point.name(), status, profile(at)])
                     .observe(seconds(nanos)),
-                Measured::Hint {
+                Measurement::Hint {
                     plugin,
                     event,
                     hint,
@@ -516,10 +516,10 @@ impl Metrics {
                     .hints
                     .with_label_values(&[plugin, event, hint])
                     .observe(seconds(nanos)),
-                Measured::Permit { result, seconds } => {
+                Measurement::Permit { result, seconds } => {
                     self.permit.with_label_values(&[result]).observe(seconds);
                 }
-                Measured::NextPod { nanos } => self
+                Measurement::NextPod { nanos } => self
                     .next_pod_seconds
                     .with_label_values::<&str>(&[])
                     .observe(seconds(nanos)),

@@ -18,12 +18,12 @@ pub(super) struct Batch {
     /// By row, the sum of the contributions that depend on no other row.
     fixed: Vec<i64>,
     /// The raw scores by column.
-    raws: Vec<Raws>,
+    raws: Vec<RawScores>,
 }
 
 /// The raw scores of one plugin.
 #[derive(Debug)]
-struct Raws {
+struct RawScores {
     weight: i64,
     kind: Normalize,
     /// Raw scores by row, if their contribution depends on other rows; 0 in rows that do not fit.
@@ -39,7 +39,7 @@ impl Batch {
         let raws = raws.map(|((_, weight, _), (_, score, _))| {
             let kind = score.normalization();
             let stored_rows = if kind == Normalize::None { 0 } else { rows };
-            Raws {
+            RawScores {
                 weight: *weight,
                 kind,
                 kept: vec![0; stored_rows],

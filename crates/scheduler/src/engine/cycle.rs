@@ -1,11 +1,11 @@
 //! The scheduling cycle of one pod: from the queue to an assumed pod on a node, or to a refusal.
 
 use super::extender_calls::{CycleStep, Purpose, Resume};
-use super::measure::{self, Measured, Meter, Point};
+use super::measure::{self, Measurement, Meter, Point};
 use super::plugin_table::PluginTable;
 use super::select::{Choice, NodeSelection};
 use super::waiting::WaitEnd;
-use super::{BindRequest, Engine, Failure, Outcome, Output, Started, WaitingPod};
+use super::{BindRequest, CycleOutcome, Engine, Failure, Output, Started, WaitingPod};
 use crate::framework::{
     BindPlan, Code, Cycle, Diagnosis, Effects, ExtenderResult, Instance, LazyMessage, PermitResult,
     PodPatch, QueueHints, RefusalEvent, Rejection, View,
@@ -41,7 +41,7 @@ enum CyclePhase {
 
 impl Engine {
     /// Tries to schedule the next ready pod. Returns `None` if no pod is ready.
-    pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
+    pub fn schedule_one(&mut self, now: Timestamp) -> Option<CycleOutcome> {
         self.tick(now);
         loop {
             self.telemetry.meter.begin(now);
@@ -69,7 +69,7 @@ impl Engine {
             });
             let attempts = queued.attempts;
             let first_seen = queued.first_seen;
-            let base = Outcome {
+            let base = CycleOutcome {
                 pod: pod.clone(),
                 profile,
                 attempts,
@@ -83,7 +83,7 @@ impl Engine {
             let (evaluated, feasible) = self.telemetry.meter.compared;
             let outcome = match ended {
                 Ok(None) => continue,
-                Ok(node) => Outcome {
+                Ok(node) => CycleOutcome {
                     node,
                     evaluated,
                     feasible,
@@ -91,7 +91,7 @@ impl Engine {
                 },
                 Err(stop) => {
                     let error = self.refuse(&pod, stop, now);
-                    Outcome { error, ..base }
+                    CycleOutcome { error, ..base }
                 }
             };
             if let Some(event) = self.calls.finish_call(&pod.uid)
@@ -133,7 +133,7 @@ impl Engine {
                 if let Some(queued) = self.queue.take(&uid, 1 << instance) {
                     if let Some(began) = began {
                         let nanos = measure::nanos(began, std::time::Instant::now());
-                        self.telemetry.meter.note(Measured::NextPod { nanos });
+                        self.telemetry.meter.note(Measurement::NextPod { nanos });
                     }
                     return Some((queued, CyclePhase::First));
                 }

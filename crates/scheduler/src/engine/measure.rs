@@ -59,7 +59,7 @@ impl Point {
 /// One measurement. Statuses are named as upstream's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the labels of the metric, and its value")]
-pub enum Measured {
+pub enum Measurement {
     /// The time of a plugin at an extension point; for filters and scores, on one node.
     Plugin {
         plugin: &'static str,
@@ -91,7 +91,7 @@ pub enum Measured {
 #[derive(Debug, Default)]
 pub struct Measures {
     /// The timings.
-    pub timings: Vec<Measured>,
+    pub timings: Vec<Measurement>,
     /// How often plugins were called, by plugin, extension point and profile.
     pub evaluations: Vec<((&'static str, Point, usize), u64)>,
     /// The number of decisions by profile and use of a shared evaluation: `hint_used` if one was used,
@@ -213,7 +213,7 @@ pub(super) struct Meter {
     /// decision depends on them.
     events: AtomicU32,
     on: bool,
-    taken: Mutex<Vec<Measured>>,
+    taken: Mutex<Vec<Measurement>>,
     /// Calls per profile and counted extension point, by plugin.
     evaluations: Vec<[Vec<u64>; 4]>,
     /// Uses of shared evaluations per profile.
@@ -271,7 +271,7 @@ impl Meter {
         turn.is_multiple_of(EVERY) && self.taken.lock().len() < KEEP
     }
 
-    pub(super) fn note(&self, measured: Measured) {
+    pub(super) fn note(&self, measured: Measurement) {
         let mut taken = self.taken.lock();
         if taken.len() < 2 * KEEP {
             taken.push(measured);
@@ -284,8 +284,8 @@ impl Meter {
         names: &'a [&'static str],
         profile: usize,
         point: Point,
-    ) -> Laps<'a> {
-        Laps(self.on.then(|| Stopwatch::new(self, names, profile, point)))
+    ) -> PluginTimer<'a> {
+        PluginTimer(self.on.then(|| Stopwatch::new(self, names, profile, point)))
     }
 
     /// Starts timing the plugins at `point` in every cycle; for rare operations.
@@ -294,8 +294,8 @@ impl Meter {
         names: &'a [&'static str],
         profile: usize,
         point: Point,
-    ) -> Laps<'a> {
-        Laps(Some(Stopwatch::new(self, names, profile, point)))
+    ) -> PluginTimer<'a> {
+        PluginTimer(Some(Stopwatch::new(self, names, profile, point)))
     }
 
     /// Returns the current time if this cycle is timed.
@@ -322,7 +322,7 @@ impl Meter {
         let mut last = Instant::now();
         let mut lap = |plugin: Instance, point, status| {
             let now = Instant::now();
-            self.note(Measured::Plugin {
+            self.note(Measurement::Plugin {
                 plugin: names[plugin],
                 point,
                 status,
@@ -477,9 +477,9 @@ impl<'a> Stopwatch<'a> {
 
 /// Times plugins one after the other, and all of them together until it is dropped; does nothing in cycles
 /// that are not timed.
-pub(super) struct Laps<'a>(Option<Stopwatch<'a>>);
+pub(super) struct PluginTimer<'a>(Option<Stopwatch<'a>>);
 
-impl Laps<'_> {
+impl PluginTimer<'_> {
     /// Records that plugin `plugin` has returned.
     pub(super) fn lap(&mut self, plugin: Instance, status: impl FnOnce() -> &'static str) {
         let Some(watch) = &mut self.0 else { return };
@@ -488,7 +488,7 @@ impl Laps<'_> {
         if status != "Skip" {
             watch.status = status;
         }
-        watch.meter.note(Measured::Plugin {
+        watch.meter.note(Measurement::Plugin {
             plugin: watch.names[plugin],
             point: watch.point,
             status,
@@ -505,10 +505,10 @@ impl Laps<'_> {
     }
 }
 
-impl Drop for Laps<'_> {
+impl Drop for PluginTimer<'_> {
     fn drop(&mut self) {
         if let Some(watch) = &self.0 {
-            watch.meter.note(Measured::Point {
+            watch.meter.note(Measurement::Point {
                 profile: watch.profile,
                 point: watch.point,
                 status: watch.status,

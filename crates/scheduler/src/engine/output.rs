@@ -82,7 +82,7 @@ pub enum Output {
 
 /// The result of one scheduling cycle.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct CycleOutcome {
     /// The pod.
     pub pod: Arc<PodInfo>,
     /// The index of its profile.

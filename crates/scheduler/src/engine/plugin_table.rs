@@ -1,7 +1,7 @@
 //! The table of plugin instances, with precomputed sets of plugins by role.
 
 use super::extender_calls;
-use super::measure::{self, Measured, Meter};
+use super::measure::{self, Measurement, Meter};
 use crate::framework::{
     AnyPlugin, BoxedPlugin, ClusterEvent, Cycle, EventNames, Holders, Instance, Interest,
     ObjectChange, Points, Profile, Profiles, QueueingHint, View,
@@ -182,7 +182,7 @@ impl PluginTable {
         let hints = self.plugins[instance].queue_hints();
         let helps = hints.is_none_or(|hints| hints.hint(pod, event, view) == QueueingHint::Queue);
         if let Some(began) = began {
-            meter.note(Measured::Hint {
+            meter.note(Measurement::Hint {
                 plugin: self.names[instance],
                 event: self.event_name(event),
                 hint: if helps { "Queue" } else { "QueueSkip" },

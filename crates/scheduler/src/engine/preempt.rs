@@ -30,7 +30,7 @@ pub(super) const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
 /// The cost of a plan, in order of significance: violated budgets, the highest priority, the sum of
 /// priorities, the number of victims, and how long the most important one has run.
-pub(super) type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
+pub(super) type PlanCost = (usize, i32, i64, usize, Reverse<Timestamp>);
 
 /// The victims to evict from one node.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) node: NodeIndex,
     /// The victims, from the most to the least important.
     pub(super) victims: Vec<Arc<PodInfo>>,
-    pub(super) cost: Cost,
+    pub(super) cost: PlanCost,
 }
 
 impl Plan {
@@ -572,7 +572,7 @@ pub(super) fn spare_order(
 
 /// Returns the cost of evicting `victims`, the most important first, of which `violations` have no budget
 /// left.
-pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
+pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> PlanCost {
     let highest = victims.first().map_or(i32::MIN, |pod| pod.priority);
     // Shifted so that more pods never weigh less than fewer, also with negative priorities.
     let weight = |pod: &Arc<PodInfo>| i64::from(pod.priority) + (1 << 31);

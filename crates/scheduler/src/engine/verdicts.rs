@@ -12,7 +12,7 @@ const ABSENT: Number = 0;
 const FITS: Number = 1;
 
 #[derive(Debug)]
-struct Kind {
+struct DistinctVerdict {
     verdict: RowVerdict,
     rows: usize,
 }
@@ -22,7 +22,7 @@ struct Kind {
 pub(super) struct Verdicts {
     rows: Vec<Number>,
     /// The verdicts other than [`ABSENT`] and [`FITS`]. Entries that no row uses are reused.
-    kinds: Vec<Kind>,
+    kinds: Vec<DistinctVerdict>,
     unused: Vec<usize>,
     numbers: FxHashMap<RowVerdict, Number>,
     fitting: usize,
@@ -125,7 +125,7 @@ impl Verdicts {
         if let Some(number) = self.numbers.get(&verdict) {
             return *number;
         }
-        let kind = Kind {
+        let kind = DistinctVerdict {
             verdict: verdict.clone(),
             rows: 0,
         };

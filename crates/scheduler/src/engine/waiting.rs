@@ -1,7 +1,7 @@
 //! Pods that keep their reservation while they wait for permission.
 
 use super::cluster::ClusterState;
-use super::measure::{self, Measured, Meter, Point};
+use super::measure::{self, Measurement, Meter, Point};
 use super::nominator::Nominator;
 use super::output::Output;
 use super::plugin_table::PluginTable;
@@ -127,11 +127,11 @@ impl WaitingPods {
         let waiting = self.pods.remove(uid)?;
         let waited = now.duration_since(waiting.since);
         meter.note(match waiting.point {
-            Point::Permit => Measured::Permit {
+            Point::Permit => Measurement::Permit {
                 result,
                 seconds: waited.as_secs_f64().max(0.0),
             },
-            point => Measured::Point {
+            point => Measurement::Point {
                 profile: waiting.profile,
                 point,
                 status: result,

@@ -67,14 +67,14 @@ impl Resets {
 
 /// Creates and registers metrics. A metric that the registry already has is not registered again.
 #[derive(Debug, Clone)]
-pub(super) struct Maker {
+pub(super) struct MetricFactory {
     registry: Registry,
     resets: Resets,
 }
 
 type Made<T> = Result<T, Error>;
 
-impl Maker {
+impl MetricFactory {
     pub(super) fn new(registry: &Registry, resets: Resets) -> Self {
         Self {
             registry: registry.clone(),
@@ -173,7 +173,7 @@ mod tests {
     fn reset_clears_labelled_metrics_only() {
         let registry = Registry::new();
         let resets = Resets::default();
-        let maker = Maker::new(&registry, resets.clone());
+        let maker = MetricFactory::new(&registry, resets.clone());
         let labelled = maker
             .counters("labelled_total", Level::Stable, "Labelled.", &["a"])
             .unwrap();

@@ -1,6 +1,6 @@
 //! Metrics that plugins define themselves.
 
-use super::make::{Level, Maker, Resets};
+use super::make::{Level, MetricFactory, Resets};
 use crate::framework::{Family, MetricKind, MetricSamples};
 use prometheus::{CounterVec, GaugeVec, HistogramVec, Registry};
 use rustc_hash::FxHashMap;
@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 /// The metrics of plugins. A family is registered when it is first read.
 #[derive(Debug)]
 pub(crate) struct PluginMetrics {
-    maker: Maker,
+    maker: MetricFactory,
     counters: FxHashMap<&'static str, CounterVec>,
     gauges: FxHashMap<&'static str, GaugeVec>,
     histograms: FxHashMap<&'static str, HistogramVec>,
@@ -17,7 +17,7 @@ pub(crate) struct PluginMetrics {
 impl PluginMetrics {
     pub(crate) fn new(registry: &Registry, resets: Resets) -> Self {
         Self {
-            maker: Maker::new(registry, resets),
+            maker: MetricFactory::new(registry, resets),
             counters: FxHashMap::default(),
             gauges: FxHashMap::default(),
             histograms: FxHashMap::default(),

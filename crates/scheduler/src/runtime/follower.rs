@@ -1,7 +1,7 @@
 //! An engine that follows the cluster without making decisions, for callers that ask what the scheduler would
 //! do.
 
-use super::{Error, Options, Watching, watch_all};
+use super::{Error, InformerSet, Options, watch_all};
 use crate::engine::{Engine, EngineOptions};
 use crate::framework::Message;
 use crate::guard::guarded;
@@ -20,10 +20,10 @@ const CLASS_BYTES: usize = 64 << 20;
 
 /// An engine that follows the cluster. Clones share the engine.
 #[derive(Debug, Clone)]
-pub struct Follower(Arc<Shared>);
+pub struct Follower(Arc<FollowerState>);
 
 #[derive(Debug)]
-struct Shared {
+struct FollowerState {
     /// The engine; `None` while it is taken.
     engine: Mutex<Option<Engine>>,
     returned: Notify,
@@ -34,7 +34,7 @@ impl Follower {
     /// Creates a follower of an engine that the caller feeds with events.
     #[must_use]
     pub fn new(engine: Engine) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(FollowerState {
             engine: Mutex::new(Some(engine)),
             returned: Notify::new(),
             settled: watch::Sender::new(true),
@@ -94,8 +94,8 @@ impl Follower {
         self.0.returned.notify_one();
     }
 
-    async fn feed(self, watching: Watching, clock: Clock, shutdown: CancellationToken) {
-        let Watching {
+    async fn feed(self, watching: InformerSet, clock: Clock, shutdown: CancellationToken) {
+        let InformerSet {
             mut messages,
             kinds: mut unseen,
             sender: _sender,

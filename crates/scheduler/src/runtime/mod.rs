@@ -183,7 +183,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn watch(&self, leads: CancellationToken, shutdown: CancellationToken) -> Watching {
+    fn watch(&self, leads: CancellationToken, shutdown: CancellationToken) -> InformerSet {
         let gates = &self.options.build.gates;
         watch_all(
             &self.config,
@@ -195,7 +195,7 @@ impl Daemon {
         )
     }
 
-    async fn lead(self, watching: Option<Watching>, shutdown: CancellationToken) {
+    async fn lead(self, watching: Option<InformerSet>, shutdown: CancellationToken) {
         let watching = watching.unwrap_or_else(|| {
             let now = CancellationToken::new();
             now.cancel();
@@ -212,7 +212,7 @@ impl Daemon {
         } = self;
         let names: Vec<String> = profiles.profiles.iter().map(|p| p.name.clone()).collect();
         let mut engine = Engine::new(&config, profiles, options.engine);
-        let Watching {
+        let InformerSet {
             sender,
             messages,
             kinds,
@@ -291,7 +291,7 @@ fn watch_all(
     client: &Client,
     leads: CancellationToken,
     shutdown: CancellationToken,
-) -> Watching {
+) -> InformerSet {
     let (sender, messages) = mpsc::channel(4096);
     let watches = profiles.watches();
     let node = |change| match change {
@@ -339,7 +339,7 @@ fn watch_all(
         watch.start(source.clone());
     }
     let kinds = watches.iter().map(Watch::kind);
-    Watching {
+    InformerSet {
         sender,
         messages,
         kinds: kinds.chain([NODES, PODS]).collect(),
@@ -348,7 +348,7 @@ fn watch_all(
 }
 
 /// Running informers with their channel.
-struct Watching {
+struct InformerSet {
     sender: mpsc::Sender<Message>,
     messages: mpsc::Receiver<Message>,
     kinds: BTreeSet<&'static str>,

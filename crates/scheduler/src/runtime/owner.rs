@@ -5,7 +5,7 @@ use super::monitor;
 use super::writer::Writer;
 use super::writer_context::FailedAttempt;
 use crate::debug::{DebugHandle, EngineQuery};
-use crate::engine::{Engine, Failure, NearestNode, Outcome, Output};
+use crate::engine::{CycleOutcome, Engine, Failure, NearestNode, Output};
 use crate::framework::{Message, ObjectChange};
 use crate::guard::guarded;
 use crate::metrics::{BufferedHistograms, Metrics, PluginMetrics};
@@ -283,7 +283,7 @@ impl Owner {
         nearest
     }
 
-    fn log_scores(&self, outcome: &Outcome) {
+    fn log_scores(&self, outcome: &CycleOutcome) {
         let top = self.debug.flags().scores.load(Ordering::Relaxed);
         if top > 0
             && let Some(table) = self

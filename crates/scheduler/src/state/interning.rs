@@ -49,7 +49,7 @@ impl PodInterner {
         let Some(own) = Arc::get_mut(&mut object) else {
             return object;
         };
-        let mut written = Hashed(self.hasher.build_hasher());
+        let mut written = HashWriter(self.hasher.build_hasher());
         if serde_json::to_writer(&mut written, &*own.pod).is_err() {
             return object;
         }
@@ -162,9 +162,9 @@ impl<T: ?Sized> Default for InternPool<T> {
 }
 
 /// A writer that hashes what is written.
-struct Hashed<H>(H);
+struct HashWriter<H>(H);
 
-impl<H: Hasher> io::Write for Hashed<H> {
+impl<H: Hasher> io::Write for HashWriter<H> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes);
         Ok(bytes.len())

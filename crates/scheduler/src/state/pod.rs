@@ -124,10 +124,10 @@ impl PodInfo {
         let namespace: Arc<str> = meta.namespace.as_deref().unwrap_or_default().into();
         let spec = pod.spec.as_ref().ok_or(PodError::Missing("spec"))?;
         let status = pod.status.as_ref();
-        let running = Running::of(status);
-        let requests = combined(spec, &running, table, Counted::Requests)?;
-        let limits = combined(spec, &running, table, Counted::Limits)?;
-        let scoring = combined(spec, &running, table, Counted::Scoring)?;
+        let running = ContainerStatuses::from_status(status);
+        let requests = combined(spec, &running, table, AmountKind::Requests)?;
+        let limits = combined(spec, &running, table, AmountKind::Limits)?;
+        let scoring = combined(spec, &running, table, AmountKind::Scoring)?;
         let since = |kind: &str| {
             status
                 .and_then(|s| s.conditions.as_ref())
@@ -342,7 +342,7 @@ impl std::fmt::Display for PodInfo {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Counted {
+enum AmountKind {
     Requests,
     Limits,
     Scoring,
@@ -350,15 +350,15 @@ enum Counted {
 
 /// The state of a pod's containers, from its status.
 #[derive(Default)]
-struct Running<'a> {
+struct ContainerStatuses<'a> {
     main: &'a [ContainerStatus],
     init: &'a [ContainerStatus],
     /// Whether the node can never provide what the spec requests.
     infeasible: bool,
 }
 
-impl<'a> Running<'a> {
-    fn of(status: Option<&'a PodStatus>) -> Self {
+impl<'a> ContainerStatuses<'a> {
+    fn from_status(status: Option<&'a PodStatus>) -> Self {
         let Some(status) = status else {
             return Self::default();
         };
@@ -398,9 +398,9 @@ impl<'a> Running<'a> {
 /// containers run, whichever is larger. Pod-level amounts replace it; overhead is added.
 fn combined(
     spec: &PodSpec,
-    running: &Running<'_>,
+    running: &ContainerStatuses<'_>,
     table: &ResourceTable,
-    side: Counted,
+    side: AmountKind,
 ) -> Result<Amounts, PodError> {
     let own = |place: ContainerPosition, container: &Container| {
         container_amounts(container, running, table, side, place)
@@ -415,7 +415,7 @@ fn combined(
     let overhead = amounts(spec.overhead.as_ref(), table, || "spec.overhead".to_owned())?;
     for (id, amount) in overhead.iter() {
         // A limit that is not set stays unlimited.
-        if side != Counted::Limits || total.get(id) > 0 {
+        if side != AmountKind::Limits || total.get(id) > 0 {
             total.add(id, amount);
         }
     }
@@ -427,9 +427,9 @@ fn combined(
 /// `PodRequests` with `UseStatusResources`.
 fn container_amounts(
     container: &Container,
-    running: &Running<'_>,
+    running: &ContainerStatuses<'_>,
     table: &ResourceTable,
-    side: Counted,
+    side: AmountKind,
     place: ContainerPosition,
 ) -> Result<Amounts, PodError> {
     let listed = container
@@ -437,7 +437,7 @@ fn container_amounts(
         .as_ref()
         .and_then(|resources| list(resources, side));
     let mut own = amounts(listed, table, || format!("{place}.resources"))?;
-    if side != Counted::Limits
+    if side != AmountKind::Limits
         && let Some(lists) = running.resources(place, container)
     {
         if running.infeasible {
@@ -449,7 +449,7 @@ fn container_amounts(
             requests::Total::raise(&mut own, &read.unwrap_or_default());
         }
     }
-    if side == Counted::Scoring {
+    if side == AmountKind::Scoring {
         for (id, fallback) in [(CPU, SCORING_MILLI_CPU), (MEMORY, SCORING_MEMORY)] {
             if !own.contains(id) {
                 own.set(id, fallback);
@@ -459,10 +459,10 @@ fn container_amounts(
     Ok(own)
 }
 
-fn list(resources: &ResourceRequirements, side: Counted) -> Option<&BTreeMap<String, Quantity>> {
+fn list(resources: &ResourceRequirements, side: AmountKind) -> Option<&BTreeMap<String, Quantity>> {
     match side {
-        Counted::Requests | Counted::Scoring => resources.requests.as_ref(),
-        Counted::Limits => resources.limits.as_ref(),
+        AmountKind::Requests | AmountKind::Scoring => resources.requests.as_ref(),
+        AmountKind::Limits => resources.limits.as_ref(),
     }
 }
 

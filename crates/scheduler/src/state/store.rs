@@ -53,7 +53,7 @@ struct Row {
 
 /// Properties of a node that are checked before its object is read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Marks {
+struct NodeMarks {
     present: bool,
     unschedulable: bool,
     tainted: bool,
@@ -71,7 +71,7 @@ pub struct NodeStore {
     requested: Vec<Vec<i64>>,
     /// CPU (millicores) and memory (bytes) requested by row, with defaults for containers without requests.
     scoring: Vec<[i64; 2]>,
-    marks: Vec<Marks>,
+    marks: Vec<NodeMarks>,
     /// The version of each row; changes whenever anything about the row does.
     row_versions: Vec<u64>,
     present: usize,
@@ -203,7 +203,7 @@ impl NodeStore {
     }
 
     #[inline]
-    fn marks(&self, node: NodeIndex) -> Marks {
+    fn marks(&self, node: NodeIndex) -> NodeMarks {
         self.marks.get(node.row()).copied().unwrap_or_default()
     }
 
@@ -230,7 +230,7 @@ impl NodeStore {
         for (id, amount) in info.allocatable.iter() {
             self.write_allocatable(node, id, amount);
         }
-        self.marks[node.row()] = Marks {
+        self.marks[node.row()] = NodeMarks {
             present: true,
             unschedulable: info.unschedulable,
             tainted: !info.taints().is_empty(),
@@ -253,7 +253,7 @@ impl NodeStore {
         let node = self.find(name)?;
         let old = self.rows[node.row()].info.take()?;
         self.present -= 1;
-        self.marks[node.row()] = Marks::default();
+        self.marks[node.row()] = NodeMarks::default();
         for (id, _) in old.allocatable.iter() {
             self.write_allocatable(node, id, 0);
         }
@@ -354,7 +354,7 @@ impl NodeStore {
                 column.push(0);
             }
             self.scoring.push([0; 2]);
-            self.marks.push(Marks::default());
+            self.marks.push(NodeMarks::default());
             self.row_versions.push(0);
             index(self.rows.len() - 1)
         });

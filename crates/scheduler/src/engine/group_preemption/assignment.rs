@@ -2,7 +2,7 @@
 
 use super::{Planner, Site};
 use crate::engine::preempt::{
-    Cost, NOT_HELPFUL, cost, hopeless, importance, never_fits, spare_order, wanted,
+    NOT_HELPFUL, PlanCost, cost, hopeless, importance, never_fits, spare_order, wanted,
 };
 use crate::engine::scope::Scope;
 use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection, RowVerdict};
@@ -15,7 +15,7 @@ const NO_VICTIMS: &str = "no potential victims";
 
 /// The cost of placing the next member on a node.
 struct VictimCost {
-    cost: Cost,
+    cost: PlanCost,
     victims: Vec<Arc<PodInfo>>,
     has_budgets: bool,
 }
@@ -202,7 +202,7 @@ impl<'a> Planner<'a> {
             stale = (last.get(&kind) == Some(&index)).then_some(kind);
             let rows = all.entry(kind).or_default();
             rows.resize_with(self.sites.len(), || None);
-            let (mut best, mut found): (Option<(Cost, usize)>, usize) = (None, 0);
+            let (mut best, mut found): (Option<(PlanCost, usize)>, usize) = (None, 0);
             let mut refusals = FxHashMap::<Reason, usize>::default();
             for (row, known) in rows.iter_mut().enumerate() {
                 self.fill_pool(row);

@@ -32,8 +32,8 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         engine.node_applied(node(name, "10"), at(0));
     }
     let points = |measures: &Measures, wanted: Point| {
-        let is = |measured: &&Measured| match measured {
-            Measured::Point { point, .. } => *point == wanted,
+        let is = |measured: &&Measurement| match measured {
+            Measurement::Point { point, .. } => *point == wanted,
             _ => false,
         };
         measures.timings.iter().filter(is).count()
@@ -56,7 +56,7 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         (Point::Permit, "Success"),
     ] {
         let timed = measures.timings.iter().any(|measured| {
-            matches!(measured, Measured::Plugin { plugin: "Knobs", point, status: said, .. }
+            matches!(measured, Measurement::Plugin { plugin: "Knobs", point, status: said, .. }
                 if *point == plugin_point && *said == status)
         });
         assert!(timed, "{plugin_point:?} {:?}", measures.timings);
@@ -103,7 +103,7 @@ fn waits_for_permission_are_timed_by_how_they_end() {
     let waits: Vec<_> = timings
         .into_iter()
         .filter_map(|measured| match measured {
-            Measured::Permit { result, seconds } => Some((result, seconds)),
+            Measurement::Permit { result, seconds } => Some((result, seconds)),
             _ => None,
         })
         .collect();
