@@ -25,8 +25,8 @@ use koord_model::gang::{
 };
 use koord_scheduler::framework::Diagnosis;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Grouping, Holders,
-    IndexKind, Inputs, Insight, Interest, Metered, MetricSamples, Normalize, NotShown,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Explain, Grouping,
+    Holders, IndexKind, Inputs, Interest, MetricSamples, MetricSource, Normalize, NotShown,
     ObjectChange, ObjectEvents, Offer, PerProfile, Permit, PermitResult, Planning, Plugin,
     PodEvents, PodPatch, Points, PostBind, PostFilterTransformer, PreBind, PreEnqueue, PreFilter,
     PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, QueueingHint, Reason,
@@ -266,7 +266,7 @@ impl Plugin for Coscheduling {
         .post_filter()
         .planning()
         .pre_bind()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .tick()
@@ -275,7 +275,7 @@ impl Plugin for Coscheduling {
         .post_bind()
         .grouping()
         .permit()
-        .metered();
+        .metric_source();
 
     fn name(&self) -> &'static str {
         NAME
@@ -495,7 +495,7 @@ impl PreBind for Coscheduling {
     }
 }
 
-impl Insight for Coscheduling {
+impl Explain for Coscheduling {
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
         self.gangs.explain(&pod.uid)
     }
@@ -523,7 +523,7 @@ impl Insight for Coscheduling {
     }
 }
 
-impl Metered for Coscheduling {
+impl MetricSource for Coscheduling {
     fn read(&mut self, _view: View<'_>, out: &mut MetricSamples) {
         self.report_metrics(out);
     }

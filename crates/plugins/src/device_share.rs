@@ -28,9 +28,9 @@ use koord_model::device::{
 use koord_model::numa::{NumaPolicy, Offers};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
-    Holders, IndexKind, Inputs, Insight, Interest, Metered, MetricSamples, Normalize, NotShown,
-    ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind,
+    Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Explain, Filter, Holders, IndexKind, Inputs, Interest, MetricSamples, MetricSource, Normalize,
+    NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind,
     PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, QueueingHint,
     Rejection, Reserve, Roles, Score, Shortfall, Sign, Signable, Signature, State, Subject,
     Verdict, View,
@@ -245,11 +245,11 @@ impl Plugin for DeviceShare {
         .score()
         .alignment()
         .pre_bind()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .reserve()
-        .metered();
+        .metric_source();
 
     fn name(&self) -> &'static str {
         NAME
@@ -423,7 +423,7 @@ impl PreBind for DeviceShare {
     }
 }
 
-impl Insight for DeviceShare {
+impl Explain for DeviceShare {
     fn explain_shortfall(
         &self,
         cycle: &Cycle<'_>,
@@ -479,7 +479,7 @@ impl Insight for DeviceShare {
     }
 }
 
-impl Metered for DeviceShare {
+impl MetricSource for DeviceShare {
     fn read(&mut self, _view: View<'_>, out: &mut MetricSamples) {
         self.export_metrics(out);
     }

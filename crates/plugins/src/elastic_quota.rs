@@ -27,7 +27,7 @@ use koord_model::quota::{Options, QuotaForest, QuotaSpec};
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::{
     Action, Admission, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
-    IndexKind, Inputs, Insight, Interest, Metered, MetricSamples, NotShown, ObjectChange,
+    Explain, IndexKind, Inputs, Interest, MetricSamples, MetricSource, NotShown, ObjectChange,
     ObjectEvents, PerProfile, Plugin, PodEvents, Points, Pool, PostFilter, PostFilterResult,
     PostFilterTransformer, PreFilterResult, Preemption, Preparation, QueueHints, QueueingHint,
     Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
@@ -318,13 +318,13 @@ impl Plugin for ElasticQuotas {
         .sign()
         .pre_filter()
         .post_filter()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .preparation()
         .tick()
         .post_filter_transformer()
-        .metered();
+        .metric_source();
 
     fn name(&self) -> &'static str {
         NAME
@@ -506,7 +506,7 @@ impl Admission for ElasticQuotas {
     }
 }
 
-impl Insight for ElasticQuotas {
+impl Explain for ElasticQuotas {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
         let verdict = self.admit(pod, &name, &QuotaDelta::default(), view.resources);
@@ -556,7 +556,7 @@ impl Insight for ElasticQuotas {
     }
 }
 
-impl Metered for ElasticQuotas {
+impl MetricSource for ElasticQuotas {
     fn read(&mut self, view: View<'_>, out: &mut MetricSamples) {
         self.report_metrics(view.resources, out);
     }

@@ -9,8 +9,8 @@ use koord_api::priority::PriorityClass;
 use koord_api::priority::resource_priority_class;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Code, Cycle, Filter, Holders,
-    Insight, Interest, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Code, Cycle, Explain, Filter,
+    Holders, Interest, Plugin, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
     QueueHints, QueueingHint, Reason, Reasons, Rejection, Roles, Score, Shortfall, Sign, Signable,
     Signature, State, Subject, Verdict, View,
 };
@@ -144,7 +144,7 @@ impl Plugin for Fit {
         .filter()
         .pre_score()
         .score()
-        .insight();
+        .explain();
 
     fn name(&self) -> &'static str {
         NAME
@@ -349,7 +349,7 @@ impl QueueHints for Fit {
     }
 }
 
-impl Insight for Fit {
+impl Explain for Fit {
     fn explain_shortfall(
         &self,
         cycle: &Cycle<'_>,

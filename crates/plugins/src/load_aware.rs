@@ -19,8 +19,8 @@ use koord_api::slo::NodeMetric;
 use koord_model::estimate;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Holders,
-    Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Explain, Filter,
+    Holders, Inputs, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
     PreFilter, PreFilterResult, PreScore, PreScoreResult, Problem, QueueHints, QueueingHint,
     Rejection, Roles, Score, Sign, Signable, Signature, State, Subject, Tick, Verdict, View,
 };
@@ -391,7 +391,7 @@ impl Plugin for LoadAware {
         .filter()
         .pre_score()
         .score()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .tick();
@@ -545,7 +545,7 @@ impl QueueHints for LoadAware {
     }
 }
 
-impl Insight for LoadAware {
+impl Explain for LoadAware {
     fn inspections(&self) -> &'static [&'static str] {
         &["node/:nodeName"]
     }

@@ -29,8 +29,8 @@ use koord_model::resources::{
 };
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter,
-    Holders, IndexKind, Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents,
+    Action, Alignment, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects,
+    Explain, Filter, Holders, IndexKind, Inputs, Interest, NotShown, ObjectChange, ObjectEvents,
     PerProfile, Plugin, PodEvents, PodPatch, Points, PreBind, PreFilter, PreFilterResult, PreScore,
     PreScoreResult, Problem, QueueHints, QueueingHint, Rejection, ReportedProblems, Reserve, Roles,
     Score, Shortfall, Sign, Signable, Signature, State, Subject, Verdict, View,
@@ -188,7 +188,7 @@ impl Plugin for Numa {
         .score()
         .alignment()
         .pre_bind()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .reserve();
@@ -497,7 +497,7 @@ impl PreBind for Numa {
     }
 }
 
-impl Insight for Numa {
+impl Explain for Numa {
     fn explain_shortfall(
         &self,
         cycle: &Cycle<'_>,

@@ -33,8 +33,8 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Diagnosis,
-    Effects, Filter, Holders, IndexKind, Inputs, Insight, Interest, LazyMessage, Metered,
-    MetricSamples, Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents,
+    Effects, Explain, Filter, Holders, IndexKind, Inputs, Interest, LazyMessage, MetricSamples,
+    MetricSource, Normalize, NotShown, ObjectChange, ObjectEvents, PerProfile, Plugin, PodEvents,
     PodPatch, Points, PostFilter, PostFilterResult, PostFilterTransformer, PreBind, PreFilter,
     PreFilterResult, PreScore, PreScoreResult, Preemption, Protection, QueueHints, QueueingHint,
     RefusalEvent, Rejection, Release, Reserve, Roles, RulesVersion, Score, Sign, Signable,
@@ -242,13 +242,13 @@ impl Plugin for Reservations {
         .protection()
         .pre_bind()
         .bind()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .tick()
         .reserve()
         .post_filter_transformer()
-        .metered();
+        .metric_source();
 
     fn name(&self) -> &'static str {
         NAME
@@ -581,7 +581,7 @@ impl Bind for Reservations {
     }
 }
 
-impl Insight for Reservations {
+impl Explain for Reservations {
     fn refusal_event(&self, pod: &PodInfo, said: &LazyMessage) -> Option<RefusalEvent> {
         pod.annotation(annotations::RESERVATION_AFFINITY)?;
         let message = koord_model::reservation::failure_of_reservations(said)?;
@@ -608,7 +608,7 @@ impl Insight for Reservations {
     }
 }
 
-impl Metered for Reservations {
+impl MetricSource for Reservations {
     fn read(&mut self, view: View<'_>, out: &mut MetricSamples) {
         self.export_metrics(view.now, out);
     }

@@ -22,8 +22,8 @@ use koord_model::alignment::{self, AlignmentError, AlignmentRequest, Policy};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
-    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, Holders,
-    Inputs, Insight, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
+    Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Explain, Filter,
+    Holders, Inputs, Interest, NotShown, ObjectChange, ObjectEvents, Plugin, PodEvents, Points,
     PostBind, PostFilterTransformer, PreFilter, PreFilterResult, PreScore, PreScoreResult,
     QueueHints, QueueingHint, Rejection, ReportedProblems, Roles, Score, Shortfall, Sign, Signable,
     Signature, State, Subject, Tick, Verdict, View,
@@ -212,7 +212,7 @@ impl Plugin for TopologyMatch {
         .filter()
         .pre_score()
         .score()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .tick()
@@ -342,7 +342,7 @@ impl QueueHints for TopologyMatch {
     }
 }
 
-impl Insight for TopologyMatch {
+impl Explain for TopologyMatch {
     fn explain_shortfall(
         &self,
         cycle: &Cycle<'_>,

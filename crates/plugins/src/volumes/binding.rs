@@ -23,7 +23,7 @@ use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
     Action, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Cycle, Effects, Filter, IndexKind,
-    Inputs, Interest, Metered, MetricSamples, ObjectChange, ObjectEvents, PerProfile, Permit,
+    Inputs, Interest, MetricSamples, MetricSource, ObjectChange, ObjectEvents, PerProfile, Permit,
     PermitResult, Plugin, PodEvents, Points, PreFilter, PreFilterResult, PreScore, PreScoreResult,
     QueueHints, QueueingHint, Reason, Rejection, Reserve, Roles, Score, Sign, Signable, Signature,
     State, Subject, Tick, Verdict, View,
@@ -298,7 +298,7 @@ impl Plugin for VolumeBinding {
         .tick()
         .reserve()
         .permit()
-        .metered();
+        .metric_source();
 
     fn name(&self) -> &'static str {
         NAME
@@ -494,7 +494,7 @@ impl Permit for VolumeBinding {
     }
 }
 
-impl Metered for VolumeBinding {
+impl MetricSource for VolumeBinding {
     fn read(&mut self, _view: View<'_>, out: &mut MetricSamples) {
         self.failures.read(out);
     }

@@ -621,9 +621,9 @@ impl PluginTable {
         let plugins = self.plugins.iter();
         plugins
             .filter_map(|plugin| {
-                let insight = plugin.insight()?;
+                let explainer = plugin.explain()?;
                 guarded("describing a refusal", || {
-                    insight.refusal_event(pod, message)
+                    explainer.refusal_event(pod, message)
                 })?
             })
             .collect()

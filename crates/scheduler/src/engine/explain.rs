@@ -210,9 +210,9 @@ impl Inspector<'_> {
         let judging = self.table.judging(&pod);
         let numbered = self.table.plugins.iter().enumerate();
         for (_, plugin) in numbered.filter(|(at, _)| judging & (1 << at) != 0) {
-            let insight = plugin.insight();
+            let explainer = plugin.explain();
             if let Some(explanation) =
-                insight.and_then(|it| it.explain(&pod, self.cluster.view(now)))
+                explainer.and_then(|it| it.explain(&pod, self.cluster.view(now)))
             {
                 plugins.insert(plugin.name().to_owned(), explanation);
             }
@@ -311,8 +311,8 @@ impl Scope<'_> {
             let filter = filter_of(self.plugins, *plugin);
             if let Err(rejection) = filter.filter(&cycle, state, node) {
                 let before = out.found();
-                if let Some(insight) = self.plugins[*plugin].insight() {
-                    insight.explain_shortfall(&cycle, state, node, out);
+                if let Some(explainer) = self.plugins[*plugin].explain() {
+                    explainer.explain_shortfall(&cycle, state, node, out);
                 }
                 if out.found() == before {
                     add_rejection(&rejection, out);
@@ -323,8 +323,8 @@ impl Scope<'_> {
             // The NUMA resources do not align: ask the plugins that allocate them.
             for (plugin, state) in &self.prepared.filters {
                 let plugin = &self.plugins[*plugin];
-                if let Some(insight) = plugin.insight().filter(|_| plugin.alignment().is_some()) {
-                    insight.explain_shortfall(&cycle, state, node, out);
+                if let Some(explainer) = plugin.explain().filter(|_| plugin.alignment().is_some()) {
+                    explainer.explain_shortfall(&cycle, state, node, out);
                 }
             }
         }

@@ -31,9 +31,9 @@ impl Inspector<'_> {
     pub fn read(&mut self, now: Timestamp) -> MetricSamples {
         let mut out = MetricSamples::default();
         for plugin in &mut self.table.plugins {
-            if let Some(metered) = plugin.metered() {
+            if let Some(source) = plugin.metric_source() {
                 let view = self.cluster.view(now);
-                guarded("reading metrics", || metered.read(view, &mut out));
+                guarded("reading metrics", || source.read(view, &mut out));
             }
         }
         out
@@ -72,10 +72,10 @@ impl Inspector<'_> {
         if let Some(role) = self.table.plugins[index].preparation() {
             role.prepare_explain(self.cluster.view(now));
         }
-        let insight = self.table.plugins[index]
-            .insight()
+        let explainer = self.table.plugins[index]
+            .explain()
             .ok_or(NotShown::NoSuchPath)?;
-        insight.inspect(path, query, self.cluster.view(now))
+        explainer.inspect(path, query, self.cluster.view(now))
     }
 }
 

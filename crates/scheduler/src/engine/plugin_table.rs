@@ -215,9 +215,9 @@ impl PluginTable {
         let mut out: Vec<String> = self
             .plugins
             .iter()
-            .filter_map(|plugin| Some((plugin.name(), plugin.insight()?)))
-            .flat_map(|(name, insight)| {
-                let paths = insight.inspections().iter();
+            .filter_map(|plugin| Some((plugin.name(), plugin.explain()?)))
+            .flat_map(|(name, explainer)| {
+                let paths = explainer.inspections().iter();
                 paths.map(move |path| format!("/apis/v1/plugins/{name}/{path}"))
             })
             .collect();

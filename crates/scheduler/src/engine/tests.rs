@@ -10,11 +10,11 @@ mod waits;
 
 use super::*;
 use crate::framework::{
-    Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Factory, Filter, Grouping,
-    Insight, Interest, LazyMessage, Metered, MetricSamples, ObjectChange, ObjectEvents, Permit,
-    PermitResult, Plugin, PodEvents, Points, PreEnqueue, QueueHints, QueueingHint, RefusalEvent,
-    Registry, Rejection, Reserve, Roles, Sign, Signable, Signature, State, Subject, Tick, Verdict,
-    View,
+    Bind, BindPlan, BoxedPlugin, BuildContext, BuildError, ClusterEvent, Explain, Factory, Filter,
+    Grouping, Interest, LazyMessage, MetricSamples, MetricSource, ObjectChange, ObjectEvents,
+    Permit, PermitResult, Plugin, PodEvents, Points, PreEnqueue, QueueHints, QueueingHint,
+    RefusalEvent, Registry, Rejection, Reserve, Roles, Sign, Signable, Signature, State, Subject,
+    Tick, Verdict, View,
 };
 use crate::state::NodeIndex;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -45,14 +45,14 @@ impl Plugin for Knobs {
         .pre_enqueue()
         .filter()
         .bind()
-        .insight()
+        .explain()
         .object_events()
         .pod_events()
         .tick()
         .reserve()
         .grouping()
         .permit()
-        .metered();
+        .metric_source();
 
     fn name(&self) -> &'static str {
         "Knobs"
@@ -159,14 +159,14 @@ impl Grouping for Knobs {
     }
 }
 
-impl Insight for Knobs {
+impl Explain for Knobs {
     fn refusal_event(&self, _pod: &PodInfo, _message: &LazyMessage) -> Option<RefusalEvent> {
         stumble("remark");
         None
     }
 }
 
-impl Metered for Knobs {
+impl MetricSource for Knobs {
     fn read(&mut self, _view: View<'_>, _out: &mut MetricSamples) {
         stumble("read");
     }

@@ -35,7 +35,7 @@ pub struct MetricSample {
     pub value: f64,
 }
 
-/// The values collected from plugins by [`super::Metered::read`].
+/// The values collected from plugins by [`super::MetricSource::read`].
 #[derive(Debug, Default)]
 pub struct MetricSamples {
     renewed: Vec<&'static Family>,

@@ -40,8 +40,8 @@ pub use results::{
     PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion, Shortfall,
 };
 pub use roles::{
-    Admission, Alignment, Bind, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
-    PreBind, Protection, QueueHints, Release, Volatile,
+    Admission, Alignment, Bind, Explain, Grouping, MetricSource, Offer, Permit, Planning,
+    PostFilter, PreBind, Protection, QueueHints, Release, Volatile,
 };
 pub(crate) use rules::NoRule;
 pub use rules::{Filter, Inputs, PreEnqueue, PreFilter, PreScore, Score, Sign};

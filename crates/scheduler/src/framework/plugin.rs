@@ -3,10 +3,10 @@
 #[cfg(doc)]
 use super::PerProfile;
 use super::{
-    Alignment, Bind, BuildContext, BuildError, Filter, Grouping, Holders, Inputs, Insight, Metered,
-    ObjectEvents, Permit, Planning, PodEvents, Points, PostBind, PostFilter, PostFilterTransformer,
-    PreBind, PreEnqueue, PreFilter, PreScore, Preparation, Protection, QueueHints, Release,
-    Reserve, Score, Sign, Tick, Volatile,
+    Alignment, Bind, BuildContext, BuildError, Explain, Filter, Grouping, Holders, Inputs,
+    MetricSource, ObjectEvents, Permit, Planning, PodEvents, Points, PostBind, PostFilter,
+    PostFilterTransformer, PreBind, PreEnqueue, PreFilter, PreScore, Preparation, Protection,
+    QueueHints, Release, Reserve, Score, Sign, Tick, Volatile,
 };
 
 /// A scheduling plugin. One instance serves all profiles that configure it with equal arguments; an instance
@@ -23,7 +23,7 @@ pub trait Plugin: Send + Sync + Sized + 'static {
     /// upstream plugin; at a point for which the plugin has no role, listing it has no effect.
     fn points(&self) -> Points;
     /// Returns how the plugin treats holders. With [`Holders::Judged`], it is called at the extension points
-    /// before reserve and by [`Insight::explain`]; with [`Holders::Booked`], also from reserve on, and its
+    /// before reserve and by [`Explain::explain`]; with [`Holders::Booked`], also from reserve on, and its
     /// [`PodEvents::on_pod`], [`PodEvents::on_assigned`], [`PodEvents::on_updated`] and
     /// [`PodEvents::on_unassigned`] are called.
     fn holders(&self) -> Holders {
@@ -157,7 +157,7 @@ roles! {
         planning: Planning,
         pre_bind: PreBind,
         bind: Bind,
-        insight: Insight,
+        explain: Explain,
     }
     exclusive {
         object_events: ObjectEvents,
@@ -169,7 +169,7 @@ roles! {
         post_bind: PostBind,
         grouping: Grouping,
         permit: Permit,
-        metered: Metered,
+        metric_source: MetricSource,
     }
 }
 

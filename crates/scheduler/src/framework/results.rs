@@ -202,7 +202,7 @@ impl PodPatch {
     }
 }
 
-/// The reason why [`Insight::inspect`](super::Insight::inspect) shows nothing.
+/// The reason why [`Explain::inspect`](super::Explain::inspect) shows nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotShown {
     /// The plugin has no such path.

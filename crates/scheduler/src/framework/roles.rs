@@ -233,7 +233,7 @@ pub trait Planning {
 }
 
 /// Explains pods and nodes to users.
-pub trait Insight {
+pub trait Explain {
     /// Returns an additional event for a refused pod whose event text is `message`, if the plugin has one.
     /// `message` is formatted only when it is read, so do not read it for pods without such an event.
     fn refusal_event(&self, _pod: &PodInfo, _message: &LazyMessage) -> Option<RefusalEvent> {
@@ -253,7 +253,7 @@ pub trait Insight {
     fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
         None
     }
-    /// Returns the paths that [`Insight::inspect`] serves, with parameters written as `:name`.
+    /// Returns the paths that [`Explain::inspect`] serves, with parameters written as `:name`.
     fn inspections(&self) -> &'static [&'static str] {
         &[]
     }
@@ -272,7 +272,7 @@ pub trait Insight {
 }
 
 /// Exports metrics of the plugin's own.
-pub trait Metered {
+pub trait MetricSource {
     /// Adds the plugin's current metrics to `out`; called every few seconds. Each observation is reported
     /// once.
     fn read(&mut self, view: View<'_>, out: &mut MetricSamples);

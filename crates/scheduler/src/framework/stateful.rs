@@ -4,7 +4,7 @@
 
 use super::{Cycle, Diagnosis, Effects, ObjectChange, Verdict, View};
 #[cfg(doc)]
-use super::{Insight, Planning, PreEnqueue};
+use super::{Explain, Planning, PreEnqueue};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub trait Preparation {
     /// Computes what the filters and scores need for this pod and is not computed yet. Called in each cycle
     /// before the nodes are filtered.
     fn prepare(&mut self, _cycle: &Cycle<'_>) {}
-    /// Brings the plugin's state up to date before [`Insight`] is used outside a scheduling cycle.
+    /// Brings the plugin's state up to date before [`Explain`] is used outside a scheduling cycle.
     fn prepare_explain(&mut self, _view: View<'_>) {}
 }
 
