@@ -137,7 +137,7 @@ impl<Q: Hash + Eq, A: Clone> TtlCache<Q, A> {
 /// Authenticates callers by their bearer tokens.
 #[derive(Debug)]
 pub struct Authenticator {
-    client: Client,
+    client: ReviewClient,
     life: Duration,
     cache: TtlCache<String, Option<User>>,
 }
@@ -145,7 +145,7 @@ pub struct Authenticator {
 /// Decides whether users may access a resource.
 #[derive(Debug)]
 pub struct Authorizer {
-    client: Client,
+    client: ReviewClient,
     allowed: Duration,
     refused: Duration,
     cache: TtlCache<(User, String, Subject), Access>,
@@ -184,11 +184,11 @@ pub struct Access {
 }
 
 /// A client with a short debug output.
-struct Client(kube::Client);
+struct ReviewClient(kube::Client);
 
-impl Debug for Client {
+impl Debug for ReviewClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Client")
+        f.write_str("ReviewClient")
     }
 }
 
@@ -197,7 +197,7 @@ impl Authenticator {
     #[must_use]
     pub fn new(client: kube::Client, life: Duration) -> Self {
         Self {
-            client: Client(client),
+            client: ReviewClient(client),
             life,
             cache: TtlCache::new(),
         }
@@ -237,7 +237,7 @@ impl Authorizer {
     #[must_use]
     pub fn new(client: kube::Client, allowed: Duration, refused: Duration) -> Self {
         Self {
-            client: Client(client),
+            client: ReviewClient(client),
             allowed,
             refused,
             cache: TtlCache::new(),

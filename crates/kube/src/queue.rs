@@ -45,7 +45,7 @@ impl Default for RateLimit {
 /// The queue. Clones share the same content.
 #[derive(Debug)]
 pub struct WorkQueue<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<SharedQueue<T>>,
 }
 
 impl<T> Clone for WorkQueue<T> {
@@ -57,14 +57,14 @@ impl<T> Clone for WorkQueue<T> {
 }
 
 #[derive(Debug)]
-struct Shared<T> {
-    state: Mutex<State<T>>,
+struct SharedQueue<T> {
+    state: Mutex<QueueState<T>>,
     changed: Notify,
     limit: RateLimit,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct QueueState<T> {
     ready: VecDeque<T>,
     /// Keys that wait to be processed: in `ready`, or after their current processing ends.
     dirty: HashSet<T>,
@@ -92,7 +92,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     #[must_use]
     pub fn new(limit: RateLimit) -> Self {
         let interval = Duration::try_from_secs_f64(1.0 / limit.qps).unwrap_or_default();
-        let state = State {
+        let state = QueueState {
             ready: VecDeque::new(),
             dirty: HashSet::new(),
             processing: HashSet::new(),
@@ -106,7 +106,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             measured: None,
         };
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedQueue {
                 state: Mutex::new(state),
                 changed: Notify::new(),
                 limit,
@@ -235,7 +235,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     }
 }
 
-impl<T: Clone + Eq + Hash> State<T> {
+impl<T: Clone + Eq + Hash> QueueState<T> {
     fn add(&mut self, key: T) {
         if self.closed || !self.dirty.insert(key.clone()) {
             return;

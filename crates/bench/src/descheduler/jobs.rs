@@ -9,7 +9,7 @@ use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase as Phase};
 use koord_descheduler::framework::{Intent, Placement as _, Plan};
 use koord_descheduler::migration::arbitrate::{Verdict, arbitrate};
 use koord_descheduler::migration::filter::Rules;
-use koord_descheduler::migration::{Migrations, PASSED, Stage, stage};
+use koord_descheduler::migration::{JobStage, Migrations, PASSED, stage};
 use koord_placement::Targets;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Jobs {
             }
         }
         let begun = self.all.iter().filter(|(name, job)| {
-            stage(job) == Stage::Begun && !self.gone.contains_key(name.as_str())
+            stage(job) == JobStage::Begun && !self.gone.contains_key(name.as_str())
         });
         let begun: Vec<_> = begun
             .map(|(name, job)| (name.clone(), job.spec.pod_ref.uid.clone()))
@@ -153,14 +153,14 @@ impl Jobs {
         let late = self
             .all
             .iter()
-            .filter(|(_, job)| stage(job) != Stage::Ended && age(job) > ttl);
+            .filter(|(_, job)| stage(job) != JobStage::Ended && age(job) > ttl);
         let late: Vec<_> = late.map(|(name, _)| name.clone()).collect();
         for name in late {
             self.gone.remove(&name);
             self.end_job(&name, Phase::Failed);
         }
         self.all
-            .retain(|_, job| stage(job) != Stage::Ended || age(job) <= KEPT);
+            .retain(|_, job| stage(job) != JobStage::Ended || age(job) <= KEPT);
     }
 
     /// Sets the phase of an ended job.

@@ -1,7 +1,7 @@
 //! Queue of the jobs that must be reconciled because a related object changed.
 
 use crate::migration::reservation;
-use crate::migration::{Stage, stage};
+use crate::migration::{JobStage, stage};
 use koord_api::scheduling::PodMigrationJob;
 use koord_kube::queue::{RateLimit, WorkQueue};
 use parking_lot::{Mutex, RwLock};
@@ -106,7 +106,7 @@ impl JobIndex {
 
 /// Returns the objects that `job` refers to.
 fn targets(job: &PodMigrationJob) -> Vec<JobTarget> {
-    if stage(job) == Stage::Ended {
+    if stage(job) == JobStage::Ended {
         return Vec::new();
     }
     let bound = job

@@ -29,7 +29,7 @@ use crate::migration::args::MigrationControllerArgs;
 use crate::migration::limits::{self, Group};
 use crate::migration::step::{self, Requeue, Settings, step};
 use crate::migration::{
-    CREATED_BY, Migrations, PROFILE, Stage, annotation, evict, reservation, stage,
+    CREATED_BY, JobStage, Migrations, PROFILE, annotation, evict, reservation, stage,
 };
 use crate::move_history::retained_until;
 use crate::plugins::migration_controller::NAME;
@@ -277,7 +277,7 @@ impl JobController {
     async fn job(&self, name: &str) -> Result<Action, String> {
         // A job that has ended for good needs no request.
         if let Some(known) = self.view.jobs.get(name)
-            && stage(&known) == Stage::Ended
+            && stage(&known) == JobStage::Ended
             && !self.may_hold_reservation(&known)
         {
             return Ok(Action::Done);
@@ -309,12 +309,12 @@ impl JobController {
             return Ok(Some(Action::Done));
         };
         let text = |error: Error| error.to_string();
-        let ended = stage(job) == Stage::Ended;
+        let ended = stage(job) == JobStage::Ended;
         let pod = match ended {
             true => None,
             false => self.pod(Some(&job.spec.pod_ref)).await.map_err(text)?,
         };
-        let waits = stage(job) == Stage::Waiting;
+        let waits = stage(job) == JobStage::Waiting;
         let settings = self.settings(&migrations.args);
         let due = step::deadline(job, settings.ttl).is_some_and(|due| self.clock.now() >= due);
         let reserved = match waits || (ended && !self.may_hold_reservation(job)) {

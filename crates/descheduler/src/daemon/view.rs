@@ -5,7 +5,7 @@ use super::job_queue::JobQueueHandle;
 use super::jobs::{Jobs, WriteCache};
 use super::lister::Lister;
 use super::workloads::Workloads;
-use crate::migration::{Stage, stage};
+use crate::migration::{JobStage, stage};
 use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot, Workload};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, Pod};
@@ -294,7 +294,7 @@ impl ClusterView {
     pub(super) async fn about_jobs(&self, now: Timestamp) -> Snapshot {
         let jobs = self.jobs.all();
         let (mut names, mut uids) = (FxHashSet::default(), FxHashSet::default());
-        for job in jobs.iter().filter(|job| stage(job) != Stage::Ended) {
+        for job in jobs.iter().filter(|job| stage(job) != JobStage::Ended) {
             let pod = &job.spec.pod_ref;
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             names.insert((text(&pod.namespace), text(&pod.name)));

@@ -1,6 +1,6 @@
 //! Pods that are leaving their nodes while a strategy runs.
 
-use crate::migration::{Stage, stage};
+use crate::migration::{JobStage, stage};
 use crate::state::{PodInfo, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Departures {
     /// Collects the pods of the jobs in `snapshot`. A paused job moves nothing for now.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
-        let moves = |job: &&_| stage(job) != Stage::Ended;
+        let moves = |job: &&_| stage(job) != JobStage::Ended;
         let jobs = snapshot.jobs.iter().map(|job| &**job).filter(moves);
         let running = jobs.filter(|job| job.spec.paused != Some(true));
         let uids = running.filter_map(|job| {

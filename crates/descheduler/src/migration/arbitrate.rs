@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator`.
 
 use super::filter::{MigrationCounts, PodsByOwner, Rules, WORKLOAD_UNKNOWN};
-use super::{Stage, has_passed, stage};
+use super::{JobStage, has_passed, stage};
 use crate::rules::{self, SkipReason};
 use crate::state::{Owner, PodInfo, Snapshot};
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
@@ -42,7 +42,7 @@ pub fn arbitrate<'a>(
 ) -> Vec<(Arc<PodMigrationJob>, Verdict)> {
     let jobs = snapshot.jobs.iter();
     let waits = |job: &&Arc<PodMigrationJob>| {
-        stage(job) == Stage::Waiting && job.metadata.deletion_timestamp.is_none()
+        stage(job) == JobStage::Waiting && job.metadata.deletion_timestamp.is_none()
     };
     let waiting: Vec<_> = jobs
         .filter(waits)
@@ -55,7 +55,7 @@ pub fn arbitrate<'a>(
         return Vec::new();
     }
     let owned = PodsByOwner::new(snapshot);
-    let mut migration_counts = MigrationCounts::new(snapshot, |job| stage(job) == Stage::Begun);
+    let mut migration_counts = MigrationCounts::new(snapshot, |job| stage(job) == JobStage::Begun);
     let judge = |waiting: PendingJob| {
         let verdict = match &waiting.pod {
             // Without the pod it is unknown which limits the job counts against.

@@ -1,6 +1,6 @@
 //! Eviction policies, and when and why a pod was evicted.
 
-use super::{EVICT_REASON, EVICT_TRIGGER, Stage, annotation, stage, status};
+use super::{EVICT_REASON, EVICT_TRIGGER, JobStage, annotation, stage, status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::extension::SoftEvictionSpec;
@@ -63,7 +63,7 @@ pub fn evicted_at(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option
             Some(status::bounded(job, time.0, now))
         }
         // A pod whose job failed after refused evictions left for another reason, if at all.
-        _ if stage(job) == Stage::Ended && eviction.reason != reasons::EVICTING => None,
+        _ if stage(job) == JobStage::Ended && eviction.reason != reasons::EVICTING => None,
         _ => (!stands).then_some(now),
     }
 }

@@ -40,7 +40,7 @@ pub const PASSED: &str = "descheduler.koordinator.sh/passed-arbitration";
 
 /// Progress of a job as far as limits are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum JobStage {
     /// The job has not passed the arbitration.
     Waiting,
     /// The job has passed the arbitration or runs.
@@ -51,17 +51,17 @@ pub enum Stage {
 
 /// Returns the stage of `job`. A job without a phase is pending: the API server drops the phase on creation.
 #[must_use]
-pub fn stage(job: &PodMigrationJob) -> Stage {
+pub fn stage(job: &PodMigrationJob) -> JobStage {
     let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
     match phase {
-        None | Some(PodMigrationJobPhase::Pending) if has_passed(job) => Stage::Begun,
-        None | Some(PodMigrationJobPhase::Pending) => Stage::Waiting,
+        None | Some(PodMigrationJobPhase::Pending) if has_passed(job) => JobStage::Begun,
+        None | Some(PodMigrationJobPhase::Pending) => JobStage::Waiting,
         Some(PodMigrationJobPhase::Other(phase)) if phase.is_empty() && has_passed(job) => {
-            Stage::Begun
+            JobStage::Begun
         }
-        Some(PodMigrationJobPhase::Other(phase)) if phase.is_empty() => Stage::Waiting,
-        Some(PodMigrationJobPhase::Running) => Stage::Begun,
-        Some(_) => Stage::Ended,
+        Some(PodMigrationJobPhase::Other(phase)) if phase.is_empty() => JobStage::Waiting,
+        Some(PodMigrationJobPhase::Running) => JobStage::Begun,
+        Some(_) => JobStage::Ended,
     }
 }
 

@@ -16,7 +16,7 @@ pub use evicting::{has_begun_to_evict, is_asked};
 use super::evict::Policy;
 use super::reservation as making;
 use super::status::{self, State};
-use super::{CONTROLLER, Stage, annotation, args, stage};
+use super::{CONTROLLER, JobStage, annotation, args, stage};
 use crate::rules::SkipReason;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -281,7 +281,7 @@ pub fn step(view: &JobView<'_>) -> Step {
     if is_failed {
         return view.release_reservation();
     }
-    if job.spec.paused == Some(true) || stage(job) == Stage::Ended {
+    if job.spec.paused == Some(true) || stage(job) == JobStage::Ended {
         return Step::rest();
     }
     let due = deadline(job, view.settings.ttl);
@@ -405,7 +405,7 @@ impl<'a> JobView<'a> {
             let message = "Abort job caused by invalid PodRef";
             return Err(self.failed(INVALID_POD_REF, message));
         }
-        if self.settings.arbitrates && stage(job) == Stage::Waiting {
+        if self.settings.arbitrates && stage(job) == JobStage::Waiting {
             // The arbitrator wakes the job.
             let next = Requeue::Wait(Duration::from_secs(3600));
             return Err(Step {

@@ -1,6 +1,6 @@
 //! Outcome of a move, read from its PodMigrationJob.
 
-use crate::migration::{Stage, stage, status, step};
+use crate::migration::{JobStage, stage, status, step};
 use jiff::Timestamp;
 use koord_api::duration::GoDuration;
 use koord_api::scheduling::pod_migration_job_conditions as conditions;
@@ -24,7 +24,7 @@ fn eviction(job: &PodMigrationJob) -> Option<&PodMigrationJobCondition> {
 
 /// Returns the outcome of `job`; `there` is true if its pod still runs on the source node.
 pub(super) fn from_job(job: &PodMigrationJob, there: bool) -> MoveOutcome {
-    if stage(job) != Stage::Ended {
+    if stage(job) != JobStage::Ended {
         return MoveOutcome::Pending;
     }
     let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());

@@ -6,7 +6,7 @@ use crate::migration::args::{Gate, MigrationControllerArgs};
 use crate::migration::evict::Policy;
 use crate::migration::filter::{MigrationCounts, PodsByOwner, Rules};
 use crate::migration::{
-    CONTROLLER, CREATED_BY, EVICT_REASON, EVICT_TRIGGER, Migrations, PROFILE, Stage, stage,
+    CONTROLLER, CREATED_BY, EVICT_REASON, EVICT_TRIGGER, JobStage, Migrations, PROFILE, stage,
 };
 use crate::rules::{Budgets, Fit};
 use crate::state::{NodeInfo, PodInfo, Snapshot};
@@ -80,7 +80,9 @@ impl MigrationController {
                 rules: None,
                 owned: PodsByOwner::new(snapshot),
                 // Waiting jobs count like running ones.
-                migration_counts: MigrationCounts::new(snapshot, |job| stage(job) != Stage::Ended),
+                migration_counts: MigrationCounts::new(snapshot, |job| {
+                    stage(job) != JobStage::Ended
+                }),
                 budgets: Budgets::new(snapshot),
                 fit: None,
                 moved: Vec::new(),

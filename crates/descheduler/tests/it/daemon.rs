@@ -93,7 +93,7 @@ impl Strategy for Stuck {
     }
 }
 
-struct Cluster {
+struct DaemonCluster {
     /// Client with all rights.
     client: Client,
     /// Client for the descheduler, with the rights of the manifests in `deploy/descheduler`.
@@ -103,7 +103,7 @@ struct Cluster {
     last: LastCycle,
 }
 
-impl Cluster {
+impl DaemonCluster {
     /// Starts a cluster of nodes `hot` and `cold`, with pods `p` and `q` on the first and `r` on the second.
     async fn start() -> Self {
         // No custom resource is installed, and nothing waits for them.
@@ -221,7 +221,7 @@ fn framework(dry_run: bool) -> Framework {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn cycle_applies_and_reports_its_plan() {
-    let cluster = Cluster::start().await;
+    let cluster = DaemonCluster::start().await;
     assert_eq!(
         cluster.get("/debug/descheduler").await.0,
         StatusCode::NOT_FOUND
@@ -263,7 +263,7 @@ pub(crate) async fn cycle_applies_and_reports_its_plan() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
-    let cluster = Cluster::start().await;
+    let cluster = DaemonCluster::start().await;
     let before = cluster.versions().await;
     let running = cluster.run(10, true);
     tokio::time::sleep(Duration::from_secs(35)).await;
@@ -283,7 +283,7 @@ pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn node_that_cannot_be_drained_is_uncordoned() {
-    let cluster = Cluster::start().await;
+    let cluster = DaemonCluster::start().await;
     let budget = json!({
         "metadata": {"name": "b"},
         "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"name": "p"}}},
@@ -329,7 +329,7 @@ pub(crate) async fn node_that_cannot_be_drained_is_uncordoned() {
 
 /// Returns the responses to `GET path`, once alone and once with the routes of a whole process.
 async fn responses(
-    cluster: &Cluster,
+    cluster: &DaemonCluster,
     config: &Configuration,
     request: Request<Body>,
 ) -> (StatusCode, String) {
@@ -345,7 +345,7 @@ fn get(path: &str) -> Request<Body> {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn configuration_is_served_and_profiling_can_be_off() {
-    let cluster = Cluster::start().await;
+    let cluster = DaemonCluster::start().await;
     let mut config = Configuration::default();
     let (status, text) = responses(&cluster, &config, get("/configz")).await;
     assert_eq!(status, StatusCode::OK);
@@ -376,7 +376,7 @@ pub(crate) async fn configuration_is_served_and_profiling_can_be_off() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn deleting_metrics_resets_counters() {
-    let cluster = Cluster::start().await;
+    let cluster = DaemonCluster::start().await;
     let running = cluster.run(0, false);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let counted = || koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
@@ -399,7 +399,7 @@ pub(crate) async fn deleting_metrics_resets_counters() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn replica_waits_for_the_lease_and_releases_it() {
-    let cluster = Cluster::with(koord_api::crd_values()).await;
+    let cluster = DaemonCluster::with(koord_api::crd_values()).await;
     let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(
         cluster.client.clone(),
         "koordinator-system",
@@ -455,7 +455,7 @@ pub(crate) async fn replica_waits_for_the_lease_and_releases_it() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn hot_node_event_repeats_hourly() {
-    let cluster = Cluster::start().await;
+    let cluster = DaemonCluster::start().await;
     let mut framework = framework(false);
     framework.profiles[0].deschedule = vec![Box::new(Stuck::default())];
     let options = Options {

@@ -35,7 +35,7 @@ pub(super) enum EventAction {
 #[derive(Debug, Default)]
 pub(super) struct Correlator {
     similar: LruMap<EventAggregate>,
-    sent: LruMap<Sent>,
+    sent: LruMap<SentEvent>,
     buckets: LruMap<Bucket>,
 }
 
@@ -46,7 +46,7 @@ struct EventAggregate {
 }
 
 #[derive(Debug, Default, Clone)]
-struct Sent {
+struct SentEvent {
     name: Option<String>,
     count: i32,
     first: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,

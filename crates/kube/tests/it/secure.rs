@@ -29,14 +29,14 @@ impl Signer {
 }
 
 /// An API server over HTTPS, a kubeconfig for it, and the token of a service account.
-struct Cluster {
+struct SecureCluster {
     server: Arc<ApiServer>,
     dir: tempfile::TempDir,
     token: String,
     stop: CancellationToken,
 }
 
-impl Cluster {
+impl SecureCluster {
     async fn start() -> Self {
         koord_kube::tls::install_crypto_provider();
         let mut config = Config::memory(Clock::system());
@@ -135,7 +135,7 @@ impl Cluster {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_are_authenticated_and_authorized() {
-    let cluster = Cluster::start().await;
+    let cluster = SecureCluster::start().await;
     let signer = Signer::new();
     std::fs::write(cluster.file("ca.crt"), &signer.pem).unwrap();
     let ca = format!("--client-ca-file={}", cluster.file("ca.crt"));
@@ -230,7 +230,7 @@ async fn requests_are_authenticated_and_authorized() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_an_api_server_only_open_paths_are_served() {
-    let cluster = Cluster::start().await;
+    let cluster = SecureCluster::start().await;
     let signer = Signer::new();
     std::fs::write(cluster.file("ca.crt"), &signer.pem).unwrap();
     let flags = [
@@ -274,7 +274,7 @@ async fn without_an_api_server_only_open_paths_are_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_ca_is_read_from_the_cluster() {
-    let cluster = Cluster::start().await;
+    let cluster = SecureCluster::start().await;
     // The API server has published its own CA there.
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kube-system");
     let params = koord_kube::api::DeleteParams::default();

@@ -4,7 +4,7 @@ use super::JobController;
 use crate::framework::SkipReason;
 use crate::migration::arbitrate::{Verdict, arbitrate};
 use crate::migration::filter::Rules;
-use crate::migration::{PASSED, Stage, stage, step};
+use crate::migration::{JobStage, PASSED, stage, step};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::PodMigrationJob;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;
@@ -33,7 +33,7 @@ impl JobController {
             self.count_phases();
             self.report_undecodable();
             let jobs = self.view.jobs.all();
-            if jobs.iter().any(|job| stage(job) == Stage::Waiting) {
+            if jobs.iter().any(|job| stage(job) == JobStage::Waiting) {
                 self.round().await;
             }
             tokio::time::sleep(every).await;

@@ -9,7 +9,7 @@ use koord_kube::api::PostParams;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-struct Cluster {
+struct ScaleCluster {
     server: Arc<ApiServer>,
     client: Client,
     workloads: Workloads,
@@ -34,7 +34,7 @@ fn definition(group: &str, version: &str, kind: &str, plural: &str, scale: bool)
     })
 }
 
-impl Cluster {
+impl ScaleCluster {
     async fn start() -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
@@ -118,7 +118,7 @@ fn workload(name: &str, owner: Option<(&str, &Arc<str>)>) -> Value {
 /// Upstream's three cases, and the other kinds.
 #[tokio::test(start_paused = true)]
 async fn replicas_of_known_kinds_are_resolved() {
-    let cluster = Cluster::start().await;
+    let cluster = ScaleCluster::start().await;
     let deployment = cluster
         .put(&apps("deployments"), &plain(workload("d", None)))
         .await;
@@ -216,7 +216,7 @@ fn plain(mut value: Value) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn scale_of_other_kinds_is_cached() {
-    let cluster = Cluster::start().await;
+    let cluster = ScaleCluster::start().await;
     let scaled = definition("x.io", "v1", "Rollout", "rollouts", true);
     let fixed = definition("x.io", "v1", "Fixed", "fixeds", false);
     cluster

@@ -4,7 +4,7 @@ use crate::migration::arbitrate::{
     sorted,
 };
 use crate::migration::filter::Rules;
-use crate::migration::{Stage, stage};
+use crate::migration::{JobStage, stage};
 use crate::state::PodInfo;
 use crate::testing::TestCluster;
 use std::collections::BTreeMap;
@@ -412,7 +412,7 @@ mod limits_hold {
             let begun = self
                 .jobs
                 .iter()
-                .filter(|(job, _)| stage(job) == Stage::Begun);
+                .filter(|(job, _)| stage(job) == JobStage::Begun);
             begun.map(|(_, pod)| *pod).collect()
         }
 
@@ -455,7 +455,7 @@ mod limits_hold {
                 }
                 Event::Run(at) | Event::End(at) => {
                     let begun = self.jobs.iter_mut();
-                    let mut begun = begun.filter(|(job, _)| stage(job) == Stage::Begun);
+                    let mut begun = begun.filter(|(job, _)| stage(job) == JobStage::Begun);
                     let Some((job, pod)) = begun.nth(at % 4) else {
                         return;
                     };
@@ -477,7 +477,7 @@ mod limits_hold {
                     self.pods[*pod] = (generation + usize::from(!there), !there, true);
                     // The controller adds the UID.
                     let jobs_of_pod = self.jobs.iter_mut().filter(|(_, job_pod)| job_pod == pod);
-                    for (job, _) in jobs_of_pod.filter(|(job, _)| stage(job) == Stage::Begun) {
+                    for (job, _) in jobs_of_pod.filter(|(job, _)| stage(job) == JobStage::Begun) {
                         let ended = json!({"phase": "Succeeded"});
                         job.status = Some(serde_json::from_value(ended).unwrap());
                     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::framework::SkipReason;
 use crate::migration::filter::{MigrationCounts, PodsByOwner, Rules};
-use crate::migration::{Stage, stage};
+use crate::migration::{JobStage, stage};
 use crate::state::PodInfo;
 use crate::testing::TestCluster;
 
@@ -39,8 +39,8 @@ impl Setting {
         let snapshot = self.snapshot(10);
         let rules = Rules::new(Arc::new(super::args(args)), &snapshot.priority_classes);
         let owned = PodsByOwner::new(&snapshot);
-        let all = MigrationCounts::new(&snapshot, |job| stage(job) != Stage::Ended);
-        let begun = MigrationCounts::new(&snapshot, |job| stage(job) == Stage::Begun);
+        let all = MigrationCounts::new(&snapshot, |job| stage(job) != JobStage::Ended);
+        let begun = MigrationCounts::new(&snapshot, |job| stage(job) == JobStage::Begun);
         let free = rules.is_within_limits(&snapshot, &owned, &begun, pod);
         assert_eq!(rules.is_within_limits(&snapshot, &owned, &all, pod), free);
         assert!(
@@ -64,7 +64,7 @@ fn a_pod_has_one_job() {
     let rules = Rules::new(Arc::default(), &std::collections::BTreeMap::new());
     let first = |setting: &Setting, pod: &PodInfo| {
         let migration_counts =
-            MigrationCounts::new(&setting.snapshot(10), |job| stage(job) != Stage::Ended);
+            MigrationCounts::new(&setting.snapshot(10), |job| stage(job) != JobStage::Ended);
         rules
             .has_no_job(&migration_counts, pod)
             .map_err(|why| why.rule)

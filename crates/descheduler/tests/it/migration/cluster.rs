@@ -49,7 +49,7 @@ impl Strategy for Cooling {
     }
 }
 
-pub(super) struct Cluster {
+pub(super) struct MigrationCluster {
     server: Arc<ApiServer>,
     /// Denied requests of deschedulers, by the manifests in `deploy/descheduler`.
     denied: DeniedRequests,
@@ -96,7 +96,7 @@ impl Contender {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for MigrationCluster {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.denied.assert_none();
@@ -104,7 +104,7 @@ impl Drop for Cluster {
     }
 }
 
-impl Cluster {
+impl MigrationCluster {
     /// Starts nodes `hot`, `a` and `b`, and `sets` Deployments with four pods each on `hot`.
     pub(super) async fn start(sets: usize) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());

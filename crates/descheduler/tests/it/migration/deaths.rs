@@ -3,11 +3,11 @@
 //!
 //! `KOORD_MIGRATION_DEATHS` is the number of deaths, 12 by default.
 
-use super::cluster::{Cluster, node_of};
+use super::cluster::{MigrationCluster, node_of};
 use super::wire::{Fuse, Last};
 use axum::http::StatusCode;
 use koord_api::scheduling::PodMigrationJob;
-use koord_descheduler::migration::{Stage, stage};
+use koord_descheduler::migration::{JobStage, stage};
 use koord_kube::{Change, Informer, Scope};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(cluster: &Cluster) -> Self {
+    fn start(cluster: &MigrationCluster) -> Self {
         let stop = CancellationToken::new();
         let mut changes = Informer::<PodMigrationJob>::start(
             cluster.client.clone(),
@@ -55,10 +55,10 @@ impl Watch {
                     }
                     Change::Synced => {}
                 }
-                let live = |job: &&Arc<PodMigrationJob>| stage(job) != Stage::Ended;
+                let live = |job: &&Arc<PodMigrationJob>| stage(job) != JobStage::Ended;
                 let begun = jobs
                     .values()
-                    .filter(|job| stage(job) == Stage::Begun)
+                    .filter(|job| stage(job) == JobStage::Begun)
                     .count();
                 // All moving pods are on one node.
                 if begun > PER_NODE.min(GLOBALLY) {
@@ -94,7 +94,7 @@ struct Death {
 /// Runs a migration in which the first leader dies with its `at`th write.
 async fn run(at: usize, end: Last) -> Death {
     let context = format!("dead at write {at}, {end:?}");
-    let cluster = Cluster::start(2).await;
+    let cluster = MigrationCluster::start(2).await;
     let before: BTreeSet<_> = cluster
         .pods_on("hot")
         .await
@@ -109,7 +109,8 @@ async fn run(at: usize, end: Last) -> Death {
     let second = cluster.deschedule("two", &args(), true, Fuse::endless());
     let finished = async || {
         let jobs = cluster.jobs().await;
-        cluster.pods_on("hot").await.is_empty() && jobs.iter().all(|job| stage(job) == Stage::Ended)
+        cluster.pods_on("hot").await.is_empty()
+            && jobs.iter().all(|job| stage(job) == JobStage::Ended)
     };
     tokio::select! {
         () = fuse.blown() => {}
@@ -199,7 +200,7 @@ async fn run(at: usize, end: Last) -> Death {
 /// The new leader may not have seen the last writes of the previous one.
 #[tokio::test(start_paused = true)]
 async fn new_leader_lists_jobs_before_its_first_cycle() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let first = cluster.deschedule("one", &args(), false, Fuse::endless());
     cluster.leader("one").await;
     let fuse = Fuse::endless();

@@ -1,6 +1,6 @@
 //! Outcomes of jobs, step by step.
 
-use super::cluster::{Cluster, name_of, node_of};
+use super::cluster::{MigrationCluster, name_of, node_of};
 use super::wire::Fuse;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -19,7 +19,7 @@ fn quick() -> Value {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
-    let cluster = Cluster::start(2).await;
+    let cluster = MigrationCluster::start(2).await;
     let before = cluster.pods_on("hot").await.len();
     assert_eq!(before, 8);
     let running = cluster.deschedule("one", &quick(), true, Fuse::endless());
@@ -99,7 +99,7 @@ pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn users_ask_for_jobs_of_every_kind() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
     let [first, second, third, ..] = &pods[..] else {
@@ -175,7 +175,7 @@ pub(crate) async fn users_ask_for_jobs_of_every_kind() {
 }
 
 /// Forbids evictions of pods of `set0`.
-async fn budget(cluster: &Cluster) {
+async fn budget(cluster: &MigrationCluster) {
     let budget = json!({"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "set0"}}}});
     let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
     cluster
@@ -195,7 +195,7 @@ async fn budget(cluster: &Cluster) {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     budget(&cluster).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
@@ -238,7 +238,7 @@ pub(crate) async fn permanent_refusal_fails_the_job_with_the_reason() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn webhook_denial_is_retried_until_the_timeout() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     cluster.log.denies.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
@@ -268,7 +268,7 @@ pub(crate) async fn webhook_denial_is_retried_until_the_timeout() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn deleted_target_ends_its_job_and_frees_capacity() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
     cluster.create_job("never", "missing", json!({})).await;
@@ -347,7 +347,7 @@ pub(crate) async fn deleted_target_ends_its_job_and_frees_capacity() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn reservation_is_deleted_with_its_job() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     cluster.closed.store(true, Ordering::SeqCst);
     let pods = cluster.pods().await;
@@ -403,7 +403,7 @@ pub(crate) async fn reservation_is_deleted_with_its_job() {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn waiting_jobs_record_the_reason() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     cluster.closed.store(true, Ordering::SeqCst);
     let args =
         json!({"maxMigratingGlobally": 1, "objectLimiters": {"workload": {"duration": "0s"}}});
@@ -430,7 +430,7 @@ pub(crate) async fn waiting_jobs_record_the_reason() {
     assert!(message.contains("MaxEvictionCost"), "{message}");
     tokio::time::sleep(Duration::from_secs(30)).await;
     let begun = |job: &&PodMigrationJob| {
-        koord_descheduler::migration::stage(job) == koord_descheduler::migration::Stage::Begun
+        koord_descheduler::migration::stage(job) == koord_descheduler::migration::JobStage::Begun
     };
     assert_eq!(cluster.jobs().await.iter().filter(begun).count(), 1);
     assert!(
@@ -477,7 +477,7 @@ fn definition(group: &str, version: &str, kind: &str, plural: &str) -> Value {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn pods_of_any_controller_move() {
-    let cluster = Cluster::start(0).await;
+    let cluster = MigrationCluster::start(0).await;
     let template = |restart: &str| {
         json!({"metadata": {"labels": {"app": "x"}}, "spec": {"schedulerName": "koord-scheduler",
             "restartPolicy": restart, "terminationGracePeriodSeconds": 0,
@@ -548,7 +548,7 @@ pub(crate) async fn pods_of_any_controller_move() {
 }
 
 /// Checks that a user's job moves an existing pod.
-async fn moves(cluster: &Cluster, what: &str) {
+async fn moves(cluster: &MigrationCluster, what: &str) {
     let is_ready = async || {
         let pods = cluster.pods().await;
         pods.iter().all(super::cluster::is_ready) && !pods.is_empty()
@@ -569,7 +569,7 @@ async fn moves(cluster: &Cluster, what: &str) {
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn a_users_own_reservation_is_used() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
     let owners = pods[0].metadata.owner_references.clone().unwrap();
@@ -600,7 +600,7 @@ pub(crate) async fn a_users_own_reservation_is_used() {
 /// A job whose move is recorded outlives others, but its reservation does not.
 #[tokio::test(start_paused = true)]
 pub(crate) async fn job_needed_by_next_leader_is_not_swept() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pods = cluster.pods().await;
     let begun = cluster.clock.now();

@@ -1,9 +1,9 @@
 //! The rate at which pods of a workload are evicted, by different jobs and leaders.
 
-use super::cluster::{Cluster, name_of};
+use super::cluster::{MigrationCluster, name_of};
 use super::wire::Fuse;
 use koord_api::scheduling::PodMigrationJob;
-use koord_descheduler::migration::{Stage, stage};
+use koord_descheduler::migration::{JobStage, stage};
 use serde_json::{Value, json};
 
 /// Returns arguments that allow to evict one of four replicas in five minutes.
@@ -12,7 +12,7 @@ fn args() -> Value {
 }
 
 /// Waits until `count` pods were evicted; returns the second of the last eviction.
-async fn evicted(cluster: &Cluster, count: usize) -> i64 {
+async fn evicted(cluster: &MigrationCluster, count: usize) -> i64 {
     let context = format!("{count} evictions");
     let is_reached = async || {
         let evictions = cluster.log.evictions.lock();
@@ -27,14 +27,14 @@ async fn evicted(cluster: &Cluster, count: usize) -> i64 {
 #[tokio::test(start_paused = true)]
 async fn leader_change_does_not_hasten_evictions() {
     for is_done in [false, true] {
-        let cluster = Cluster::start(1).await;
+        let cluster = MigrationCluster::start(1).await;
         let fuse = Fuse::endless();
         let first = cluster.deschedule("one", &args(), true, fuse.clone());
         let then = evicted(&cluster, 1).await;
         if is_done {
             let ended = async || {
                 let jobs = cluster.jobs().await;
-                jobs.iter().all(|job| stage(job) == Stage::Ended)
+                jobs.iter().all(|job| stage(job) == JobStage::Ended)
             };
             cluster.until("the job ends", ended).await;
         }
@@ -49,7 +49,7 @@ async fn leader_change_does_not_hasten_evictions() {
 /// A user's job without a reservation has no record of the workload by itself.
 #[tokio::test(start_paused = true)]
 async fn user_jobs_count_for_the_next_leader() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let fuse = Fuse::endless();
     let first = cluster.deschedule("one", &args(), false, fuse.clone());
     let pods = cluster.pods().await;
@@ -71,7 +71,7 @@ async fn user_jobs_count_for_the_next_leader() {
 /// Two pods that may migrate at the same time are still not evicted at the same time.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_run_side_by_side_evict_one_after_the_other() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let args = json!({"maxMigratingPerWorkload": 2, "maxUnavailablePerWorkload": 2, "maxConcurrentReconciles": 2, "evictQPS": 100, "evictBurst": 10});
     let running = cluster.deschedule("one", &args, false, Fuse::endless());
     let pods = cluster.pods().await;
@@ -86,7 +86,7 @@ async fn jobs_that_run_side_by_side_evict_one_after_the_other() {
     assert!(second - first >= 149, "{}", second - first);
     let ended = async || {
         let jobs: Vec<PodMigrationJob> = cluster.jobs().await;
-        jobs.iter().all(|job| stage(job) == Stage::Ended)
+        jobs.iter().all(|job| stage(job) == JobStage::Ended)
     };
     cluster.until("both end", ended).await;
     running.stop().await;

@@ -1,6 +1,6 @@
 //! Objects that pass the validation of their definitions but cannot be decoded.
 
-use super::cluster::{Cluster, name_of};
+use super::cluster::{MigrationCluster, name_of};
 use super::wire::Fuse;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use koord_api::scheduling::{PodMigrationJob, Reservation};
@@ -29,7 +29,7 @@ fn job(name: &str, pod: &Pod, over: Value) -> Value {
 }
 
 /// Returns a pod other than `pod`: replacements have any name.
-async fn another(cluster: &Cluster, pod: &Pod) -> Pod {
+async fn another(cluster: &MigrationCluster, pod: &Pod) -> Pod {
     let all = cluster.pods().await.into_iter();
     let mut other_pods = all.filter(|candidate| name_of(candidate) != name_of(pod));
     other_pods.next().unwrap()
@@ -37,7 +37,7 @@ async fn another(cluster: &Cluster, pod: &Pod) -> Pod {
 
 #[tokio::test(start_paused = true)]
 async fn undecodable_objects_are_skipped_and_reported() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let pods = cluster.pods().await;
     let bad = job("bad", &pods[0], json!({"ttl": "5 minutes"}));
     cluster.post(JOBS, &bad).await;
@@ -109,7 +109,7 @@ async fn undecodable_objects_are_skipped_and_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn job_with_undecodable_reservation_times_out() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     cluster.closed.store(true, Ordering::SeqCst);
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let pod = cluster.pods().await.remove(0);

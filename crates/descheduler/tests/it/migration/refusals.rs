@@ -1,6 +1,6 @@
 //! Evictions without effect, whatever the API server responds.
 
-use super::cluster::{Cluster, name_of};
+use super::cluster::{MigrationCluster, name_of};
 use super::wire::Fuse;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::PodMigrationJob;
@@ -16,7 +16,7 @@ fn quick() -> Value {
 /// Checks that job `name` of the cluster's first pod fails by its time to live of a minute because of `why`,
 /// that the pod is unchanged, that the eviction was retried at a limited rate, and that it was never reported
 /// as done.
-async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
+async fn fails(cluster: &MigrationCluster, name: &str, spec: Value, why: &str) {
     let pod = cluster.pods().await.remove(0);
     let before = cluster.log.asked.load(Ordering::SeqCst);
     let mut spec = spec;
@@ -45,7 +45,7 @@ async fn fails(cluster: &Cluster, name: &str, spec: Value, why: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn webhook_denial_worded_as_not_found_is_a_refusal() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     cluster.log.denies.store(true, Ordering::SeqCst);
     for code in [404, 409] {
@@ -64,7 +64,7 @@ async fn webhook_denial_worded_as_not_found_is_a_refusal() {
 /// The earlier reason no longer holds when the job times out.
 #[tokio::test(start_paused = true)]
 async fn timeout_names_the_current_reason() {
-    let cluster = Cluster::start(0).await;
+    let cluster = MigrationCluster::start(0).await;
     cluster.hot.store(true, Ordering::SeqCst);
     let args = json!({"skipCheckExpectedReplicas": true, "maxMigratingPerWorkload": 1, "defaultJobTTL": "3m"});
     let running = cluster.deschedule("one", &args, false, Fuse::endless());
@@ -106,7 +106,7 @@ async fn timeout_names_the_current_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn delete_options_with_which_nothing_goes_are_a_refusal() {
-    let cluster = Cluster::start(1).await;
+    let cluster = MigrationCluster::start(1).await;
     let running = cluster.deschedule("one", &quick(), false, Fuse::endless());
     let stale = json!({"preconditions": {"resourceVersion": "1"}});
     let dry = json!({"dryRun": ["All"]});

@@ -19,7 +19,7 @@ use koord_api::slo::NodeMetric;
 use koord_api::{Quantity, resources};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, Context};
-use koord_descheduler::migration::{Stage, annotation, stage};
+use koord_descheduler::migration::{JobStage, annotation, stage};
 use koord_kube::api::{ListParams, PostParams};
 use koord_kube::{Api, Client, patch};
 use process::{Aim, Process, Shared};
@@ -61,7 +61,7 @@ fn phase(job: &PodMigrationJob) -> Option<&PodMigrationJobPhase> {
 
 fn unfinished(jobs: &[PodMigrationJob]) -> usize {
     let all = jobs.iter();
-    all.filter(|job| stage(job) != Stage::Ended).count()
+    all.filter(|job| stage(job) != JobStage::Ended).count()
 }
 
 async fn holder(client: &Client) -> Option<String> {
@@ -280,7 +280,7 @@ impl DeathsCluster {
                 let cool = hot.clone().all(|metric| is_hot(metric) == Some(false));
                 let jobs = self.jobs.all.values();
                 let mut jobs = jobs.map(|job| stage(job));
-                if cool && all_run(&self.pods.all) && jobs.all(|it| it == Stage::Ended) {
+                if cool && all_run(&self.pods.all) && jobs.all(|it| it == JobStage::Ended) {
                     return;
                 }
                 tokio::select! {
@@ -303,12 +303,12 @@ impl DeathsCluster {
         let live: Vec<_> = self.jobs.all.values().collect();
         let uid = |job: &PodMigrationJob| job.spec.pod_ref.uid.clone().unwrap_or_default();
         let mut pods = BTreeSet::new();
-        for job in live.iter().filter(|job| stage(job) != Stage::Ended) {
+        for job in live.iter().filter(|job| stage(job) != JobStage::Ended) {
             assert!(pods.insert(uid(job)), "two jobs of {:?}", job.spec.pod_ref);
         }
         let begun: Vec<_> = live
             .iter()
-            .filter(|job| stage(job) == Stage::Begun)
+            .filter(|job| stage(job) == JobStage::Begun)
             .collect();
         assert!(begun.len() <= GLOBALLY, "{} have begun", begun.len());
         self.evicted_with_room();

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{Request, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
-use koord_descheduler::migration::{PASSED, Stage, stage};
+use koord_descheduler::migration::{JobStage, PASSED, stage};
 use koord_kube::api::ListParams;
 use koord_kube::{Api, Client};
 use serde_json::Value;
@@ -216,7 +216,7 @@ impl Tap {
         let pods: Api<Pod> = Api::default_namespaced(self.shared.client.clone());
         let pods = pods.list(&ListParams::default()).await.unwrap().items;
         let jobs = jobs(&self.shared.client).await;
-        let begun = jobs.iter().filter(|job| stage(job) == Stage::Begun);
+        let begun = jobs.iter().filter(|job| stage(job) == JobStage::Begun);
         let uids = begun.filter_map(|job| job.spec.pod_ref.uid.as_deref());
         let mut uids: BTreeSet<_> = uids.collect();
         uids.extend(written["spec"]["podRef"]["uid"].as_str());
