@@ -161,7 +161,7 @@ fn read<K: DeserializeOwned + Any + Send + Sync>(
         Ok(if whole {
             change.new
         } else {
-            watch.kept(change).new
+            watch.as_delivered(change).new
         })
     };
     (0..count).map(parse).collect()

@@ -88,7 +88,11 @@ impl Placement for Targets {
         }
     }
 
-    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
+    fn place_tentatively(
+        &mut self,
+        _: &Snapshot,
+        pod: &Arc<PodInfo>,
+    ) -> Result<Arc<str>, SkipReason> {
         let unknown = |message: &'static str| Err(SkipReason::new(UNKNOWN_TARGET, message));
         let Some((engine, now)) = &mut self.engine else {
             return unknown("not all is known yet that the scheduler would judge by");
@@ -123,7 +127,7 @@ impl Placement for Targets {
             engine.withdraw_tentative_placements(now);
             drop(engine.take_outputs());
             drop(engine.telemetry.take_measures());
-            self.follower.give_back(engine);
+            self.follower.return_engine(engine);
         }
     }
 }

@@ -139,7 +139,7 @@ fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Sen
         old: None,
         new,
     };
-    let change = engine.plugins().kept(change);
+    let change = engine.plugins().as_delivered(change);
     engine.object_changed(&change, now());
 }
 
@@ -149,7 +149,7 @@ fn cycle(targets: &mut Targets, world: &TestCluster, pods: &[&str]) -> Vec<Resul
     targets.begin(&snapshot);
     let results = pods.iter().map(|name| {
         let pod = snapshot.pod("default", name).unwrap();
-        match targets.promise(&snapshot, pod) {
+        match targets.place_tentatively(&snapshot, pod) {
             Ok(node) => Ok(node.to_string()),
             Err(why) => Err(why.to_string()),
         }
@@ -228,7 +228,7 @@ fn targets_add_up_within_a_cycle() {
     let snapshot = world.snapshot();
     targets.begin(&snapshot);
     let q = snapshot.pod("default", "q").unwrap();
-    assert_eq!(&*targets.promise(&snapshot, q).unwrap(), "n1");
+    assert_eq!(&*targets.place_tentatively(&snapshot, q).unwrap(), "n1");
     assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
 }
 

@@ -555,7 +555,7 @@ impl ObjectEvents for Coscheduling {
             if let Some(groups) = &mut self.pod_groups {
                 groups.remove(&id);
             }
-            self.reported.forget(&object.uid);
+            self.reported.remove(&object.uid);
             self.gangs.declare(&id, None, &mut moves);
             for uid in self.gangs.pending_of(&id) {
                 self.orphans.add(uid, view.now);
@@ -633,7 +633,7 @@ impl PodEvents for Coscheduling {
         }
         let mut moves = Moves::default();
         self.gangs.vanish(uid, &mut moves);
-        self.reported.forget(uid);
+        self.reported.remove(uid);
         apply_moves(moves, fx);
     }
     fn on_assigned(

@@ -554,7 +554,7 @@ impl ObjectEvents for Numa {
         self.last_change = TopologyChange::All;
         if deleted {
             self.reports.remove(&name);
-            self.reported.forget(&name);
+            self.reported.remove(&name);
         } else {
             let (report, problems) = Report::new(&object, view.resources, self.all_policies);
             // koordlet updates the object often, mostly in parts that this plugin does not use.

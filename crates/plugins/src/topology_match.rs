@@ -383,7 +383,7 @@ impl ObjectEvents for TopologyMatch {
         let node = view.nodes.find(&name);
         let first = self.state_mut(&name).report().is_none();
         let report = if change.action == Action::DELETE {
-            self.reported.forget(&name);
+            self.reported.remove(&name);
             None
         } else {
             let (report, problems) = Report::new(&object, view.resources);

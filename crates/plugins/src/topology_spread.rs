@@ -607,14 +607,14 @@ impl Volatile for TopologySpread {
         let mut groups = Groups::default();
         for (constraint, counter) in counters {
             if !constraint.per_host {
-                groups = groups.also_by(all_counters.label(counter)?)?;
+                groups = groups.with_label(all_counters.label(counter)?)?;
                 continue;
             }
             // A node without the label is equivalent to no other.
             if !all_counters.is_on_every_node(counter, cycle.view.nodes) {
                 return None;
             }
-            groups = groups.also_apart(counter.nonzero_nodes(), cycle.view.nodes.rows())?;
+            groups = groups.with_apart(counter.nonzero_nodes(), cycle.view.nodes.rows())?;
         }
         Some(groups)
     }

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `run` and returns its result, or `None` if a plugin panics. The panic is logged with the `operation`.
 pub(crate) fn guarded<T>(operation: &str, run: impl FnOnce() -> T) -> Option<T> {
-    attempted(run)
+    catch_panic(run)
         .inspect_err(|panic| {
             tracing::error!(operation, panic, "skipping an operation, a plugin panicked")
         })
@@ -15,7 +15,7 @@ pub(crate) fn guarded<T>(operation: &str, run: impl FnOnce() -> T) -> Option<T> 
 }
 
 /// Runs `run` and returns its result, or the panic message if a plugin panics.
-pub(crate) fn attempted<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         text.or_else(|| panic.downcast_ref::<String>().cloned())

@@ -394,16 +394,16 @@ impl Metrics {
         if attempt.flushed {
             self.after_flush.inc();
         }
-        self.attempted("scheduled", profile, Some(attempt));
+        self.count_attempt("scheduled", profile, Some(attempt));
     }
 
     /// Records a failed attempt: an error, or a refusal.
     pub(crate) fn failed(&self, error: bool, profile: &str, attempt: Option<&Attempt>) {
         let result = if error { "error" } else { "unschedulable" };
-        self.attempted(result, profile, attempt);
+        self.count_attempt(result, profile, attempt);
     }
 
-    fn attempted(&self, result: &str, profile: &str, attempt: Option<&Attempt>) {
+    fn count_attempt(&self, result: &str, profile: &str, attempt: Option<&Attempt>) {
         self.attempts.with_label_values(&[result, profile]).inc();
         if let Some(attempt) = attempt {
             self.attempt_seconds

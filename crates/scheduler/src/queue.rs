@@ -253,7 +253,7 @@ impl Queue {
         } else {
             QueueState::Gated { by: gated }
         };
-        self.put(&uid, place, "UnschedulablePodAdd");
+        self.set_state(&uid, place, "UnschedulablePodAdd");
     }
 
     /// Replaces the content of a queued pod without moving it. Priority changes take effect.
@@ -265,12 +265,12 @@ impl Queue {
         let reorder = pod.info.priority != info.priority && pod.place == QueueState::Active;
         pod.info = info;
         if reorder {
-            self.put(&uid, QueueState::Active, "UnschedulablePodUpdate");
+            self.set_state(&uid, QueueState::Active, "UnschedulablePodUpdate");
         }
     }
 
     /// Stores an update of an assumed pod for [`Self::take_newer`].
-    pub(crate) fn put_by(&mut self, newer: Arc<PodInfo>) {
+    pub(crate) fn store_update(&mut self, newer: Arc<PodInfo>) {
         if let Some(pod) = self.pods.get_mut(&newer.uid) {
             pod.newer = Some(newer);
         }
@@ -283,7 +283,7 @@ impl Queue {
 
     /// Removes a pod.
     pub(crate) fn remove(&mut self, uid: &str) -> Option<QueuedPod> {
-        self.leave(uid);
+        self.uncount(uid);
         self.pods.remove(uid)
     }
 
@@ -311,7 +311,7 @@ impl Queue {
         } else {
             QueueState::Active
         };
-        self.put(uid, place, event);
+        self.set_state(uid, place, event);
         true
     }
 
@@ -324,7 +324,7 @@ impl Queue {
             pod.place,
             QueueState::InFlight | QueueState::Active | QueueState::Gated { .. }
         ) {
-            self.put(uid, QueueState::Active, "ForceActivate");
+            self.set_state(uid, QueueState::Active, "ForceActivate");
         }
     }
 
@@ -344,7 +344,7 @@ impl Queue {
             (_, 0) => {}
             (_, by) if pod.place == (QueueState::Gated { by }) => {}
             (_, by) if pod.place != QueueState::InFlight => {
-                self.put(uid, QueueState::Gated { by }, "UnschedulablePodUpdate");
+                self.set_state(uid, QueueState::Gated { by }, "UnschedulablePodUpdate");
             }
             _ => {}
         }
@@ -403,7 +403,7 @@ impl Queue {
             let uid = uid.clone();
             self.waiting.pop();
             if current {
-                self.put(&uid, QueueState::Active, "BackoffComplete");
+                self.set_state(&uid, QueueState::Active, "BackoffComplete");
             }
         }
         if now.duration_since(self.stale_checked) >= STALE_EVERY {
@@ -451,7 +451,7 @@ impl Queue {
                 }
             }
         };
-        self.put(&uid, QueueState::InFlight, "");
+        self.set_state(&uid, QueueState::InFlight, "");
         let pod = self.pods.get_mut(&uid)?;
         pod.attempts += 1;
         Some(pod.clone())
@@ -464,7 +464,7 @@ impl Queue {
             QueueState::Gated { by } if by & !asked != 0 => return None,
             _ => {}
         }
-        self.put(uid, QueueState::InFlight, "");
+        self.set_state(uid, QueueState::InFlight, "");
         let pod = self.pods.get_mut(uid)?;
         pod.attempts += 1;
         Some(pod.clone())
@@ -493,7 +493,7 @@ impl Queue {
                 QueueState::Backoff { until, error: true }
             }
         };
-        self.put(uid, place, "ScheduleAttemptFailure");
+        self.set_state(uid, place, "ScheduleAttemptFailure");
     }
 
     fn early(&mut self) -> Option<Arc<str>> {
@@ -530,7 +530,7 @@ impl Queue {
         self.pods.get(uid).is_some_and(|pod| pod.ticket == ticket)
     }
 
-    fn leave(&mut self, uid: &str) {
+    fn uncount(&mut self, uid: &str) {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
@@ -566,8 +566,8 @@ impl Queue {
         }
     }
 
-    fn put(&mut self, uid: &str, place: QueueState, event: &'static str) {
-        self.leave(uid);
+    fn set_state(&mut self, uid: &str, place: QueueState, event: &'static str) {
+        self.uncount(uid);
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };

@@ -290,7 +290,7 @@ impl SimulatedCluster {
         let follower = self.follower.clone();
         let mut engine = follower.take()?;
         let out = act(self, &mut engine);
-        follower.give_back(engine);
+        follower.return_engine(engine);
         Some(out)
     }
 
@@ -334,7 +334,7 @@ impl SimulatedCluster {
         }
         for (node, pods) in pods.into_iter().enumerate() {
             let metric = self.metric(node, &pods);
-            let change = engine.plugins().kept(ObjectChange {
+            let change = engine.plugins().as_delivered(ObjectChange {
                 kind: NODE_METRICS,
                 action: Action::UPDATE,
                 old: None,

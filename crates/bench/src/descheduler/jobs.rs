@@ -106,21 +106,21 @@ impl Jobs {
                 continue;
             }
             targets.begin(&snapshot);
-            let target = targets.promise(&snapshot, &pod);
+            let target = targets.place_tentatively(&snapshot, &pod);
             targets.end();
             if target.is_err() {
-                migrations.give_back(&pod);
+                migrations.return_tokens(&pod);
                 continue;
             }
             if !migrations.take(at) {
-                migrations.give_back(&pod);
+                migrations.return_tokens(&pod);
                 break;
             }
             turns += 1;
             let before = out.moves;
             cluster.evict_one(line, &mut out);
             if out.moves == before {
-                self.migrations.give_back(&pod);
+                self.migrations.return_tokens(&pod);
             } else {
                 self.update_job(&name, |job| {
                     job.status.get_or_insert_default().phase = Some(Phase::Running);

@@ -291,8 +291,10 @@ impl EngineRun {
         }
         for object in &fixture.objects {
             let object = match &mut exporters {
-                Some(exporters) => exporters.report(object, |change| engine.plugins().kept(change)),
-                None => engine.plugins().kept(object.clone()),
+                Some(exporters) => {
+                    exporters.report(object, |change| engine.plugins().as_delivered(change))
+                }
+                None => engine.plugins().as_delivered(object.clone()),
             };
             engine.object_changed(&object, now);
         }
@@ -423,9 +425,9 @@ impl EngineRun {
         // Informers do this, so it does not count as the engine's time.
         let change = match &mut self.exporters {
             Some(exporters) => {
-                exporters.report(change, |change| self.engine.plugins().kept(change))
+                exporters.report(change, |change| self.engine.plugins().as_delivered(change))
             }
-            None => self.engine.plugins().kept(change.clone()),
+            None => self.engine.plugins().as_delivered(change.clone()),
         };
         self.timed(|engine| engine.object_changed(&change, now));
     }

@@ -374,9 +374,9 @@ impl TopologyCounters {
         nodes: &NodeStore,
     ) -> Option<Groups> {
         if self.is_plain(counter) {
-            return groups.also_apart(counter.nonzero_nodes(), nodes.rows());
+            return groups.with_apart(counter.nonzero_nodes(), nodes.rows());
         }
-        groups.also_by(self.label(counter)?)
+        groups.with_label(self.label(counter)?)
     }
 
     /// Returns the label that defines `counter`'s domains, with its values by row.

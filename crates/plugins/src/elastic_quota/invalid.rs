@@ -44,8 +44,8 @@ impl Reports {
     /// Removes the problems of a deleted object.
     pub(super) fn remove(&mut self, object: &ElasticQuota) {
         let uid = object.metadata.uid.as_deref().unwrap_or_default();
-        self.values.forget(uid);
-        self.parents.forget(uid);
+        self.values.remove(uid);
+        self.parents.remove(uid);
     }
 }
 

@@ -116,7 +116,7 @@ impl ReservationTerms {
                 set_reserved_requests(&mut pod, reserved, table)?;
             }
         }
-        let mut info = PodInfo::new(Arc::new(pod), table)?.holding_for(ObjectReference {
+        let mut info = PodInfo::new(Arc::new(pod), table)?.into_holder(ObjectReference {
             api_version: Some("scheduling.koordinator.sh/v1alpha1".to_owned()),
             kind: Some("Reservation".to_owned()),
             name: meta.name.clone(),

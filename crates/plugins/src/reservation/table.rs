@@ -307,7 +307,7 @@ impl ReservationTable {
             .filter(|old| *old.uid != *uid)
             .map(|old| old.uid.clone());
         if let Some(stale) = stale {
-            self.reported.forget(&stale);
+            self.reported.remove(&stale);
             self.delete(&stale, fx);
         }
         let existing = self.find(uid);
@@ -416,7 +416,7 @@ impl ReservationTable {
 
     /// Drops the reported problems of a Reservation that was deleted.
     pub(super) fn clear_problems(&mut self, uid: &str) {
-        self.reported.forget(uid);
+        self.reported.remove(uid);
     }
 
     /// Removes a Reservation that was deleted or became invalid.

@@ -243,7 +243,7 @@ fn pods_of_a_service_or_a_controller_spread_by_default() {
                 old: None,
                 new: make(kind),
             };
-            let object = cluster.engine.plugins().kept(object);
+            let object = cluster.engine.plugins().as_delivered(object);
             cluster.engine.object_changed(&object, now);
             let place = |pod| cluster.place(&format!("p{number}-{pod}"), &change);
             let mut nodes: Vec<String> = (0..8).map(place).collect();

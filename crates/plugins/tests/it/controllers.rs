@@ -27,7 +27,7 @@ fn add<K: serde::de::DeserializeOwned + Any + Send + Sync>(
         old: None,
         new,
     };
-    let change = engine.plugins().kept(change);
+    let change = engine.plugins().as_delivered(change);
     engine.object_changed(&change, at(0));
 }
 

@@ -65,7 +65,7 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
             old: None,
             new: Arc::new(service),
         };
-        let change = engine.plugins().kept(change);
+        let change = engine.plugins().as_delivered(change);
         engine.object_changed(&change, Timestamp::UNIX_EPOCH);
     }
     engine

@@ -80,7 +80,7 @@ impl Scene {
             old: None,
             new: Arc::new(read::<K>(value)),
         };
-        let change = self.0.plugins().kept(change);
+        let change = self.0.plugins().as_delivered(change);
         self.0.object_changed(&change, now());
     }
 

@@ -67,7 +67,7 @@ fn set(engine: &mut Engine, kind: &str, value: Value) {
         old: None,
         new,
     };
-    let change = engine.plugins().kept(change);
+    let change = engine.plugins().as_delivered(change);
     engine.object_changed(&change, at(0));
 }
 

@@ -74,7 +74,10 @@ fn claim_event_hints_only_pods_that_use_it() {
     ] {
         let alone = Alone::new(plugin, json!({}));
         let hints = alone.plugin.queue_hints().unwrap();
-        let (change, volume) = (alone.kept(change.clone()), alone.kept(volume.clone()));
+        let (change, volume) = (
+            alone.as_delivered(change.clone()),
+            alone.as_delivered(volume.clone()),
+        );
         let about = hints.event_subject(&event(&change));
         assert_eq!(about.as_deref(), Some("ns/data"), "{plugin}");
         assert_eq!(hints.event_subject(&event(&volume)), None, "{plugin}");

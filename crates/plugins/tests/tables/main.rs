@@ -124,7 +124,7 @@ impl Alone {
         let inputs = self.plugin.inputs();
         let watches = inputs.map(|inputs| inputs.watches()).unwrap_or_default();
         match watches.iter().find(|watch| watch.kind() == change.kind) {
-            Some(watch) => watch.kept(change),
+            Some(watch) => watch.as_delivered(change),
             None => change,
         }
     }

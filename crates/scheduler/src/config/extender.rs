@@ -123,7 +123,7 @@ impl ExtenderTls {
 }
 
 /// Returns the extenders in call order: ignorable ones last.
-pub(crate) fn in_order(extenders: &[Extender]) -> Vec<Extender> {
+pub(crate) fn sort_extenders(extenders: &[Extender]) -> Vec<Extender> {
     let mut all = extenders.to_vec();
     all.sort_by_key(|extender| extender.ignorable);
     all

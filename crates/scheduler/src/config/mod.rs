@@ -6,7 +6,7 @@ mod extender;
 mod validate;
 
 pub use extender::{Extender, ExtenderTls, ManagedResource};
-pub(crate) use extender::{ignored, in_order};
+pub(crate) use extender::{ignored, sort_extenders};
 
 use koord_api::field::decode;
 use koord_kube::component_config::{self, Component};

@@ -159,7 +159,7 @@ extenders:
 ",
     )
     .unwrap();
-    let ordered = in_order(&config.extenders);
+    let ordered = sort_extenders(&config.extenders);
     let timeouts: Vec<u64> = ordered.iter().map(|it| it.timeout().as_secs()).collect();
     assert_eq!(timeouts, [5, 1, 5], "those that may be ignored come last");
     assert_eq!(ignored(&config.extenders), ["foo.com/bar"]);

@@ -46,7 +46,7 @@ pub(super) fn hide_keys(config: &mut Value) {
 }
 
 /// Returns `value` with upstream's field names.
-pub(super) fn in_go(value: Value) -> Value {
+pub(super) fn to_upstream_names(value: Value) -> Value {
     NAMES.of(value)
 }
 
@@ -98,6 +98,6 @@ mod tests {
                 }}]
             }]
         });
-        assert_eq!(in_go(file), shown);
+        assert_eq!(to_upstream_names(file), shown);
     }
 }

@@ -80,7 +80,7 @@ async fn decisions(State(handle): State<DebugHandle>) -> Response {
 }
 
 async fn configz(State(handle): State<DebugHandle>) -> Json<Value> {
-    let shown = config::in_go(handle.shared.config.read().clone());
+    let shown = config::to_upstream_names(handle.shared.config.read().clone());
     Json(json!({"componentconfig": shown}))
 }
 
@@ -123,13 +123,13 @@ async fn plugin(
     match answer {
         None => not_leader(),
         Some(Ok(value)) => Json(value).into_response(),
-        Some(Err(NotShown::NoSuchPath)) => no_such_path(),
+        Some(Err(NotShown::NoSuchPath)) => path_not_found(),
         Some(Err(NotShown::Missing(text))) => message(StatusCode::NOT_FOUND, text),
         Some(Err(NotShown::Failed(text))) => message(StatusCode::INTERNAL_SERVER_ERROR, text),
     }
 }
 
-fn no_such_path() -> Response {
+fn path_not_found() -> Response {
     (StatusCode::NOT_FOUND, "404 page not found").into_response()
 }
 
@@ -168,7 +168,7 @@ fn has_flags(handle: &DebugHandle) -> bool {
 
 async fn flags(State(handle): State<DebugHandle>) -> Response {
     if !has_flags(&handle) {
-        return no_such_path();
+        return path_not_found();
     }
     let lines = FLAGS.map(|flag| format!("<tr>{flag}<br>"));
     let page = format!(
@@ -186,7 +186,7 @@ async fn set_flag(
     body: String,
 ) -> Response {
     if !has_flags(&handle) || !FLAGS.contains(&flag.as_str()) {
-        return no_such_path();
+        return path_not_found();
     }
     if method != Method::PUT {
         let text = "unsupported http method";

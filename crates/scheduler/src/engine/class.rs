@@ -95,7 +95,7 @@ impl Column {
     }
 
     /// Removes a row that fitted.
-    fn leave(&mut self, row: usize) {
+    fn remove_row(&mut self, row: usize) {
         let raw = self.raw(row);
         if self.is_relative() && raw != 0 {
             self.at_max -= usize::from(raw == self.max);
@@ -179,7 +179,7 @@ pub(crate) struct Evaluation {
 impl Evaluation {
     /// Brings verdicts and scores up to date.
     pub(super) fn refresh(&mut self, scope: &Scope<'_>) {
-        self.take_off(scope);
+        self.remove_overlay(scope);
         let rows = scope.nodes().rows();
         let same_scores = self.columns.len() == scope.prepared.scores.len()
             && self
@@ -365,7 +365,7 @@ impl Evaluation {
         let (row, rows) = (node.row(), self.verdicts.len());
         if self.verdicts.fits(row) {
             for column in &mut self.columns {
-                column.leave(row);
+                column.remove_row(row);
             }
         }
         self.releasing.set(node, result.releases);

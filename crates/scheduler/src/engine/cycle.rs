@@ -10,7 +10,7 @@ use crate::framework::{
     BindPlan, Code, Cycle, Diagnosis, Effects, ExtenderResult, Instance, LazyMessage, PermitResult,
     PodPatch, QueueHints, RefusalEvent, Rejection, View,
 };
-use crate::guard::{attempted, guarded};
+use crate::guard::{catch_panic, guarded};
 use crate::queue::{PluginSet, QueuedPod, Refusal};
 use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
@@ -55,7 +55,7 @@ impl Engine {
                 continue;
             };
             let pod = queued.info.clone();
-            let ended = attempted(|| match phase {
+            let ended = catch_panic(|| match phase {
                 CyclePhase::First => self.cycle(&queued, profile, now),
                 CyclePhase::Second(purpose, advice) => {
                     self.resume(&pod, profile, purpose, advice, now)
@@ -186,7 +186,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, CycleError> {
         let pod = &queued.info;
-        let asks = match self.calls.turn(pod, &mut self.table) {
+        let asks = match self.calls.next_step(pod, &mut self.table) {
             CycleStep::Parked => return Ok(None),
             CycleStep::Ask => true,
             CycleStep::Decide => false,
@@ -371,7 +371,7 @@ impl Engine {
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "Unschedulable",
-                    remarks: self.table.remarks(pod, &message),
+                    refusal_events: self.table.refusal_events(pod, &message),
                     message,
                     // Without a decision the pod keeps its nomination; the binder must not clear it.
                     nominated: diagnosis.nominated.clone().or_else(|| {
@@ -387,7 +387,7 @@ impl Engine {
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "SchedulerError",
-                    remarks: self.table.remarks(pod, &message),
+                    refusal_events: self.table.refusal_events(pod, &message),
                     message,
                     nominated: Some(String::new()),
                     diagnosis: None,
@@ -617,7 +617,7 @@ impl PluginTable {
         stop
     }
 
-    pub(super) fn remarks(&self, pod: &PodInfo, message: &LazyMessage) -> Vec<RefusalEvent> {
+    pub(super) fn refusal_events(&self, pod: &PodInfo, message: &LazyMessage) -> Vec<RefusalEvent> {
         let plugins = self.plugins.iter();
         plugins
             .filter_map(|plugin| {

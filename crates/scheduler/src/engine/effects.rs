@@ -5,7 +5,7 @@ use super::pod_waker::PodWaker;
 use super::waiting::WaitEnd;
 use super::{Engine, Output, REFUSED, WaitingPod, cycle};
 use crate::framework::{Diagnosis, Effects, NodeRefusal};
-use crate::guard::attempted;
+use crate::guard::catch_panic;
 use crate::queue::Queue;
 use jiff::Timestamp;
 
@@ -88,7 +88,7 @@ impl Engine {
         let Some(node) = self.cluster.pods.get(uid).map(|record| record.node) else {
             return;
         };
-        let sent = attempted(|| self.send_to_bind(&pod, profile, node, now));
+        let sent = catch_panic(|| self.send_to_bind(&pod, profile, node, now));
         if let Err(stop) = sent.unwrap_or_else(|panic| Err(cycle::CycleError::panicked(&panic))) {
             self.undo(uid, now);
             self.refuse(&pod, stop, now);

@@ -165,7 +165,7 @@ impl Engine {
                     self.queue.remove(&info.uid);
                 }
             } else {
-                self.queue.put_by(info);
+                self.queue.store_update(info);
             }
             return;
         }

@@ -180,7 +180,7 @@ impl Inspector<'_> {
         }
         nearest.sort_unstable_by(nearer);
         let describe = |(distance, node): (f64, NodeIndex)| {
-            let mut lacks = Shortfall::in_words();
+            let mut lacks = Shortfall::with_texts();
             scope.lacks(node, &mut lacks);
             NearestNode {
                 node: self.cluster.nodes.name(node).clone(),
@@ -305,8 +305,8 @@ impl Scope<'_> {
         let RowVerdict::Refused(_, refused) = verdict else {
             return;
         };
-        let (removed, added) = self.imagined(node, &[]);
-        let cycle = self.imagine(&removed, &added);
+        let (removed, added) = self.overlay_pods(node, &[]);
+        let cycle = self.with_removed(&removed, &added);
         for (plugin, state) in self.prepared.filters.iter().chain(&self.prepared.moving) {
             let filter = filter_of(self.plugins, *plugin);
             if let Err(rejection) = filter.filter(&cycle, state, node) {

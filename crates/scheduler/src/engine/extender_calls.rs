@@ -131,13 +131,13 @@ pub(super) struct ExtenderCalls {
 impl ExtenderCalls {
     pub(super) fn new(extenders: &[Extender]) -> Self {
         Self {
-            extenders: crate::config::in_order(extenders),
+            extenders: crate::config::sort_extenders(extenders),
             ..Self::default()
         }
     }
 
     /// Returns the extenders that apply to `pod`, among those for which `does` holds.
-    fn concerned(&self, pod: &PodInfo, does: impl Fn(&Extender) -> bool) -> Vec<usize> {
+    fn applicable(&self, pod: &PodInfo, does: impl Fn(&Extender) -> bool) -> Vec<usize> {
         let all = self.extenders.iter().enumerate();
         all.filter(|(_, extender)| does(extender) && is_interested(extender, pod))
             .map(|(at, _)| at)
@@ -150,7 +150,7 @@ impl ExtenderCalls {
             return None;
         }
         let binds = |extender: &Extender| !extender.bind_verb.is_empty();
-        self.concerned(pod, binds).first().copied()
+        self.applicable(pod, binds).first().copied()
     }
 
     /// Returns true if whole node objects are sent, with fields that plugins do not read.
@@ -370,12 +370,12 @@ impl Engine {
 
 impl ExtenderCalls {
     /// Decides whether `pod` may continue as far as extenders are concerned.
-    pub(super) fn turn(&mut self, pod: &Arc<PodInfo>, table: &mut PluginTable) -> CycleStep {
+    pub(super) fn next_step(&mut self, pod: &Arc<PodInfo>, table: &mut PluginTable) -> CycleStep {
         let all = &mut *self;
         if all.extenders.is_empty() {
             return CycleStep::Decide;
         }
-        let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
+        let set = set_of(&all.applicable(pod, |it| judges_nodes(it) || judges_victims(it)));
         let mut groupings = table.plugins.iter_mut().filter_map(|it| it.grouping());
         let grouped = groupings.any(|grouping| grouping.is_grouped(pod));
         let behind = |member: &Arc<str>| *member != pod.uid;
@@ -394,7 +394,7 @@ impl ExtenderCalls {
             }
             return CycleStep::Parked;
         }
-        if all.concerned(pod, judges_nodes).is_empty() {
+        if all.applicable(pod, judges_nodes).is_empty() {
             return CycleStep::Decide;
         }
         CycleStep::Ask
@@ -526,7 +526,7 @@ impl ExtenderCalls {
         let infos = among.iter().filter_map(|node| nodes.info(*node));
         let infos: Vec<Arc<NodeInfo>> = infos.cloned().collect();
         let names = infos.iter().map(|info| info.name.clone()).collect();
-        let extenders = self.concerned(pod, judges_nodes);
+        let extenders = self.applicable(pod, judges_nodes);
         let purpose = Purpose::Nodes {
             nodes: names,
             rounds,
@@ -542,7 +542,7 @@ impl ExtenderCalls {
         plans: Vec<Arc<Plan>>,
         (diagnosis, resume): (Box<Diagnosis>, Resume),
     ) -> Output {
-        let extenders = self.concerned(pod, judges_victims);
+        let extenders = self.applicable(pod, judges_victims);
         let proposal = |plan: &Arc<Plan>| Proposal {
             node: nodes.name(plan.node).clone(),
             victims: plan.victims.clone(),
@@ -559,7 +559,7 @@ impl ExtenderCalls {
 
     /// Returns true if an extender reviews the victims of a preemption for `pod`.
     pub(super) fn reviews_victims(&self, pod: &PodInfo) -> bool {
-        !self.extenders.is_empty() && !self.concerned(pod, judges_victims).is_empty()
+        !self.extenders.is_empty() && !self.applicable(pod, judges_victims).is_empty()
     }
 
     fn start_call(
@@ -571,7 +571,7 @@ impl ExtenderCalls {
     ) -> Output {
         let all = &mut *self;
         let missed = all.pending.get(&pod.uid).and_then(|it| it.missed);
-        let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
+        let set = set_of(&all.applicable(pod, |it| judges_nodes(it) || judges_victims(it)));
         let ticket = all.begin(&pod.uid, set, purpose);
         if let Some(pending) = all.pending.get_mut(&pod.uid) {
             pending.missed = missed;

@@ -219,7 +219,7 @@ impl Preemptor {
         highest.sort_unstable();
         for (node, priority) in highest {
             let node = nodes.name(node).clone();
-            self.outrank((nodes, outbox), &node, priority, &mates);
+            self.clear_outranked((nodes, outbox), &node, priority, &mates);
         }
         let places = places.iter();
         let places: FxHashMap<&str, _> = places.map(|place| (&*place.0.uid, place)).collect();

@@ -317,8 +317,8 @@ impl Meter {
         let Some(node) = node.or_else(|| scope.cycle.view.nodes.indices().next()) else {
             return;
         };
-        let (removed, _) = scope.imagined(node, &[]);
-        let cycle = scope.imagine(&removed, &[]);
+        let (removed, _) = scope.overlay_pods(node, &[]);
+        let cycle = scope.with_removed(&removed, &[]);
         let mut last = Instant::now();
         let mut lap = |plugin: Instance, point, status| {
             let now = Instant::now();

@@ -39,7 +39,7 @@ pub struct Failure {
     /// The refusals per plugin and reason.
     pub diagnosis: Option<Arc<Diagnosis>>,
     /// Additional events from plugins.
-    pub remarks: Vec<RefusalEvent>,
+    pub refusal_events: Vec<RefusalEvent>,
 }
 
 /// An operation that the engine requests.

@@ -85,7 +85,7 @@ impl Evaluation {
             part(&rows)
         } else {
             let parts = rows.par_chunks(rows.len().div_ceil(4 * threads)).map(part);
-            Self::together(parts.collect(), rows.len())
+            Self::concat(parts.collect(), rows.len())
         };
         self.verdicts = whole.verdicts;
         self.releasing = whole.releasing;
@@ -114,7 +114,7 @@ impl Evaluation {
     }
 
     /// Concatenates `parts`, which have `rows` rows in total.
-    fn together(parts: Vec<Self>, rows: usize) -> Self {
+    fn concat(parts: Vec<Self>, rows: usize) -> Self {
         let mut parts = parts.into_iter();
         let mut whole = parts.next().unwrap_or_default();
         whole.verdicts.reserve(rows);

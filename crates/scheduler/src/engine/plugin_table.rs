@@ -200,11 +200,11 @@ impl PluginTable {
 
     /// Returns a change with its objects in the form in which informers deliver them.
     #[must_use]
-    pub fn kept(&self, change: ObjectChange) -> ObjectChange {
+    pub fn as_delivered(&self, change: ObjectChange) -> ObjectChange {
         let inputs = self.plugins.iter().filter_map(|plugin| plugin.inputs());
         let mut watches = inputs.flat_map(|inputs| inputs.watches());
         match watches.find(|watch| watch.kind() == change.kind) {
-            Some(watch) => watch.kept(change),
+            Some(watch) => watch.as_delivered(change),
             None => change,
         }
     }

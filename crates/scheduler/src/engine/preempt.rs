@@ -159,13 +159,13 @@ impl Preemptor {
     ) -> Arc<str> {
         let node = nodes.name(node).clone();
         let mates = FxHashSet::default();
-        self.outrank((nodes, outbox), &node, pod.priority, &mates);
+        self.clear_outranked((nodes, outbox), &node, pod.priority, &mates);
         self.nominator.nominate(nodes, pod, &node);
         node
     }
 
     /// Clears the nominations to `node` of pods with a lower priority than `priority`, except `mates` (uids).
-    pub(super) fn outrank(
+    pub(super) fn clear_outranked(
         &mut self,
         (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
         node: &str,
@@ -421,7 +421,7 @@ impl VictimSearch<'_> {
         let pod = scope.cycle.pod;
         let pods = self.cluster.nodes.pods(node);
         let mut removed: Vec<Arc<PodInfo>> = pods
-            .filter(|other| self.may_go(pod, node, other, rules))
+            .filter(|other| self.is_evictable(pod, node, other, rules))
             .cloned()
             .collect();
         if removed.is_empty() {
@@ -457,7 +457,7 @@ impl VictimSearch<'_> {
     }
 
     /// Returns true if evicting `other` for `pod` is allowed and frees its room.
-    pub(super) fn may_go(
+    pub(super) fn is_evictable(
         &self,
         pod: &PodInfo,
         node: NodeIndex,
@@ -491,7 +491,7 @@ impl VictimSearch<'_> {
         }
         let awaits = rules.awaits.as_ref();
         awaits.is_some_and(|awaits| awaits(other))
-            || (self.may_go(pod, node, other, rules) && self.is_going(other))
+            || (self.is_evictable(pod, node, other, rules) && self.is_going(other))
     }
 
     /// Returns true if a pod is terminating because of a preemption.

@@ -62,7 +62,7 @@ mod tests {
         }
         let mut outbox = Vec::new();
         let mates = std::iter::once("mate".into()).collect();
-        preemptor.outrank((&mut nodes, &mut outbox), "n", 5, &mates);
+        preemptor.clear_outranked((&mut nodes, &mut outbox), "n", 5, &mates);
         let nominated = preemptor.nominator.on("n").iter().map(|pod| &*pod.uid);
         assert_eq!(nominated.collect::<Vec<_>>(), ["high", "mate"]);
         // Its status is cleared, and the binder no longer expects it.

@@ -52,7 +52,7 @@ impl RowOverlays {
 
 impl Evaluation {
     /// Lays the results of a pod of shape `shape` on `rows`, sorted, over the evaluation.
-    pub(super) fn lay_over(&mut self, scope: &Scope<'_>, rows: &[NodeIndex], shape: ShapeId) {
+    pub(super) fn add_overlay(&mut self, scope: &Scope<'_>, rows: &[NodeIndex], shape: ShapeId) {
         if rows.is_empty() {
             return;
         }
@@ -81,8 +81,8 @@ impl Evaluation {
         self.overlays.over = Some(shape);
     }
 
-    /// Undoes [`Self::lay_over`].
-    pub(super) fn take_off(&mut self, scope: &Scope<'_>) {
+    /// Undoes [`Self::add_overlay`].
+    pub(super) fn remove_overlay(&mut self, scope: &Scope<'_>) {
         if let Some(over) = self.overlays.over.take()
             && let Some(mut under) = self.overlays.found.remove(&over)
         {

@@ -191,10 +191,10 @@ impl Scope<'_> {
             let (by, rejection) = self.outside();
             return RowVerdict::Refused(by, rejection);
         }
-        let (removed, mut added) = self.imagined(node, victims);
+        let (removed, mut added) = self.overlay_pods(node, victims);
         added.retain(|other| !mates.contains(&other.uid));
         let judge = |added: &[Arc<PodInfo>]| {
-            let cycle = self.imagine(&removed, added);
+            let cycle = self.with_removed(&removed, added);
             match self.judge_by_each(&cycle, node) {
                 RowVerdict::Fits(numa) => match self.moving(&cycle, node) {
                     Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
@@ -224,14 +224,14 @@ impl Scope<'_> {
             let (by, rejection) = self.outside();
             return RowVerdict::Refused(by, rejection);
         }
-        let (removed, added) = self.imagined(node, victims);
+        let (removed, added) = self.overlay_pods(node, victims);
         if !added.is_empty() {
-            let verdict = self.judge_by_each(&self.imagine(&removed, &added), node);
+            let verdict = self.judge_by_each(&self.with_removed(&removed, &added), node);
             if !matches!(verdict, RowVerdict::Fits(_)) {
                 return verdict;
             }
         }
-        self.judge_by_each(&self.imagine(&removed, &[]), node)
+        self.judge_by_each(&self.with_removed(&removed, &[]), node)
     }
 
     /// Returns the refusal of nodes that are not on the list of those that can fit.
@@ -242,7 +242,7 @@ impl Scope<'_> {
     }
 
     /// Returns the pods to treat as removed from `node`, and those to treat as added.
-    pub(super) fn imagined(
+    pub(super) fn overlay_pods(
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
@@ -274,10 +274,10 @@ impl Scope<'_> {
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
     ) -> Option<(Instance, Rejection)> {
-        let (removed, added) = self.imagined(node, victims);
-        let beside = || self.moving(&self.imagine(&removed, &added), node);
+        let (removed, added) = self.overlay_pods(node, victims);
+        let beside = || self.moving(&self.with_removed(&removed, &added), node);
         let refused = if added.is_empty() { None } else { beside() };
-        let alone = || self.moving(&self.imagine(&removed, &[]), node);
+        let alone = || self.moving(&self.with_removed(&removed, &[]), node);
         let refused = refused.or_else(alone);
         refused.or_else(|| self.extender_refusal(node))
     }
@@ -340,7 +340,7 @@ impl Scope<'_> {
             absorbed: Some(pods.len()),
         };
         removed.pods.extend_from_slice(victims);
-        let cycle = self.imagine(&removed, &[]);
+        let cycle = self.with_removed(&removed, &[]);
         let mut aligning = self.aligning();
         aligning.all(|(at, _, state)| {
             let filter = filter_of(self.plugins, at);
@@ -394,7 +394,7 @@ impl Scope<'_> {
             .filter_map(|(plugin, state)| Some((plugin, self.plugins[plugin].alignment()?, state)))
     }
 
-    pub(super) fn imagine<'b>(
+    pub(super) fn with_removed<'b>(
         &self,
         removed: &'b RemovedPods,
         added: &'b [Arc<PodInfo>],
@@ -450,7 +450,7 @@ impl Scope<'_> {
             releases = !removed.is_empty();
             let cycle = Cycle {
                 numa: *numa,
-                ..self.imagine(&removed, &[])
+                ..self.with_removed(&removed, &[])
             };
             self.score(&cycle, node, raws);
         }

@@ -244,7 +244,7 @@ impl<'a> NodeSelection<'a> {
                 }
             };
             if let Some((shape, rows)) = &special {
-                class.lay_over(&scope, rows, *shape);
+                class.add_overlay(&scope, rows, *shape);
             }
             drop(filtering);
             class.used = self.classes.uses;

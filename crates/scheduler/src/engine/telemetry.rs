@@ -38,7 +38,7 @@ impl Telemetry {
     }
 
     /// Returns true if enough is stored that it should be taken now.
-    pub fn has_measured_much(&mut self) -> bool {
+    pub fn should_flush(&mut self) -> bool {
         self.meter.is_full()
     }
 

@@ -10,7 +10,7 @@ use super::cycle::CycleError;
 use super::extender_verdicts::ExtenderVerdicts;
 use super::select::NodeSelection;
 use crate::framework::{Diagnosis, Effects};
-use crate::guard::attempted;
+use crate::guard::catch_panic;
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -63,7 +63,7 @@ impl Engine {
         let Some(running) = self.unbook(&pod.uid, now) else {
             return Err(self.cluster.unplaced("the pod is on no node".to_owned()));
         };
-        let placed = attempted(|| -> Result<Arc<str>, CycleError> {
+        let placed = catch_panic(|| -> Result<Arc<str>, CycleError> {
             let home_row = self.cluster.nodes.find(&home);
             let extender_verdicts = home_row.map(|home| ExtenderVerdicts::against(home, LEFT));
             let mut selection = NodeSelection::new(self);
@@ -85,7 +85,7 @@ impl Engine {
         });
         match placed {
             Ok(node) => {
-                let keeper = Arc::new(keeper_of(&running));
+                let keeper = Arc::new(placeholder_of(&running));
                 self.tentative.push(TentativePlacement {
                     pod: running,
                     home: home.clone(),
@@ -116,7 +116,7 @@ impl Engine {
 }
 
 /// Creates a placeholder that takes the same room as `pod` and has no other effect.
-fn keeper_of(pod: &PodInfo) -> PodInfo {
+fn placeholder_of(pod: &PodInfo) -> PodInfo {
     let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
     let object = Pod {
         metadata: ObjectMeta {
@@ -134,7 +134,7 @@ fn keeper_of(pod: &PodInfo) -> PodInfo {
         uid: Some(pod.uid.to_string()),
         ..ObjectReference::default()
     };
-    let mut keeper = pod.without_node(Arc::new(object)).holding_for(reference);
+    let mut keeper = pod.without_node(Arc::new(object)).into_holder(reference);
     keeper.uid = format!("{}/leaving", pod.uid).into();
     keeper
 }

@@ -321,12 +321,12 @@ fn refusal_text_is_formatted_when_read() {
     let Some(Output::Failed(failure)) = engine.take_outputs().pop() else {
         panic!("not refused");
     };
-    assert!(!failure.message.is_put());
+    assert!(!failure.message.is_formatted());
     assert_eq!(
         *failure.message,
         *"0/1 nodes are available: 1 Insufficient cpu."
     );
-    assert!(failure.message.is_put());
+    assert!(failure.message.is_formatted());
 }
 
 #[test]

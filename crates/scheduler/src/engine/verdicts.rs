@@ -163,7 +163,7 @@ impl Verdicts {
             let verdict = kind.filter(|_| *number > FITS).map(|kind| &kind.verdict);
             matches!(verdict, Some(RowVerdict::Refused(_, rejection)) if rejection.code == Code::Unschedulable)
         };
-        self.those(might)
+        self.rows_where(might)
     }
 
     /// Iterates over the rows that fit, in order.
@@ -172,7 +172,7 @@ impl Verdicts {
         numbers.filter_map(|(row, number)| (number & FITS != 0).then_some(row))
     }
 
-    fn those(&self, are: impl Fn(&Number) -> bool) -> Vec<NodeIndex> {
+    fn rows_where(&self, are: impl Fn(&Number) -> bool) -> Vec<NodeIndex> {
         let numbers = (0_u32..).zip(&self.rows);
         let those = numbers.filter(|(_, number)| are(number));
         those.map(|(row, _)| NodeIndex(row)).collect()

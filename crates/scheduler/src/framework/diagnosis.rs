@@ -41,7 +41,7 @@ pub struct Diagnosis {
     #[serde(skip)]
     pub for_group: Option<String>,
     /// The nominated node; empty when the previous nomination is cleared.
-    #[serde(skip_serializing_if = "nowhere")]
+    #[serde(skip_serializing_if = "is_unset")]
     pub nominated: Option<String>,
     /// Names of the plugins that refused.
     pub plugins: Vec<&'static str>,
@@ -62,7 +62,7 @@ pub struct Diagnosis {
     pub(crate) candidates: Vec<NodeIndex>,
 }
 
-fn nowhere(node: &Option<String>) -> bool {
+fn is_unset(node: &Option<String>) -> bool {
     node.as_deref().unwrap_or_default().is_empty()
 }
 
@@ -121,7 +121,7 @@ impl LazyMessage {
 
     /// Returns true if the text was formatted already.
     #[cfg(test)]
-    pub(crate) fn is_put(&self) -> bool {
+    pub(crate) fn is_formatted(&self) -> bool {
         self.text.get().is_some()
     }
 }

@@ -107,7 +107,7 @@ impl ReportedProblems {
     }
 
     /// Removes an object that was deleted.
-    pub fn forget(&mut self, object: &str) {
+    pub fn remove(&mut self, object: &str) {
         self.0.remove(object);
     }
 }
@@ -221,7 +221,7 @@ mod tests {
             assert_eq!(reported_texts, want);
         }
         let mut fx = Effects::default();
-        reported.forget("u");
+        reported.remove("u");
         reported.update("u", vec![problem("a")], &mut fx);
         assert_eq!(fx.problems.len(), 1);
     }

@@ -36,7 +36,7 @@ impl Groups {
     /// Adds nodes that are evaluated one by one; `rows` is the number of nodes. Returns `None`, without
     /// consuming `nodes`, if that would exceed [`Groups::most`].
     #[must_use]
-    pub fn also_apart(
+    pub fn with_apart(
         mut self,
         nodes: impl ExactSizeIterator<Item = NodeIndex>,
         rows: usize,
@@ -50,7 +50,7 @@ impl Groups {
 
     /// Splits the groups by this label. Returns `None` if they are split by another label already.
     #[must_use]
-    pub fn also_by(self, label: Label) -> Option<Self> {
+    pub fn with_label(self, label: Label) -> Option<Self> {
         match &self.by {
             Some(by) if by.key != label.key => None,
             Some(_) => Some(self),
@@ -67,7 +67,7 @@ impl Groups {
     pub fn and(mut self, other: Self) -> Option<Self> {
         self.apart.extend(other.apart);
         match other.by {
-            Some(label) => self.also_by(label),
+            Some(label) => self.with_label(label),
             None => Some(self),
         }
     }
@@ -93,10 +93,10 @@ mod tests {
         let some = |from: u32, to: u32| (from..to).map(NodeIndex).collect::<Vec<_>>().into_iter();
         let most = u32::try_from(Groups::most(800)).unwrap();
         assert_eq!(most, 100);
-        let full = Groups::default().also_apart(some(0, most), 800).unwrap();
+        let full = Groups::default().with_apart(some(0, most), 800).unwrap();
         assert_eq!(full.apart.len(), 100);
-        assert!(full.clone().also_apart(some(0, 0), 800).is_some());
-        assert!(full.also_apart(some(0, 1), 800).is_none());
+        assert!(full.clone().with_apart(some(0, 0), 800).is_some());
+        assert!(full.with_apart(some(0, 1), 800).is_none());
         // A small cluster has few groups in any case.
         assert_eq!(Groups::most(10), 64);
     }

@@ -407,7 +407,7 @@ impl Profile {
     }
 }
 
-fn on_from(plugin: &crate::config::PluginRef) -> EnabledPlugin<'_> {
+fn enabled_from(plugin: &crate::config::PluginRef) -> EnabledPlugin<'_> {
     (
         plugin.name.as_str(),
         plugin.weight.filter(|weight| *weight != 0).unwrap_or(1),
@@ -423,7 +423,7 @@ fn merge<'a>(defaults: &[EnabledPlugin<'a>], set: &'a PluginSetConfig) -> Vec<En
         .filter(|(name, _)| !off(name))
         .copied()
         .collect();
-    for plugin in set.enabled.iter().map(on_from) {
+    for plugin in set.enabled.iter().map(enabled_from) {
         match on.iter_mut().find(|(name, _)| *name == plugin.0) {
             Some(default) => *default = plugin,
             None => on.push(plugin),
@@ -443,7 +443,7 @@ fn at_point<'a>(
         let mut disabled = set.disabled.iter();
         disabled.any(|d| d.name == "*" || d.name == plugin)
     };
-    let named: Vec<EnabledPlugin<'_>> = set.enabled.iter().map(on_from).collect();
+    let named: Vec<EnabledPlugin<'_>> = set.enabled.iter().map(enabled_from).collect();
     let among =
         |plugin: &str, list: &[EnabledPlugin<'_>]| list.iter().any(|(name, _)| *name == plugin);
     let (replaced, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = named

@@ -228,15 +228,15 @@ pub struct Shortfall {
     distance: f64,
     found: usize,
     /// The texts, if they were requested.
-    words: Option<Vec<String>>,
+    texts: Option<Vec<String>>,
 }
 
 impl Shortfall {
     /// Creates an empty value that collects texts, too.
     #[must_use]
-    pub fn in_words() -> Self {
+    pub fn with_texts() -> Self {
         Self {
-            words: Some(Vec::new()),
+            texts: Some(Vec::new()),
             ..Self::default()
         }
     }
@@ -246,8 +246,8 @@ impl Shortfall {
     pub fn add(&mut self, distance: f64, text: impl FnOnce() -> String) {
         self.distance += distance;
         self.found += 1;
-        if let Some(words) = &mut self.words {
-            words.push(text());
+        if let Some(texts) = &mut self.texts {
+            texts.push(text());
         }
     }
 
@@ -266,7 +266,7 @@ impl Shortfall {
     /// Returns all texts, joined by `; `; empty if no texts were requested.
     #[must_use]
     pub fn text(&self) -> String {
-        self.words
+        self.texts
             .as_ref()
             .map_or_else(String::new, |all| all.join("; "))
     }

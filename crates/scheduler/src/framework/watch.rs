@@ -86,7 +86,7 @@ impl Watch {
 
     /// Returns `change` with its objects in the form in which an informer delivers them.
     #[must_use]
-    pub fn kept(&self, change: ObjectChange) -> ObjectChange {
+    pub fn as_delivered(&self, change: ObjectChange) -> ObjectChange {
         let keep = |object: Arc<dyn Any + Send + Sync>| (self.keep)(&object).unwrap_or(object);
         ObjectChange {
             old: change.old.map(keep),

@@ -39,7 +39,7 @@ impl Attempt {
     }
 
     /// Returns a log message if the attempt has taken longer than `timeout`.
-    pub(crate) fn complaint(&self, timeout: Duration) -> Option<String> {
+    pub(crate) fn timeout_message(&self, timeout: Duration) -> Option<String> {
         let took = self.started.elapsed();
         (took > timeout).then(|| {
             let pod = &self.pod;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// Returns true if a condition may have to be written for `failure`, and false if nothing changed. With
 /// `has_nomination`, a nomination was written for the pod.
-pub(super) fn may_be_new(failure: &Failure, has_nomination: bool) -> bool {
+pub(super) fn may_need_write(failure: &Failure, has_nomination: bool) -> bool {
     let nominated = failure.nominated.as_deref();
     let current = failure.pod.nominated.as_deref().unwrap_or_default();
     let same_node = !has_nomination && nominated.is_none_or(|node| node == current);
@@ -100,7 +100,7 @@ pub(super) mod tests {
                 .into(),
             nominated: None,
             diagnosis: None,
-            remarks: Vec::new(),
+            refusal_events: Vec::new(),
         }
     }
 
@@ -127,15 +127,15 @@ pub(super) mod tests {
         Arc::make_mut(&mut object.pod).metadata.generation = Some(2);
         let patch = status_patch(&changed, "", None, now).unwrap();
         assert_eq!(patch["status"]["conditions"][0]["observedGeneration"], 2);
-        assert!(may_be_new(&changed, false));
+        assert!(may_need_write(&changed, false));
         // Without a change, no nearest nodes are searched, unless a nomination may have to be cleared.
-        assert!(!may_be_new(&failure(shown.clone()), false));
-        assert!(may_be_new(&failure(shown.clone()), true));
+        assert!(!may_need_write(&failure(shown.clone()), false));
+        assert!(may_need_write(&failure(shown.clone()), true));
         let mut nominated = failure(shown.clone());
         nominated.nominated = Some("n".to_owned());
-        assert!(may_be_new(&nominated, false));
+        assert!(may_need_write(&nominated, false));
         shown["message"] = json!("another");
-        assert!(may_be_new(&failure(shown.clone()), false));
+        assert!(may_need_write(&failure(shown.clone()), false));
         shown["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
         let patch = status_patch(&failure(shown), "", None, now).unwrap();
         let condition = &patch["status"]["conditions"][0];

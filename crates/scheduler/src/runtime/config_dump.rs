@@ -18,13 +18,13 @@ impl Options {
                 crate::config::Configuration::koord(&names.collect::<Vec<_>>()).profiles;
         }
         for (section, profile) in config.profiles.iter_mut().zip(&profiles.profiles) {
-            section.plugins = spelled_out(&profiles, profile);
+            section.plugins = resolve_plugins(&profiles, profile);
         }
         serde_saphyr::to_string(&config).map_err(|error| Error::Written(error.to_string()))
     }
 }
 
-fn spelled_out(profiles: &Profiles, profile: &Profile) -> PluginsConfig {
+fn resolve_plugins(profiles: &Profiles, profile: &Profile) -> PluginsConfig {
     let plugin = |instance: usize, weight| PluginRef {
         name: profiles.instances[instance].name().to_owned(),
         weight,

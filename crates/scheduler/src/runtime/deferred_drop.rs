@@ -41,7 +41,7 @@ impl DeferredDrop {
             return;
         }
         let objects = std::mem::replace(&mut self.objects, Vec::with_capacity(BATCH));
-        let pending = PendingDrop::one(&self.pending);
+        let pending = PendingDrop::new(&self.pending);
         tokio::spawn(async move {
             drop(objects);
             drop(pending);
@@ -53,7 +53,7 @@ impl DeferredDrop {
 struct PendingDrop(Arc<AtomicUsize>);
 
 impl PendingDrop {
-    fn one(count: &Arc<AtomicUsize>) -> Self {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self(count.clone())
     }

@@ -89,7 +89,7 @@ impl Follower {
     }
 
     /// Returns the engine.
-    pub fn give_back(&self, engine: Engine) {
+    pub fn return_engine(&self, engine: Engine) {
         *self.0.engine.lock() = Some(engine);
         self.0.returned.notify_one();
     }

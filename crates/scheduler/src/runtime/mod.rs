@@ -312,13 +312,13 @@ fn watch_all(
     // Extenders without a node cache are sent untrimmed nodes and pods.
     let shown = !config.extenders.is_empty();
     let nodes_shown = config.extenders.iter().any(|it| !it.node_cache_capable);
-    let slim = move |mut node| {
+    let trim = move |mut node| {
         if !nodes_shown {
             watch::trim_node(&mut node);
         }
         node
     };
-    watch::forward(source.clone(), slim, false, node);
+    watch::forward(source.clone(), trim, false, node);
     let transform = transform::pods(gates);
     let resources = profiles.resources.clone();
     let alike = PodInterner::default();
@@ -329,7 +329,7 @@ fn watch_all(
         }
         transform(&mut pod);
         if victims_shown {
-            ParsedPod::whole(pod, &resources)
+            ParsedPod::untrimmed(pod, &resources)
         } else {
             alike.read(pod, &resources)
         }

@@ -51,16 +51,16 @@ impl Monitor {
             .attempts
             .lock()
             .values()
-            .filter_map(|attempt| Some((attempt.clone(), attempt.complaint(self.timeout)?)))
+            .filter_map(|attempt| Some((attempt.clone(), attempt.timeout_message(self.timeout)?)))
             .collect();
-        for (attempt, complaint) in overdue {
-            self.complain(&attempt, &complaint);
+        for (attempt, message) in overdue {
+            self.log_slow_attempt(&attempt, &message);
         }
     }
 
-    fn complain(&self, attempt: &Attempt, complaint: &str) {
+    fn log_slow_attempt(&self, attempt: &Attempt, message: &str) {
         self.metrics.timed_out(attempt.pod.scheduler_name());
-        tracing::warn!("{complaint}");
+        tracing::warn!("{message}");
     }
 
     /// Records the start of an attempt.
@@ -72,8 +72,8 @@ impl Monitor {
     /// Records the end of the attempt for the pod with this uid, whatever its result.
     pub(super) fn end(&self, uid: &str) -> Option<Attempt> {
         let attempt = self.attempts.lock().remove(uid)?;
-        if let Some(complaint) = attempt.complaint(self.timeout) {
-            self.complain(&attempt, &complaint);
+        if let Some(message) = attempt.timeout_message(self.timeout) {
+            self.log_slow_attempt(&attempt, &message);
         }
         Some(attempt)
     }
@@ -123,12 +123,15 @@ mod tests {
         let slow = attempt("slow");
         monitor.begin(slow.clone());
         tokio::time::sleep(Duration::from_secs(29)).await;
-        assert_eq!((timeouts(), slow.complaint(limits.timeout)), (0, None));
+        assert_eq!(
+            (timeouts(), slow.timeout_message(limits.timeout)),
+            (0, None)
+        );
         // After two checks.
         tokio::time::sleep(Duration::from_secs(22)).await;
         assert_eq!(timeouts(), 2);
         assert_eq!(
-            slow.complaint(limits.timeout).as_deref(),
+            slow.timeout_message(limits.timeout).as_deref(),
             Some(
                 "!!!CRITICAL TIMEOUT!!! scheduling pod ns/slow(uid-slow) took longer (51s) than \
                  the timeout 30s"

@@ -8,7 +8,7 @@ const OPENS: &str = " Nearest: ";
 const LONGEST: usize = 400;
 
 /// Formats the sentence; empty if there are no nodes.
-pub(super) fn in_short(near: &[NearestNode]) -> String {
+pub(super) fn format_nearest(near: &[NearestNode]) -> String {
     let mut text = String::new();
     for node in near {
         let entry = format!("{} ({})", node.node, node.lacks);
@@ -43,7 +43,7 @@ mod tests {
             distance: 1.0,
         };
         let message = "0/2 nodes are available: 2 Insufficient cpu.";
-        let text = in_short(&[
+        let text = format_nearest(&[
             node("a", "cpu: needs 2, free 1"),
             node("b", "cpu: needs 2, free 0"),
         ]);
@@ -58,7 +58,7 @@ mod tests {
             "0/2 nodes are available: 2 Insufficient cpu. More.",
             message
         ));
-        assert_eq!(in_short(&[]), "");
-        assert!(in_short(&[node("a", "x"), node("b", &"y".repeat(500))]).len() < 20);
+        assert_eq!(format_nearest(&[]), "");
+        assert!(format_nearest(&[node("a", "x"), node("b", &"y".repeat(500))]).len() < 20);
     }
 }

@@ -85,7 +85,7 @@ impl Owner {
             if Instant::now() >= next_gauges {
                 self.measure();
                 next_gauges = Instant::now() + self.gauge_period;
-            } else if self.engine.telemetry.has_measured_much() {
+            } else if self.engine.telemetry.should_flush() {
                 self.metrics
                     .measured(self.engine.telemetry.take_measures(), &self.names);
             }
@@ -270,7 +270,7 @@ impl Owner {
     /// a twentieth of the time: among many refusals, most go without.
     fn nearest(&mut self, failure: &Failure) -> Vec<NearestNode> {
         let now = Instant::now();
-        if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
+        if !self.nearest || now < self.next_nearest || !self.writer.may_need_condition(failure) {
             return Vec::new();
         }
         let look = || {

@@ -4,7 +4,7 @@
 //! left to separate tasks ([`WriterContext`]). Requests are small, and each future is created where it is polled: it
 //! takes several kilobytes, which would be copied for each pod.
 
-use super::condition::may_be_new;
+use super::condition::may_need_write;
 use super::evict::Evictions;
 use super::gate::Gate;
 use super::writer_context::{FailedAttempt, WriterContext};
@@ -94,7 +94,7 @@ impl Writer {
         if failure.nominated.is_some() || failure.pod.nominated.is_some() {
             self.nominated.insert(key.clone());
         }
-        self.in_order(
+        self.enqueue(
             key,
             move |context| context.record_failure(&failure),
             |context| Box::pin(async move { context.write_condition(refused).await }),
@@ -102,16 +102,16 @@ impl Writer {
     }
 
     /// Returns true if the pod's condition may have to be written.
-    pub(super) fn has_news(&self, failure: &Failure) -> bool {
+    pub(super) fn may_need_condition(&self, failure: &Failure) -> bool {
         let has_nomination = self.nominated.contains(&failure.pod.uid);
-        !failure.pod.is_holder() && may_be_new(failure, has_nomination)
+        !failure.pod.is_holder() && may_need_write(failure, has_nomination)
     }
 
     /// Writes the nomination of a pod that will be bound later, so that other components do not make room for
     /// it; an empty `node` clears it.
     pub(super) fn expect(&mut self, pod: Arc<PodInfo>, node: Arc<str>) {
         self.nominated.insert(pod.uid.clone());
-        self.in_order(pod.uid.clone(), nothing, |context| {
+        self.enqueue(pod.uid.clone(), no_op, |context| {
             Box::pin(async move { context.expect(pod, node).await })
         });
     }
@@ -121,7 +121,7 @@ impl Writer {
         if !self.nominated.is_empty()
             && let Some(uid) = self.nominated.take(uid)
         {
-            self.in_order(uid.clone(), nothing, |context| {
+            self.enqueue(uid.clone(), no_op, |context| {
                 Box::pin(async move { context.remove_nomination(&uid) })
             });
         }
@@ -135,7 +135,7 @@ impl Writer {
     /// Sends a write that a plugin requested. Writes to one object are sent in order.
     pub(super) fn write(&mut self, write: Write) {
         let target = target(&write);
-        self.in_order(target.clone(), nothing, |context| {
+        self.enqueue(target.clone(), no_op, |context| {
             Box::pin(async move { context.write(write, target).await })
         });
     }
@@ -143,7 +143,7 @@ impl Writer {
     /// Writes why a pod waits that had no scheduling cycle of its own to its condition.
     pub(super) fn explain(&mut self, pod: Arc<PodInfo>, message: String) {
         let now = self.context.clock.now();
-        self.in_order(pod.uid.clone(), nothing, move |context| {
+        self.enqueue(pod.uid.clone(), no_op, move |context| {
             Box::pin(async move { context.explain(pod, message, now).await })
         });
     }
@@ -160,7 +160,7 @@ impl Writer {
         for victim in victims {
             let (evicted, by) = (victim.clone(), evictions.clone());
             let evictions = evictions.clone();
-            self.in_order(
+            self.enqueue(
                 victim.uid.clone(),
                 move |context| context.record_eviction(&evicted, &by),
                 |context| Box::pin(async move { context.evict(&victim, &evictions).await }),
@@ -169,7 +169,7 @@ impl Writer {
     }
 
     /// Runs `first` soon, and the future of `then` after everything that was queued under `key` before.
-    fn in_order(
+    fn enqueue(
         &mut self,
         key: Arc<str>,
         first: impl FnOnce(&WriterContext) + Send + 'static,
@@ -217,7 +217,7 @@ impl Writer {
 }
 
 /// Does nothing: the step for writes that need none before they wait for earlier ones.
-fn nothing(_: &WriterContext) {}
+fn no_op(_: &WriterContext) {}
 
 /// Returns the key of the object that a write concerns, under which writes are ordered.
 fn target(write: &Write) -> Arc<str> {

@@ -140,8 +140,8 @@ impl WriterContext {
         };
         event("FailedScheduling", &failure.message);
         // Each has its own reason, so that they are not aggregated into one.
-        for remark in &failure.remarks {
-            event(remark.reason, &remark.message);
+        for refusal_event in &failure.refusal_events {
+            event(refusal_event.reason, &refusal_event.message);
         }
     }
 
@@ -159,7 +159,7 @@ impl WriterContext {
         let status = {
             let mut expected = self.state.expected.lock();
             let nominated = expected.get(&failure.pod.uid).map(|node| &**node);
-            let nearest = nearest::in_short(&nearest);
+            let nearest = nearest::format_nearest(&nearest);
             let status = status_patch(&failure, &nearest, nominated, time);
             // Later writes must be compared with this nomination, as the pod does not show it yet.
             let shown = nominated.is_some() || failure.pod.nominated.is_some();
@@ -193,7 +193,7 @@ impl WriterContext {
             message: message.into(),
             nominated: nominated.as_ref().map(ToString::to_string),
             diagnosis: None,
-            remarks: Vec::new(),
+            refusal_events: Vec::new(),
         };
         if let Some(status) = status_patch(&failure, "", nominated.as_deref(), time) {
             self.write_status(&pod, &status).await;

@@ -60,7 +60,7 @@ impl PodInterner {
         }
         let owners = owners.finish();
         let mut table = self.known.lock();
-        table.make_room();
+        table.remove_unused_entries();
         let table = &mut *table;
         own.share_keys(&mut |key| {
             let (name, is_new) = name(&mut table.names, key);
@@ -84,7 +84,7 @@ impl PodInterner {
     /// Returns the shared string equal to `name`.
     pub(super) fn name(&self, own: Arc<str>) -> Arc<str> {
         let mut table = self.known.lock();
-        table.make_room();
+        table.remove_unused_entries();
         let (name, is_new) = name(&mut table.names, own);
         table.new += usize::from(is_new);
         name
@@ -120,16 +120,16 @@ impl InternPools {
 
     /// Removes unused entries now and then: a value that was dropped keeps its allocation as long as it has
     /// an entry.
-    fn make_room(&mut self) {
+    fn remove_unused_entries(&mut self) {
         if self.new <= FEW.max(self.len() / 4) {
             return;
         }
         self.new = 0;
-        self.objects.forget();
-        self.pods.forget();
-        self.annotations.forget();
-        self.owners.forget();
-        self.containers.forget();
+        self.objects.remove_unused();
+        self.pods.remove_unused();
+        self.annotations.remove_unused();
+        self.owners.remove_unused();
+        self.containers.remove_unused();
         self.names.retain(|name| Arc::strong_count(name) > 1);
     }
 }
@@ -150,7 +150,7 @@ impl<T: PartialEq + ?Sized> InternPool<T> {
         self.0.insert_unique(hash, entry, |(hash, _)| *hash);
     }
 
-    fn forget(&mut self) {
+    fn remove_unused(&mut self) {
         self.0.retain(|(_, known)| known.strong_count() > 0);
     }
 }
@@ -187,7 +187,7 @@ mod tests {
         });
         let pod = serde_json::from_value(pod).unwrap();
         let mut object = PodObject::new(Arc::new(pod));
-        object.slim();
+        object.trim();
         Arc::new(object)
     }
 

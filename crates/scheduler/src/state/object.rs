@@ -32,7 +32,7 @@ pub struct PodObject {
     /// The volumes of a bound pod that refer to PersistentVolumeClaims by name.
     claims: Box<[Claim]>,
     /// Whether the pod was trimmed.
-    slim: bool,
+    trimmed: bool,
 }
 
 /// The parts of a container that matter to other pods: its resources and host ports.
@@ -69,9 +69,9 @@ impl PodObject {
         let meta = &pod.metadata;
         let containers = pod.spec.as_ref().map(|spec| {
             let init = spec.init_containers.iter().flatten();
-            let init = init.map(|container| ContainerInfo::of(container, true));
+            let init = init.map(|container| ContainerInfo::from_container(container, true));
             let main = spec.containers.iter();
-            init.chain(main.map(|container| ContainerInfo::of(container, false)))
+            init.chain(main.map(|container| ContainerInfo::from_container(container, false)))
                 .collect()
         });
         Self {
@@ -80,7 +80,7 @@ impl PodObject {
             owners: meta.owner_references.as_deref().unwrap_or_default().into(),
             containers: containers.unwrap_or_default(),
             claims: Box::default(),
-            slim: false,
+            trimmed: false,
             pod,
         }
     }
@@ -110,8 +110,8 @@ impl PodObject {
     /// names and node, what its containers run, how it selects a node, and the progress of its status. What
     /// matters to other pods stays: labels, annotations, affinity, volumes, resources of containers, and
     /// whether it is being deleted.
-    pub(super) fn slim(&mut self) {
-        if std::mem::replace(&mut self.slim, true) {
+    pub(super) fn trim(&mut self) {
+        if std::mem::replace(&mut self.trimmed, true) {
             return;
         }
         let pod = Arc::make_mut(&mut self.pod);
@@ -183,7 +183,7 @@ impl PodObject {
     #[must_use]
     pub fn to_pod(&self) -> Pod {
         let mut pod = (*self.pod).clone();
-        if !self.slim {
+        if !self.trimmed {
             return pod;
         }
         let meta = &mut pod.metadata;
@@ -214,7 +214,7 @@ impl PartialEq for PodObject {
         fn same<T: PartialEq + ?Sized>(a: &Arc<T>, b: &Arc<T>) -> bool {
             Arc::ptr_eq(a, b) || **a == **b
         }
-        self.slim == other.slim
+        self.trimmed == other.trimmed
             && self.labels == other.labels
             && self.claims == other.claims
             && same(&self.annotations, &other.annotations)
@@ -237,7 +237,7 @@ impl Hash for PodObject {
 }
 
 impl ContainerInfo {
-    fn of(container: &Container, init: bool) -> Self {
+    fn from_container(container: &Container, init: bool) -> Self {
         let amounts = |of: fn(&ResourceRequirements) -> &Option<BTreeMap<String, Quantity>>| {
             let amounts = container.resources.as_ref();
             let amounts = amounts.and_then(|resources| of(resources).as_ref());
@@ -339,14 +339,14 @@ mod tests {
         PodObject::new(Arc::new(serde_json::from_value(pod).unwrap()))
     }
 
-    fn slim(pod: Value) -> PodObject {
+    fn trimmed(pod: Value) -> PodObject {
         let mut object = object(pod);
-        object.slim();
+        object.trim();
         object
     }
 
     /// Returns the content of a bound pod that is kept.
-    fn kept() -> Value {
+    fn retained_pod() -> Value {
         let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": format!("c-{name}")}});
         json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"labels": {"a": "1", "b/c": ""}, "annotations": {"x": "{}"},
@@ -375,18 +375,21 @@ mod tests {
 
     #[test]
     fn trimmed_bound_pod_is_restored() {
-        let slim = slim(kept());
-        assert_eq!(serde_json::to_value(slim.to_pod()).unwrap(), kept());
-        let spec = slim.pod.spec.as_ref().unwrap();
+        let trimmed = trimmed(retained_pod());
+        assert_eq!(
+            serde_json::to_value(trimmed.to_pod()).unwrap(),
+            retained_pod()
+        );
+        let spec = trimmed.pod.spec.as_ref().unwrap();
         assert!(spec.containers.is_empty() && spec.init_containers.is_none());
-        assert_eq!(slim.pod.metadata.labels, None);
-        assert_eq!(slim.pod.metadata.owner_references, None);
-        assert_eq!(slim.volumes().len(), 2, "without claims");
+        assert_eq!(trimmed.pod.metadata.labels, None);
+        assert_eq!(trimmed.pod.metadata.owner_references, None);
+        assert_eq!(trimmed.volumes().len(), 2, "without claims");
     }
 
     #[test]
     fn own_and_unread_fields_are_removed() {
-        let mut pod = kept();
+        let mut pod = retained_pod();
         for (part, more) in [
             (
                 "metadata",
@@ -413,14 +416,17 @@ mod tests {
             .as_array_mut()
             .unwrap()
             .push(json!({"containerPort": 81}));
-        assert_eq!(slim(pod), slim(kept()));
+        assert_eq!(trimmed(pod), trimmed(retained_pod()));
     }
 
     #[test]
     fn waiting_pod_reads_equal_in_parts_and_whole() {
-        let (whole, slim) = (object(kept()), slim(kept()));
-        assert_eq!(serde_json::to_value(whole.to_pod()).unwrap(), kept());
-        for object in [&whole, &slim] {
+        let (whole, trimmed) = (object(retained_pod()), trimmed(retained_pod()));
+        assert_eq!(
+            serde_json::to_value(whole.to_pod()).unwrap(),
+            retained_pod()
+        );
+        for object in [&whole, &trimmed] {
             assert_eq!(object.claims().collect::<Vec<_>>(), ["c-a", "c-b", "c-f"]);
             assert_eq!(object.labels.get("b/c"), Some(""));
             let containers = object.containers.iter();
@@ -435,8 +441,8 @@ mod tests {
             assert_eq!(object.containers[2].requests.get("cpu"), Some("1500m"));
             assert_eq!(object.containers[3].ports.len(), 1);
         }
-        assert!(!whole.differs_for_scheduling(&object(kept())));
-        assert!(!slim.differs_for_scheduling(&self::slim(kept())));
+        assert!(!whole.differs_for_scheduling(&object(retained_pod())));
+        assert!(!trimmed.differs_for_scheduling(&self::trimmed(retained_pod())));
     }
 
     #[test]
@@ -451,9 +457,9 @@ mod tests {
             |pod| pod["spec"]["priority"] = json!(2),
         ];
         for (at, change) in changes.into_iter().enumerate() {
-            let mut pod = kept();
+            let mut pod = retained_pod();
             change(&mut pod);
-            let (before, after) = (slim(kept()), slim(pod));
+            let (before, after) = (trimmed(retained_pod()), trimmed(pod));
             assert_ne!(before, after, "{at}");
             assert!(before.differs_for_scheduling(&after), "{at}");
         }

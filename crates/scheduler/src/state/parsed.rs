@@ -24,14 +24,14 @@ impl ParsedPod {
     pub fn new(pod: Pod, table: &ResourceTable) -> Self {
         read(pod, table, |info| {
             if let Some(object) = Arc::get_mut(&mut info.object) {
-                object.slim();
+                object.trim();
             }
         })
     }
 
     /// Parses `pod` as [`Self::new`] does, but does not trim bound pods.
     #[must_use]
-    pub fn whole(pod: Pod, table: &ResourceTable) -> Self {
+    pub fn untrimmed(pod: Pod, table: &ResourceTable) -> Self {
         read(pod, table, |_| ())
     }
 
@@ -60,7 +60,7 @@ impl PodInterner {
     pub fn read(&self, pod: Pod, table: &ResourceTable) -> ParsedPod {
         read(pod, table, |info| {
             if let Some(object) = Arc::get_mut(&mut info.object) {
-                object.slim();
+                object.trim();
             }
             info.requests.shrink_to_fit();
             info.limits.shrink_to_fit();
@@ -139,14 +139,14 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn info(seen: ParsedPod) -> Arc<PodInfo> {
-        match seen {
+    fn info(parsed: ParsedPod) -> Arc<PodInfo> {
+        match parsed {
             ParsedPod::Pod(info) => info,
             ParsedPod::Broken(broken) => panic!("{broken:?}"),
         }
     }
 
-    fn seen(spec: Value) -> ParsedPod {
+    fn parsed(spec: Value) -> ParsedPod {
         ParsedPod::new(pod(1, spec), &ResourceTable::new())
     }
 
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn bound_pod_keeps_fields_that_matter_to_others() {
-        let info = info(seen(bound("n")));
+        let info = info(parsed(bound("n")));
         assert_eq!(info.requests.get(CPU), 2000);
         assert_eq!(info.scoring[0], 2100);
         let trimmed = serde_json::to_value(info.object.to_pod()).unwrap();
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn bound_pod_keeps_its_identity() {
-        let parsed = seen(bound("n"));
+        let parsed = parsed(bound("n"));
         assert_eq!(parsed.names(), ("ns", "p-1"));
         assert_eq!((parsed.uid(), parsed.node()), ("u-1", Some("n")));
         assert_eq!(parsed.resource_version(), Some("1"));
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_waiting_pod_keeps_everything() {
-        let info = info(seen(spec()));
+        let info = info(parsed(spec()));
         let spec = info.spec().unwrap();
         assert_eq!(spec.containers.len(), 2);
         assert!(spec.tolerations.is_some());
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_broken_pod_is_kept_with_the_reason() {
-        let parsed = seen(json!({"nodeName": "n", "containers": [
+        let parsed = parsed(json!({"nodeName": "n", "containers": [
             {"name": "a", "resources": {"requests": {"cpu": "x"}}}
         ]}));
         let ParsedPod::Broken(broken) = &parsed else {

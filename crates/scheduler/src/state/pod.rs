@@ -184,7 +184,7 @@ impl PodInfo {
 
     /// Returns this pod as a holder for `object`.
     #[must_use]
-    pub fn holding_for(self, object: ObjectReference) -> Self {
+    pub fn into_holder(self, object: ObjectReference) -> Self {
         Self {
             holds_for: Some(Arc::new(object)),
             facets: Facets::default(),

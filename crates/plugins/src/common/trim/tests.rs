@@ -54,7 +54,7 @@ where
         old: None,
         new: Arc::new(object),
     };
-    watch(kind).kept(change).new.downcast().unwrap()
+    watch(kind).as_delivered(change).new.downcast().unwrap()
 }
 
 /// Checks that the trimmed form of `base` changes with each patch in `read`, and with none in `unread` nor

@@ -115,7 +115,7 @@ fn stand_in(engine: &mut Engine, uid: &str, minor: u8) {
     pod["spec"]["nodeName"] = json!("n");
     pod["metadata"]["annotations"] = annotated("device-allocated", &held)["annotations"].clone();
     let info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
-    let info = info.holding_for(ObjectReference {
+    let info = info.into_holder(ObjectReference {
         kind: Some("Reservation".to_owned()),
         name: Some(uid.to_owned()),
         ..ObjectReference::default()
@@ -269,7 +269,7 @@ fn holds(engine: &mut Engine, name: &str, shares: &[(u8, i64)], of: Option<&str>
         return;
     }
     let info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
-    let info = info.holding_for(ObjectReference {
+    let info = info.into_holder(ObjectReference {
         kind: Some("Reservation".to_owned()),
         name: Some(name.to_owned()),
         ..ObjectReference::default()

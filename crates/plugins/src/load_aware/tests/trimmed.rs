@@ -62,7 +62,7 @@ fn a_report_is_read_by_name() {
 fn plugin_accepts_whole_and_trimmed_reports() {
     let mut engine = engine(json!({}));
     let change = metric("n", "60", json!({}));
-    let trimmed = engine.plugins().kept(change.clone());
+    let trimmed = engine.plugins().as_delivered(change.clone());
     let metric = trimmed.new_as::<TrimmedNodeMetric>().unwrap();
     assert_eq!(
         *metric,

@@ -55,7 +55,7 @@ impl ObjectEvents for StandIn {
         let change = json!({"metadata": {"annotations": annotations}, "spec": {"nodeName": "n"}});
         let pod = Arc::new(pod(&name, "8", change));
         let info = PodInfo::new(pod, view.resources).unwrap();
-        let info = info.holding_for(ObjectReference {
+        let info = info.into_holder(ObjectReference {
             name: Some(name),
             ..ObjectReference::default()
         });

@@ -14,7 +14,7 @@ impl Planner<'_> {
     /// the group would not start, or if there is no victim.
     pub(super) fn finish(&mut self, mut placed: Vec<usize>, admissions: PluginSet) -> Option<Plan> {
         if admissions != 0 {
-            self.let_in(&mut placed, admissions)?;
+            self.admit_members(&mut placed, admissions)?;
         }
         let taken = self.sites.iter().filter(|site| !site.victims.is_empty());
         let victims: Vec<_> = taken
@@ -60,7 +60,7 @@ impl Planner<'_> {
 
     /// Adds victims so that plugins admit the members. Removes members that are not admitted with any victims
     /// from `placed`, from the last on.
-    fn let_in(&mut self, placed: &mut Vec<usize>, admissions: PluginSet) -> Option<()> {
+    fn admit_members(&mut self, placed: &mut Vec<usize>, admissions: PluginSet) -> Option<()> {
         let search = self.search;
         let view = self.view;
         let plugins = search.table.plugins.iter().enumerate();
@@ -91,7 +91,7 @@ impl Planner<'_> {
                 let row = rows.get(&record.node).copied();
                 let (rules, info) = (&self.group.rules, &record.info);
                 if let Some(row) = row
-                    && search.may_go(&self.weakest, record.node, info, rules)
+                    && search.is_evictable(&self.weakest, record.node, info, rules)
                 {
                     extra.insert(uid.clone(), (row, info.clone()));
                 }

@@ -76,7 +76,7 @@ impl<'a> Planner<'a> {
         let (search, rules) = (self.search, &self.group.rules);
         let pods = search.cluster.nodes.pods(site.node);
         let mut pool: Vec<Arc<PodInfo>> = pods
-            .filter(|other| search.may_go(&self.weakest, site.node, other, rules))
+            .filter(|other| search.is_evictable(&self.weakest, site.node, other, rules))
             .cloned()
             .collect();
         pool.sort_by(|a, b| importance(a).cmp(&importance(b)));

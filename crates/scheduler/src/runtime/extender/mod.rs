@@ -38,7 +38,7 @@ impl Extenders {
     /// Reads the files that the configuration names, without connecting to the servers.
     pub(super) async fn new(extenders: &[Extender]) -> Result<Self, ClientError> {
         let mut servers = Vec::with_capacity(extenders.len());
-        for config in crate::config::in_order(extenders) {
+        for config in crate::config::sort_extenders(extenders) {
             let poster = Poster::new(&address(&config)).await?;
             servers.push(Server { config, poster });
         }
@@ -163,7 +163,7 @@ fn response_error(error: &str) -> Result<(), String> {
 
 /// Runs work that blocks, such as decoding large JSON, on a thread pool, so that it delays no scheduling
 /// decision.
-async fn aside<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     let done = tokio::task::spawn_blocking(work).await;
@@ -208,7 +208,7 @@ impl Server {
             .post(&self.config.filter_verb, body, nodes.len())
             .await?;
         let verb = &self.config.filter_verb;
-        let read = aside(move || wire::read::<wire::FilterResult>(&answer)).await;
+        let read = run_blocking(move || wire::read::<wire::FilterResult>(&answer)).await;
         let result = read.map_err(|error| format!("{verb}: {error}"))?;
         response_error(&result.error)?;
         let names: BTreeSet<String> = match (result.names, result.nodes) {
@@ -227,10 +227,10 @@ impl Server {
             let reason = match (result.unresolvable.get(name), result.failed.get(name)) {
                 (Some(reason), _) => (reason.clone(), true),
                 (None, Some(reason)) => (reason.clone(), false),
-                (None, None) => (self.no_reason(), true),
+                (None, None) => (self.default_reason(), true),
             };
             let reason = match reason {
-                (text, code) if text.trim().is_empty() => (self.no_reason(), code),
+                (text, code) if text.trim().is_empty() => (self.default_reason(), code),
                 reason => reason,
             };
             refused.insert(name.into(), reason);
@@ -239,7 +239,7 @@ impl Server {
         Ok(accepted.cloned().collect())
     }
 
-    fn no_reason(&self) -> String {
+    fn default_reason(&self) -> String {
         format!("node(s) refused by extender {:?}", self.config.url_prefix)
     }
 
@@ -265,7 +265,7 @@ impl Server {
     async fn args(&self, pod: &Arc<PodInfo>, nodes: &[Arc<NodeInfo>]) -> Result<Vec<u8>, String> {
         let (pod, nodes) = (pod.clone(), nodes.to_vec());
         let by_name = self.config.node_cache_capable;
-        aside(move || {
+        run_blocking(move || {
             json(&wire::Args {
                 pod: &pod,
                 nodes: &nodes,
@@ -284,7 +284,7 @@ impl Server {
         let (about, proposals) = (pod.clone(), proposals.to_vec());
         let by_name = self.config.node_cache_capable;
         let nodes = proposals.len();
-        let body = aside(move || {
+        let body = run_blocking(move || {
             json(&wire::PreemptionArgs {
                 pod: &about,
                 proposals: &proposals,

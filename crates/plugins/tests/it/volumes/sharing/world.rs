@@ -216,7 +216,7 @@ impl VolumeWorld {
             new,
         };
         for engine in engines {
-            let change = engine.plugins().kept(change.clone());
+            let change = engine.plugins().as_delivered(change.clone());
             engine.object_changed(&change, now);
         }
     }
@@ -233,7 +233,7 @@ impl VolumeWorld {
             new,
         };
         for engine in engines {
-            let change = engine.plugins().kept(change.clone());
+            let change = engine.plugins().as_delivered(change.clone());
             engine.object_changed(&change, now);
         }
     }
