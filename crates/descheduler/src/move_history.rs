@@ -117,7 +117,7 @@ fn lookup_workload<'a, T>(all: &'a FxHashMap<Key, T>, pod: &PodInfo) -> Option<&
 
 /// Returns until when the next leader needs `job` because it moved a pod; `None` if it did not.
 pub(crate) fn retained_until(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
-    let went = record::is_in(job) && outcome::from_job(job, false) == MoveOutcome::Moved;
+    let went = record::has_move_history(job) && outcome::from_job(job, false) == MoveOutcome::Moved;
     let created = status::created(job, now)?;
     let moved = outcome::evicted_at(job, now).unwrap_or(created);
     moved.checked_add(REST).ok().filter(|_| went)
@@ -168,7 +168,11 @@ impl MoveHistory {
     /// Reads jobs that are not recorded yet, such as those of earlier leaders.
     fn read(&mut self, snapshot: &Snapshot) {
         let before = self.entries.len();
-        for job in snapshot.jobs.iter().filter(|job| record::is_in(job)) {
+        for job in snapshot
+            .jobs
+            .iter()
+            .filter(|job| record::has_move_history(job))
+        {
             let name = job.metadata.name.as_deref().unwrap_or_default();
             if !self.read.contains(name) {
                 self.read.insert(name.into());
@@ -326,7 +330,7 @@ impl MoveHistory {
             }
             return Ok(());
         }
-        self.no_pause(pod, now)?;
+        self.check_pause(pod, now)?;
         let Some(first) = self.first(pod) else {
             return Ok(());
         };
@@ -336,7 +340,7 @@ impl MoveHistory {
     }
 
     /// Checks that moves of the workload of `pod` are not paused after a failure.
-    fn no_pause(&self, pod: &PodInfo, now: Timestamp) -> Result<(), SkipReason> {
+    fn check_pause(&self, pod: &PodInfo, now: Timestamp) -> Result<(), SkipReason> {
         if self.failures.is_empty() {
             return Ok(());
         }
@@ -364,7 +368,7 @@ impl MoveHistory {
         let node = pod.node.as_ref();
         let report = node.and_then(|node| snapshot.usage.get(node));
         let usage = report.and_then(|report| report.pod_usage(pod));
-        let to = cycle.promised_target().cloned();
+        let to = cycle.tentative_target().cloned();
         let usage = usage.cloned().unwrap_or_default();
         self.record(pod, &usage, to, cycle.job(), snapshot);
     }
@@ -435,7 +439,7 @@ impl MoveHistory {
     }
 
     /// Returns the unsettled moves to `node`.
-    pub(crate) fn coming(&self, node: &str) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn moves_to(&self, node: &str) -> impl Iterator<Item = &Entry> {
         self.entries_on(&self.coming, node)
     }
 

@@ -31,12 +31,14 @@ async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()
     let resolved = args.resolve()?;
     let completed = Registry::in_tree()
         .complete(resolved.config)
-        .map_err(|error| in_file(&args, error))?;
+        .map_err(|error| with_config_path(&args, error))?;
     for note in resolved.notes.iter().chain(&completed.notes) {
         tracing::warn!("{note}");
     }
     let config = completed.config.clone();
-    let mut framework = completed.build().map_err(|error| in_file(&args, error))?;
+    let mut framework = completed
+        .build()
+        .map_err(|error| with_config_path(&args, error))?;
     framework.without_claims = resolved.gates.enabled("DisablePVCReservation");
     if let Some(path) = args
         .write_config_to
@@ -92,7 +94,7 @@ async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()
 }
 
 /// Converts `error` and adds the configuration file's path if there is one.
-fn in_file(args: &Args, error: ConfigError) -> anyhow::Error {
+fn with_config_path(args: &Args, error: ConfigError) -> anyhow::Error {
     let error = anyhow::Error::new(error);
     match &args.config {
         Some(path) => error.context(format!("--config: {}", path.display())),

@@ -28,12 +28,12 @@ impl JobQueueHandle {
 
     pub(super) fn pod_changed(&self, namespace: &str, name: &str) {
         self.with(|job_queue| {
-            job_queue.touch(&JobTarget::Pod(namespace.to_owned(), name.to_owned()))
+            job_queue.enqueue_jobs_of(&JobTarget::Pod(namespace.to_owned(), name.to_owned()))
         });
     }
 
     pub(super) fn reservation_changed(&self, name: &str) {
-        self.with(|job_queue| job_queue.touch(&JobTarget::Reservation(name.to_owned())));
+        self.with(|job_queue| job_queue.enqueue_jobs_of(&JobTarget::Reservation(name.to_owned())));
     }
 
     pub(super) fn job_changed(&self, job: &PodMigrationJob) {
@@ -136,7 +136,7 @@ impl JobQueue {
         }
     }
 
-    fn touch(&self, target: &JobTarget) {
+    fn enqueue_jobs_of(&self, target: &JobTarget) {
         let index = self.index.lock();
         for job in index.jobs.get(target).into_iter().flatten() {
             self.queue.add(Task::Job(job.clone()));

@@ -141,7 +141,7 @@ async fn set_verbosity(method: Method, body: String) -> Response {
 }
 
 /// Returns the response when there is no report yet.
-fn none_yet() -> Response {
+fn no_report_response() -> Response {
     let none = "no cycle has ended in this process: it has just begun, or does not lead\n";
     (StatusCode::NOT_FOUND, none).into_response()
 }
@@ -149,13 +149,13 @@ fn none_yet() -> Response {
 async fn get_report(State(last): State<LastCycle>) -> Response {
     match last.get() {
         Some(report) => axum::Json(&*report).into_response(),
-        None => none_yet(),
+        None => no_report_response(),
     }
 }
 
 async fn get_node(State(last): State<LastCycle>, Path(node): Path<String>) -> Response {
     let Some(report) = last.get() else {
-        return none_yet();
+        return no_report_response();
     };
     let Some(of) = report.nodes.get(&node) else {
         let none = format!("no node {node:?} was there in the last cycle\n");

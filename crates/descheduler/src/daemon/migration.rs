@@ -176,7 +176,7 @@ impl JobController {
         pod.is_some_and(|pod| {
             pod.metadata.uid == job.spec.pod_ref.uid
                 && pod.metadata.deletion_timestamp.is_none()
-                && !step::is_asked(&pod)
+                && !step::is_eviction_requested(&pod)
         })
     }
 

@@ -318,7 +318,7 @@ impl Leader {
                 continue;
             };
             let message = format!("{}: {}: {done}", planned.strategy, planned.reason);
-            let regarding = regarding(&pod.namespace, &pod.name, &pod.uid);
+            let regarding = pod_reference(&pod.namespace, &pod.name, &pod.uid);
             let normal = Severity::Normal;
             self.events
                 .event_with_action(regarding, normal, "Descheduled", "Evicting", message);
@@ -337,7 +337,7 @@ async fn still_exists(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube
 }
 
 /// Returns the reference to a pod for events.
-fn regarding(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+fn pod_reference(namespace: &str, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),

@@ -409,7 +409,7 @@ impl<'a> Cycle<'a> {
 
     /// Returns the target node found for the last planned pod; `None` without a [`Placement`].
     #[must_use]
-    pub fn promised_target(&self) -> Option<&Arc<str>> {
+    pub fn tentative_target(&self) -> Option<&Arc<str>> {
         match self.shared.plan.actions.last() {
             Some(Action::Move(planned)) => planned.target.as_ref(),
             _ => None,
@@ -521,7 +521,7 @@ impl<'a> Cycle<'a> {
         self.shared.backoff.allows(request.pod)?;
         self.evictor.admits(self.snapshot, request.pod)?;
         let target = match &mut self.shared.placement {
-            Some(placement) => Some(placement.promise(self.snapshot, request.pod)?),
+            Some(placement) => Some(placement.place_tentatively(self.snapshot, request.pod)?),
             None => None,
         };
         let intent = self.evictor.evict(self.snapshot, request)?;

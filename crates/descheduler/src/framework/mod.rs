@@ -136,7 +136,11 @@ pub trait Placement: Debug + Send {
     ///
     /// # Errors
     /// Returns why no node fits.
-    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason>;
+    fn place_tentatively(
+        &mut self,
+        snapshot: &Snapshot,
+        pod: &Arc<PodInfo>,
+    ) -> Result<Arc<str>, SkipReason>;
     /// Ends the cycle: it is not called again before the next cycle begins.
     fn end(&mut self) {}
 }

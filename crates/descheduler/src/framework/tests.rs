@@ -144,7 +144,11 @@ struct OnlyB;
 
 impl Placement for OnlyB {
     fn begin(&mut self, _: &Snapshot) {}
-    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
+    fn place_tentatively(
+        &mut self,
+        _: &Snapshot,
+        pod: &Arc<PodInfo>,
+    ) -> Result<Arc<str>, SkipReason> {
         if &*pod.name == "p2" {
             return Err(SkipReason::new("NoTarget", "0/2 nodes fit"));
         }

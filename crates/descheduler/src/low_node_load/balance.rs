@@ -123,7 +123,7 @@ impl<'a> BalanceRun<'_, 'a> {
 
     /// Returns true if neither `pod` nor the pod that it replaced was moved recently; otherwise records it as
     /// skipped.
-    pub(super) fn has_rested(&mut self, pod: &Arc<PodInfo>) -> bool {
+    pub(super) fn check_cooldown(&mut self, pod: &Arc<PodInfo>) -> bool {
         let now = self.cycle.snapshot().now;
         self.cycle
             .accept_or_skip(pod, self.history.allows(pod, now))

@@ -96,7 +96,7 @@ impl<'a> BalanceRun<'_, 'a> {
             }
             moved += 1;
             let metric = metrics.get(&pod.uid).copied();
-            let to = self.cycle.promised_target().cloned();
+            let to = self.cycle.tentative_target().cloned();
             self.record_move(pod, metric.unwrap_or(&Amounts::new()), to);
             let Some(metric) = metric else { continue };
             let usage_kinds: &[UsageKind] = match usage_kind {
@@ -117,7 +117,7 @@ impl<'a> BalanceRun<'_, 'a> {
         candidate: &Candidate<'a>,
     ) -> bool {
         let pod = candidate.pod;
-        if !self.admits(pod) || !self.has_rested(pod) {
+        if !self.admits(pod) || !self.check_cooldown(pod) {
             return false;
         }
         if !self.args.node_fit {

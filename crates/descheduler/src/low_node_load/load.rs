@@ -30,7 +30,7 @@ pub(super) struct Resource {
 
 impl Resource {
     /// Returns true if thresholds are configured for `usage_kind`.
-    pub(super) fn is_given(&self, usage_kind: UsageKind) -> bool {
+    pub(super) fn has_thresholds(&self, usage_kind: UsageKind) -> bool {
         match usage_kind {
             UsageKind::Node => self.given[0],
             UsageKind::Prod => self.given[1],
@@ -297,7 +297,7 @@ impl<'a> Load<'a> {
                 }
             }
         }
-        for moved in history.coming(&self.node.name) {
+        for moved in history.moves_to(&self.node.name) {
             let mut row = watched.pod_row(&moved.usage);
             if let Some(came) = &moved.replacement {
                 let mut reported = report.pod_usage(came).cloned().unwrap_or_default();

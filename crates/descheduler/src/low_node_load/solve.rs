@@ -91,7 +91,7 @@ impl Bin {
     }
 
     /// Returns true if the node can take `item` without exceeding a limit because of it.
-    pub(super) fn takes(&self, item: &Item) -> bool {
+    pub(super) fn can_take(&self, item: &Item) -> bool {
         let within = |used: &Row, high: &Row| {
             let mut all = used.iter().zip(&item.usage).zip(high);
             all.all(|((used, more), high)| *more <= 0 || used.saturating_add(*more) <= *high)
@@ -200,7 +200,7 @@ impl Bins {
                 if !work.spend() {
                     return best;
                 }
-                let Some(bin) = self.bins.get(*index).filter(|bin| bin.takes(item)) else {
+                let Some(bin) = self.bins.get(*index).filter(|bin| bin.can_take(item)) else {
                     continue;
                 };
                 let gain = self.gain(source, bin, item);

@@ -126,7 +126,7 @@ impl<'a> BalanceRun<'_, 'a> {
         let weight = |at: usize| {
             let resource = self.watched.resources.get(at)?;
             resource
-                .is_given(usage_kind)
+                .has_thresholds(usage_kind)
                 .then_some(resource.weight.max(0) as f64)
         };
         let resources = 0..self.watched.resources.len();
@@ -170,7 +170,7 @@ impl<'a> BalanceRun<'_, 'a> {
         let mut pods = Vec::new();
         for candidate in self.candidates(source, usage_kind) {
             let pod = candidate.pod;
-            if !self.admits(pod) || !self.has_rested(pod) {
+            if !self.admits(pod) || !self.check_cooldown(pod) {
                 continue;
             }
             let Some(metric) = candidate.metric else {
@@ -300,7 +300,7 @@ impl<'a> BalanceRun<'_, 'a> {
         let chosen = chosen.map(|load| load.node.clone());
         let promised = self
             .cycle
-            .promised_target()
+            .tentative_target()
             .filter(|_| !self.args.dry_run)
             .cloned();
         let to = promised.or(chosen.map(|node| node.name.clone()));

@@ -200,7 +200,7 @@ impl ObjectLimits {
     }
 
     /// Returns the token of a counted eviction that did not happen.
-    pub fn give_back(&mut self, args: &MigrationControllerArgs, group: &Group) {
+    pub fn return_tokens(&mut self, args: &MigrationControllerArgs, group: &Group) {
         for kind in args.object_limiters.keys() {
             let key = group.key(*kind);
             if let Some(limit) = key.and_then(|key| self.limits.get_mut(&(*kind, key))) {

@@ -69,9 +69,9 @@ impl Migrations {
     }
 
     /// Puts the rate-limit tokens that were taken for `pod` back, because it was not evicted.
-    pub fn give_back(&self, pod: &PodInfo) {
+    pub fn return_tokens(&self, pod: &PodInfo) {
         let mut limits = self.limits.lock();
-        limits.give_back(&self.args, &Group::from_pod(pod));
+        limits.return_tokens(&self.args, &Group::from_pod(pod));
     }
 
     /// Counts the eviction of a pod of `group` by an earlier leader at `then`.

@@ -11,7 +11,7 @@
 
 mod evicting;
 
-pub use evicting::{has_begun_to_evict, is_asked};
+pub use evicting::{has_begun_to_evict, is_eviction_requested};
 
 use super::evict::Policy;
 use super::reservation as making;
@@ -145,7 +145,7 @@ pub struct Step {
 }
 
 impl Step {
-    fn rest() -> Self {
+    fn done() -> Self {
         Self {
             act: None,
             event: None,
@@ -156,7 +156,7 @@ impl Step {
     fn wait() -> Self {
         Self {
             next: Requeue::Wait(POLL),
-            ..Self::rest()
+            ..Self::done()
         }
     }
 
@@ -275,14 +275,14 @@ pub fn deadline(job: &PodMigrationJob, by_default: GoDuration) -> Option<Timesta
 pub fn step(view: &JobView<'_>) -> Step {
     let job = view.job;
     if job.metadata.deletion_timestamp.is_some() {
-        return Step::rest();
+        return Step::done();
     }
     let is_failed = view.status().phase == Some(PodMigrationJobPhase::Failed);
     if is_failed {
         return view.release_reservation();
     }
     if job.spec.paused == Some(true) || stage(job) == JobStage::Ended {
-        return Step::rest();
+        return Step::done();
     }
     let due = deadline(job, view.settings.ttl);
     if due.is_some_and(|due| view.now >= due) {
@@ -356,24 +356,24 @@ impl<'a> JobView<'a> {
         let named = self.job.spec.reservation_options.as_ref();
         let named = named.and_then(|options| options.reservation_ref.as_ref());
         let Some((reservation, named)) = self.reservation.zip(named) else {
-            return Step::rest();
+            return Step::done();
         };
         let uid = text(&named.uid);
         let same = uid.is_empty() || reservation.metadata.uid.as_deref() == Some(uid);
         let timed_out = self.status().reason == reasons::TIMEOUT;
         if !same || making::is_spent(reservation) || !(timed_out || making::is_ours(reservation)) {
-            return Step::rest();
+            return Step::done();
         }
         let going = reservation.metadata.deletion_timestamp.is_some();
         Step {
             act: (!going).then_some(Operation::Unreserve),
-            ..Step::rest()
+            ..Step::done()
         }
     }
 
     fn timed_out(&self) -> Step {
         // No component must evict the pod any more.
-        if self.target().is_some_and(is_asked) && self.has_asked() {
+        if self.target().is_some_and(is_eviction_requested) && self.has_requested_eviction() {
             return Step::act(Operation::Spare);
         }
         let status = self.status();
@@ -410,7 +410,7 @@ impl<'a> JobView<'a> {
             let next = Requeue::Wait(Duration::from_secs(3600));
             return Err(Step {
                 next,
-                ..Step::rest()
+                ..Step::done()
             });
         }
         let Some(pod) = self.target() else {

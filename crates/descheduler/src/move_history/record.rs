@@ -55,7 +55,7 @@ pub(super) fn write(entry: &Entry, job: &mut PodMigrationJob, table: &ResourceTa
 }
 
 /// Returns true if `job` belongs to a strategy that has a move history.
-pub(super) fn is_in(job: &PodMigrationJob) -> bool {
+pub(super) fn has_move_history(job: &PodMigrationJob) -> bool {
     annotation(job, LOAD_MOVE).is_some()
 }
 

@@ -8,7 +8,7 @@ pub use node::NodeInfo;
 pub(crate) use node::amounts;
 pub use pod::{
     Claims, Condition, ContainerInfo, ContainerKind, ContainerState, Owner, Phase, PodError,
-    PodInfo, Shape, Shapes, kept_annotation,
+    PodInfo, Shape, Shapes, is_read_annotation,
 };
 pub use usage::{NodeUsage, PodUsage, UsageRejection, check_plausible, rejection};
 

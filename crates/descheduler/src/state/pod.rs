@@ -180,7 +180,7 @@ pub struct PodInfo {
     pub deleting: bool,
     /// `metadata.ownerReferences`.
     pub owners: Vec<Owner>,
-    /// The `metadata.annotations` for which [`kept_annotation`] returns true.
+    /// The `metadata.annotations` for which [`is_read_annotation`] returns true.
     pub annotations: BTreeMap<Box<str>, Box<str>>,
     /// `spec.nodeName`.
     pub node: Option<Arc<str>>,
@@ -200,7 +200,7 @@ pub struct PodInfo {
 
 /// Returns true if the descheduler reads this annotation.
 #[must_use]
-pub fn kept_annotation(key: &str) -> bool {
+pub fn is_read_annotation(key: &str) -> bool {
     key.starts_with("descheduler.alpha.kubernetes.io/")
         || key.starts_with("descheduler.koordinator.sh/")
         || matches!(
@@ -240,7 +240,7 @@ impl PodInfo {
             since: condition.last_transition_time.map(|time| time.0),
         };
         let annotations = meta.annotations.unwrap_or_default().into_iter();
-        let annotations = annotations.filter(|(key, _)| kept_annotation(key));
+        let annotations = annotations.filter(|(key, _)| is_read_annotation(key));
         Ok(Self {
             namespace: meta.namespace.unwrap_or_default().into(),
             name: meta.name.ok_or(PodError::Missing("metadata.name"))?.into(),

@@ -171,7 +171,7 @@ impl Filter for DefaultEvictorFilter {
 
     fn moved(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) {
         if let Some((_, capacity)) = &mut self.cycle.capacity {
-            capacity.leave(pod);
+            capacity.release(pod);
         }
     }
 

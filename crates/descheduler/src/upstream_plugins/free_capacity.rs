@@ -29,7 +29,7 @@ impl FreeCapacity {
     pub(super) fn after_moves(cycle: &Cycle<'_>) -> Self {
         let mut capacity = Self::new(cycle.snapshot());
         for planned in cycle.moves() {
-            capacity.leave(&planned.pod);
+            capacity.release(&planned.pod);
             if let Some(target) = &planned.target {
                 capacity.fit.add(&planned.pod, target);
                 *capacity.pods.entry(target.clone()).or_default() += 1;
@@ -39,7 +39,7 @@ impl FreeCapacity {
     }
 
     /// Releases the capacity of `pod` on its node.
-    pub(super) fn leave(&mut self, pod: &PodInfo) {
+    pub(super) fn release(&mut self, pod: &PodInfo) {
         if let Some(node) = &pod.node
             && self.leaving.insert(pod.uid.clone())
         {
@@ -63,7 +63,7 @@ impl FreeCapacity {
     }
 
     /// Returns true if `node` has capacity for `pod`; its own node has allocated it already.
-    pub(super) fn takes(&self, snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
+    pub(super) fn can_take(&self, snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
         let allowed = if is_on(pod, node) {
             !node.unschedulable
                 && allows(&pod.shape, node)
@@ -82,7 +82,7 @@ impl FreeCapacity {
         nodes: &[Arc<NodeInfo>],
     ) -> bool {
         let mut other_nodes = nodes.iter().filter(|node| !is_on(pod, node));
-        other_nodes.any(|node| self.takes(snapshot, pod, node))
+        other_nodes.any(|node| self.can_take(snapshot, pod, node))
     }
 
     /// Explains why none of `nodes` other than its own has capacity for `pod`: `3 insufficient cpu, 1 taint

@@ -89,9 +89,9 @@ impl ViolatingNodeAffinity {
                     |node: &Arc<NodeInfo>| above.is_none_or(|above| weight(pod, node) > above);
                 let mut targets = nodes.iter().filter(|node| better(node));
                 let capacity = capacity.get_or_insert_with(|| FreeCapacity::after_moves(cycle));
-                if targets.any(|node| capacity.takes(snapshot, pod, node)) {
+                if targets.any(|node| capacity.can_take(snapshot, pod, node)) {
                     if try_evict(cycle, pod, reason) {
-                        capacity.leave(pod);
+                        capacity.release(pod);
                     }
                 } else {
                     let detail = format!(

@@ -192,7 +192,7 @@ impl ViolatingSpread {
             };
             let pod = member.pod;
             if try_evict(cycle, pod, reason) {
-                capacity.leave(pod);
+                capacity.release(pod);
             } else {
                 member.is_movable = false;
             }
@@ -230,7 +230,7 @@ impl ViolatingSpread {
         };
         let rank = |place: &usize| {
             let pod = members.pods.get(*place)?.pod;
-            Some((*place, (fits(pod), goes_later(pod))))
+            Some((*place, (fits(pod), eviction_order(pod))))
         };
         let max_skew = usize::try_from(constraint.max_skew).unwrap_or(0);
         let sizes = domains.iter().enumerate();
@@ -301,7 +301,7 @@ fn count(pods: usize) -> f64 {
 
 /// Returns the sort key of a pod: pods without node selector and node affinity are evicted first, as the
 /// others are harder to place; then the least important.
-fn goes_later(pod: &PodInfo) -> (bool, Reverse<Option<i32>>) {
+fn eviction_order(pod: &PodInfo) -> (bool, Reverse<Option<i32>>) {
     let affinity = pod.shape.affinity.as_ref();
     let bound = !pod.shape.node_selector.is_empty()
         || affinity.is_some_and(|affinity| affinity.node_affinity.is_some());

@@ -1,6 +1,6 @@
 //! Writes of the migration controller.
 
-use super::super::{regarding, still_exists};
+use super::super::{pod_reference, still_exists};
 use super::JobController;
 use crate::migration::evict::{self, Policy};
 use crate::migration::step::{self, Operation, Settings};
@@ -244,7 +244,7 @@ impl JobController {
             return WriteOutcome::Delayed(Duration::from_secs_f64(pause));
         }
         let outcome = match policy {
-            Policy::Eviction => self.evict_politely(pod, ctx).await,
+            Policy::Eviction => self.evict_by_api(pod, ctx).await,
             Policy::Delete => self.delete(pod, ctx).await,
             Policy::SoftEviction => self.request_soft_eviction(pod, ctx).await,
         };
@@ -259,7 +259,7 @@ impl JobController {
                 let event_message =
                     format!("Pod evicted from node \"{node}\" by the reason \"{reason}\"");
                 self.events.event_with_action(
-                    regarding(&pod.namespace, &pod.name, &pod.uid),
+                    pod_reference(&pod.namespace, &pod.name, &pod.uid),
                     Severity::Normal,
                     "Descheduled",
                     "Migrating",
@@ -282,7 +282,7 @@ impl JobController {
         }
     }
 
-    async fn evict_politely(&self, pod: &PodInfo, ctx: &JobContext<'_>) -> Result<(), String> {
+    async fn evict_by_api(&self, pod: &PodInfo, ctx: &JobContext<'_>) -> Result<(), String> {
         let options = Self::options(ctx, pod)?;
         let why = match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
             Ok(EvictOutcome::Evicted) => "the API server agreed, and the pod stays".to_owned(),
@@ -367,6 +367,6 @@ struct EvictionClaim<'a> {
 
 impl Drop for EvictionClaim<'_> {
     fn drop(&mut self) {
-        self.migrations.give_back(self.pod);
+        self.migrations.return_tokens(self.pod);
     }
 }

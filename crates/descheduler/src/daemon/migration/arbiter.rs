@@ -34,7 +34,7 @@ impl JobController {
             self.report_undecodable();
             let jobs = self.view.jobs.all();
             if jobs.iter().any(|job| stage(job) == JobStage::Waiting) {
-                self.round().await;
+                self.run_round().await;
             }
             tokio::time::sleep(every).await;
         }
@@ -79,7 +79,7 @@ impl JobController {
     }
 
     /// Arbitrates all waiting jobs once.
-    async fn round(&self) {
+    async fn run_round(&self) {
         let snapshot = self.view.about_jobs(self.clock.now()).await;
         let rules = self.migrations.iter();
         let rules: Vec<_> = rules

@@ -150,7 +150,11 @@ struct Picky(&'static [&'static str], &'static str);
 
 impl Placement for Picky {
     fn begin(&mut self, _: &Snapshot) {}
-    fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
+    fn place_tentatively(
+        &mut self,
+        _: &Snapshot,
+        pod: &Arc<PodInfo>,
+    ) -> Result<Arc<str>, SkipReason> {
         match self.0.contains(&&*pod.name) {
             true => Err(SkipReason::new("NoTarget", "nothing takes it")),
             false => Ok(self.1.into()),

@@ -193,7 +193,11 @@ impl Placement for Emptiest {
             .map(|usage| (usage.name.clone(), named_usage(usage)))
             .collect();
     }
-    fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
+    fn place_tentatively(
+        &mut self,
+        snapshot: &Snapshot,
+        pod: &Arc<PodInfo>,
+    ) -> Result<Arc<str>, SkipReason> {
         let own = pod.node.clone().unwrap();
         let used = &snapshot.usage[&own].pods;
         let cpu = used

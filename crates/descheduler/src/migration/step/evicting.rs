@@ -9,7 +9,7 @@ use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
 
 /// Returns true if an annotation of `pod` requests its eviction.
 #[must_use]
-pub fn is_asked(pod: &Pod) -> bool {
+pub fn is_eviction_requested(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|all| all.contains_key(annotations::SOFT_EVICTION))
 }
@@ -31,7 +31,7 @@ pub fn has_begun_to_evict(job: &PodMigrationJob) -> bool {
 
 impl JobView<'_> {
     /// Returns true if this job requested the soft eviction of the pod.
-    pub(super) fn has_asked(&self) -> bool {
+    pub(super) fn has_requested_eviction(&self) -> bool {
         has_begun_to_evict(self.job) && self.policy() == Policy::SoftEviction
     }
 
@@ -80,8 +80,8 @@ impl JobView<'_> {
             message: &message,
         };
         let goes = pod.metadata.deletion_timestamp.is_some();
-        let is_asked = self.policy() == Policy::SoftEviction && is_asked(pod);
-        if condition.is_some() && (goes || is_asked) {
+        let is_requested = self.policy() == Policy::SoftEviction && is_eviction_requested(pod);
+        if condition.is_some() && (goes || is_requested) {
             return Err(self.report_condition(&evicting).unwrap_or_else(Step::wait));
         }
         let status = reservation.and_then(|reservation| reservation.status.as_ref());

@@ -151,7 +151,7 @@ fn late_count_of_an_earlier_eviction_refills_nothing() {
         let allowed = limits.allows(&args, &pod, after(now));
         assert_eq!(allowed.is_ok(), is_allowed, "{now}");
     }
-    limits.give_back(&args, &Group::from_pod(&pod));
+    limits.return_tokens(&args, &Group::from_pod(&pod));
     assert!(limits.allows(&args, &pod, after(60_000)).is_ok());
 }
 

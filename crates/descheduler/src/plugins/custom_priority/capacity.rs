@@ -62,7 +62,7 @@ impl TargetCapacity {
     }
 
     /// Releases the capacity of `pod` on `node`.
-    pub(super) fn give_back(&mut self, pod: &PodInfo, node: &NodeInfo) {
+    pub(super) fn release(&mut self, pod: &PodInfo, node: &NodeInfo) {
         self.fit.remove(pod, &node.name);
         *self.pods.entry(node.name.clone()).or_default() -= 1;
     }

@@ -164,7 +164,7 @@ impl CustomPriority {
             let Some(target) = capacity.find(pod, targets, self.args.node_fit) else {
                 let reasons = capacity.reasons(pod, targets);
                 for (pod, target) in taken {
-                    capacity.give_back(pod, target);
+                    capacity.release(pod, target);
                 }
                 let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
                 cycle.note(Some(&node.name), text);

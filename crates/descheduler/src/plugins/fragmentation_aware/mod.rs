@@ -251,7 +251,7 @@ impl FragmentationAware {
 }
 
 /// Returns why a pod stays when `gone` is evicted.
-fn one_per_node(gone: &PodInfo) -> SkipReason {
+fn one_per_node_reason(gone: &PodInfo) -> SkipReason {
     let detail = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
     SkipReason::new("OnePerNode", detail)
 }
@@ -291,7 +291,7 @@ impl Strategy for FragmentationAware {
             let mut evicted = None;
             for candidate in &candidates {
                 match evicted {
-                    Some(evicted) => cycle.skip_pod(candidate.pod, one_per_node(evicted)),
+                    Some(evicted) => cycle.skip_pod(candidate.pod, one_per_node_reason(evicted)),
                     None if self.try_evict(cycle, candidate, before) => {
                         evicted = Some(candidate.pod)
                     }

@@ -111,7 +111,7 @@ fn object_limiter_blocks_new_jobs() {
     assert_eq!(claim(false), Err(why));
     claim(true).unwrap();
     // The claim was rejected.
-    shared.give_back(&pod);
+    shared.return_tokens(&pod);
     shared.allows(&pod, snapshot.now).unwrap();
 }
 
@@ -210,7 +210,11 @@ impl Placement for OneSlot {
     fn begin(&mut self, _: &Snapshot) {
         self.0 = true;
     }
-    fn promise(&mut self, _: &Snapshot, _: &Arc<PodInfo>) -> Result<Arc<str>, SkipReason> {
+    fn place_tentatively(
+        &mut self,
+        _: &Snapshot,
+        _: &Arc<PodInfo>,
+    ) -> Result<Arc<str>, SkipReason> {
         match std::mem::take(&mut self.0) {
             true => Ok("cold".into()),
             false => Err(SkipReason::new("NoTarget", "no node is left")),
