@@ -80,7 +80,7 @@ pub enum ClientError {
     /// The service account of the pod cannot be used.
     #[error("in-cluster configuration: {0}")]
     InCluster(#[source] kube::config::InClusterError),
-    /// No configuration was found in any of the usual places.
+    /// The client configuration is missing in all usual places.
     #[error(
         "no cluster to talk to: no --kubeconfig, KUBECONFIG is not set, this is not a pod \
          (KUBERNETES_SERVICE_HOST is not set), and {} does not exist",
@@ -95,7 +95,7 @@ pub enum ClientError {
     Option {
         /// Name of the option.
         field: &'static str,
-        /// Its value.
+        /// Value of the option.
         value: String,
         /// The rule that the value violates.
         problem: &'static str,
@@ -278,7 +278,7 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
 /// Maximum number of times that one request is sent again.
 const RETRIES: u32 = 10;
 
-/// Sends `request`, and sends it again after the delay that the server asks for (`Retry-After` on 429 or
+/// Sends `request`, and sends it again after the delay that the server requests (`Retry-After` on 429 or
 /// 5xx), as client-go does. An eviction is never sent again: its 429 is a result, not an overload.
 async fn retrying(
     sender: Sender,

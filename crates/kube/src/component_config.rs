@@ -181,7 +181,7 @@ pub struct PluginSet<P> {
 pub struct PluginArgs {
     /// The plugin's name.
     pub name: String,
-    /// Its arguments, with `apiVersion` and `kind`; parsed by the plugin.
+    /// The plugin's arguments, with `apiVersion` and `kind`; parsed by the plugin.
     #[serde(default)]
     pub args: Value,
 }

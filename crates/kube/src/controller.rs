@@ -1,7 +1,7 @@
 //! The loop of a controller: workers take keys from a queue and reconcile them.
 //!
 //! The owner of the informers adds keys to the queue. A key is reconciled by one worker at a time. One that failed or
-//! panicked comes back after its back-off, one that asks for it after a delay.
+//! panicked comes back after its back-off, one that requests it after a delay.
 
 mod metrics;
 
@@ -15,7 +15,7 @@ use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-/// What happens to a key after a successful reconcile.
+/// The action for a key after a successful reconcile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// The key is reconciled again when it is added.

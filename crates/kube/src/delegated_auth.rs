@@ -1,5 +1,5 @@
-//! Delegated authentication and authorization: asks the API server for the user of a token and for the user's
-//! permissions. Servers without users of their own use it, like `kube-scheduler`.
+//! Delegated authentication and authorization: queries the API server for the user of a token and for the
+//! user's permissions. Servers without users of their own use it, like `kube-scheduler`.
 //!
 //! Results are cached for a limited time, refusals too; failed requests are not.
 

@@ -25,7 +25,7 @@ pub enum EndpointError {
         /// The error of parsing it.
         source: http::uri::InvalidUri,
     },
-    /// No client can be created for the URL.
+    /// Creating a client for the URL failed.
     #[error("endpoint {url}: {source}")]
     Client {
         /// The URL.

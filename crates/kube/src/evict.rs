@@ -47,7 +47,7 @@ pub async fn eviction_version(client: &kube::Client) -> Result<Option<EvictVersi
 pub struct EvictOptions {
     /// API version of the request.
     pub version: EvictVersion,
-    /// If set, only a pod with this uid is evicted.
+    /// The uid that the pod must have to be evicted; `None` for any.
     pub uid: Option<String>,
     /// Overrides the pod's own grace period, in seconds.
     pub grace_period_seconds: Option<i64>,

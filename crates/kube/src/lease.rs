@@ -100,7 +100,7 @@ pub enum ElectionError {
     Setting {
         /// Name of the setting.
         field: &'static str,
-        /// Its value.
+        /// Value of the setting.
         value: String,
         /// The rule that the value violates.
         problem: &'static str,

@@ -2,7 +2,7 @@
 //! and webhooks.
 //!
 //! Components use [`Client`] and [`informer`]; they never build HTTP requests themselves and never
-//! learn whether the API server is a real one or the embedded one in the same process.
+//! find out whether the API server is a real one or the embedded one in the same process.
 //!
 //! Invariant: no scheduling or QoS rule lives here.
 

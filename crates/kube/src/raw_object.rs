@@ -14,7 +14,7 @@ use std::fmt;
 /// type, so that their code is compiled once and moves two pointers instead of large objects.
 #[derive(Debug, Clone)]
 pub(crate) struct RawObject {
-    /// Only name, namespace, uid and resource version.
+    /// The metadata that is always decoded: name, namespace, uid and resource version.
     metadata: Box<ObjectMeta>,
     pub(crate) json: Box<RawValue>,
 }

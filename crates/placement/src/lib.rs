@@ -1,4 +1,4 @@
-//! Target nodes for evictions by the scheduler's own rules: the descheduler asks for one before it evicts a
+//! Target nodes for evictions by the scheduler's own rules: the descheduler requests one before it evicts a
 //! pod.
 //!
 //! A scheduler's engine follows the cluster without making decisions ([`Follower`]). For a running pod, it
@@ -35,7 +35,7 @@ const DECIDED: [&str; 3] = [
     annotations::DEVICE_ALLOCATED,
 ];
 
-/// Finds target nodes for pods that the descheduler wants to evict.
+/// Finds target nodes for pods that the descheduler is about to evict.
 #[derive(Debug)]
 pub struct Targets {
     follower: Follower,

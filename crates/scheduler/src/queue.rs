@@ -49,7 +49,7 @@ pub(crate) struct QueuedPod {
     newer: Option<Arc<PodInfo>>,
     /// The number of scheduling cycles so far.
     pub(crate) attempts: u32,
-    /// When it first entered the queue, with its gates open.
+    /// The time at which the pod first entered the queue with its gates open.
     pub(crate) first_seen: Timestamp,
     /// Whether it is retried only because it waited the maximum time.
     pub(crate) flushed: bool,

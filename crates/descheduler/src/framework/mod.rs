@@ -129,9 +129,9 @@ pub trait Evictor: Debug + Send {
 
 /// Finds target nodes by the scheduler's own rules. The program that runs the descheduler provides it.
 pub trait Placement: Debug + Send {
-    /// Starts a cycle and drops the promises of the previous one.
+    /// Starts a cycle and drops the tentative placements of the previous one.
     fn begin(&mut self, snapshot: &Snapshot);
-    /// Finds a node for the replacement of `pod`, other than its own, in addition to all earlier promises,
+    /// Finds a node for the replacement of `pod`, other than its own, in addition to all earlier placements,
     /// and reserves the capacity for it until the cycle ends.
     ///
     /// # Errors

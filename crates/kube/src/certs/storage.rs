@@ -42,7 +42,7 @@ pub enum CertsError {
         /// The I/O error.
         source: std::io::Error,
     },
-    /// No certificate can be generated for the host.
+    /// Generating a certificate for the host failed.
     #[error("{0}")]
     Generate(String),
     /// Every attempt to write the Secret conflicted with the write of another client.

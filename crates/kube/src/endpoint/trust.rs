@@ -9,7 +9,7 @@ use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How the certificate of an endpoint is verified.
+/// The rule by which the certificate of an endpoint is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
     /// Any certificate is accepted.

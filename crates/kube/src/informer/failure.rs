@@ -15,7 +15,7 @@ pub(super) enum WatchFailure {
     Absent,
     /// The permission to list or watch is missing.
     Denied,
-    /// There was no response; the client logs this, for all kinds at once.
+    /// The server did not respond; the client logs this, for all kinds at once.
     Unreachable,
     /// The stream of a watch was interrupted, for example because the server stopped.
     Interrupted,
@@ -102,7 +102,7 @@ impl FailureReporter {
     /// Logs a failure of `kind` (`plural.group/version`), unless it was logged before.
     pub(super) fn report(&mut self, kind: &str, failure: WatchFailure, error: &watcher::Error) {
         match failure {
-            // The callers that know the state log these.
+            // The callers that hold the state log these.
             WatchFailure::Absent | WatchFailure::Unreachable => {}
             WatchFailure::Expired => {
                 tracing::info!(kind, %error, "watch expired, listing again");

@@ -17,7 +17,7 @@ const KEY: &str = "client-ca-file";
 
 /// Source of the CA certificates that verify clients.
 pub(super) enum Authorities {
-    /// None: client certificates are not requested.
+    /// There are none: client certificates are not requested.
     None,
     /// A PEM file.
     File(PathBuf),

@@ -1,7 +1,7 @@
 //! Admission webhooks: the requests and responses of handlers, independent of the transport.
 //!
 //! An API server sends an `AdmissionReview` over HTTPS; the embedded one may call the webhook in the same
-//! process. Both call [`Webhook::review`], so a handler cannot tell them apart.
+//! process. Both call [`Webhook::review`], so a handler cannot distinguish them.
 
 pub mod configuration;
 mod diff;
@@ -93,7 +93,7 @@ pub struct Request {
     pub object: Option<Value>,
     /// The stored object.
     pub old_object: Option<Value>,
-    /// Whether nothing will be stored: the handler must have no side effects then.
+    /// Whether the request is a dry run: nothing is stored, and the handler must have no side effects.
     pub dry_run: bool,
 }
 

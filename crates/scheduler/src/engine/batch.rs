@@ -15,7 +15,7 @@ pub(super) const ROWS: usize = 512;
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     results: Vec<RowResult>,
-    /// By row, the sum of the contributions that depend on no other row.
+    /// The sums of the contributions that depend on no other row, by row.
     fixed: Vec<i64>,
     /// The raw scores by column.
     raws: Vec<RawScores>,

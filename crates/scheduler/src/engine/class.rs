@@ -163,7 +163,7 @@ pub(crate) struct Evaluation {
     /// Rows on which pods of this shape may take the place of others.
     pub(super) releasing: Releasing,
     pub(super) columns: Vec<Column>,
-    /// By row, the sum of the contributions that depend on no other row.
+    /// The sums of the contributions that depend on no other row, by row.
     pub(super) fixed: Vec<i64>,
     pub(super) tree: Tree,
     /// Candidate order by group, if volatile plugins score by groups.
@@ -171,7 +171,7 @@ pub(crate) struct Evaluation {
     /// Overlays of a few rows for pods that differ only in whose place they may take.
     pub(super) overlays: RowOverlays,
     pub(super) filter_stats: FilterStats,
-    /// When it was last used, for cache eviction.
+    /// The time of the last use, for cache eviction.
     pub(super) used: u64,
     pub(super) counted: usize,
 }

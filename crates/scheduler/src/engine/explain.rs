@@ -320,7 +320,7 @@ impl Scope<'_> {
             }
         }
         if out.found() == 0 {
-            // The NUMA resources do not align: ask the plugins that allocate them.
+            // The NUMA resources do not align: the plugins that allocate them have the details.
             for (plugin, state) in &self.prepared.filters {
                 let plugin = &self.plugins[*plugin];
                 if let Some(explainer) = plugin.explain().filter(|_| plugin.alignment().is_some()) {

@@ -272,7 +272,7 @@ fn agreed(
 
 /// The next step after the first part of a cycle.
 pub(super) enum CycleStep {
-    /// No extender filters or scores nodes for this pod.
+    /// The cycle continues: no extender filters or scores nodes for this pod.
     Decide,
     /// The nodes that fit must be sent to extenders.
     Ask,

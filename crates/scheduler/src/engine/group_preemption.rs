@@ -36,7 +36,7 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) enum GroupOutcome {
     Room(Plan),
-    /// No plan helps; previous nominations are cleared.
+    /// There is no plan that helps; previous nominations are cleared.
     Hopeless(String),
     Ineligible(String),
     /// Victims of an earlier preemption for the group are still terminating.

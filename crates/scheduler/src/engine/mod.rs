@@ -78,8 +78,8 @@ pub struct EngineOptions {
     /// Approximate limit in bytes for everything cached by shape. At most a quarter of it is used for
     /// preemption plans. One shape is cached whatever it takes.
     pub class_bytes: usize,
-    /// From this many nodes on, several threads evaluate them: all nodes for a new shape, or the changed
-    /// nodes for a cached one. The result does not depend on it.
+    /// The number of nodes from which several threads evaluate them: all nodes for a new shape, or the
+    /// changed nodes for a cached one. The result does not depend on it.
     pub parallel_rows: usize,
 }
 

@@ -14,7 +14,7 @@ use crate::state::NodeIndex;
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
-/// With fewer rows, computing totals takes less time than distributing the work.
+/// The number of rows from which threads compute totals; with fewer, distributing the work takes longer.
 const SHARED_OUT: usize = 16 * 1024;
 
 /// Results for some rows: evaluated by several threads in advance if there are many, otherwise on demand.

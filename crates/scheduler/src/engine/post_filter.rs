@@ -66,7 +66,7 @@ impl Engine {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
-                // A holder does not run yet: no pod is evicted for it unless the rules say so.
+                // A holder does not run yet: no pod is evicted for it unless the rules allow that.
                 PostFilterResult::Preempt(rules) if pod.is_holder() && !rules.for_holders => {
                     format!("{}not eligible to evict pods.", rules.prefix)
                 }

@@ -57,7 +57,7 @@ impl Plan {
 #[derive(Debug)]
 pub(super) enum PreemptionOutcome {
     Room(Arc<Plan>),
-    /// No plan helps; with the text for the condition. A previous nomination is cleared.
+    /// There is no plan that helps; with the text for the condition. A previous nomination is cleared.
     Hopeless(String),
     /// The pod may not preempt; with the text for the condition.
     Ineligible(String),

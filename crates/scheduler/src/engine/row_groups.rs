@@ -20,8 +20,8 @@ pub(super) struct RowGroups {
     /// The place of each row in `tree`.
     places: Vec<u32>,
     rows: Vec<u32>,
-    /// For each group that has rows, its places, how many of them fit, and whether it is a group rather than
-    /// the rows without one.
+    /// The ranges of the groups that have rows: places, number of rows that fit, and whether it is a group
+    /// rather than the rows without one.
     ranges: Vec<Range>,
     /// The range of each row.
     range_of: Vec<u32>,
@@ -41,7 +41,7 @@ struct Range {
 struct Candidates {
     /// The nodes, in order.
     nodes: Vec<NodeIndex>,
-    /// For each range, the best of the rows that are alike.
+    /// The best of the rows that are alike, for each range.
     best: Vec<Option<NodeIndex>>,
     alike: Vec<usize>,
 }

@@ -23,7 +23,7 @@ const MAX_SHAPES: usize = 4096;
 struct RowOverlay {
     /// Rows with the node version they were evaluated at, sorted by row.
     rows: Vec<(NodeIndex, u64, RowResult)>,
-    /// By row, the sum of the contributions that depend on no other row.
+    /// The sums of the contributions that depend on no other row, by row.
     fixed: Vec<i64>,
     /// Raw scores, as many per row as there are columns.
     raws: Vec<i64>,

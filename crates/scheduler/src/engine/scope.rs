@@ -104,7 +104,7 @@ pub(crate) struct Scope<'a> {
     /// pods whose place they may take.
     pub(super) bare: bool,
     pub(super) seed: u64,
-    /// From this many rows on, several threads evaluate them.
+    /// The number of rows from which several threads evaluate them.
     pub(super) parallel_rows: usize,
 }
 

@@ -32,9 +32,9 @@ pub(super) struct WaitingPod {
 /// The outcome of the wait of a pod that is not permitted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WaitEnd {
-    /// Its reservation is undone, and pods that this may help are woken.
+    /// The pod's reservation is undone, and pods that this may help are woken.
     Rejected,
-    /// Its reservation is undone with those of its group, so that the group is tried again.
+    /// The pod's reservation is undone with those of its group, so that the group is tried again.
     RolledBack,
 }
 

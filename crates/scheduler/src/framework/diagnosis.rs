@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 pub struct NodeRefusal {
     /// The plugin.
     pub failed_plugin: &'static str,
-    /// Its reason.
+    /// The reason of the rejection.
     pub reason: Reason,
     /// Whether evicting pods might help.
     pub preempt_might_help: bool,

@@ -42,7 +42,7 @@ impl PartialEq for Timed {
 pub struct RefusalEvent {
     /// The event's reason.
     pub reason: &'static str,
-    /// Its message.
+    /// The message of the event.
     pub message: String,
 }
 

@@ -50,7 +50,7 @@ pub enum ProfileError {
         /// The weight.
         weight: i64,
     },
-    /// There are more instances than a set can hold.
+    /// The profiles need more plugin instances than a set can hold.
     #[error("{0} plugin instances are more than the 127 supported; let profiles share arguments")]
     TooMany(usize),
     /// A plugin rejected its arguments.

@@ -64,9 +64,9 @@ pub type Judge<'a, T, A> = Box<dyn Fn(&T) -> A + 'a>;
 pub struct Preemption<'a> {
     /// Prefix of the text for the pod's condition.
     pub prefix: &'static str,
-    /// At least this share of the nodes, in percent, is tried.
+    /// The minimum share of the nodes that is tried, in percent.
     pub min_candidate_percentage: i64,
-    /// At least this many nodes are tried.
+    /// The minimum number of nodes that is tried.
     pub min_candidate_absolute: i64,
     /// Returns true if a pod may be a victim; its lower priority is checked separately.
     pub may_evict: Judge<'a, PodInfo, bool>,
@@ -166,7 +166,7 @@ pub enum PermitResult {
 /// The way in which a pod is bound.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BindPlan {
-    /// This plugin does not bind the pod; the next bind plugin is tried.
+    /// The plugin does not bind the pod; the next bind plugin is tried.
     Skip,
     /// A POST to the pod's binding subresource.
     Binding,

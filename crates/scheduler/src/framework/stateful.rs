@@ -20,7 +20,7 @@ pub trait ObjectEvents {
 /// Receives changes of pods and of the nodes that they are on.
 pub trait PodEvents {
     /// Handles a pod that was added or changed: pending, on a node or finished, of any scheduler. Called
-    /// before the engine acts on the pod, so that [`PreEnqueue::pre_enqueue`] sees the result.
+    /// before the engine acts on the pod, so that [`PreEnqueue::pre_enqueue`] reads the result.
     fn on_pod(&mut self, _pod: &Arc<PodInfo>, _view: View<'_>, _fx: &mut Effects) {}
     /// Handles the end of the pod with this uid: it was deleted, or can no longer be decoded. Called before
     /// the engine removes it.

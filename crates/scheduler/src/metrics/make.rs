@@ -14,7 +14,7 @@ pub(super) enum Level {
     Stable,
     Beta,
     Alpha,
-    /// No stability level: the metric is koord's own, or upstream registers it without one.
+    /// The metric has no stability level: it is koord's own, or upstream registers it without one.
     Internal,
 }
 

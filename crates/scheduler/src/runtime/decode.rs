@@ -103,7 +103,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for SpecFields<'_, A> {
     }
 }
 
-/// A field's name: one that the type knows, or the newer one, with the seed that would have read it.
+/// A field's name: one that the type has, or the newer one, with the seed that would have read it.
 enum Field<K, V> {
     SchedulingGroup(K),
     Other(V),

@@ -2,7 +2,7 @@
 //!
 //! A standby has collected all objects, so that it need not list them again. But a watch may be broken or
 //! stall unnoticed, and a leader with an outdated view would allocate what is in use already. So after the
-//! lease is won, the API server is asked for the versions of all objects until it answers. A cache that is
+//! lease is won, the API server is queried for the versions of all objects until it answers. A cache that is
 //! behind waits a little, and then relists.
 
 use koord_kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(behind(received(), &[("a", 15)], end(12)), ["a"]);
     }
 
-    /// A standby that asks for the newer version only would take every object for deleted.
+    /// A standby that requests the newer version only would take every object for deleted.
     #[tokio::test]
     async fn served_version_is_listed() {
         use koord_api::topology::{v1alpha1, v1alpha2};

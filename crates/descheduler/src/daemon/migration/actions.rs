@@ -236,8 +236,8 @@ impl JobController {
             migrations: ctx.migrations,
             pod,
         };
-        // Not `now`: others may have taken a token during the wait for the snapshot, and a bucket that sees
-        // an earlier time assumes that the clock was set back.
+        // Not `now`: others may have taken a token during the wait for the snapshot, and a bucket assumes at
+        // an earlier time that the clock was set back.
         if !ctx.migrations.take(self.clock.now()) {
             self.counts.limited.with_label_values(&["EvictQPS"]).inc();
             let pause = 1.0 / ctx.migrations.args.evict_qps.value().clamp(0.1, 100.0);

@@ -1,4 +1,4 @@
-//! State between cycles, and promises of targets.
+//! State between cycles, and tentative placements.
 
 use super::*;
 use crate::framework::Placement;

@@ -91,7 +91,7 @@ impl JobView<'_> {
         if condition.is_some() {
             return Err(Step::act(Operation::Evict(self.policy())));
         }
-        // Recorded before the eviction: a leader that takes over in between finds the pod gone and knows why.
+        // Recorded before the eviction: a leader that takes over in between finds the pod gone and the reason.
         let step = self.report_condition(&evicting).unwrap_or_else(Step::wait);
         Err(step.with_event(reasons::EVICTING, message))
     }

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Mode in which pods leave a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum Mode {
-    /// Every pod that fits elsewhere is evicted.
+    /// Evicts every pod that fits elsewhere.
     #[default]
     #[serde(alias = "")]
     BestEffort,
-    /// Pods are evicted if all pods of a node fit elsewhere.
+    /// Evicts the pods of a node if all of them fit elsewhere.
     DrainNode,
 }
 
