@@ -457,11 +457,11 @@ impl Queue {
         Some(pod.clone())
     }
 
-    /// Takes a particular pod, in whatever state it waits, unless a plugin other than `asked` gates it.
-    pub(crate) fn take(&mut self, uid: &str, asked: PluginSet) -> Option<QueuedPod> {
+    /// Takes a particular pod, in whatever state it waits, unless a plugin other than `allowed` gates it.
+    pub(crate) fn take(&mut self, uid: &str, allowed: PluginSet) -> Option<QueuedPod> {
         match self.pods.get(uid)?.place {
             QueueState::InFlight => return None,
-            QueueState::Gated { by } if by & !asked != 0 => return None,
+            QueueState::Gated { by } if by & !allowed != 0 => return None,
             _ => {}
         }
         self.set_state(uid, QueueState::InFlight, "");

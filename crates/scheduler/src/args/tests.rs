@@ -105,8 +105,8 @@ fn all_gates_are_accepted_and_set() {
     for gate in GATES {
         let line = format!("--feature-gates={}=true", gate.name);
         assert!(parse(&line).is_ok(), "{line}");
-        let same = GATES.iter().filter(|other| other.name == gate.name);
-        assert_eq!(same.count(), 1, "{}", gate.name);
+        let equal_gates = GATES.iter().filter(|other| other.name == gate.name);
+        assert_eq!(equal_gates.count(), 1, "{}", gate.name);
     }
     let options = parse("--feature-gates=SchedulerPopFromBackoffQ=false").unwrap();
     assert_eq!(

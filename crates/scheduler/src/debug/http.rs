@@ -98,11 +98,11 @@ async fn pod(
                 .unwrap_or_default()
         })
         .await;
-    let answer = answer.map(|mut known| {
-        if let (Some(failed), false) = (failed, known.is_null()) {
-            known["lastAttempt"] = json!(failed);
+    let answer = answer.map(|mut explanation| {
+        if let (Some(failed), false) = (failed, explanation.is_null()) {
+            explanation["lastAttempt"] = json!(failed);
         }
-        known
+        explanation
     });
     found(answer, || {
         format!("pod {key} is not known to this scheduler")
@@ -134,9 +134,9 @@ fn path_not_found() -> Response {
 }
 
 async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Response {
-    let wanted = name.clone();
+    let key = name.clone();
     let answer = handle
-        .query(move |engine, _| node_dump::dump(engine, &wanted))
+        .query(move |engine, _| node_dump::dump(engine, &key))
         .await;
     found(answer, || format!("cannot find node {name}"))
 }

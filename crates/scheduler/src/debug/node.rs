@@ -185,8 +185,8 @@ fn images(engine: &Engine, index: NodeIndex, info: &NodeInfo) -> Value {
         return json!({});
     }
     let nodes = engine.cluster().nodes();
-    let others = nodes.indices().filter(|other| *other != index);
-    for other in others.filter_map(|other| nodes.info(other)) {
+    let other_nodes = nodes.indices().filter(|other| *other != index);
+    for other in other_nodes.filter_map(|other| nodes.info(other)) {
         for (name, _) in names(other) {
             if let Some((_, nodes)) = images.get_mut(name) {
                 *nodes += 1;

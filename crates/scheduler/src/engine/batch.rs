@@ -196,8 +196,8 @@ impl Scope<'_> {
     fn align_each(&self, batch: &mut Batch, left: &mut RemainingRows) {
         let mut aligned = Vec::new();
         for (_, plugin, state) in self.aligning() {
-            let mut asks = |index| aligned.push(index);
-            plugin.aligns_each(&self.cycle, state, &left.nodes, &mut asks);
+            let mut collect = |index| aligned.push(index);
+            plugin.aligns_each(&self.cycle, state, &left.nodes, &mut collect);
         }
         if aligned.is_empty() {
             return;

@@ -69,8 +69,8 @@ impl Column {
             self.at_max += usize::from(raw == self.max && raw > 0);
             self.nonzero += usize::from(raw != 0);
         }
-        if let Some(known) = self.raws.get_mut(row) {
-            *known = raw;
+        if let Some(stored) = self.raws.get_mut(row) {
+            *stored = raw;
         } else if raw != 0 {
             self.raws.resize(rows, 0);
             self.raws[row] = raw;
@@ -134,8 +134,8 @@ impl Releasing {
 
     /// Adds the rows of `other`, whose first row is `start` here.
     pub(super) fn append(&mut self, start: u32, other: &Self) {
-        let those = (0_u32..).zip(&other.rows).filter(|(_, is)| **is);
-        for (row, _) in those {
+        let members = (0_u32..).zip(&other.rows).filter(|(_, is)| **is);
+        for (row, _) in members {
             self.set(NodeIndex(start + row), true);
         }
     }
@@ -187,11 +187,11 @@ impl Evaluation {
                 .iter()
                 .zip(&scope.prepared.scores)
                 .all(|(c, s)| c.plugin == s.0);
-        let same = same_scores
+        let is_comparable = same_scores
             && self.verdicts.len() <= rows
             && self.only.is_some() == scope.prepared.only.is_some();
         let changed = scope.nodes().changed_since(self.position);
-        let (Some(mut changed), true) = (changed, same) else {
+        let (Some(mut changed), true) = (changed, is_comparable) else {
             return self.rebuild(scope);
         };
         self.grow(rows);

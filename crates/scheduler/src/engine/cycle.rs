@@ -186,7 +186,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, CycleError> {
         let pod = &queued.info;
-        let asks = match self.calls.next_step(pod, &mut self.table) {
+        let asks_extenders = match self.calls.next_step(pod, &mut self.table) {
             CycleStep::Parked => return Ok(None),
             CycleStep::Ask => true,
             CycleStep::Decide => false,
@@ -217,8 +217,8 @@ impl Engine {
             Ok(None) => {}
             Err(stop) => return self.post_filter(pod, profile, stop, Resume::default(), now),
         }
-        match NodeSelection::new(self).select(pod, profile, now, None, asks) {
-            Ok(choice) if asks => {
+        match NodeSelection::new(self).select(pod, profile, now, None, asks_extenders) {
+            Ok(choice) if asks_extenders => {
                 let (nodes, offers) = (&self.cluster.nodes, choice.offers());
                 let question = self.calls.request_nodes(pod, nodes, &offers, 0);
                 self.outbox.push(question);

@@ -88,8 +88,8 @@ impl Engine {
         let Some(node) = self.cluster.pods.get(uid).map(|record| record.node) else {
             return;
         };
-        let sent = catch_panic(|| self.send_to_bind(&pod, profile, node, now));
-        if let Err(stop) = sent.unwrap_or_else(|panic| Err(cycle::CycleError::panicked(&panic))) {
+        let result = catch_panic(|| self.send_to_bind(&pod, profile, node, now));
+        if let Err(stop) = result.unwrap_or_else(|panic| Err(cycle::CycleError::panicked(&panic))) {
             self.undo(uid, now);
             self.refuse(&pod, stop, now);
         }

@@ -162,9 +162,9 @@ impl Inspector<'_> {
         let nominator = &self.preemptor.nominator;
         let scope = Scope::new(cycle, self.table, &chain, nominator, self.options);
         let distance_of = |node: NodeIndex| {
-            let mut lacks = Shortfall::default();
-            scope.lacks(node, &mut lacks);
-            (lacks.found() > 0).then(|| (lacks.distance(), node))
+            let mut shortfall = Shortfall::default();
+            scope.add_shortfall(node, &mut shortfall);
+            (shortfall.found() > 0).then(|| (shortfall.distance(), node))
         };
         let rows: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
         let mut nearest: Vec<(f64, NodeIndex)> = if rows.len() < self.options.parallel_rows {
@@ -180,11 +180,11 @@ impl Inspector<'_> {
         }
         nearest.sort_unstable_by(nearer);
         let describe = |(distance, node): (f64, NodeIndex)| {
-            let mut lacks = Shortfall::with_texts();
-            scope.lacks(node, &mut lacks);
+            let mut shortfall = Shortfall::with_texts();
+            scope.add_shortfall(node, &mut shortfall);
             NearestNode {
                 node: self.cluster.nodes.name(node).clone(),
-                lacks: lacks.text(),
+                lacks: shortfall.text(),
                 distance,
             }
         };
@@ -300,7 +300,7 @@ fn queue_state(table: &PluginTable, queue: &Queue, pod: &PodInfo, now: Timestamp
 
 impl Scope<'_> {
     /// Adds what `node` lacks according to each plugin that refuses it; nothing if the pod fits.
-    fn lacks(&self, node: NodeIndex, out: &mut Shortfall) {
+    fn add_shortfall(&self, node: NodeIndex, out: &mut Shortfall) {
         let verdict = self.judge(node);
         let RowVerdict::Refused(_, refused) = verdict else {
             return;

@@ -27,10 +27,10 @@ enum NodeVerdict {
 }
 
 impl ExtenderVerdicts {
-    pub(super) fn new(asked: &[Arc<str>], advised: &ExtenderNodeResult, nodes: &NodeStore) -> Self {
+    pub(super) fn new(sent: &[Arc<str>], advised: &ExtenderNodeResult, nodes: &NodeStore) -> Self {
         let mut reasons: FxHashSet<&str> = FxHashSet::default();
         let mut verdicts = FxHashMap::default();
-        for name in asked {
+        for name in sent {
             let Some(node) = nodes.find(name) else {
                 continue;
             };

@@ -158,9 +158,9 @@ impl Engine {
                 }
                 diagnosis.nominated = Some(node.map_or_else(String::new, |node| node.to_string()));
                 let total = held.len() + pending.len();
-                let held = held.len();
+                let held_count = held.len();
                 messages.clear();
-                format!("preempt success, alreadyWaitingForBound: {held}/{total}")
+                format!("preempt success, alreadyWaitingForBound: {held_count}/{total}")
             }
             GroupOutcome::Hopeless(text) => {
                 diagnosis.nominated = Some(String::new());

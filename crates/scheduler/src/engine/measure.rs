@@ -272,9 +272,9 @@ impl Meter {
     }
 
     pub(super) fn note(&self, measured: Measurement) {
-        let mut taken = self.taken.lock();
-        if taken.len() < 2 * KEEP {
-            taken.push(measured);
+        let mut measurements = self.taken.lock();
+        if measurements.len() < 2 * KEEP {
+            measurements.push(measured);
         }
     }
 

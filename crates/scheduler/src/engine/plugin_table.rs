@@ -49,8 +49,8 @@ impl PluginTable {
             .collect();
         let holders = |least: Holders| {
             let all = plugins.iter().enumerate();
-            let those = all.filter(|(_, plugin)| plugin.holders() >= least);
-            those.fold(0, |set, (instance, _)| set | 1 << instance)
+            let matching = all.filter(|(_, plugin)| plugin.holders() >= least);
+            matching.fold(0, |set, (instance, _)| set | 1 << instance)
         };
         let protectors = (0..plugins.len())
             .filter(|instance| plugins[*instance].protection().is_some())
@@ -108,8 +108,8 @@ impl PluginTable {
     /// Returns the plugins of `set`.
     pub(super) fn plugins_of(&mut self, set: PluginSet) -> impl Iterator<Item = &mut BoxedPlugin> {
         let numbered = self.plugins.iter_mut().enumerate();
-        let those = numbered.filter(move |(instance, _)| set & (1 << instance) != 0);
-        those.map(|(_, plugin)| plugin)
+        let selected = numbered.filter(move |(instance, _)| set & (1 << instance) != 0);
+        selected.map(|(_, plugin)| plugin)
     }
 
     /// Returns the plugins that filter and score nodes for `pod`.
@@ -135,8 +135,8 @@ impl PluginTable {
         let rules = &self.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
         let judging = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
-        let those = self.plugins_of(judging);
-        for role in those.filter_map(|plugin| plugin.preparation()) {
+        let plugins = self.plugins_of(judging);
+        for role in plugins.filter_map(|plugin| plugin.preparation()) {
             role.prepare(&Cycle::new(pod, view));
         }
     }
@@ -162,22 +162,22 @@ impl PluginTable {
 
     /// Returns the plugins with these names, as a set.
     pub(super) fn named(&self, names: &[&'static str]) -> PluginSet {
-        let at = |name: &&str| self.names.iter().position(|known| known == name);
+        let at = |name: &&str| self.names.iter().position(|own_name| own_name == name);
         let at = names.iter().filter_map(at);
         at.fold(0, |set, at| set | 1 << at)
     }
 
     /// Returns true if a plugin's queueing hint lets `event` wake `pod`. For some events, the first hint is
-    /// timed; `asked` is set once a hint was called for the event.
+    /// timed; `hint_called` is set once a hint was called for the event.
     pub(super) fn helps(
         &self,
         instance: Instance,
         pod: &PodInfo,
         event: &ClusterEvent<'_>,
         view: View<'_>,
-        (meter, asked): (&Meter, &Cell<bool>),
+        (meter, hint_called): (&Meter, &Cell<bool>),
     ) -> bool {
-        let timed = !asked.replace(true) && meter.times_event();
+        let timed = !hint_called.replace(true) && meter.times_event();
         let began = timed.then(Instant::now);
         let hints = self.plugins[instance].queue_hints();
         let helps = hints.is_none_or(|hints| hints.hint(pod, event, view) == QueueingHint::Queue);

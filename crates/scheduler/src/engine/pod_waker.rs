@@ -76,7 +76,7 @@ impl<'a> PodWaker<'a> {
                     .and_then(|hints| hints.event_subject(event))
             {
                 narrow |= bit;
-                match names.iter_mut().find(|(_, known)| *known == name) {
+                match names.iter_mut().find(|(_, subject)| *subject == name) {
                     Some((plugins, _)) => *plugins |= bit,
                     None => names.push((bit, name)),
                 }
@@ -85,9 +85,9 @@ impl<'a> PodWaker<'a> {
         let hinted = std::cell::Cell::new(false);
         let view = self.cluster.view(now);
         let meter = self.meter;
-        let any_of = |asked: PluginSet, pod: &PodInfo| {
+        let any_of = |instances: PluginSet, pod: &PodInfo| {
             (0..self.table.plugins.len()).any(|instance| {
-                asked & (1 << instance) != 0
+                instances & (1 << instance) != 0
                     && self
                         .table
                         .helps(instance, pod, event, view, (meter, &hinted))

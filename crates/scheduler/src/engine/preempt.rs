@@ -202,24 +202,24 @@ impl VictimSearch<'_> {
     /// allowances; `None` if results cannot be cached.
     fn cache_key(
         &self,
-        asked: &PreemptionRequest<'_>,
+        request: &PreemptionRequest<'_>,
         view: View<'_>,
         is_stable: bool,
     ) -> Option<(PreemptionCacheKey, u64)> {
-        let rules = self.table.plugins[asked.owner].post_filter()?;
+        let rules = self.table.plugins[request.owner].post_filter()?;
         let version = rules.preemption_state(view)?;
         let mut shape = Signature::default();
         let shared = is_stable
             && self.shares
             // A nominated pod is refused its own node for another reason.
-            && self.preemptor.nominator.node_of(&asked.pod.uid).is_none()
-            && self.table.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
+            && self.preemptor.nominator.node_of(&request.pod.uid).is_none()
+            && self.table.sign(request.pod, request.profile, view, &mut shape) == Signable::Yes;
         shared.then(|| {
             let key = PreemptionCacheKey {
-                profile: asked.profile,
-                owner: asked.owner,
+                profile: request.profile,
+                owner: request.owner,
                 rules: version.rules,
-                priority: asked.pod.priority,
+                priority: request.pod.priority,
                 shape: shape.finish(),
             };
             (key, version.allowances)
@@ -243,7 +243,7 @@ impl VictimSearch<'_> {
     /// Searches for victims. Changes nothing but `preemption_cache`, and adds every plan it finds to `all`.
     pub(super) fn find_victims(
         &self,
-        asked: &PreemptionRequest<'_>,
+        request: &PreemptionRequest<'_>,
         preemption_cache: &mut PreemptionCache,
         all: &mut Vec<Arc<Plan>>,
         now: Timestamp,
@@ -254,7 +254,7 @@ impl VictimSearch<'_> {
             owner,
             rules,
             diagnosis,
-        } = *asked;
+        } = *request;
         let total = self.cluster.nodes.len();
         if total == 0 {
             return PreemptionOutcome::Ineligible(String::new());
@@ -274,10 +274,10 @@ impl VictimSearch<'_> {
                 .is_some_and(|lowest| lowest < pod.priority);
         let nobody = || {
             // Nodes may have been deleted while extenders were called.
-            let others = total.saturating_sub(diagnosis.helpable);
+            let remaining = total.saturating_sub(diagnosis.helpable);
             let refusals = [
                 (Reason::Static(NO_VICTIMS), diagnosis.helpable),
-                (Reason::Static(NOT_HELPFUL), others),
+                (Reason::Static(NOT_HELPFUL), remaining),
             ];
             PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals))
         };
@@ -336,13 +336,13 @@ impl VictimSearch<'_> {
         let mut refusals = FxHashMap::<Reason, usize>::default();
         let unhelpful = total.saturating_sub(candidates.len());
         refusals.insert(Reason::Static(NOT_HELPFUL), unhelpful);
-        let wanted = wanted(candidates.len(), rules);
+        let enough_plans = enough_candidates(candidates.len(), rules);
         let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
         let is_stable = scope.prepared.moving.is_empty() && !before_filters;
-        let key = self.cache_key(asked, cycle.view, is_stable);
-        let (mut known, allowances) = match key {
+        let key = self.cache_key(request, cycle.view, is_stable);
+        let (mut cached, allowances) = match key {
             Some((key, allowances)) => (
                 Some(preemption_cache.shape(key, self.cluster.nodes.rows())),
                 allowances,
@@ -358,12 +358,12 @@ impl VictimSearch<'_> {
                 continue;
             }
             let fresh;
-            let found = match &mut known {
+            let found = match &mut cached {
                 None => {
                     fresh = self.victims_on(&scope, rules, *node).0;
                     &fresh
                 }
-                Some(known) => {
+                Some(cached) => {
                     let version = self.cluster.nodes.victims_version(*node);
                     let current = |found: &CachedPlan| {
                         let allowed = found.allowances.is_none_or(|then| then == allowances);
@@ -377,7 +377,7 @@ impl VictimSearch<'_> {
                             plan,
                         }
                     };
-                    &known.get_or_compute(node.row(), current, compute).plan
+                    &cached.get_or_compute(node.row(), current, compute).plan
                 }
             };
             match found {
@@ -389,7 +389,7 @@ impl VictimSearch<'_> {
                         best = Some(plan.clone());
                     }
                     // Stop once one of them violates no budget.
-                    if plans >= wanted && best.as_ref().is_some_and(|best| best.cost.0 == 0) {
+                    if plans >= enough_plans && best.as_ref().is_some_and(|best| best.cost.0 == 0) {
                         break;
                     }
                 }
@@ -510,7 +510,7 @@ impl VictimSearch<'_> {
 }
 
 /// Returns how many candidate nodes are enough.
-pub(super) fn wanted(candidates: usize, rules: &Preemption<'_>) -> usize {
+pub(super) fn enough_candidates(candidates: usize, rules: &Preemption<'_>) -> usize {
     let share = |percent: i64| {
         let percent = usize::try_from(percent).unwrap_or(0).min(100);
         candidates.saturating_mul(percent) / 100

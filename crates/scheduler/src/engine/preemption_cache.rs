@@ -41,7 +41,7 @@ impl CachedPlan {
 pub(super) struct CachedShape {
     rows: Vec<Option<CachedPlan>>,
     /// The size in bytes of the entries outside their rows.
-    beside: usize,
+    plan_bytes: usize,
     used: u64,
 }
 
@@ -53,23 +53,25 @@ impl CachedShape {
         current: impl Fn(&CachedPlan) -> bool,
         compute: impl FnOnce() -> CachedPlan,
     ) -> &CachedPlan {
-        let Self { rows, beside, .. } = self;
+        let Self {
+            rows, plan_bytes, ..
+        } = self;
         if rows.len() <= row {
             rows.resize_with(row + 1, || None);
         }
         let entry = &mut rows[row];
-        if let Some(old) = entry.take_if(|known| !current(known)) {
-            *beside -= old.bytes();
+        if let Some(old) = entry.take_if(|plan| !current(plan)) {
+            *plan_bytes -= old.bytes();
         }
         entry.get_or_insert_with(|| {
             let computed = compute();
-            *beside += computed.bytes();
+            *plan_bytes += computed.bytes();
             computed
         })
     }
 
     fn bytes(&self) -> usize {
-        self.rows.capacity() * size_of::<Option<CachedPlan>>() + self.beside
+        self.rows.capacity() * size_of::<Option<CachedPlan>>() + self.plan_bytes
     }
 }
 
@@ -102,8 +104,8 @@ impl PreemptionCache {
     }
 
     fn evict_oldest(&mut self) {
-        let oldest = self.shapes.values().map(|known| known.used).min();
-        self.shapes.retain(|_, known| Some(known.used) != oldest);
+        let oldest = self.shapes.values().map(|shape| shape.used).min();
+        self.shapes.retain(|_, shape| Some(shape.used) != oldest);
     }
 
     /// Evicts the shapes that were used longest ago until the others take no more than their share of
@@ -153,12 +155,12 @@ mod tests {
     /// Sums up the size of every entry.
     fn plain(cache: &PreemptionCache) -> usize {
         let entries =
-            |known: &CachedShape| known.rows.iter().flatten().map(CachedPlan::bytes).sum();
+            |shape: &CachedShape| shape.rows.iter().flatten().map(CachedPlan::bytes).sum();
         let shapes = cache.shapes.values();
         shapes
-            .map(|known| {
-                let beside: usize = entries(known);
-                known.rows.capacity() * size_of::<Option<CachedPlan>>() + beside
+            .map(|shape| {
+                let plan_bytes: usize = entries(shape);
+                shape.rows.capacity() * size_of::<Option<CachedPlan>>() + plan_bytes
             })
             .sum()
     }

@@ -43,7 +43,7 @@ struct Candidates {
     nodes: Vec<NodeIndex>,
     /// The best of the rows that are alike, for each range.
     best: Vec<Option<NodeIndex>>,
-    alike: Vec<usize>,
+    counts: Vec<usize>,
 }
 
 impl RowGroups {
@@ -103,18 +103,18 @@ impl RowGroups {
     /// Returns the best row of each group without those of `apart`, and those of `apart` that fit.
     fn candidates(&self, apart: &[NodeIndex], keys: &[Key]) -> Candidates {
         let mut out = Candidates {
-            alike: self.ranges.iter().map(|range| range.fitting).collect(),
+            counts: self.ranges.iter().map(|range| range.fitting).collect(),
             ..Candidates::default()
         };
         for node in apart {
             if keys.get(node.row()).is_some_and(|key| *key != 0) {
                 out.nodes.push(*node);
-                out.alike[self.range_of[node.row()] as usize] -= 1;
+                out.counts[self.range_of[node.row()] as usize] -= 1;
             }
         }
-        for (range, alike) in self.ranges.iter().zip(&out.alike) {
+        for (range, count) in self.ranges.iter().zip(&out.counts) {
             let is_apart = |place: usize| apart.binary_search(&NodeIndex(self.rows[place])).is_ok();
-            let best = (*alike > 0)
+            let best = (*count > 0)
                 .then(|| self.tree.best_within(range.start..range.end, is_apart))
                 .flatten()
                 .map(|place| NodeIndex(self.rows[place]));
@@ -129,9 +129,9 @@ impl RowGroups {
     fn around(&self, candidates: &Candidates, left: &[NodeIndex]) -> FitSummary {
         let is_left =
             |node: &Option<NodeIndex>| node.is_some_and(|node| left.binary_search(&node).is_ok());
-        let best = candidates.best.iter().zip(&candidates.alike);
+        let best = candidates.best.iter().zip(&candidates.counts);
         let mut fitting: Vec<usize> = best
-            .map(|(best, alike)| if is_left(best) { *alike } else { 0 })
+            .map(|(best, count)| if is_left(best) { *count } else { 0 })
             .collect();
         for node in left {
             let range = self.range_of[node.row()] as usize;
@@ -181,8 +181,8 @@ impl Evaluation {
             apart.extend(scope.nominated_nodes());
         }
         let rows = self.rows();
-        let many = Groups::most(rows);
-        if apart.len() > many {
+        let limit = Groups::most(rows);
+        if apart.len() > limit {
             return None;
         }
         apart.sort_unstable();

@@ -102,9 +102,9 @@ impl Evaluation {
             else {
                 return;
             };
-            let kept = &mut found.raws[at * width..(at + 1) * width];
-            raws.copy_from_slice(kept);
-            let under = evaluation.recorded(*node, kept);
+            let stored_raws = &mut found.raws[at * width..(at + 1) * width];
+            raws.copy_from_slice(stored_raws);
+            let under = evaluation.recorded(*node, stored_raws);
             let new = (
                 std::mem::replace(result, under.0),
                 std::mem::replace(fixed, under.1),

@@ -173,13 +173,13 @@ impl Scope<'_> {
         }
     }
 
-    /// Like [`Self::judge_without`], with the pods `beside` added. Pods of `mates` (uids) that are nominated
+    /// Like [`Self::judge_without`], with the pods `extra` added. Pods of `mates` (uids) that are nominated
     /// to the node are ignored: their room is available to this pod as well.
     pub(super) fn judge_with_added(
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
-        beside: &[Arc<PodInfo>],
+        extra: &[Arc<PodInfo>],
         mates: &FxHashSet<Arc<str>>,
     ) -> RowVerdict {
         if !self.nodes().is_present(node) {
@@ -204,13 +204,13 @@ impl Scope<'_> {
             }
         };
         if !added.is_empty() {
-            added.extend_from_slice(beside);
+            added.extend_from_slice(extra);
             let verdict = judge(&added);
             if !matches!(verdict, RowVerdict::Fits(_)) {
                 return verdict;
             }
         }
-        judge(beside)
+        judge(extra)
     }
 
     /// Like [`Self::judge_without`], but without volatile plugins: the part that pods of one shape share.
@@ -275,10 +275,14 @@ impl Scope<'_> {
         victims: &[Arc<PodInfo>],
     ) -> Option<(Instance, Rejection)> {
         let (removed, added) = self.overlay_pods(node, victims);
-        let beside = || self.moving(&self.with_removed(&removed, &added), node);
-        let refused = if added.is_empty() { None } else { beside() };
-        let alone = || self.moving(&self.with_removed(&removed, &[]), node);
-        let refused = refused.or_else(alone);
+        let with_nominated = || self.moving(&self.with_removed(&removed, &added), node);
+        let refused = if added.is_empty() {
+            None
+        } else {
+            with_nominated()
+        };
+        let without_nominated = || self.moving(&self.with_removed(&removed, &[]), node);
+        let refused = refused.or_else(without_nominated);
         refused.or_else(|| self.extender_refusal(node))
     }
 

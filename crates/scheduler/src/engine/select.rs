@@ -359,10 +359,10 @@ impl PluginTable {
         };
         let mut states: Vec<(Instance, State)> = Vec::with_capacity(profile.pre_filter.len());
         let judging = self.judging(cycle.pod);
-        let asks = |instance: &Instance| judging & (1 << instance) != 0;
+        let judges = |instance: &Instance| judging & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
         let mut laps = meter.start(&self.names, profile_index, Point::PreFilter);
-        for instance in profile.pre_filter.iter().filter(|index| asks(index)) {
+        for instance in profile.pre_filter.iter().filter(|index| judges(index)) {
             let answer = match self.plugins[*instance].pre_filter() {
                 Some(pre_filter) => pre_filter.pre_filter(cycle),
                 None => PreFilterResult::Ready {
@@ -401,7 +401,7 @@ impl PluginTable {
         }
         drop(laps);
         prepared.skipped = skipped;
-        for instance in profile.filter.iter().filter(|index| asks(index)) {
+        for instance in profile.filter.iter().filter(|index| judges(index)) {
             if skipped & (1 << instance) == 0 {
                 let state_index = states.iter().position(|(owner, _)| owner == instance);
                 let state = state_index
@@ -425,7 +425,7 @@ impl PluginTable {
         // A score plugin without its own pre-score step runs without state.
         let mut laps = meter.start(&self.names, profile_index, Point::PreScore);
         let scorers = profile.score.iter();
-        for (instance, weight) in scorers.filter(|(instance, _)| asks(instance)) {
+        for (instance, weight) in scorers.filter(|(instance, _)| judges(instance)) {
             let plugin = &self.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
                 let answer = match plugin.pre_score() {

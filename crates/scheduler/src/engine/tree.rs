@@ -42,10 +42,10 @@ impl Tree {
 
     /// Extends the tree to `rows` rows; new ones are no candidates.
     pub(super) fn grow(&mut self, rows: usize) {
-        let mut wanted = rows.max(self.rows().len());
+        let mut length = rows.max(self.rows().len());
         for level in &mut self.levels {
-            level.resize(wanted, 0);
-            wanted = wanted.div_ceil(FAN);
+            level.resize(length, 0);
+            length = length.div_ceil(FAN);
         }
         while let Some(top) = self.levels.last().filter(|top| top.len() > FAN) {
             self.levels.push(top.chunks(FAN).map(largest).collect());

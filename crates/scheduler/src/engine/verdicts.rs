@@ -174,8 +174,8 @@ impl Verdicts {
 
     fn rows_where(&self, are: impl Fn(&Number) -> bool) -> Vec<NodeIndex> {
         let numbers = (0_u32..).zip(&self.rows);
-        let those = numbers.filter(|(_, number)| are(number));
-        those.map(|(row, _)| NodeIndex(row)).collect()
+        let matching = numbers.filter(|(_, number)| are(number));
+        matching.map(|(row, _)| NodeIndex(row)).collect()
     }
 
     /// Returns the approximate size in bytes.

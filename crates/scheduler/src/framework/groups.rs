@@ -90,13 +90,13 @@ mod tests {
 
     #[test]
     fn groups_limit_rows_that_are_apart() {
-        let some = |from: u32, to: u32| (from..to).map(NodeIndex).collect::<Vec<_>>().into_iter();
+        let nodes = |from: u32, to: u32| (from..to).map(NodeIndex).collect::<Vec<_>>().into_iter();
         let most = u32::try_from(Groups::most(800)).unwrap();
         assert_eq!(most, 100);
-        let full = Groups::default().with_apart(some(0, most), 800).unwrap();
+        let full = Groups::default().with_apart(nodes(0, most), 800).unwrap();
         assert_eq!(full.apart.len(), 100);
-        assert!(full.clone().with_apart(some(0, 0), 800).is_some());
-        assert!(full.with_apart(some(0, 1), 800).is_none());
+        assert!(full.clone().with_apart(nodes(0, 0), 800).is_some());
+        assert!(full.with_apart(nodes(0, 1), 800).is_none());
         // A small cluster has few groups in any case.
         assert_eq!(Groups::most(10), 64);
     }

@@ -36,8 +36,8 @@ impl<T> PerProfile<T> {
 
     /// Iterates over the settings of all profiles.
     pub fn all(&self) -> impl Iterator<Item = &T> {
-        let others = self.others.iter().map(|(_, value)| value);
-        std::iter::once(&self.first).chain(others)
+        let other_values = self.others.iter().map(|(_, value)| value);
+        std::iter::once(&self.first).chain(other_values)
     }
 
     /// Returns the settings that apply to all pods together: those of the first profile.

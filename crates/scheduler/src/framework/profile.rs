@@ -280,7 +280,12 @@ impl Builder<'_> {
             error,
         };
         let used = |built: &InstanceSource| {
-            let joined = || built.joined.iter().any(|known| known == profile);
+            let joined = || {
+                built
+                    .joined
+                    .iter()
+                    .any(|joined_profile| joined_profile == profile)
+            };
             built.plugin == plugin && (built.args.as_ref() == Some(args) || joined())
         };
         match self.registry.find(plugin) {
@@ -327,11 +332,11 @@ impl Builder<'_> {
             .collect::<Vec<_>>()
         };
         let filters = &mut profile.filter.iter().copied();
-        let more = missing(filters, &profile.pre_filter, Points::PRE_FILTER);
-        profile.pre_filter.extend(more);
+        let added = missing(filters, &profile.pre_filter, Points::PRE_FILTER);
+        profile.pre_filter.extend(added);
         let scores = &mut profile.score.iter().map(|(at, _)| *at);
-        let more = missing(scores, &profile.pre_score, Points::PRE_SCORE);
-        profile.pre_score.extend(more);
+        let added = missing(scores, &profile.pre_score, Points::PRE_SCORE);
+        profile.pre_score.extend(added);
     }
 
     /// Returns the instance of `plugin` with this profile's arguments; `None` for a plugin that is accepted
@@ -360,8 +365,9 @@ impl Builder<'_> {
             profile: profile.to_owned(),
             error,
         };
-        let same = |built: &InstanceSource| built.plugin == plugin && built.args.as_ref() == args;
-        if let Some(at) = self.built.iter().position(same) {
+        let is_equal =
+            |built: &InstanceSource| built.plugin == plugin && built.args.as_ref() == args;
+        if let Some(at) = self.built.iter().position(is_equal) {
             return Ok(Some(at));
         }
         let existing = self.built.iter().position(|built| built.plugin == plugin);

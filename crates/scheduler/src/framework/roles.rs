@@ -94,18 +94,18 @@ pub trait Alignment {
     ) -> Option<NumaPolicy> {
         None
     }
-    /// Calls `asks` with the position of each of `nodes` for which [`Alignment::numa_policy`] returns a
+    /// Calls `report` with the position of each of `nodes` for which [`Alignment::numa_policy`] returns a
     /// policy.
     fn aligns_each(
         &self,
         cycle: &Cycle<'_>,
         state: &State,
         nodes: &[NodeIndex],
-        asks: &mut dyn FnMut(usize),
+        report: &mut dyn FnMut(usize),
     ) {
         for (at, node) in nodes.iter().enumerate() {
             if self.numa_policy(cycle, state, *node).is_some() {
-                asks(at);
+                report(at);
             }
         }
     }

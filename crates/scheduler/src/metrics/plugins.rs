@@ -92,11 +92,11 @@ impl PluginMetrics {
             name, help, labels, ..
         } = *family;
         if !self.histograms.contains_key(name) {
-            let made = self
+            let histograms = self
                 .maker
                 .histograms(name, Level::Alpha, help, labels, buckets());
-            match made {
-                Ok(made) => drop(self.histograms.insert(name, made)),
+            match histograms {
+                Ok(histograms) => drop(self.histograms.insert(name, histograms)),
                 Err(error) => tracing::warn!(name, %error, "failed to register a plugin metric"),
             }
         }

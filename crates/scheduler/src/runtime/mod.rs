@@ -321,7 +321,7 @@ fn watch_all(
     watch::forward(source.clone(), trim, false, node);
     let transform = transform::pods(gates);
     let resources = profiles.resources.clone();
-    let alike = PodInterner::default();
+    let interner = PodInterner::default();
     let victims_shown = config.shows_victims();
     let read = move |DecodedPod(mut pod)| {
         if !shown {
@@ -331,7 +331,7 @@ fn watch_all(
         if victims_shown {
             ParsedPod::untrimmed(pod, &resources)
         } else {
-            alike.read(pod, &resources)
+            interner.read(pod, &resources)
         }
     };
     watch::forward(source.clone(), read, false, pod);

@@ -324,7 +324,7 @@ impl Owner {
                     self.debug.clear_failure(&request.pod.uid);
                     self.writer.bind(request);
                 }
-                Output::Consult(asked) => self.writer.consult(asked),
+                Output::Consult(call) => self.writer.consult(call),
                 Output::Failed(failure) => {
                     tracing::debug!(pod = %failure.pod, reason = %failure.message, "failed to schedule a pod");
                     let attempt = self.monitor.end(&failure.pod.uid);

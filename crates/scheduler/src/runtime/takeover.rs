@@ -101,13 +101,13 @@ where
     }
 }
 
-/// Returns true if version `seen` is not older than `wanted`. Versions of a kind's objects are increasing
+/// Returns true if `version` is not older than `expected`. Versions of a kind's objects are increasing
 /// numbers.
-fn reached(seen: Option<&str>, wanted: &str) -> bool {
+fn reached(version: Option<&str>, expected: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
-    let seen = seen.unwrap_or_default();
-    let numbers = number(seen).zip(number(wanted));
-    seen == wanted || numbers.is_some_and(|(seen, wanted)| seen >= wanted)
+    let version = version.unwrap_or_default();
+    let numbers = number(version).zip(number(expected));
+    version == expected || numbers.is_some_and(|(version, expected)| version >= expected)
 }
 
 /// The objects of a kind that a standby has received.
@@ -144,9 +144,9 @@ impl<V: Cacheable> StandbyCache<V> {
         }
     }
 
-    fn caught_up(&mut self, key: &ObjectKey, seen: &V) {
-        if let Some(wanted) = self.behind.get(key)
-            && reached(seen.resource_version(), wanted)
+    fn caught_up(&mut self, key: &ObjectKey, object: &V) {
+        if let Some(version) = self.behind.get(key)
+            && reached(object.resource_version(), version)
         {
             self.behind.remove(key);
         }
@@ -162,17 +162,17 @@ impl<V: Cacheable> StandbyCache<V> {
         let Self {
             objects, behind, ..
         } = self;
-        for (key, wanted) in &listed.objects {
-            let seen = objects.get(key);
-            if !seen.is_some_and(|seen| reached(seen.resource_version(), wanted)) {
-                behind.insert(key.clone(), wanted.clone());
+        for (key, version) in &listed.objects {
+            let object = objects.get(key);
+            if !object.is_some_and(|object| reached(object.resource_version(), version)) {
+                behind.insert(key.clone(), version.clone());
             }
         }
-        for (key, seen) in &*objects {
+        for (key, object) in &*objects {
             // Objects created after the list are not part of it.
             let newer = !reached(
                 Some(&listed.at),
-                seen.resource_version().unwrap_or_default(),
+                object.resource_version().unwrap_or_default(),
             );
             if !newer && !listed.objects.contains_key(key) {
                 behind.insert(key.clone(), listed.at.clone());
@@ -368,10 +368,14 @@ mod tests {
                 "kind": "NodeResourceTopology", "metadata": {"name": "n"},
                 "topologyPolicies": ["None"], "zones": []});
             let object: DynamicObject = serde_json::from_value(object).unwrap();
-            let made = api.create(&PostParams::default(), &object).await.unwrap();
+            let created = api.create(&PostParams::default(), &object).await.unwrap();
             let listed = list_versions().await.unwrap();
             let of_it = listed.objects.get(&ObjectKey::new("", "n"));
-            assert_eq!(of_it, made.metadata.resource_version.as_ref(), "{version}");
+            assert_eq!(
+                of_it,
+                created.metadata.resource_version.as_ref(),
+                "{version}"
+            );
         }
     }
 }

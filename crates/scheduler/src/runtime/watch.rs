@@ -271,12 +271,12 @@ fn trim_status(pod: &mut Pod) {
             &mut status.init_container_statuses,
         ] {
             let all = statuses.take().into_iter().flatten();
-            let with_resources = all.filter(|one| one.resources.is_some());
+            let with_resources = all.filter(|status| status.resources.is_some());
             let trimmed: Vec<ContainerStatus> = with_resources
-                .map(|one| ContainerStatus {
-                    name: one.name,
-                    resources: one.resources,
-                    allocated_resources: one.allocated_resources,
+                .map(|status| ContainerStatus {
+                    name: status.name,
+                    resources: status.resources,
+                    allocated_resources: status.allocated_resources,
                     ..ContainerStatus::default()
                 })
                 .collect();

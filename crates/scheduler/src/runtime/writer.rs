@@ -52,9 +52,9 @@ impl Writer {
     }
 
     /// Calls extenders; the result arrives as a message.
-    pub(super) fn consult(&self, asked: ExtenderCall) {
+    pub(super) fn consult(&self, call: ExtenderCall) {
         let context = self.context.clone();
-        tokio::spawn(async move { Box::pin(context.consult(asked)).await });
+        tokio::spawn(async move { Box::pin(context.consult(call)).await });
     }
 
     /// Binds a pod; the result arrives as a message.
@@ -65,7 +65,7 @@ impl Writer {
         }
         let mut before: Vec<_> = self.last.remove(&request.pod.uid).into_iter().collect();
         // Earlier writes of plugins to the objects of a placement come before it, later ones after it.
-        let mut done = None;
+        let mut guard = None;
         if let BindPlan::Writes(writes) = &request.plan {
             let token = CancellationToken::new();
             // Each target once, or the placement would wait for itself.
@@ -74,11 +74,11 @@ impl Writer {
                 let under_way = tokio::spawn(token.clone().cancelled_owned());
                 before.extend(self.last.insert(target, under_way));
             }
-            done = Some(token.drop_guard());
+            guard = Some(token.drop_guard());
         }
         let context = self.context.clone();
         tokio::spawn(async move {
-            let _done = done;
+            let _guard = guard;
             context.will_bind();
             for before in before {
                 let _ = before.await;
@@ -338,14 +338,14 @@ mod tests {
     }
 
     /// Creates a write of the annotation `said` to `name`.
-    fn annotate(plural: &'static str, name: &str, said: &str) -> Write {
+    fn annotate(plural: &'static str, name: &str, text: &str) -> Write {
         Write {
             group: "",
             version: "v1",
             plural,
             namespace: "ns".to_owned(),
             name: name.to_owned(),
-            verb: Verb::Patch(json!({"metadata": {"annotations": {"said": said}}})),
+            verb: Verb::Patch(json!({"metadata": {"annotations": {"said": text}}})),
             timed: None,
         }
     }
@@ -363,8 +363,8 @@ mod tests {
                 let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
                 let body: Value = serde_json::from_slice(&body).unwrap();
                 let name = head.uri.path().rsplit('/').next().unwrap_or_default();
-                let said = body["metadata"]["annotations"]["said"].as_str();
-                let line = format!("{name} {}", said.unwrap_or_default());
+                let text = body["metadata"]["annotations"]["said"].as_str();
+                let line = format!("{name} {}", text.unwrap_or_default());
                 let _ = arrived.send(line);
                 if name == "p" {
                     hold.acquire().await.unwrap().forget();

@@ -62,9 +62,9 @@ pub(super) struct FailedAttempt {
 
 impl WriterContext {
     /// Calls extenders; the result arrives as a message.
-    pub(super) async fn consult(&self, asked: ExtenderCall) {
-        let (uid, ticket) = (asked.pod.uid.clone(), asked.ticket);
-        let answer = self.gate.until_closing(self.extenders.answer(asked));
+    pub(super) async fn consult(&self, call: ExtenderCall) {
+        let (uid, ticket) = (call.pod.uid.clone(), call.ticket);
+        let answer = self.gate.until_closing(self.extenders.answer(call));
         if let Some(advice) = answer.await {
             let consulted = Message::Consulted {
                 uid,
@@ -118,9 +118,9 @@ impl WriterContext {
         metrics.call_ended(Call::Binding, result.is_ok(), seconds);
         let profile = self.names.get(request.profile).map_or("", String::as_str);
         metrics.bound(result.is_ok(), profile, request.binder, seconds);
-        let gone = result.as_ref().is_err_and(|error| error.gone);
+        let pod_gone = result.as_ref().is_err_and(|error| error.gone);
         // If a failure is still to be reported, the attempt ends with that report.
-        if (result.is_ok() || gone)
+        if (result.is_ok() || pod_gone)
             && let Some(attempt) = self.monitor.end(&pod.uid)
             && result.is_ok()
         {
@@ -232,10 +232,10 @@ impl WriterContext {
             metrics.call_started(Call::Status);
             let started = tokio::time::Instant::now();
             let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-            let sent = patch::strategic_status(&api, &pod.name, status).await;
+            let result = patch::strategic_status(&api, &pod.name, status).await;
             let seconds = started.elapsed().as_secs_f64();
-            metrics.call_ended(Call::Status, sent.is_ok(), seconds);
-            match sent {
+            metrics.call_ended(Call::Status, result.is_ok(), seconds);
+            match result {
                 Ok(_) => {}
                 Err(error) if patch::is_not_found(&error) => {}
                 Err(error) => tracing::warn!(%pod, %error, "failed to write a pod's status"),
@@ -256,12 +256,12 @@ impl WriterContext {
 
     async fn send_write(&self, write: Write, target: Arc<str>) {
         let started = tokio::time::Instant::now();
-        let sent = send_write(&self.client, &write, NOTHING).await;
+        let result = send_write(&self.client, &write, NOTHING).await;
         if let Some(Timed(family)) = write.timed {
             let seconds = started.elapsed().as_secs_f64();
             self.state.timings.lock().add(family, &[], seconds);
         }
-        let Err(error) = sent else {
+        let Err(error) = result else {
             self.state.missing.lock().remove(&target);
             return;
         };

@@ -36,9 +36,9 @@ impl Facets {
             })
         };
         // Compute the value before taking a place in the list: computing it may need other facets.
-        let mut made = Some(make());
+        let mut computed = Some(make());
         loop {
-            let facet = link.get_or_init(|| made.take().unwrap_or_else(make));
+            let facet = link.get_or_init(|| computed.take().unwrap_or_else(make));
             match facet.value.downcast_ref() {
                 Some(value) => return value,
                 None => link = &facet.next,
@@ -53,7 +53,7 @@ impl Facets {
         sign: impl Fn() -> Option<ShapeId>,
     ) -> Option<ShapeId> {
         match self.shape.get_or_init(|| (profile, sign())) {
-            (known, shape) if *known == profile => *shape,
+            (cached_profile, shape) if *cached_profile == profile => *shape,
             _ => sign(),
         }
     }

@@ -22,7 +22,7 @@ const FEW: usize = 64;
 /// An intern pool for parts of pods. Clones share one pool.
 #[derive(Debug, Clone, Default)]
 pub struct PodInterner {
-    known: Arc<Mutex<InternPools>>,
+    pools: Arc<Mutex<InternPools>>,
     hasher: RandomState,
 }
 
@@ -59,7 +59,7 @@ impl PodInterner {
             (&owner.uid, &owner.name).hash(&mut owners);
         }
         let owners = owners.finish();
-        let mut table = self.known.lock();
+        let mut table = self.pools.lock();
         table.remove_unused_entries();
         let table = &mut *table;
         own.share_keys(&mut |key| {
@@ -83,7 +83,7 @@ impl PodInterner {
 
     /// Returns the shared string equal to `name`.
     pub(super) fn name(&self, own: Arc<str>) -> Arc<str> {
-        let mut table = self.known.lock();
+        let mut table = self.pools.lock();
         table.remove_unused_entries();
         let (name, is_new) = name(&mut table.names, own);
         table.new += usize::from(is_new);
@@ -93,7 +93,7 @@ impl PodInterner {
     /// Returns the number of entries, including unused ones.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.known.lock().len()
+        self.pools.lock().len()
     }
 }
 
@@ -137,21 +137,21 @@ impl InternPools {
 impl<T: PartialEq + ?Sized> InternPool<T> {
     /// Replaces `own` by an existing equal value, or adds it. Counts added values in `new`.
     fn share(&mut self, hash: u64, own: &mut Arc<T>, new: &mut usize) {
-        let same = self.0.iter_hash(hash);
-        let same = same.filter(|(other, _)| *other == hash);
-        let mut same = same.filter_map(|(_, known)| known.upgrade());
-        if let Some(found) = same.find(|known| **known == **own) {
-            *own = found;
+        let entries = self.0.iter_hash(hash);
+        let entries = entries.filter(|(other, _)| *other == hash);
+        let mut entries = entries.filter_map(|(_, value)| value.upgrade());
+        if let Some(shared) = entries.find(|value| **value == **own) {
+            *own = shared;
             return;
         }
-        drop(same);
+        drop(entries);
         *new += 1;
         let entry = (hash, Arc::downgrade(own));
         self.0.insert_unique(hash, entry, |(hash, _)| *hash);
     }
 
     fn remove_unused(&mut self) {
-        self.0.retain(|(_, known)| known.strong_count() > 0);
+        self.0.retain(|(_, entry)| entry.strong_count() > 0);
     }
 }
 
@@ -193,19 +193,19 @@ mod tests {
 
     #[test]
     fn equal_objects_are_stored_once() {
-        let alike = PodInterner::default();
-        let [a, b, c] = ["x", "x", "y"].map(|app| alike.object(object(app, "n")));
+        let interner = PodInterner::default();
+        let [a, b, c] = ["x", "x", "y"].map(|app| interner.object(object(app, "n")));
         assert!(Arc::ptr_eq(&a, &b));
         assert_eq!(c, object("y", "n"));
         assert!(!Arc::ptr_eq(&a, &c));
-        let [a, b] = [(); 2].map(|()| alike.name("n".into()));
+        let [a, b] = [(); 2].map(|()| interner.name("n".into()));
         assert!(Arc::ptr_eq(&a, &b));
     }
 
     #[test]
     fn equal_parts_of_different_objects_are_shared() {
-        let alike = PodInterner::default();
-        let [a, b] = ["x", "y"].map(|app| alike.object(object(app, "n")));
+        let interner = PodInterner::default();
+        let [a, b] = ["x", "y"].map(|app| interner.object(object(app, "n")));
         assert!(Arc::ptr_eq(&a.pod, &b.pod));
         assert!(Arc::ptr_eq(&a.owners, &b.owners));
         assert!(Arc::ptr_eq(&a.containers, &b.containers));
@@ -214,7 +214,7 @@ mod tests {
             (a.labels.get("app"), b.labels.get("app")),
             (Some("x"), Some("y"))
         );
-        let c = alike.object(object("x", "m"));
+        let c = interner.object(object("x", "m"));
         assert!(!Arc::ptr_eq(&a.annotations, &c.annotations));
         assert_eq!(c.annotations.get("a"), Some("m"));
         assert!(Arc::ptr_eq(&a.containers, &c.containers));
@@ -222,17 +222,17 @@ mod tests {
 
     #[test]
     fn unused_entries_are_removed() {
-        let alike = PodInterner::default();
-        let shared = alike.object(object("shared", "shared"));
+        let interner = PodInterner::default();
+        let shared = interner.object(object("shared", "shared"));
         for at in 0..10 * FEW {
             let at = format!("{at}");
-            drop(alike.object(object(&at, &at)));
-            drop(alike.name(at.into()));
+            drop(interner.object(object(&at, &at)));
+            drop(interner.name(at.into()));
         }
-        assert!(alike.len() <= 2 * FEW, "{}", alike.len());
+        assert!(interner.len() <= 2 * FEW, "{}", interner.len());
         assert!(Arc::ptr_eq(
             &shared,
-            &alike.object(object("shared", "shared"))
+            &interner.object(object("shared", "shared"))
         ));
     }
 }

@@ -37,12 +37,14 @@ impl NodeInfo {
         let mut unread = Vec::new();
         let field = || "status.allocatable".to_owned();
         let read = super::pod::amounts_but(listed, table, field, |id, error| {
-            let kept = if before.is_some() {
+            let consequence = if before.is_some() {
                 "keeps what it had"
             } else {
                 "has none"
             };
-            problems.push(NodeProblem(format!("{error}; the node {kept} of it")));
+            problems.push(NodeProblem(format!(
+                "{error}; the node {consequence} of it"
+            )));
             unread.push(id);
             Ok(())
         });
@@ -51,8 +53,8 @@ impl NodeInfo {
             Ok(reserved) => {
                 let trimmed = reserved.map(|reserved| trimmed(&reserved, table));
                 for (id, amount) in trimmed.iter().flat_map(Amounts::iter) {
-                    let kept = allocatable.get(id).saturating_sub(amount);
-                    allocatable.set(id, kept.max(0));
+                    let remaining = allocatable.get(id).saturating_sub(amount);
+                    allocatable.set(id, remaining.max(0));
                 }
             }
             Err(error) => problems.push(NodeProblem(format!("{error}; it is ignored"))),

@@ -302,11 +302,11 @@ impl Claim {
 /// Removes the named claims from the volumes and returns them.
 fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
     let mut claims = Vec::new();
-    let mut others = Vec::new();
+    let mut volumes = Vec::new();
     let all = spec.volumes.take().into_iter().flatten();
     for (at, volume) in all.enumerate() {
         let Some(claim) = volume.persistent_volume_claim else {
-            others.push(volume);
+            volumes.push(volume);
             continue;
         };
         claims.push(Claim {
@@ -316,8 +316,8 @@ fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
             read_only: claim.read_only,
         });
     }
-    others.shrink_to_fit();
-    spec.volumes = Some(others).filter(|others| !others.is_empty());
+    volumes.shrink_to_fit();
+    spec.volumes = Some(volumes).filter(|volumes| !volumes.is_empty());
     claims.into()
 }
 
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn own_and_unread_fields_are_removed() {
         let mut pod = retained_pod();
-        for (part, more) in [
+        for (part, fields) in [
             (
                 "metadata",
                 json!({"name": "n", "namespace": "ns", "uid": "u", "resourceVersion": "1"}),
@@ -405,8 +405,8 @@ mod tests {
                 json!({"podIP": "10.0.0.1", "startTime": "2026-01-01T00:00:00Z"}),
             ),
         ] {
-            let more = more.as_object().unwrap().clone();
-            pod[part].as_object_mut().unwrap().extend(more);
+            let fields = fields.as_object().unwrap().clone();
+            pod[part].as_object_mut().unwrap().extend(fields);
         }
         pod["metadata"]["annotations"]["k8s.ovn.org/pod-networks"] = json!("{}");
         pod["spec"]["affinity"]["nodeAffinity"] = json!({});

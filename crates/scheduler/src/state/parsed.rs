@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn equal_bound_pods_share_their_object() {
-        let (alike, table) = (PodInterner::default(), ResourceTable::new());
-        let read = |number, spec| info(alike.read(pod(number, spec), &table));
+        let (interner, table) = (PodInterner::default(), ResourceTable::new());
+        let read = |number, spec| info(interner.read(pod(number, spec), &table));
         let [a, b] = [1, 2].map(|number| read(number, bound("n")));
         assert!(Arc::ptr_eq(&a.object, &b.object));
         assert!(Arc::ptr_eq(&a.namespace, &b.namespace));
@@ -220,10 +220,10 @@ mod tests {
         ));
         assert_eq!((&*a.name, &*b.name), ("p-1", "p-2"));
         // Likewise on another node; a pod with other requests does not share it.
-        let mut more = bound("m");
-        assert!(Arc::ptr_eq(&a.object, &read(3, more.clone()).object));
-        more["containers"][0]["resources"]["requests"]["cpu"] = json!("3");
-        assert!(!Arc::ptr_eq(&a.object, &read(4, more).object));
+        let mut other_spec = bound("m");
+        assert!(Arc::ptr_eq(&a.object, &read(3, other_spec.clone()).object));
+        other_spec["containers"][0]["resources"]["requests"]["cpu"] = json!("3");
+        assert!(!Arc::ptr_eq(&a.object, &read(4, other_spec).object));
         // A waiting pod changes when it is bound, so it has its own object.
         let [a, b] = [5, 6].map(|number| read(number, spec()));
         assert_eq!(a.object.pod.metadata.name.as_deref(), Some("p-5"));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn different_bound_pods_share_equal_parts() {
-        let (alike, table) = (PodInterner::default(), ResourceTable::new());
+        let (interner, table) = (PodInterner::default(), ResourceTable::new());
         let read = |number: usize| {
             let mut spec = bound("n");
             spec["hostname"] = json!(format!("db-{number}"));
@@ -242,7 +242,7 @@ mod tests {
             let labels = pod.metadata.labels.get_or_insert_default();
             let name = "statefulset.kubernetes.io/pod-name".to_owned();
             labels.insert(name, format!("db-{number}"));
-            info(alike.read(pod, &table))
+            info(interner.read(pod, &table))
         };
         let all = [1, 2].map(read);
         let [a, b] = all.each_ref().map(|info| &info.object);

@@ -561,9 +561,9 @@ mod tests {
         ]}))
         .unwrap();
         assert_eq!(info.requests.get(resources::BATCH_CPU), 1500);
-        let both = json!({"koordinator.sh/batch-cpu": "1500", "kubernetes.io/batch-cpu": "700"});
+        let amounts = json!({"koordinator.sh/batch-cpu": "1500", "kubernetes.io/batch-cpu": "700"});
         let (info, _) = pod(json!({"containers": [
-            {"name": "a", "resources": {"requests": both}}
+            {"name": "a", "resources": {"requests": amounts}}
         ]}))
         .unwrap();
         assert_eq!(info.requests.get(resources::BATCH_CPU), 700);
@@ -578,7 +578,7 @@ mod tests {
                 "resources": {"requests": {"cpu": actual}}}]})
         };
         let waits = |reason: &str| json!([{"type": "PodResizePending", "status": "True", "reason": reason}]);
-        for (asked, actual, allocated, conditions, expected) in [
+        for (requested, actual, allocated, conditions, expected) in [
             ("1", "1", "1", json!([]), 1000),
             // Up: requested but not allocated, allocated but not actual; down likewise.
             ("3", "1", "1", json!([]), 3000),
@@ -589,14 +589,14 @@ mod tests {
             ("3", "1", "2", waits("Infeasible"), 2000),
         ] {
             let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
-                "spec": {"containers": [requests(asked)]},
+                "spec": {"containers": [requests(requested)]},
                 "status": status(actual, allocated, conditions)});
             let mut pod: Pod = serde_json::from_value(pod).unwrap();
             let counted = |pod: &Pod| {
                 let info = PodInfo::new(Arc::new(pod.clone()), &ResourceTable::new()).unwrap();
                 (info.requests.get(CPU), info.scoring[0])
             };
-            let case = format!("{asked} {actual} {allocated}");
+            let case = format!("{requested} {actual} {allocated}");
             assert_eq!(counted(&pod), (expected, expected), "{case}");
             crate::runtime::trim_pod(&mut pod);
             assert_eq!(counted(&pod), (expected, expected), "{case}, as it is kept");

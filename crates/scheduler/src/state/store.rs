@@ -329,12 +329,12 @@ impl NodeStore {
             return Some(changed);
         }
         // Sorting many entries would take as long as reading them.
-        let mut words = vec![0_u64; self.rows.len().div_ceil(64)];
+        let mut bitmap = vec![0_u64; self.rows.len().div_ceil(64)];
         for node in &changed {
-            words[node.row() / 64] |= 1 << (node.row() % 64);
+            bitmap[node.row() / 64] |= 1 << (node.row() % 64);
         }
         changed.clear();
-        for (at, mut word) in (0_u32..).zip(words) {
+        for (at, mut word) in (0_u32..).zip(bitmap) {
             while word != 0 {
                 changed.push(NodeIndex(64 * at + word.trailing_zeros()));
                 word &= word - 1;

@@ -16,8 +16,8 @@ impl Planner<'_> {
         if admissions != 0 {
             self.admit_members(&mut placed, admissions)?;
         }
-        let taken = self.sites.iter().filter(|site| !site.victims.is_empty());
-        let victims: Vec<_> = taken
+        let evicting_sites = self.sites.iter().filter(|site| !site.victims.is_empty());
+        let victims: Vec<_> = evicting_sites
             .map(|site| (site.node, site.victims.clone()))
             .collect();
         if victims.is_empty() {
@@ -50,11 +50,11 @@ impl Planner<'_> {
             let moving = chain.iter().flat_map(|chain| &chain.prepared.moving);
             let mut moving =
                 moving.filter_map(|(plugin, _)| self.search.table.plugins[*plugin].volatile());
-            let mut minds = |rules: &dyn Volatile| {
+            let mut depends = |rules: &dyn Volatile| {
                 let mut afar = all.iter().filter(|(other, _)| other != node);
                 afar.any(|(_, mate)| rules.depends_on_other_nodes(pod, &self.members[*mate].pod))
             };
-            moving.any(&mut minds)
+            moving.any(&mut depends)
         })
     }
 
@@ -98,23 +98,23 @@ impl Planner<'_> {
             });
         }
         let every: Vec<Arc<PodInfo>> = extra.values().map(|(_, pod)| pod.clone()).collect();
-        let beside = |base: &[Arc<PodInfo>], mut extra: Vec<Arc<PodInfo>>| {
+        let without = |base: &[Arc<PodInfo>], mut extra: Vec<Arc<PodInfo>>| {
             let uids: FxHashSet<&str> = base.iter().map(|pod| &*pod.uid).collect();
             extra.retain(|pod| !uids.contains(&*pod.uid));
             extra
         };
         let with = |base: &[Arc<PodInfo>], extra: &[Arc<PodInfo>]| [base, extra].concat();
-        let least = with(&base, &beside(&base, every.clone()));
+        let least = with(&base, &without(&base, every.clone()));
         // A pod that is admitted together with others is also admitted together with fewer of them.
-        let (mut few, mut many) = (0, pods.len());
-        while few < many {
-            let middle = many - (many - few) / 2;
+        let (mut low, mut high) = (0, pods.len());
+        while low < high {
+            let middle = high - (high - low) / 2;
             match admits(&pods[..middle], &least) {
-                true => few = middle,
-                false => many = middle - 1,
+                true => low = middle,
+                false => high = middle - 1,
             }
         }
-        pods.truncate(few);
+        pods.truncate(low);
         if pods.len() < placed.len() {
             if pods.is_empty() || !(self.group.enough)(&pods) {
                 return None;
@@ -132,18 +132,18 @@ impl Planner<'_> {
             base = self.victims();
         }
         let (order, ..) = spare_order(&sorted(every), &self.group.rules, &self.spent);
-        let mut order = beside(&base, order);
+        let mut order = without(&base, order);
         // Least harmful victims first, as few as are enough.
         order.reverse();
-        let (mut few, mut many) = (0, order.len());
-        while few < many {
-            let middle = few.midpoint(many);
+        let (mut low, mut high) = (0, order.len());
+        while low < high {
+            let middle = low.midpoint(high);
             match admits(&pods, &with(&base, &order[..middle])) {
-                true => many = middle,
-                false => few = middle + 1,
+                true => high = middle,
+                false => low = middle + 1,
             }
         }
-        order.truncate(many);
+        order.truncate(high);
         for index in (0..order.len()).rev() {
             let pod = order.remove(index);
             if !admits(&pods, &with(&base, &order)) {

@@ -2,7 +2,7 @@
 
 use super::{Planner, Site};
 use crate::engine::preempt::{
-    NOT_HELPFUL, PlanCost, cost, hopeless, importance, never_fits, spare_order, wanted,
+    NOT_HELPFUL, PlanCost, cost, enough_candidates, hopeless, importance, never_fits, spare_order,
 };
 use crate::engine::scope::Scope;
 use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection, RowVerdict};
@@ -127,7 +127,7 @@ impl<'a> Planner<'a> {
         }
         let mut going = site.pool.clone().unwrap_or_default();
         let (order, unprotected, has_budgets) = spare_order(&going, rules, &spent);
-        let is_known = |pod: &PodInfo| site.victims.iter().any(|known| known.uid == pod.uid);
+        let is_known = |pod: &PodInfo| site.victims.iter().any(|victim| victim.uid == pod.uid);
         let mut violations = 0;
         for (nth, other) in order.into_iter().enumerate() {
             let Some(at) = going.iter().position(|pod| pod.uid == other.uid) else {
@@ -155,10 +155,10 @@ impl<'a> Planner<'a> {
         }
         let members: Vec<usize> = site.placed.iter().copied().chain([at]).collect();
         let (victims, violations, has_budgets) = self.spare(site, &members);
-        let mut more = victims.clone();
-        more.retain(|pod| site.victims.iter().all(|known| known.uid != pod.uid));
+        let mut added = victims.clone();
+        added.retain(|pod| site.victims.iter().all(|victim| victim.uid != pod.uid));
         Ok(VictimCost {
-            cost: cost(&more, violations),
+            cost: cost(&added, violations),
             victims,
             has_budgets,
         })
@@ -187,9 +187,9 @@ impl<'a> Planner<'a> {
 
     /// Places members one after the other. Returns those that have a place, or why the group may not start.
     pub(super) fn place_each(&mut self) -> Result<Vec<usize>, String> {
-        let wanted = wanted(self.sites.len(), &self.group.rules);
+        let enough_plans = enough_candidates(self.sites.len(), &self.group.rules);
         let mut all: FxHashMap<usize, Vec<Option<CachedCost>>> = FxHashMap::default();
-        let (mut placed, mut why) = (Vec::new(), None);
+        let (mut placed, mut first_refusals) = (Vec::new(), None);
         // Cached costs of a member that no later one is like are of no further use, and may be large.
         let kinds = self.members.iter().enumerate();
         let last: FxHashMap<usize, usize> = kinds.map(|(at, member)| (member.kind, at)).collect();
@@ -202,24 +202,26 @@ impl<'a> Planner<'a> {
             stale = (last.get(&kind) == Some(&index)).then_some(kind);
             let rows = all.entry(kind).or_default();
             rows.resize_with(self.sites.len(), || None);
-            let (mut best, mut found): (Option<(PlanCost, usize)>, usize) = (None, 0);
+            let (mut best, mut plans): (Option<(PlanCost, usize)>, usize) = (None, 0);
             let mut refusals = FxHashMap::<Reason, usize>::default();
-            for (row, known) in rows.iter_mut().enumerate() {
+            for (row, cached) in rows.iter_mut().enumerate() {
                 self.fill_pool(row);
-                let current = known.take().filter(|known| self.is_current(known, row));
+                let current = cached.take().filter(|cached| self.is_current(cached, row));
                 let current = current.unwrap_or_else(|| CachedCost {
                     placed: self.sites[row].placed.len(),
                     spent: self.spendings,
                     price: self.price(&self.sites[row], index),
                 });
-                match &known.insert(current).price {
+                match &cached.insert(current).price {
                     Ok(price) => {
-                        found += 1;
+                        plans += 1;
                         if best.as_ref().is_none_or(|(cost, _)| price.cost < *cost) {
                             best = Some((price.cost, row));
                         }
                         // Stop once one of them violates no budget.
-                        if found >= wanted && best.as_ref().is_some_and(|(cost, _)| cost.0 == 0) {
+                        if plans >= enough_plans
+                            && best.as_ref().is_some_and(|(cost, _)| cost.0 == 0)
+                        {
                             break;
                         }
                     }
@@ -236,7 +238,7 @@ impl<'a> Planner<'a> {
                 placed.push(index);
                 continue;
             }
-            why.get_or_insert(refusals);
+            first_refusals.get_or_insert(refusals);
             if self.group.strict {
                 break;
             }
@@ -244,14 +246,14 @@ impl<'a> Planner<'a> {
         if (self.group.enough)(&self.pods(&placed)) {
             return Ok(placed);
         }
-        Err(why.map_or_else(|| self.unhelpful(), |why| self.refusal_text(why)))
+        Err(first_refusals.map_or_else(|| self.unhelpful(), |refusals| self.refusal_text(refusals)))
     }
 
     /// Returns true if the cached cost of a node still holds.
-    fn is_current(&self, known: &CachedCost, row: usize) -> bool {
-        let budgets = known.price.as_ref().is_ok_and(|price| price.has_budgets);
-        let same = known.placed == self.sites[row].placed.len();
-        same && (!budgets || known.spent == self.spendings)
+    fn is_current(&self, cached: &CachedCost, row: usize) -> bool {
+        let budgets = cached.price.as_ref().is_ok_and(|price| price.has_budgets);
+        let same_members = cached.placed == self.sites[row].placed.len();
+        same_members && (!budgets || cached.spent == self.spendings)
     }
 
     /// Places all members by a plan, as if all possible victims were removed. Returns the members, or why the

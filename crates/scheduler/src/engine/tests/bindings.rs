@@ -64,9 +64,9 @@ fn failed_binding_frees_room_and_retries_after_backoff() {
 /// The condition shows already why the second binding failed: nothing is written, and no update follows.
 #[test]
 fn update_during_binding_applies_after_failure() {
-    let annotated = |said: &str, condition: Value| {
+    let annotated = |text: &str, condition: Value| {
         pod_with("a", "1", |value| {
-            value["metadata"]["annotations"] = json!({"said": said});
+            value["metadata"]["annotations"] = json!({"said": text});
             value["status"] = json!({"conditions": [condition]});
         })
     };
@@ -156,11 +156,11 @@ fn pod_bound_elsewhere_moves_and_finished_pod_is_removed() {
         (1, 0),
         "the informer knew better"
     );
-    let done = pod_with("a", "1", |value| {
+    let finished_pod = pod_with("a", "1", |value| {
         value["spec"]["nodeName"] = json!(other);
         value["status"] = json!({"phase": "Succeeded"});
     });
-    engine.pod_applied(done, at(3));
+    engine.pod_applied(finished_pod, at(3));
     assert_eq!(engine.cluster().booked(), (0, 0));
     assert!(engine.cluster().nodes().books_balance());
 }

@@ -56,8 +56,8 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         (Point::Permit, "Success"),
     ] {
         let timed = measures.timings.iter().any(|measured| {
-            matches!(measured, Measurement::Plugin { plugin: "Knobs", point, status: said, .. }
-                if *point == plugin_point && *said == status)
+            matches!(measured, Measurement::Plugin { plugin: "Knobs", point, status: actual, .. }
+                if *point == plugin_point && *actual == status)
         });
         assert!(timed, "{plugin_point:?} {:?}", measures.timings);
     }

@@ -47,13 +47,13 @@ impl Extenders {
 
     /// Calls the extenders of a request and returns the combined result. Always returns, as each call has a
     /// timeout.
-    pub(super) async fn answer(&self, asked: ExtenderCall) -> ExtenderResult {
+    pub(super) async fn answer(&self, call: ExtenderCall) -> ExtenderResult {
         let ExtenderCall {
             pod,
             extenders,
             question,
             ..
-        } = asked;
+        } = call;
         let is_about_nodes = matches!(question, ExtenderRequest::Nodes(_));
         let servers = self.clone();
         let ask = async move {
@@ -166,8 +166,8 @@ fn response_error(error: &str) -> Result<(), String> {
 async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(error.to_string()))
+    let result = tokio::task::spawn_blocking(work).await;
+    result.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 fn json(value: &impl serde::Serialize) -> Result<Vec<u8>, String> {

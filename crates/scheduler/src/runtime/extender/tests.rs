@@ -122,7 +122,7 @@ async fn extenders_filter_and_score_nodes() {
         "likes2": [{"Host": "node1", "Score": 1}, {"Host": "node2", "Score": 10}],
     });
     let filter = |verb: &str| json!({"filterVerb": verb, "nodeCacheCapable": true});
-    let both = |filter: &str, scores: &str, weight: i64| {
+    let filter_and_scores = |filter: &str, scores: &str, weight: i64| {
         json!({"filterVerb": filter, "prioritizeVerb": scores, "weight": weight,
             "nodeCacheCapable": true})
     };
@@ -142,8 +142,8 @@ async fn extenders_filter_and_score_nodes() {
         ("2: the second wants none", vec![filter("true"), filter("false")], two, Some(&[]), ""),
         ("3: the second wants one", vec![filter("true"), filter("node1")], two, Some(one), "node1"),
         ("4: they agree on none", vec![filter("node2"), filter("but2")], two, Some(&[]), ""),
-        ("5: scores fail", vec![both("one", "worse", 1)], one, Some(one), "node1"),
-        ("6: scores by weight", vec![both("true", "likes1", 1), both("true", "likes2", 5)], two, Some(two), "node2"),
+        ("5: scores fail", vec![filter_and_scores("one", "worse", 1)], one, Some(one), "node1"),
+        ("6: scores by weight", vec![filter_and_scores("true", "likes1", 1), filter_and_scores("true", "likes2", 5)], two, Some(two), "node2"),
         ("9: one may fail", vec![ignorable("error"), filter("node1")], two, Some(one), "node1"),
         ("10: without scores", vec![filter("true"), filter("node1")], two, Some(one), "node1"),
     ];

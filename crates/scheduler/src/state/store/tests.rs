@@ -51,8 +51,8 @@ proptest! {
         let node = store.add_pod("n", pod("stays", &[], &table));
         for (number, what, cpu, memory) in steps {
             let name = number.to_string();
-            let asks = [("cpu", cpus[cpu]), ("memory", memories[memory])];
-            let new = pod(&name, &asks, &table);
+            let requests = [("cpu", cpus[cpu]), ("memory", memories[memory])];
+            let new = pod(&name, &requests, &table);
             match (present.contains_key(&name), what) {
                 (true, 0) => {
                     store.remove_pod(node, &name);
