@@ -209,8 +209,8 @@ impl Authenticator {
     /// Fails if the review fails.
     pub async fn authenticate(&self, token: &str) -> Result<Option<User>, ReviewError> {
         let question = token.to_owned();
-        if let Some(known) = self.cache.get(&question) {
-            return Ok(known);
+        if let Some(cached) = self.cache.get(&question) {
+            return Ok(cached);
         }
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -255,8 +255,8 @@ impl Authorizer {
         subject: &Subject,
     ) -> Result<Access, ReviewError> {
         let question = (user.clone(), verb.to_owned(), subject.clone());
-        if let Some(known) = self.cache.get(&question) {
-            return Ok(known);
+        if let Some(cached) = self.cache.get(&question) {
+            return Ok(cached);
         }
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
@@ -430,13 +430,13 @@ mod tests {
             (false, "no rule")
         );
         assert_eq!(calls.load(Ordering::SeqCst), 4);
-        for (after, asked) in [(500, 4), (1000, 5), (10_000, 9)] {
+        for (after, expected) in [(500, 4), (1000, 5), (10_000, 9)] {
             tokio::time::sleep(Duration::from_millis(after)).await;
             authenticator.authenticate("good").await.unwrap();
             authenticator.authenticate("odd").await.unwrap();
             authorizer.authorize(&ann, "get", &path).await.unwrap();
             authorizer.authorize(&ann, "put", &path).await.unwrap();
-            assert_eq!(calls.load(Ordering::SeqCst), asked, "{after} ms later");
+            assert_eq!(calls.load(Ordering::SeqCst), expected, "{after} ms later");
         }
     }
 

@@ -319,7 +319,7 @@ impl LeaderElector {
             .holder_identity
             .clone()
             .filter(|holder| !holder.is_empty());
-        let mine = holder.as_deref() == Some(&self.election.identity);
+        let is_own = holder.as_deref() == Some(&self.election.identity);
         let fresh = self.observed.as_ref().is_some_and(|observed| {
             // Like client-go, this uses the duration that the holder wrote.
             let patience = spec
@@ -328,7 +328,7 @@ impl LeaderElector {
             let patience = patience.map_or(self.election.lease_duration, Duration::from_secs);
             observed.since.elapsed() < patience
         });
-        if holder.is_some() && !mine && fresh {
+        if holder.is_some() && !is_own && fresh {
             return Ok(false);
         }
         let lease = Lease {
@@ -346,7 +346,7 @@ impl LeaderElector {
     /// Returns the new content of the Lease, given the current one.
     fn record(&self, before: &LeaseSpec) -> LeaseSpec {
         let now = MicroTime(self.clock.now());
-        let mine = before.holder_identity.as_deref() == Some(&self.election.identity);
+        let is_own = before.holder_identity.as_deref() == Some(&self.election.identity);
         let transitions = before.lease_transitions.unwrap_or(0);
         let first = before.holder_identity.is_none() && before.acquire_time.is_none();
         LeaseSpec {
@@ -355,10 +355,10 @@ impl LeaderElector {
             acquire_time: before
                 .acquire_time
                 .clone()
-                .filter(|_| mine)
+                .filter(|_| is_own)
                 .or(Some(now.clone())),
             renew_time: Some(now),
-            lease_transitions: Some(transitions.saturating_add(i32::from(!mine && !first))),
+            lease_transitions: Some(transitions.saturating_add(i32::from(!is_own && !first))),
             ..before.clone()
         }
     }

@@ -116,31 +116,31 @@ impl Owners {
         let now = Instant::now();
         let cached = self.kinds.get(api_version);
         if cached.is_none_or(|(asked, _)| now.duration_since(*asked) >= CACHE_TTL) {
-            let found = if group_of(api_version).is_empty() {
+            let listed = if group_of(api_version).is_empty() {
                 self.client.list_core_api_resources(api_version).await
             } else {
                 self.client.list_api_group_resources(api_version).await
             };
-            let found = match found {
+            let listed = match listed {
                 Ok(list) => list.resources,
                 Err(error) if crate::patch::is_not_found(&error) => Vec::new(),
                 Err(error) => return Err(error),
             };
-            self.kinds.insert(api_version.to_owned(), (now, found));
+            self.kinds.insert(api_version.to_owned(), (now, listed));
         }
         let Some((_, resources)) = self.kinds.get(api_version) else {
             return Ok(None);
         };
-        let found = resources
+        let resource = resources
             .iter()
-            .find(|one| one.kind == kind && one.namespaced && !one.name.contains('/'));
+            .find(|it| it.kind == kind && it.namespaced && !it.name.contains('/'));
         let version = api_version.rsplit('/').next().unwrap_or(api_version);
-        Ok(found.map(|found| ApiResource {
+        Ok(resource.map(|resource| ApiResource {
             group: group_of(api_version).to_owned(),
             version: version.to_owned(),
             api_version: api_version.to_owned(),
             kind: kind.to_owned(),
-            plural: found.name.clone(),
+            plural: resource.name.clone(),
         }))
     }
 
@@ -149,7 +149,7 @@ impl Owners {
     pub fn has_scale(&self, resource: &ApiResource) -> bool {
         let cached = self.kinds.get(&resource.api_version);
         let name = format!("{}/scale", resource.plural);
-        cached.is_some_and(|(_, all)| all.iter().any(|one| one.name == name))
+        cached.is_some_and(|(_, all)| all.iter().any(|resource| resource.name == name))
     }
 
     /// Returns the controller of `owner`, an object in `namespace`. `None` if it has no controller, does not
@@ -163,10 +163,10 @@ impl Owners {
         owner: &Owner,
     ) -> Result<Option<Arc<Owner>>, kube::Error> {
         let now = Instant::now();
-        if let Some((asked, known)) = self.owners.get(&owner.uid)
-            && now.duration_since(*asked) < CACHE_TTL
+        if let Some((cached_at, cached)) = self.owners.get(&owner.uid)
+            && now.duration_since(*cached_at) < CACHE_TTL
         {
-            return Ok(known.clone());
+            return Ok(cached.clone());
         }
         let mut controller = None;
         if let Some(resource) = self.resource(&owner.api_version, &owner.kind).await? {
@@ -178,11 +178,11 @@ impl Owners {
                 object => object?,
             };
             // The owner of another object with the same name does not matter.
-            let same = |meta: &&ObjectMeta| uid(meta) == owner.uid;
+            let is_owner = |meta: &&ObjectMeta| uid(meta) == owner.uid;
             controller = object
                 .as_ref()
                 .map(|object| &object.metadata)
-                .filter(same)
+                .filter(is_owner)
                 .and_then(Owner::controller_of)
                 .map(Arc::new);
         }
@@ -238,7 +238,7 @@ impl Owners {
         let mut unknown: HashMap<(String, String), HashSet<Uid>> = HashMap::new();
         for last in chains.iter().filter_map(|(_, chain)| chain.last()) {
             let cached = self.owners.get(&last.uid);
-            if cached.is_none_or(|(asked, _)| now.duration_since(*asked) >= CACHE_TTL) {
+            if cached.is_none_or(|(cached_at, _)| now.duration_since(*cached_at) >= CACHE_TTL) {
                 let kind = (last.api_version.clone(), last.kind.clone());
                 unknown.entry(kind).or_default().insert(last.uid.clone());
             }
@@ -280,9 +280,9 @@ impl Owners {
     /// Removes expired results.
     pub fn tidy(&mut self) {
         let now = Instant::now();
-        let fresh = |asked: &Instant| now.duration_since(*asked) < CACHE_TTL;
-        self.owners.retain(|_, (asked, _)| fresh(asked));
-        self.kinds.retain(|_, (asked, _)| fresh(asked));
+        let fresh = |cached_at: &Instant| now.duration_since(*cached_at) < CACHE_TTL;
+        self.owners.retain(|_, (cached_at, _)| fresh(cached_at));
+        self.kinds.retain(|_, (cached_at, _)| fresh(cached_at));
     }
 }
 
@@ -358,7 +358,7 @@ mod tests {
             let starts = vec![("shop".to_owned(), start.clone())];
             let chains = owners.chains(starts, |_, _| false).await.unwrap();
             let chain = &chains[&start];
-            let kinds: Vec<&str> = chain.iter().map(|one| one.kind.as_str()).collect();
+            let kinds: Vec<&str> = chain.iter().map(|it| it.kind.as_str()).collect();
             assert_eq!(kinds, ["ReplicaSet", "Rollout"]);
         }
         assert_eq!(requests.load(Ordering::SeqCst), 4);
@@ -372,8 +372,8 @@ mod tests {
             ("apps/v1", "Nothing"),
             ("none.io/v1", "X"),
         ] {
-            let found = owners.resource(api_version, kind).await.unwrap();
-            assert_eq!(found, None, "{kind}");
+            let resource = owners.resource(api_version, kind).await.unwrap();
+            assert_eq!(resource, None, "{kind}");
         }
         let sets = owners.resource("apps/v1", "ReplicaSet").await.unwrap();
         assert!(!owners.has_scale(&sets.unwrap()));

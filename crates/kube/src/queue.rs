@@ -419,11 +419,11 @@ mod tests {
             .map(|_| {
                 let queue = queue.clone();
                 tokio::spawn(async move {
-                    let mut done = 0;
+                    let mut processed = 0;
                     while queue.next().await.is_some() {
-                        done += 1;
+                        processed += 1;
                     }
-                    done
+                    processed
                 })
             })
             .collect();

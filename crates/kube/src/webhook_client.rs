@@ -204,8 +204,8 @@ impl Poster {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body))
             .map_err(|error| PostError::Broken(error.to_string()))?;
-        let sent = self.client().await.send(request).await;
-        let answer = sent.map_err(|error| PostError::Broken(causes(&error)))?;
+        let response = self.client().await.send(request).await;
+        let answer = response.map_err(|error| PostError::Broken(causes(&error)))?;
         if answer.status() != http::StatusCode::OK {
             return Err(PostError::Code(answer.status().as_u16()));
         }
@@ -248,9 +248,9 @@ mod tests {
 
     #[tokio::test]
     async fn renewed_ca_file_is_used_by_the_next_call() {
-        let made =
+        let new_artifacts =
             || Artifacts::generate(&Artifacts::default(), "localhost", Clock::system().now());
-        let (old, new) = (made().unwrap(), made().unwrap());
+        let (old, new) = (new_artifacts().unwrap(), new_artifacts().unwrap());
         let directory = std::env::temp_dir().join(format!("koord-post-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let file = directory.join("ca.pem");

@@ -60,8 +60,8 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
-    let then = now.to_zoned(TimeZone::UTC).checked_add(span);
-    then.ok().map(|then| then.timestamp())
+    let end = now.to_zoned(TimeZone::UTC).checked_add(span);
+    end.ok().map(|end| end.timestamp())
 }
 
 fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -139,10 +139,10 @@ impl CertManager {
             let stored = shared.api.get_opt(&shared.name).await;
             let written = match stored.map_err(|e| shared.error(e))? {
                 None => {
-                    let made = self.generate(&Artifacts::default(), now)?;
-                    let secret = shared.secret(&made);
+                    let artifacts = self.generate(&Artifacts::default(), now)?;
+                    let secret = shared.secret(&artifacts);
                     let created = shared.api.create(&PostParams::default(), &secret).await;
-                    created.map(|_| made)
+                    created.map(|_| artifacts)
                 }
                 Some(mut secret) => {
                     let current = artifacts_in(&secret);
@@ -154,17 +154,17 @@ impl CertManager {
                         why,
                         "renewing webhook certificates"
                     );
-                    let made = self.generate(&current, now)?;
-                    secret.data.get_or_insert_default().extend(data(&made));
+                    let artifacts = self.generate(&current, now)?;
+                    secret.data.get_or_insert_default().extend(data(&artifacts));
                     let params = PostParams::default();
                     let replaced = shared.api.replace(&shared.name, &params, &secret).await;
-                    replaced.map(|_| made)
+                    replaced.map(|_| artifacts)
                 }
             };
             match written {
-                Ok(made) => {
+                Ok(artifacts) => {
                     tracing::info!(secret = shared.shown(), "wrote webhook certificates");
-                    return Ok(made);
+                    return Ok(artifacts);
                 }
                 Err(error) if is_conflict(&error) => {}
                 Err(error) => return Err(shared.error(error)),
@@ -197,9 +197,9 @@ impl CertManager {
             return Ok(current);
         };
         tracing::warn!(directory = %directory.display(), why, "renewing webhook certificates");
-        let made = self.generate(&current, now)?;
+        let artifacts = self.generate(&current, now)?;
         std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
-        for (name, pem) in data(&made) {
+        for (name, pem) in data(&artifacts) {
             let path = directory.join(name);
             // A reader gets the old file or the new one, and only this user may read either.
             let new = path.with_extension("new");
@@ -211,7 +211,7 @@ impl CertManager {
                 .and_then(|()| std::fs::rename(&new, &path));
             written.map_err(|error| failed(&path, error))?;
         }
-        Ok(made)
+        Ok(artifacts)
     }
 
     fn generate(&self, old: &Artifacts, now: Timestamp) -> Result<Artifacts, CertsError> {

@@ -10,18 +10,18 @@ fn now() -> Timestamp {
     at("2026-11-22T12:00:00Z")
 }
 
-fn made() -> Artifacts {
+fn generate() -> Artifacts {
     Artifacts::generate(&Artifacts::default(), HOST, now()).unwrap()
 }
 
 #[test]
 fn certificate_is_valid_for_years_and_for_both_names() {
-    let made = made();
+    let artifacts = generate();
     for host in [HOST, "localhost"] {
-        made.check(host, now()).unwrap();
-        made.check(host, at("2036-05-01T00:00:00Z")).unwrap();
+        artifacts.check(host, now()).unwrap();
+        artifacts.check(host, at("2036-05-01T00:00:00Z")).unwrap();
     }
-    assert!(made.server_config().is_ok());
+    assert!(artifacts.server_config().is_ok());
     for (host, time, names) in [
         ("other.default.svc", "2026-11-22T12:00:00Z", "cert.pem"),
         // Six months before it expires.
@@ -29,7 +29,7 @@ fn certificate_is_valid_for_years_and_for_both_names() {
         // Before it was generated.
         (HOST, "2026-11-20T00:00:00Z", "cert.pem"),
     ] {
-        let error = made.check(host, at(time)).unwrap_err();
+        let error = artifacts.check(host, at(time)).unwrap_err();
         assert!(error.contains(names), "{error}");
     }
     let by_address = Artifacts::generate(&Artifacts::default(), "10.0.0.1", now()).unwrap();
@@ -39,7 +39,7 @@ fn certificate_is_valid_for_years_and_for_both_names() {
 
 #[test]
 fn inconsistent_artifacts_are_rejected() {
-    let (made, other) = (made(), made());
+    let (made, other) = (generate(), generate());
     let cut = |pem: &[u8]| pem[..pem.len() / 2].to_vec();
     for (artifacts, names) in [
         (Artifacts::default(), "cert.pem"),
@@ -94,22 +94,22 @@ fn inconsistent_artifacts_are_rejected() {
 /// Clients that trust the old bundle accept the new certificate.
 #[test]
 fn ca_is_reused_while_valid_for_a_year() {
-    let made = made();
+    let artifacts = generate();
     let renew = |old: &Artifacts, time| Artifacts::generate(old, HOST, at(time)).unwrap();
-    let renewed = renew(&made, "2030-01-01T00:00:00Z");
-    assert_eq!(renewed.ca_cert, made.ca_cert);
-    assert_ne!(renewed.cert, made.cert);
+    let renewed = renew(&artifacts, "2030-01-01T00:00:00Z");
+    assert_eq!(renewed.ca_cert, artifacts.ca_cert);
+    assert_ne!(renewed.cert, artifacts.cert);
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
     // Less than a year before it expires.
-    let renewed = renew(&made, "2036-01-01T00:00:00Z");
-    assert_ne!(renewed.ca_cert, made.ca_cert);
+    let renewed = renew(&artifacts, "2036-01-01T00:00:00Z");
+    assert_ne!(renewed.ca_cert, artifacts.ca_cert);
     // The key belongs to another authority.
     let stolen = Artifacts {
-        ca_key: self::made().ca_key,
-        ..made.clone()
+        ca_key: self::generate().ca_key,
+        ..artifacts.clone()
     };
     let renewed = renew(&stolen, "2030-01-01T00:00:00Z");
-    assert_ne!(renewed.ca_cert, made.ca_cert);
+    assert_ne!(renewed.ca_cert, artifacts.ca_cert);
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
 }
 

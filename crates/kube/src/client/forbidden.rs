@@ -76,13 +76,13 @@ mod tests {
         let cluster = "nodemetrics.slo.koordinator.sh \"n\" is forbidden: User \
              \"system:serviceaccount:koordinator-system:koordlet\" cannot patch resource \"nodemetrics/status\" in \
              API group \"slo.koordinator.sh\" at the cluster scope";
-        let wanted = "{apiGroups: [\"slo.koordinator.sh\"], resources: [nodemetrics/status], verbs: [patch]}";
-        assert_eq!(rule(cluster).as_deref(), Some(wanted));
+        let expected = "{apiGroups: [\"slo.koordinator.sh\"], resources: [nodemetrics/status], verbs: [patch]}";
+        assert_eq!(rule(cluster).as_deref(), Some(expected));
         let namespaced = "leases.coordination.k8s.io \"l\" is forbidden: User \"u\" cannot get resource \"leases\" in \
              API group \"coordination.k8s.io\" in the namespace \"koordinator-system\"";
-        let wanted = "{apiGroups: [\"coordination.k8s.io\"], resources: [leases], verbs: [get]} in namespace \
+        let expected = "{apiGroups: [\"coordination.k8s.io\"], resources: [leases], verbs: [get]} in namespace \
              koordinator-system";
-        assert_eq!(rule(namespaced).as_deref(), Some(wanted));
+        assert_eq!(rule(namespaced).as_deref(), Some(expected));
         for other in [
             "admission webhook \"vpod.koordinator.sh\" denied the request: no",
             "pods \"p\" is forbidden: exceeded quota: q",

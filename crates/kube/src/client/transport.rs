@@ -162,8 +162,8 @@ mod tests {
     /// `accepted`.
     async fn versions(accepted: Arc<AtomicUsize>, stop: CancellationToken) -> String {
         let now = jiff::Timestamp::now();
-        let made = Artifacts::generate(&Artifacts::default(), "localhost", now).unwrap();
-        let (configs, config) = watch::channel(made.server_config().unwrap());
+        let artifacts = Artifacts::generate(&Artifacts::default(), "localhost", now).unwrap();
+        let (configs, config) = watch::channel(artifacts.server_config().unwrap());
         let version = async |request: axum::extract::Request| format!("{:?}", request.version());
         let routes = axum::Router::new().fallback(version);
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -201,9 +201,9 @@ mod tests {
             async move { answer.await.unwrap().collect().await.unwrap().to_bytes() }
         };
         assert_eq!(version("/api/v1/pods").await, "HTTP/2.0");
-        let many = (0..50).map(|_| version("/api/v1/nodes"));
-        let many = futures::future::join_all(many).await;
-        assert!(many.iter().all(|it| it == "HTTP/2.0"), "{many:?}");
+        let requests = (0..50).map(|_| version("/api/v1/nodes"));
+        let answers = futures::future::join_all(requests).await;
+        assert!(answers.iter().all(|it| it == "HTTP/2.0"), "{answers:?}");
         assert_eq!(accepted.load(Ordering::SeqCst), 1);
         assert_eq!(version("/api/v1/pods?watch=true").await, "HTTP/1.1");
         assert_eq!(accepted.load(Ordering::SeqCst), 2);

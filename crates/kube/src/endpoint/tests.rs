@@ -24,18 +24,18 @@ struct Server {
 impl Server {
     /// Starts a server with a certificate for `localhost`; its directory holds `ca.pem` and `server.pem`.
     async fn start() -> Self {
-        let made = generate();
+        let artifacts = generate();
         let dir = std::env::temp_dir().join(format!("koord-endpoint-{}", fastrand::u64(..)));
         std::fs::create_dir_all(&dir).unwrap();
-        std::fs::write(dir.join("ca.pem"), &made.ca_cert).unwrap();
+        std::fs::write(dir.join("ca.pem"), &artifacts.ca_cert).unwrap();
         // Like the file of a kubelet: certificate and key.
-        let combined = [made.cert.clone(), made.key.clone()].concat();
+        let combined = [artifacts.cert.clone(), artifacts.key.clone()].concat();
         std::fs::write(dir.join("server.pem"), combined).unwrap();
         std::fs::write(dir.join("other.pem"), generate().ca_cert).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let routes = axum::Router::new().route("/pods", get(|| async { "yes" }));
-        let (sender, configs) = watch::channel(made.server_config().unwrap());
+        let (sender, configs) = watch::channel(artifacts.server_config().unwrap());
         let stop = CancellationToken::new();
         let end = stop.clone();
         tokio::spawn(async move {

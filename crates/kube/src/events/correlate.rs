@@ -107,21 +107,21 @@ impl Correlator {
             key(&[&Some(event_key), &Some(message)])
         };
 
-        let sent = self.sent.entry(&identity);
-        sent.count = sent.count.saturating_add(1);
-        let verdict = match &sent.name {
+        let sent_event = self.sent.entry(&identity);
+        sent_event.count = sent_event.count.saturating_add(1);
+        let verdict = match &sent_event.name {
             Some(name) => {
                 event.metadata.name = Some(name.clone());
-                event.first_timestamp = sent.first.clone();
+                event.first_timestamp = sent_event.first.clone();
                 EventAction::Count
             }
             None => {
-                sent.name = event.metadata.name.clone();
-                sent.first = event.first_timestamp.clone();
+                sent_event.name = event.metadata.name.clone();
+                sent_event.first = event.first_timestamp.clone();
                 EventAction::Create
             }
         };
-        event.count = Some(sent.count);
+        event.count = Some(sent_event.count);
 
         let bucket = self
             .buckets
@@ -234,9 +234,9 @@ mod tests {
         assert_eq!(folded.metadata.name.as_deref(), Some("e10"));
         assert_eq!(folded.count, Some(2));
         // An earlier message still has its own event.
-        let (verdict, known) = correlator.correlate(event(12, "a", "3"), at(4));
+        let (verdict, repeated) = correlator.correlate(event(12, "a", "3"), at(4));
         assert_eq!(
-            (verdict, known.metadata.name.as_deref()),
+            (verdict, repeated.metadata.name.as_deref()),
             (EventAction::Count, Some("e3"))
         );
         // After a while without events, messages are separate again.

@@ -32,8 +32,8 @@ impl<K: Cacheable> Objects<K> {
     pub(super) fn insert(&mut self, new: Arc<K>) -> Option<Arc<K>> {
         let Self { table, hasher } = self;
         let hash = hasher.hash_one(new.names());
-        let same = |object: &Arc<K>| object.names() == new.names();
-        match table.find_mut(hash, same) {
+        let has_same_key = |object: &Arc<K>| object.names() == new.names();
+        match table.find_mut(hash, has_same_key) {
             Some(old) => Some(std::mem::replace(old, new)),
             None => {
                 table.insert_unique(hash, new, |object| hasher.hash_one(object.names()));

@@ -115,9 +115,9 @@ mod tests {
         ]
         .map(|job| Readable::<PodMigrationJob>::from_json(&job.to_string()))
         .iter()
-        .map(|one| {
-            let problem = one.0.as_ref().err().map(ToString::to_string);
-            let name = one.meta().name.clone().unwrap();
+        .map(|it| {
+            let problem = it.0.as_ref().err().map(ToString::to_string);
+            let name = it.meta().name.clone().unwrap();
             (name, problem.unwrap_or_default())
         })
         .collect();

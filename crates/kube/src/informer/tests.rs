@@ -78,8 +78,8 @@ fn undecodable_object_keeps_its_last_state() {
         Event::InitApply(unread("b")),
         Event::InitDone,
     ];
-    let then = [Event::Apply(unread("a")), Event::Apply(unread("c"))];
-    for event in first.into_iter().chain(then).chain(list()) {
+    let later = [Event::Apply(unread("a")), Event::Apply(unread("c"))];
+    for event in first.into_iter().chain(later).chain(list()) {
         writer.handle(event, &mut out);
     }
     let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();

@@ -50,9 +50,9 @@ impl CertificateSource {
     pub(super) fn new(files: Option<(PathBuf, PathBuf)>, authorities: Authorities) -> Result<Self> {
         let mut current = Contents::default();
         if files.is_none() {
-            let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
-            current.certificate = made.cert.pem().into_bytes();
-            current.key = made.signing_key.serialize_pem().into_bytes();
+            let generated = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
+            current.certificate = generated.cert.pem().into_bytes();
+            current.key = generated.signing_key.serialize_pem().into_bytes();
         }
         Ok(Self {
             files,

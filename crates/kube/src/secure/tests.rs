@@ -13,9 +13,9 @@ async fn certificates_are_read_from_files_and_reloaded() {
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
     let write = || {
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        std::fs::write(&certificate, made.cert.pem()).unwrap();
-        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let generated = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        std::fs::write(&certificate, generated.cert.pem()).unwrap();
+        std::fs::write(&key, generated.signing_key.serialize_pem()).unwrap();
     };
     write();
     let files = Some((certificate.clone(), key.clone()));

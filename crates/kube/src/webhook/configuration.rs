@@ -184,9 +184,9 @@ impl ConflictDetector {
 }
 
 impl ConflictState {
-    /// Returns whether to write `wanted`, which differs from `current`.
-    fn should_write(&mut self, current: &Value, wanted: &Value) -> bool {
-        self.accepts_other = self.writes >= MAX_OVERWRITES && differs_in_coverage(current, wanted);
+    /// Returns whether to write `desired`, which differs from `current`.
+    fn should_write(&mut self, current: &Value, desired: &Value) -> bool {
+        self.accepts_other = self.writes >= MAX_OVERWRITES && differs_in_coverage(current, desired);
         if !self.accepts_other {
             self.writes += 1;
         }
@@ -194,9 +194,9 @@ impl ConflictState {
     }
 }
 
-/// Returns whether `current` differs from `wanted` only in that it leaves out entries or has other failure
+/// Returns whether `current` differs from `desired` only in that it leaves out entries or has other failure
 /// policies: its webhooks still reach a server with a valid certificate.
-fn differs_in_coverage(current: &Value, wanted: &Value) -> bool {
+fn differs_in_coverage(current: &Value, desired: &Value) -> bool {
     let without_policy = |entry: &Value| {
         let mut entry = entry.clone();
         if let Some(entry) = entry.as_object_mut() {
@@ -208,8 +208,8 @@ fn differs_in_coverage(current: &Value, wanted: &Value) -> bool {
         let list = list.as_array().into_iter().flatten();
         list.map(without_policy).collect()
     };
-    let wanted = entries(wanted);
-    entries(current).iter().all(|entry| wanted.contains(entry))
+    let desired = entries(desired);
+    entries(current).iter().all(|entry| desired.contains(entry))
 }
 
 impl Injector {
@@ -272,12 +272,12 @@ impl Injector {
         };
         let is_new = stored.is_none() || adopt(&mut entries, &current);
         let template = is_new.then(|| json!(entries).to_string());
-        let wanted = self.wanted(entries, ca);
-        if template.is_none() && current == wanted {
+        let desired = self.desired_entries(entries, ca);
+        if template.is_none() && current == desired {
             return Ok(());
         }
         let accepted_before = conflict.accepts_other;
-        if template.is_none() && !conflict.should_write(&current, &wanted) {
+        if template.is_none() && !conflict.should_write(&current, &desired) {
             if !accepted_before {
                 tracing::warn!(
                     kind,
@@ -291,7 +291,7 @@ impl Injector {
             annotations.insert(TEMPLATE.to_owned(), template);
         }
         if let Some(data) = object.data.as_object_mut() {
-            data.insert("webhooks".to_owned(), wanted);
+            data.insert("webhooks".to_owned(), desired);
         }
         let replaced = api.replace(name, &PostParams::default(), &object).await;
         replaced.map_err(failed)?;
@@ -300,8 +300,8 @@ impl Injector {
     }
 
     /// Returns the entries with the settings of this server.
-    pub(super) fn wanted(&self, entries: Vec<Value>, ca: &[u8]) -> Value {
-        let mut wanted = Vec::new();
+    pub(super) fn desired_entries(&self, entries: Vec<Value>, ca: &[u8]) -> Value {
+        let mut desired = Vec::new();
         for mut entry in entries {
             let Some(client) = entry.get_mut("clientConfig").and_then(Value::as_object_mut) else {
                 continue;
@@ -331,9 +331,9 @@ impl Injector {
                 };
                 entry["failurePolicy"] = policy.into();
             }
-            wanted.push(entry);
+            desired.push(entry);
         }
-        Value::Array(wanted)
+        Value::Array(desired)
     }
 }
 

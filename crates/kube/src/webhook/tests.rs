@@ -368,28 +368,33 @@ mod configuration {
             host: None,
             pods: Some(FailurePolicy::Ignore),
         };
-        let (ours, told) = (json!(["n", "s"]), json!({ "caBundle": "Y2E=" }));
-        let wanted = injector.wanted(old_entries(), b"ca");
+        let (own_service, injected) = (json!(["n", "s"]), json!({ "caBundle": "Y2E=" }));
+        let desired = injector.desired_entries(old_entries(), b"ca");
         assert_eq!(
-            wanted,
+            desired,
             json!([
-                entry("/mutate-pod", ours.clone(), "Ignore", told.clone()),
-                entry("/mutate-node", ours, "Fail", told),
+                entry(
+                    "/mutate-pod",
+                    own_service.clone(),
+                    "Ignore",
+                    injected.clone()
+                ),
+                entry("/mutate-node", own_service, "Fail", injected),
             ])
         );
         // With a host, the service is removed.
         injector.host = Some(("10.0.0.1".to_owned(), 9876));
         injector.pods = None;
-        let wanted = injector.wanted(old_entries(), b"ca");
+        let desired = injector.desired_entries(old_entries(), b"ca");
         let config = json!({ "url": "https://10.0.0.1:9876/mutate-pod", "caBundle": "Y2E=" });
         let entry = json!({ "name": "w", "failurePolicy": "Fail", "clientConfig": config });
         assert_eq!(
-            (wanted[0].clone(), wanted.as_array().map(Vec::len)),
+            (desired[0].clone(), desired.as_array().map(Vec::len)),
             (entry, Some(2))
         );
         // The server accepts the entries that it wrote.
-        let rewritten = injector.wanted(wanted.as_array().unwrap().clone(), b"ca");
-        assert_eq!(rewritten, wanted);
+        let rewritten = injector.desired_entries(desired.as_array().unwrap().clone(), b"ca");
+        assert_eq!(rewritten, desired);
     }
 
     #[test]
@@ -408,10 +413,10 @@ mod configuration {
             namespace_selector: Some(Selector::DoesNotExist("control-plane")),
             object_selector: Some(Selector::In("a", &["b"])),
         };
-        let made = manifest("m", true, [("/w", &row)], &service);
+        let generated = manifest("m", true, [("/w", &row)], &service);
         assert_eq!(service.url("/w"), "https://s.n.svc:443/w");
         assert_eq!(
-            made,
+            generated,
             json!({"apiVersion": "admissionregistration.k8s.io/v1",
                 "kind": "MutatingWebhookConfiguration", "metadata": {"name": "m"},
                 "webhooks": [{"name": "w.example.com",

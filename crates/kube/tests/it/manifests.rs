@@ -32,12 +32,12 @@ fn documents(dir: &str, file: &str) -> Vec<Value> {
 
 /// Returns the only object of `kind`.
 fn only(dir: &str, file: &str, kind: &str) -> Value {
-    let found = documents(dir, file)
+    let objects = documents(dir, file)
         .into_iter()
         .filter(|it| it["kind"] == kind);
-    let found: Vec<Value> = found.collect();
-    assert_eq!(found.len(), 1, "{dir}/{file}: {kind}");
-    found[0].clone()
+    let objects: Vec<Value> = objects.collect();
+    assert_eq!(objects.len(), 1, "{dir}/{file}: {kind}");
+    objects[0].clone()
 }
 
 fn pod(dir: &str, file: &str) -> Value {
@@ -57,8 +57,8 @@ fn readme_installs_rights_before_the_program() {
     for (dir, workload) in all() {
         let commands = commands(dir);
         let at = |what: &str| {
-            let found = commands.iter().position(|line| line.contains(what));
-            found.unwrap_or_else(|| panic!("{dir}: no {what} in {commands:#?}"))
+            let position = commands.iter().position(|line| line.contains(what));
+            position.unwrap_or_else(|| panic!("{dir}: no {what} in {commands:#?}"))
         };
         let mut files: Vec<_> = std::fs::read_dir(path(dir)).unwrap().flatten().collect();
         files.retain(|file| file.path().extension().is_some_and(|it| it == "yaml"));
@@ -115,14 +115,14 @@ fn replicas_are_spread_over_nodes() {
         let template = &deployment["spec"]["template"];
         // Only pods of one revision count: a rolling update has both on a node for a while. On a single node
         // the skew is 0.
-        let wanted = json!([{
+        let expected = json!([{
             "maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "DoNotSchedule", "nodeTaintsPolicy": "Honor",
             "matchLabelKeys": ["pod-template-hash"],
             "labelSelector": {"matchLabels": template["metadata"]["labels"]},
         }]);
         assert_eq!(
-            template["spec"]["topologySpreadConstraints"], wanted,
+            template["spec"]["topologySpreadConstraints"], expected,
             "{dir}"
         );
         assert_eq!(template["spec"]["affinity"], Value::Null, "{dir}");
@@ -188,8 +188,8 @@ fn node_policies_bind_all_that_is_written() {
             name.unwrap()
         );
         let conditions = spec.match_conditions.as_ref().unwrap();
-        let wanted = format!("request.userInfo.username == {user:?}");
-        assert_eq!(conditions[0].expression, wanted);
+        let expected = format!("request.userInfo.username == {user:?}");
+        assert_eq!(conditions[0].expression, expected);
 
         // All writes that its role allows except evictions, which are not objects of the node.
         let role = only(dir, "rbac.yaml", "ClusterRole");
