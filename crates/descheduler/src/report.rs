@@ -150,15 +150,15 @@ impl Report {
             let outcome = outcome.unwrap_or_else(|| Err("not done".to_owned()));
             report.action(action, outcome);
         }
-        for skipped in &plan.kept {
-            let rule = format!("{}: {}", skipped.strategy, skipped.why.rule);
+        for skipped in &plan.skipped {
+            let rule = format!("{}: {}", skipped.strategy, skipped.reason.rule);
             let node_report = report.node_mut(skipped.pod.node.as_deref());
             let node_report = node_report.kept.entry(rule).or_default();
             node_report.count += 1;
             if node_report.pods.len() < NAMED {
                 node_report
                     .pods
-                    .push(format!("{}: {}", skipped.pod, skipped.why.detail));
+                    .push(format!("{}: {}", skipped.pod, skipped.reason.detail));
             }
         }
         report
@@ -196,7 +196,7 @@ impl Report {
         let action = ActionReport {
             what,
             strategy: strategy.to_owned(),
-            outcome: outcome.unwrap_or_else(|why| why),
+            outcome: outcome.unwrap_or_else(|reason| reason),
             success,
         };
         self.node_mut(node).actions.push(action);
@@ -273,7 +273,7 @@ mod tests {
             pod: world.pods[1].clone(),
             profile: "profile".into(),
             strategy: "S",
-            why: SkipReason::new("DaemonSet", format!("no {at}")),
+            reason: SkipReason::new("DaemonSet", format!("no {at}")),
         };
         let mut plan = Plan {
             actions: vec![
@@ -281,7 +281,7 @@ mod tests {
                 planned(&stuck, None),
                 planned(&lost, None),
             ],
-            kept: (0..7).map(skipped).collect(),
+            skipped: (0..7).map(skipped).collect(),
             ..Plan::default()
         };
         for (node, text, finding) in [

@@ -245,8 +245,8 @@ fn measure_run(
             if took > run.cycle_ms {
                 (run.cycle_ms, run.snapshot_ms) = (took, snapshot_ms);
             }
-            for kept in &plan.kept {
-                *run.kept.entry(kept.why.rule).or_default() += 1;
+            for skipped in &plan.skipped {
+                *run.kept.entry(skipped.reason.rule).or_default() += 1;
             }
             match &mut jobs {
                 Some(jobs) => jobs.create(&plan, cluster.now),

@@ -66,9 +66,11 @@ fn without_effect(name: &str) -> Option<&'static str> {
 pub(super) fn notes(gates: &Gates) -> Vec<String> {
     let set = gates.iter().filter(|(gate, on)| *on != gate.default);
     set.filter_map(|(gate, on)| {
-        let why = without_effect(gate.name)?;
+        let reason = without_effect(gate.name)?;
         let name = gate.name;
-        Some(format!("--feature-gates={name}={on} has no effect: {why}"))
+        Some(format!(
+            "--feature-gates={name}={on} has no effect: {reason}"
+        ))
     })
     .collect()
 }

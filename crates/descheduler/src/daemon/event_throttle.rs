@@ -25,7 +25,7 @@ struct LastEvent {
     at: Timestamp,
     /// Reasons that kept pods on the node, without figures that differ from cycle to cycle; `None` once the
     /// node is no longer hot.
-    why: Option<Vec<String>>,
+    reasons: Option<Vec<String>>,
 }
 
 impl EventThrottle {
@@ -37,7 +37,7 @@ impl EventThrottle {
             .retain(|name, _| report.nodes.contains_key(name));
         for (name, last_event) in &mut self.last_events {
             if report.nodes.get(name).is_some_and(|node| !node.hot) {
-                last_event.why = None;
+                last_event.reasons = None;
             }
         }
         let mut due = Vec::new();
@@ -46,22 +46,22 @@ impl EventThrottle {
                 break;
             }
             let moved = node.actions.iter().any(|action| action.success);
-            let why = causes(report, node);
+            let reasons = causes(report, node);
             // A node that has not been hot for long enough needs no explanation yet.
-            if !node.hot || moved || (node.early && why.is_empty()) {
+            if !node.hot || moved || (node.early && reasons.is_empty()) {
                 continue;
             }
-            let why = Some(why);
+            let reasons = Some(reasons);
             if let Some(last_event) = self.last_events.get(name) {
                 let passed = report.at.duration_since(last_event.at);
-                if passed < PAUSE || (last_event.why == why && passed < AGAIN) {
+                if passed < PAUSE || (last_event.reasons == reasons && passed < AGAIN) {
                     continue;
                 }
             }
             due.push((name.clone(), text(report, node)));
             let now = report.at;
             self.last_events
-                .insert(name.clone(), LastEvent { at: now, why });
+                .insert(name.clone(), LastEvent { at: now, reasons });
         }
         due
     }

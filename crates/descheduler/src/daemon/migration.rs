@@ -322,15 +322,15 @@ impl JobController {
             false => match self.reservation(job).await {
                 Ok(reserved) => reserved,
                 // The job ends all the same.
-                Err(why) if due => {
+                Err(reason) if due => {
                     tracing::warn!(
                         job = job.metadata.name,
-                        error = why,
+                        error = reason,
                         "failed to read the reservation of a timed-out job, ending the job"
                     );
                     None
                 }
-                Err(why) => return Err(why),
+                Err(reason) => return Err(reason),
             },
         };
         let bound = step::bound(job, reserved.as_ref());
@@ -345,8 +345,8 @@ impl JobController {
         let limited = info.as_ref().filter(|_| !free);
         let limited = limited.and_then(|pod| migrations.allows(pod, now).err());
         let name = job.metadata.name.as_deref().unwrap_or_default();
-        if let Some(why) = &limited {
-            self.counts.limited.with_label_values(&[why.rule]).inc();
+        if let Some(reason) = &limited {
+            self.counts.limited.with_label_values(&[reason.rule]).inc();
         }
         let trouble = limited.as_ref().map(ToString::to_string);
         let trouble = trouble.or_else(|| self.last_error(name));
@@ -375,7 +375,7 @@ impl JobController {
                 actions::WriteOutcome::Delayed(delay) => {
                     return Ok(Some(Action::RequeueAfter(delay)));
                 }
-                actions::WriteOutcome::Failed(why) => return Err(why),
+                actions::WriteOutcome::Failed(reason) => return Err(reason),
             }
         }
         if let Some(event) = next.event {

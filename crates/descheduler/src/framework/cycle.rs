@@ -400,9 +400,9 @@ impl<'a> Cycle<'a> {
                 self.push_move(pod, reason, intent, target, drains);
                 Ok(())
             }
-            Err(why) => {
-                self.skip_pod(pod, why.clone());
-                Err(why)
+            Err(cause) => {
+                self.skip_pod(pod, cause.clone());
+                Err(cause)
             }
         }
     }
@@ -444,22 +444,22 @@ impl<'a> Cycle<'a> {
     pub fn accept_or_skip(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), SkipReason>) -> bool {
         match verdict {
             Ok(()) => true,
-            Err(why) => {
-                self.skip_pod(pod, why);
+            Err(reason) => {
+                self.skip_pod(pod, reason);
                 false
             }
         }
     }
 
     /// Records that `pod` was considered and stays.
-    pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, why: SkipReason) {
+    pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, reason: SkipReason) {
         let skipped = SkippedPod {
             pod: pod.clone(),
             profile: self.profile.clone(),
             strategy: self.strategy,
-            why,
+            reason,
         };
-        self.shared.plan.kept.push(skipped);
+        self.shared.plan.skipped.push(skipped);
     }
 
     /// Adds a note about a node, or about the whole cluster.
@@ -474,9 +474,9 @@ impl<'a> Cycle<'a> {
     }
 
     /// Notes that `node` is skipped because its usage data are unusable.
-    pub fn skip_node(&mut self, node: &Arc<str>, why: &UsageRejection) {
-        let text = format!("not looked at: {why}");
-        self.add_note(Some(node), text, Finding::Skipped(why.problem));
+    pub fn skip_node(&mut self, node: &Arc<str>, rejection: &UsageRejection) {
+        let text = format!("not looked at: {rejection}");
+        self.add_note(Some(node), text, Finding::Skipped(rejection.problem));
     }
 
     fn add_note(&mut self, node: Option<&Arc<str>>, text: String, finding: Finding) {

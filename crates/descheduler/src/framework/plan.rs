@@ -77,7 +77,7 @@ pub struct SkippedPod {
     /// Strategy that considered the pod.
     pub strategy: &'static str,
     /// Reason why the pod stays.
-    pub why: SkipReason,
+    pub reason: SkipReason,
 }
 
 /// A strategy's note about a node, or about the whole cluster.
@@ -130,7 +130,7 @@ pub struct Plan {
     /// Actions in the order in which they are carried out.
     pub actions: Vec<Action>,
     /// Pods that stay, once for each strategy and rule.
-    pub kept: Vec<SkippedPod>,
+    pub skipped: Vec<SkippedPod>,
     /// Notes in the order of strategies.
     pub notes: Vec<Note>,
     /// Error that ended the cycle early.

@@ -69,9 +69,9 @@ fn plan_lists_moves_and_skipped_pods() {
         let plan = framework.run(&world.snapshot());
         assert_eq!(moved(&plan), ["p1", "p3"]);
         let skipped: Vec<_> = plan
-            .kept
+            .skipped
             .iter()
-            .map(|skipped| (&*skipped.pod.name, skipped.why.rule))
+            .map(|skipped| (&*skipped.pod.name, skipped.reason.rule))
             .collect();
         assert_eq!(skipped, [("no", "Named"), ("p2", "OneEach")]);
         assert!(plan.moves().all(|planned| planned.intent.is_some()));
@@ -93,8 +93,11 @@ fn limits_are_of_a_cycle_and_over_all_profiles() {
         framework.limits = limits;
         framework.run(&world.snapshot());
         let plan = framework.run(&world.snapshot());
-        let rules: std::collections::BTreeSet<_> =
-            plan.kept.iter().map(|skipped| skipped.why.rule).collect();
+        let rules: std::collections::BTreeSet<_> = plan
+            .skipped
+            .iter()
+            .map(|skipped| skipped.reason.rule)
+            .collect();
         (moved(&plan).len(), rules.into_iter().next())
     };
     let limits = Limits::default();
@@ -168,7 +171,7 @@ fn pod_without_target_is_skipped() {
             plan.moves()
                 .all(|planned| planned.target.as_deref() == Some("b"))
         );
-        assert_eq!(plan.kept[0].why.rule, "NoTarget");
+        assert_eq!(plan.skipped[0].reason.rule, "NoTarget");
     }
 }
 
@@ -203,9 +206,12 @@ fn refused_pods_do_not_use_up_the_cycle_limit() {
     ];
     assert_eq!(planned, expected);
     let plan = framework.run(&world.snapshot());
-    let why = plan.kept.iter().find(|skipped| &*skipped.pod.name == "no");
+    let reason = plan
+        .skipped
+        .iter()
+        .find(|skipped| &*skipped.pod.name == "no");
     assert_eq!(
-        why.map(|skipped| skipped.why.to_string()).as_deref(),
+        reason.map(|skipped| skipped.reason.to_string()).as_deref(),
         Some("MoveRefused: its move failed 4 times in a row: not again for 7 cycles")
     );
     // A failure expires after an hour, and a success clears it.

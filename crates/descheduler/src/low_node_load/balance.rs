@@ -209,11 +209,11 @@ impl<'a> BalanceRun<'_, 'a> {
     }
 
     /// Adds a note about `source`: the number of moved pods, and why not more.
-    pub(super) fn note_outcome(&mut self, source: usize, moved: usize, why: &str) {
+    pub(super) fn note_outcome(&mut self, source: usize, moved: usize, reason: &str) {
         if let Some(load) = self.loads.get(source) {
             let name = load.node.name.clone();
             self.cycle
-                .note(Some(&name), format!("{moved} pods go: {why}"));
+                .note(Some(&name), format!("{moved} pods go: {reason}"));
         }
     }
 

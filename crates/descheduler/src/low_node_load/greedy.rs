@@ -88,8 +88,8 @@ impl<'a> BalanceRun<'_, 'a> {
         let mut moved = 0;
         for pod in pods {
             if let Some(stop) = self.stop_reason(usage_kind, source, budget) {
-                let why = self.describe(&stop);
-                return self.note_outcome(source, moved, &why);
+                let reason = self.describe(&stop);
+                return self.note_outcome(source, moved, &reason);
             }
             if !self.admits(pod) || self.evict(usage_kind, source, pod).is_err() {
                 continue;

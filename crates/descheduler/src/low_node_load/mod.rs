@@ -269,21 +269,21 @@ impl LowNodeLoad {
                 history,
             ) {
                 Ok(load) => loads.push(load),
-                Err(why) => {
+                Err(reason) => {
                     self.node_detectors.mark_unknown(at, &node.uid);
                     self.prod_detectors.mark_unknown(at, &node.uid);
                     if round.skipped.insert(node.name.clone()) {
-                        cycle.skip_node(&node.name, &why);
+                        cycle.skip_node(&node.name, &reason);
                     }
-                    unread.get_or_insert((node, why));
+                    unread.get_or_insert((node, reason));
                 }
             }
         }
-        if let Some((node, why)) = unread {
+        if let Some((node, reason)) = unread {
             let (pool, name) = (&pool.name, &node.name);
             let (unread, there) = (nodes.len() - loads.len(), nodes.len());
             let text = format!(
-                "pool {pool}: {unread} of {there} nodes are not looked at, as node {name}: {why}"
+                "pool {pool}: {unread} of {there} nodes are not looked at, as node {name}: {reason}"
             );
             cycle.note(None, text);
         }

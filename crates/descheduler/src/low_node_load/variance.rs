@@ -111,8 +111,9 @@ impl<'a> BalanceRun<'_, 'a> {
                 self.note_outcome(*source, 0, &format!("none of {total} may"));
                 continue;
             }
-            let (moved, why) = self.relieve(usage_kind, *source, &mut movable, &mut state, budget);
-            self.note_outcome(*source, moved, &why);
+            let (moved, reason) =
+                self.relieve(usage_kind, *source, &mut movable, &mut state, budget);
+            self.note_outcome(*source, moved, &reason);
         }
     }
 
@@ -222,7 +223,7 @@ impl<'a> BalanceRun<'_, 'a> {
                 };
                 match self.try_move(usage_kind, source, &mut group[item], bin, state, budget) {
                     Ok(()) => moved += 1,
-                    Err(why) if is_node_limit(&why) => return (moved, why.to_string()),
+                    Err(reason) if is_node_limit(&reason) => return (moved, reason.to_string()),
                     Err(_) => {}
                 }
             }
@@ -288,9 +289,9 @@ impl<'a> BalanceRun<'_, 'a> {
     ) -> Result<(), SkipReason> {
         movable.tried = true;
         // Earlier moves may have changed the verdict of filters.
-        if let Err(why) = self.cycle.admits(&movable.pod) {
-            self.cycle.skip_pod(&movable.pod, why.clone());
-            return Err(why);
+        if let Err(reason) = self.cycle.admits(&movable.pod) {
+            self.cycle.skip_pod(&movable.pod, reason.clone());
+            return Err(reason);
         }
         self.evict(usage_kind, source, &movable.pod)?;
         let chosen = state
@@ -350,9 +351,9 @@ impl<'a> BalanceRun<'_, 'a> {
 }
 
 /// Returns true if no other pod of the node can be evicted either.
-fn is_node_limit(why: &SkipReason) -> bool {
+fn is_node_limit(reason: &SkipReason) -> bool {
     matches!(
-        why.rule,
+        reason.rule,
         "MaxNoOfPodsToEvictTotal" | "MaxNoOfPodsToEvictPerNode"
     )
 }

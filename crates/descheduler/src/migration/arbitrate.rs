@@ -68,9 +68,9 @@ pub fn arbitrate<'a>(
                 });
                 match (rules.is_movable(snapshot, pod), may) {
                     // A lookup that failed now may succeed later.
-                    (Err(why), _) if why.rule == WORKLOAD_UNKNOWN => Verdict::Wait(why),
-                    (Err(why), _) => Verdict::Fail(why),
-                    (Ok(()), Err(why)) => Verdict::Wait(why),
+                    (Err(reason), _) if reason.rule == WORKLOAD_UNKNOWN => Verdict::Wait(reason),
+                    (Err(reason), _) => Verdict::Fail(reason),
+                    (Ok(()), Err(reason)) => Verdict::Wait(reason),
                     (Ok(()), Ok(())) => {
                         migration_counts.count(pod);
                         Verdict::Pass

@@ -204,13 +204,17 @@ pub fn bound<'a>(
 
 /// Returns the status of `job` after its eviction was refused because of `why`; `None` if unchanged.
 #[must_use]
-pub fn refused(job: &PodMigrationJob, why: &str, now: Timestamp) -> Option<PodMigrationJobStatus> {
+pub fn refused(
+    job: &PodMigrationJob,
+    cause: &str,
+    now: Timestamp,
+) -> Option<PodMigrationJobStatus> {
     let mut status = job.status.clone().unwrap_or_default();
     let state = State {
         kind: conditions::EVICTION,
         holds: false,
         reason: reasons::FAILED_EVICT,
-        message: why,
+        message: cause,
     };
     status::report(&mut status, &state, now).then_some(status)
 }
@@ -220,7 +224,7 @@ pub fn refused(job: &PodMigrationJob, why: &str, now: Timestamp) -> Option<PodMi
 #[must_use]
 pub fn unreserved(
     job: &PodMigrationJob,
-    why: &str,
+    cause: &str,
     now: Timestamp,
 ) -> Option<PodMigrationJobStatus> {
     let mut status = job.status.clone().unwrap_or_default();
@@ -228,21 +232,21 @@ pub fn unreserved(
         kind: conditions::RESERVATION_CREATED,
         holds: false,
         reason: reasons::FAILED_CREATE_RESERVATION,
-        message: &format!("Failed to create Reservation caused by {why}"),
+        message: &format!("Failed to create Reservation caused by {cause}"),
     };
     status::report(&mut status, &state, now).then_some(status)
 }
 
 /// Returns the status of `job` that fails because the rule `why` forbids it.
 #[must_use]
-pub fn forbidden(job: &PodMigrationJob, why: &SkipReason) -> PodMigrationJobStatus {
+pub fn forbidden(job: &PodMigrationJob, reason: &SkipReason) -> PodMigrationJobStatus {
     let mut status = job.status.clone().unwrap_or_default();
     status.phase = Some(PodMigrationJobPhase::Failed);
     reasons::FORBIDDEN_MIGRATE_POD.clone_into(&mut status.reason);
     let pod = &job.spec.pod_ref;
     let (namespace, name) = (text(&pod.namespace), text(&pod.name));
     status.message = format!(
-        "Pod \"{namespace}/{name}\" is forbidden to migrate because it does not meet the requirements: {why}"
+        "Pod \"{namespace}/{name}\" is forbidden to migrate because it does not meet the requirements: {reason}"
     );
     status
 }
@@ -436,8 +440,8 @@ impl<'a> JobView<'a> {
     }
 
     fn running(&self) -> Result<Step, Step> {
-        if let (Some(why), false) = (self.limited, has_begun_to_evict(self.job)) {
-            return Err(self.wait_limited(why));
+        if let (Some(cause), false) = (self.limited, has_begun_to_evict(self.job)) {
+            return Err(self.wait_limited(cause));
         }
         let reserves = match &self.job.spec.mode {
             Some(PodMigrationJobMode::EvictDirectly) => false,
@@ -461,16 +465,16 @@ impl<'a> JobView<'a> {
     }
 
     /// Waits because of limit `why`. The status records it once, unless it holds another reason.
-    fn wait_limited(&self, why: &SkipReason) -> Step {
+    fn wait_limited(&self, reason: &SkipReason) -> Step {
         let mut status = self.status();
-        let message = why.to_string();
-        let is_free = status.reason.is_empty() || status.reason == why.rule;
+        let message = reason.to_string();
+        let is_free = status.reason.is_empty() || status.reason == reason.rule;
         if !is_free || status.message == message {
             return Step::wait();
         }
-        why.rule.clone_into(&mut status.reason);
+        reason.rule.clone_into(&mut status.reason);
         status.message.clone_from(&message);
-        Step::act(Operation::Status(Box::new(status))).with_event(why.rule, message)
+        Step::act(Operation::Status(Box::new(status))).with_event(reason.rule, message)
     }
 
     fn reserved(&self) -> Result<Step, Step> {
@@ -587,15 +591,15 @@ impl<'a> JobView<'a> {
         let status = self.status();
         let recorded = status::condition(&status, conditions::RESERVATION_SCHEDULED);
         let is_scheduled = recorded.is_some_and(|recorded| recorded.status == "True");
-        if let (false, Some(why)) = (is_scheduled, unschedulable) {
+        if let (false, Some(cause)) = (is_scheduled, unschedulable) {
             let state = State {
                 kind: conditions::RESERVATION_SCHEDULED,
                 holds: false,
                 reason: reasons::UNSCHEDULABLE,
-                message: &why.message,
+                message: &cause.message,
             };
             if let Some(step) = self.report_condition(&state) {
-                return Err(step.warning(reasons::UNSCHEDULABLE, why.message.clone()));
+                return Err(step.warning(reasons::UNSCHEDULABLE, cause.message.clone()));
             }
         }
         let phase = state.phase.as_ref();
@@ -612,8 +616,8 @@ impl<'a> JobView<'a> {
             RESERVATION_REASON_SCHEDULED,
         );
         if state.node_name.is_empty() || !scheduled_condition.is_some_and(holds) {
-            let why = unschedulable.map(|why| why.message.clone());
-            return Err(self.failed(reasons::UNSCHEDULABLE, why.unwrap_or_default()));
+            let cause = unschedulable.map(|cause| cause.message.clone());
+            return Err(self.failed(reasons::UNSCHEDULABLE, cause.unwrap_or_default()));
         }
         if !status.node_name.is_empty() || is_scheduled {
             return Ok(());

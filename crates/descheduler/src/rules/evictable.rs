@@ -64,8 +64,8 @@ impl Evictable {
     /// # Errors
     /// Returns the first rule that protects the pod.
     pub fn check(&self, pod: &PodInfo) -> Result<(), SkipReason> {
-        if let Some(why) = useless(pod) {
-            return Err(why);
+        if let Some(reason) = useless(pod) {
+            return Err(reason);
         }
         if overrides(pod) {
             return Ok(());

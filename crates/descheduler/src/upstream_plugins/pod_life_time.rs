@@ -123,7 +123,7 @@ impl Strategy for PodLifeTime {
             for pod in cycle.pods_on(&node.name) {
                 match self.0.judge(pod, now) {
                     Ok(reason) => going.push((pod, reason)),
-                    Err(why) => cycle.skip_pod(pod, why),
+                    Err(cause) => cycle.skip_pod(pod, cause),
                 }
             }
         }

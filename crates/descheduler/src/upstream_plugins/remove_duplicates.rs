@@ -84,14 +84,14 @@ impl Strategy for RemoveDuplicates {
                     (false, Err(_)) => alike.fixed += 1,
                     (false, Ok(())) => alike.movable.push(pod),
                 }
-                if let Err(why) = verdict {
-                    alike.kept.push((pod, why));
+                if let Err(reason) = verdict {
+                    alike.kept.push((pod, reason));
                 }
             }
             for ((namespace, owners, images), mut alike) in alike {
                 if alike.movable.len() + alike.kept.len() > 1 {
-                    for (pod, why) in std::mem::take(&mut alike.kept) {
-                        cycle.skip_pod(pod, why);
+                    for (pod, reason) in std::mem::take(&mut alike.kept) {
+                        cycle.skip_pod(pod, reason);
                     }
                 }
                 let first = usize::from(alike.fixed == 0).min(alike.movable.len());

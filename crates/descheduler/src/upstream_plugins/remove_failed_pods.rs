@@ -60,7 +60,7 @@ impl Strategy for RemoveFailedPods {
             for pod in pods.into_iter().filter(|pod| pod.phase == Phase::Failed) {
                 match self.0.judge(pod, now) {
                     Ok(reason) => _ = try_evict(cycle, pod, reason),
-                    Err(why) => cycle.skip_pod(pod, why),
+                    Err(cause) => cycle.skip_pod(pod, cause),
                 }
             }
         }

@@ -49,7 +49,7 @@ impl Strategy for TooManyRestarts {
                     Ok(()) => going.push((restarts, pod)),
                     // A pod that never restarted need not be reported.
                     Err(_) if restarts == 0 => {}
-                    Err(why) => cycle.skip_pod(pod, why),
+                    Err(cause) => cycle.skip_pod(pod, cause),
                 }
             }
             going.sort_by_key(|(restarts, _)| Reverse(*restarts));

@@ -77,12 +77,12 @@ impl ViolatingNodeAffinity {
                 let Some((reason, above)) = judge(pod, node, nodes) else {
                     continue;
                 };
-                if let Err(why) = check_selected(
+                if let Err(cause) = check_selected(
                     self.0.namespaces.as_ref(),
                     self.0.label_selector.as_ref(),
                     pod,
                 ) {
-                    cycle.skip_pod(pod, why);
+                    cycle.skip_pod(pod, cause);
                     continue;
                 }
                 let better =

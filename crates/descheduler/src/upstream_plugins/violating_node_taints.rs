@@ -70,7 +70,7 @@ impl Strategy for NodeTaints {
                     Ok(()) => {
                         _ = try_evict(cycle, pod, format!("does not tolerate {}", shown(taint)))
                     }
-                    Err(why) => cycle.skip_pod(pod, why),
+                    Err(reason) => cycle.skip_pod(pod, reason),
                 }
             }
             let text = format!(

@@ -118,11 +118,11 @@ impl ViolatingSpread {
                 pod,
                 constraints: Vec::new(),
                 is_movable: false,
-                why: None,
+                reason: None,
             };
             if !cycle.is_leaving(pod) && self.selects(pod) {
-                member.why = cycle.admits(pod).err();
-                member.is_movable = member.why.is_none();
+                member.reason = cycle.admits(pod).err();
+                member.is_movable = member.reason.is_none();
             }
             if member.is_movable {
                 let spread = pod.shape.spread.iter();
@@ -170,16 +170,16 @@ impl ViolatingSpread {
         }
         for member in &mut members.pods {
             if constraint.selects(member.pod)
-                && let Some(why) = member.why.take()
+                && let Some(cause) = member.reason.take()
             {
-                cycle.skip_pod(member.pod, why);
+                cycle.skip_pod(member.pod, cause);
             }
         }
         let capacity = capacity.get_or_insert_with(|| FreeCapacity::after_moves(cycle));
         let balance = self.balance(cycle, capacity, members, at, domains);
-        for (place, why) in balance.kept {
+        for (place, cause) in balance.kept {
             if let Some(member) = members.pods.get(place) {
-                cycle.skip_pod(member.pod, why);
+                cycle.skip_pod(member.pod, cause);
             }
         }
         cycle.note(

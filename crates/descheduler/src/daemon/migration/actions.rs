@@ -138,13 +138,13 @@ impl JobController {
 
     async fn reserve(&self, reservation: &Reservation, ctx: &JobContext<'_>) -> WriteOutcome {
         // Nothing is reserved for a pod that a budget protects.
-        let why = match (ctx.pod, self.policy(ctx)) {
+        let cause = match (ctx.pod, self.policy(ctx)) {
             (Some(pod), Policy::Eviction) => self.would_refuse(pod, ctx).await,
             (Some(pod), Policy::Delete) => Self::options(ctx, pod).err(),
             (Some(_), Policy::SoftEviction) | (None, _) => None,
         };
-        if let Some((pod, why)) = ctx.pod.zip(why) {
-            let message = format!("Pod \"{pod}\" would not be evicted: {why}");
+        if let Some((pod, cause)) = ctx.pod.zip(cause) {
+            let message = format!("Pod \"{pod}\" would not be evicted: {cause}");
             self.record_event(ctx.job, true, reasons::FAILED_EVICT, message.clone());
             return WriteOutcome::Failed(message);
         }
@@ -198,7 +198,7 @@ impl JobController {
                 dry_run: true,
                 ..options
             },
-            Err(why) => return Some(why),
+            Err(reason) => return Some(reason),
         };
         match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
             Ok(EvictOutcome::Blocked { message, .. }) => Some(message),
@@ -226,10 +226,10 @@ impl JobController {
             .controller()
             .and_then(|owner| snapshot.workloads.get(&owner.uid));
         let free = annotation(ctx.job, crate::rules::EVICT).is_some();
-        if let Err(why) = ctx.migrations.claim(workload, pod, free, now) {
-            self.counts.limited.with_label_values(&[why.rule]).inc();
+        if let Err(cause) = ctx.migrations.claim(workload, pod, free, now) {
+            self.counts.limited.with_label_values(&[cause.rule]).inc();
             let name = ctx.job.metadata.name.clone().unwrap_or_default();
-            self.errors.lock().insert(name, why.to_string());
+            self.errors.lock().insert(name, cause.to_string());
             return WriteOutcome::Delayed(step::POLL);
         }
         let claim = EvictionClaim {
@@ -267,9 +267,9 @@ impl JobController {
                 );
                 WriteOutcome::Written
             }
-            Err(why) => {
+            Err(cause) => {
                 drop(claim);
-                let message = format!("Failed evict Pod \"{pod}\" caused by {why}");
+                let message = format!("Failed evict Pod \"{pod}\" caused by {cause}");
                 self.record_event(ctx.job, true, reasons::EVICTING, message.clone());
                 match step::refused(ctx.job, &message, now) {
                     Some(status) => match self.status(ctx.job, status).await {
@@ -284,32 +284,32 @@ impl JobController {
 
     async fn evict_by_api(&self, pod: &PodInfo, ctx: &JobContext<'_>) -> Result<(), String> {
         let options = Self::options(ctx, pod)?;
-        let why = match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
+        let reason = match evict_pod(&self.client, &pod.namespace, &pod.name, &options).await {
             Ok(EvictOutcome::Evicted) => "the API server agreed, and the pod stays".to_owned(),
             Ok(EvictOutcome::Gone { message } | EvictOutcome::Blocked { message, .. }) => message,
             Err(error) => error.to_string(),
         };
-        self.verify_evicted(pod, why).await
+        self.verify_evicted(pod, reason).await
     }
 
     /// Checks that `pod` is gone or being deleted, whatever the response to its eviction: a webhook may deny
     /// it with the response for a missing pod, and a response may be lost.
-    async fn verify_evicted(&self, pod: &PodInfo, why: String) -> Result<(), String> {
+    async fn verify_evicted(&self, pod: &PodInfo, reason: String) -> Result<(), String> {
         match still_exists(&self.client, pod).await {
             Ok(false) => Ok(()),
-            Ok(true) => Err(why),
-            Err(error) => Err(format!("{why}; {error}")),
+            Ok(true) => Err(reason),
+            Err(error) => Err(format!("{reason}; {error}")),
         }
     }
 
     async fn delete(&self, pod: &PodInfo, ctx: &JobContext<'_>) -> Result<(), String> {
         let options = Self::options(ctx, pod)?.delete_options;
         let params = delete_params(options.unwrap_or_default(), pod)?;
-        let why = match self.pods(&pod.namespace).delete(&pod.name, &params).await {
+        let reason = match self.pods(&pod.namespace).delete(&pod.name, &params).await {
             Ok(_) => "the API server agreed, and the pod stays".to_owned(),
             Err(error) => error.to_string(),
         };
-        self.verify_evicted(pod, why).await
+        self.verify_evicted(pod, reason).await
     }
 
     async fn request_soft_eviction(

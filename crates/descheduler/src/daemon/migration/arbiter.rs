@@ -103,9 +103,9 @@ impl JobController {
             let written = match verdict {
                 Verdict::Pass => self.pass(&job).await,
                 Verdict::Missing => self.fail_if_pod_missing(&job).await,
-                Verdict::Fail(why) => self.forbid(&job, &why).await,
-                Verdict::Wait(why) => {
-                    self.report_waiting(&job, &why);
+                Verdict::Fail(reason) => self.forbid(&job, &reason).await,
+                Verdict::Wait(reason) => {
+                    self.report_waiting(&job, &reason);
                     Ok(())
                 }
             };
@@ -157,8 +157,8 @@ impl JobController {
         Ok(())
     }
 
-    async fn forbid(&self, job: &PodMigrationJob, why: &SkipReason) -> Result<(), Error> {
-        let status = step::forbidden(job, why);
+    async fn forbid(&self, job: &PodMigrationJob, reason: &SkipReason) -> Result<(), Error> {
+        let status = step::forbidden(job, reason);
         let message = status.message.clone();
         self.status(job, status).await?;
         self.record_event(job, true, reasons::FORBIDDEN_MIGRATE_POD, message);
@@ -166,12 +166,12 @@ impl JobController {
     }
 
     /// Records what `job` waits for, and an event whenever the rule changes.
-    fn report_waiting(&self, job: &PodMigrationJob, why: &SkipReason) {
-        self.counts.limited.with_label_values(&[why.rule]).inc();
+    fn report_waiting(&self, job: &PodMigrationJob, reason: &SkipReason) {
+        self.counts.limited.with_label_values(&[reason.rule]).inc();
         let name = job.metadata.name.clone().unwrap_or_default();
-        let text = why.to_string();
+        let text = reason.to_string();
         let before = self.errors.lock().insert(name, text.clone());
-        let is_same = before.is_some_and(|text| text.split(':').next() == Some(why.rule));
+        let is_same = before.is_some_and(|text| text.split(':').next() == Some(reason.rule));
         if !is_same {
             self.record_event(job, false, WAITING, text);
         }

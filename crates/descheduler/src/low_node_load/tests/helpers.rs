@@ -220,7 +220,7 @@ fn pod_too_large_for_every_cold_node_stays() {
         world.node("warm", json!({}));
         world.usage("warm", json!({}), json!({"cpu": "1600m"}), &[]);
         let plan = framework(args).run(&world.snapshot());
-        assert!(plan.kept.is_empty() && plan.actions.is_empty());
+        assert!(plan.skipped.is_empty() && plan.actions.is_empty());
         let texts = notes(&plan, "");
         assert_eq!(texts, ["no node is cold: there is nowhere to go"]);
     }

@@ -89,6 +89,9 @@ fn notes(plan: &Plan, node: &str) -> Vec<String> {
 
 /// Returns the rules that keep `pod`.
 fn kept(plan: &Plan, pod: &str) -> Vec<&'static str> {
-    let matching = plan.kept.iter().filter(|skipped| &*skipped.pod.name == pod);
-    matching.map(|skipped| skipped.why.rule).collect()
+    let matching = plan
+        .skipped
+        .iter()
+        .filter(|skipped| &*skipped.pod.name == pod);
+    matching.map(|skipped| skipped.reason.rule).collect()
 }

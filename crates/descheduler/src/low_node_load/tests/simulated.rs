@@ -267,9 +267,9 @@ fn simulate(seed: u64, jobs: bool, seen: &mut SimulationTotals) {
         assert_eq!(plan.error, None);
         moves += moved(&plan).len();
         seen.rested += plan
-            .kept
+            .skipped
             .iter()
-            .filter(|skipped| skipped.why.rule == "MovedLately")
+            .filter(|skipped| skipped.reason.rule == "MovedLately")
             .count();
         for planned in plan.moves() {
             let from = planned.pod.node.as_ref().unwrap();

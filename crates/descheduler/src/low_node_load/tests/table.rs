@@ -486,9 +486,9 @@ fn limits_of_a_cycle_end_it() {
         let plan = framework.run(&world(case).snapshot());
         assert_eq!(moved(&plan).len(), 1, "{selection}");
         assert!(
-            plan.kept
+            plan.skipped
                 .iter()
-                .any(|skipped| skipped.why.rule == "MaxNoOfPodsToEvictTotal")
+                .any(|skipped| skipped.reason.rule == "MaxNoOfPodsToEvictTotal")
         );
     }
 }

@@ -279,13 +279,13 @@ fn job_passes_waits_or_fails() {
             match verdict {
                 Verdict::Pass => assert!(!never.contains(&i) && !later.contains(&i), "{i}"),
                 Verdict::Missing => panic!("{i} is there"),
-                Verdict::Fail(why) => {
+                Verdict::Fail(reason) => {
                     assert!(never.contains(&i), "{i}");
-                    assert_eq!(why.rule, "MaxEvictionCost");
+                    assert_eq!(reason.rule, "MaxEvictionCost");
                 }
-                Verdict::Wait(why) => {
+                Verdict::Wait(reason) => {
                     assert!(later.contains(&i) && !never.contains(&i), "{i}");
-                    assert_eq!(why.rule, "MaxMigratingPerNode");
+                    assert_eq!(reason.rule, "MaxMigratingPerNode");
                 }
             }
         }
@@ -305,10 +305,10 @@ fn job_waits_while_workload_size_is_unknown() {
     snapshot.workloads.insert("rs".into(), error);
     let rules = Rules::new(Arc::new(args_of(json!({}))), &BTreeMap::new());
     let verdict = |snapshot: &Snapshot| arbitrate(snapshot, |_| &rules).remove(0).1;
-    let Verdict::Wait(why) = verdict(&snapshot) else {
+    let Verdict::Wait(reason) = verdict(&snapshot) else {
         panic!("{:?}", verdict(&snapshot));
     };
-    assert_eq!(why.to_string(), "WorkloadUnknown: Set s: scale: 500");
+    assert_eq!(reason.to_string(), "WorkloadUnknown: Set s: scale: 500");
     // A workload that is known to have no replicas is different.
     snapshot.workloads.insert("rs".into(), Workload::Unresolved);
     assert!(matches!(verdict(&snapshot), Verdict::Fail(_)));
@@ -449,7 +449,7 @@ mod limits_hold {
                                 known.status = Some(serde_json::from_value(failed).unwrap());
                             }
                             Verdict::Wait(_) => self.waited += 1,
-                            Verdict::Fail(why) => panic!("{why}"),
+                            Verdict::Fail(reason) => panic!("{reason}"),
                         }
                     }
                 }

@@ -116,8 +116,8 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
     let pod = world.pod("p", "n", json!({}));
     let mut limits = ObjectLimits::default();
     limits.count(&args, &Group::from_pod(&pod), Some(&workload(6)), world.now);
-    let why = limits.allows(&args, &pod, world.now).unwrap_err();
-    assert_eq!(why.rule, "WorkloadLimiter");
+    let reason = limits.allows(&args, &pod, world.now).unwrap_err();
+    assert_eq!(reason.rule, "WorkloadLimiter");
     // Two of six in a minute: one per half minute.
     let after = |millis| after(world.now, millis);
     assert!(limits.allows(&args, &pod, after(29_900)).is_err());

@@ -67,7 +67,7 @@ fn a_pod_has_one_job() {
             MigrationCounts::new(&setting.snapshot(10), |job| stage(job) != JobStage::Ended);
         rules
             .has_no_job(&migration_counts, pod)
-            .map_err(|why| why.rule)
+            .map_err(|reason| reason.rule)
     };
     assert_eq!(first(&setting, &pods[0]), Err("ExistingJob"));
     assert_eq!(first(&setting, &other), Ok(()));
@@ -194,7 +194,9 @@ fn movable(args: &Value, replicas: Option<i64>, over: &Value) -> Result<(), &'st
     }
     let args = Arc::new(super::args(args.clone()));
     let rules = Rules::new(args, &snapshot.priority_classes);
-    rules.is_movable(&snapshot, &pod).map_err(|why| why.rule)
+    rules
+        .is_movable(&snapshot, &pod)
+        .map_err(|reason| reason.rule)
 }
 
 #[test]

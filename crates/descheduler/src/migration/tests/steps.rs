@@ -689,13 +689,13 @@ fn paused_waiting_and_ended_jobs_do_nothing() {
 
 #[test]
 fn rate_limit_applies_only_before_the_eviction() {
-    let why = || Some(SkipReason::new("WorkloadLimiter", "others went"));
+    let reason = || Some(SkipReason::new("WorkloadLimiter", "others went"));
     let mut play = Play::new(
         running(json!({})),
         Some(pod(json!({}))),
         Some(scheduled("Available", None)),
     );
-    play.limited = why();
+    play.limited = reason();
     for _ in 0..2 {
         assert_eq!(play.on(), Requeue::Wait(Duration::from_secs(3)));
         assert_eq!(play.acts, ["status"], "said once");
@@ -709,7 +709,7 @@ fn rate_limit_applies_only_before_the_eviction() {
     assert_eq!(play.status().reason, "Evicting");
     assert_eq!(play.acts.last(), Some(&"evict"));
     // The same name returns, and its workload is limited because of this eviction.
-    play.limited = why();
+    play.limited = reason();
     play.pod = Some(pod(json!({"metadata": {"uid": "later"}})));
     play.reservation = Some(scheduled("Succeeded", Some("p")));
     play.on();

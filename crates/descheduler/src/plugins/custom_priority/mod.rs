@@ -187,9 +187,9 @@ impl CustomPriority {
         let place = cycle.action_count();
         for (at, pod) in pods.iter().enumerate() {
             let drains = Some(node.name.clone());
-            if let Err(why) = cycle.evict_with(pod, reason.clone(), None, drains) {
+            if let Err(cause) = cycle.evict_with(pod, reason.clone(), None, drains) {
                 // The node is not cleared, so it stays schedulable.
-                let text = format!("is not drained completely: {pod} stays: {why}");
+                let text = format!("is not drained completely: {pod} stays: {cause}");
                 cycle.note(Some(&node.name), text);
                 for other in pods.iter().skip(at + 1) {
                     cycle.skip_pod(other, node_stays(pod));

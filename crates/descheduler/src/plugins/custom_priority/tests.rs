@@ -289,12 +289,12 @@ fn five_misfits_in_a_row_end_the_search() {
     world.pod("m5", "s1", merged(requests("2", "100"), elsewhere));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["small", "mid"]);
-    let last = plan.kept.last().unwrap();
-    assert_eq!((&*last.pod.name, last.why.rule), ("last", "NodeFit"));
+    let last = plan.skipped.last().unwrap();
+    assert_eq!((&*last.pod.name, last.reason.rule), ("last", "NodeFit"));
     assert!(
-        last.why.detail.contains("5 pods that are no larger"),
+        last.reason.detail.contains("5 pods that are no larger"),
         "{}",
-        last.why
+        last.reason
     );
 }
 
@@ -307,7 +307,7 @@ fn pods_that_go_together_do_not_share_room() {
     }
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
-    assert_eq!(&*plan.kept[0].why.detail, "2 insufficient cpu");
+    assert_eq!(&*plan.skipped[0].reason.detail, "2 insufficient cpu");
     // Nor do they share pod slots.
     let mut world = TestCluster::default();
     node(&mut world, "s1", "gold", "8", "100");
@@ -319,7 +319,7 @@ fn pods_that_go_together_do_not_share_room() {
     }
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1", "p2"]);
-    assert_eq!(&*plan.kept[0].why.detail, "1 insufficient pods");
+    assert_eq!(&*plan.skipped[0].reason.detail, "1 insufficient pods");
 }
 
 #[test]
@@ -450,9 +450,9 @@ fn unschedulable_node_is_not_cordoned_again() {
 }
 
 fn kept(plan: &Plan) -> Vec<String> {
-    let skipped = plan.kept.iter();
+    let skipped = plan.skipped.iter();
     let mut skipped: Vec<_> = skipped
-        .map(|skipped| format!("{} {}", skipped.pod.name, skipped.why.rule))
+        .map(|skipped| format!("{} {}", skipped.pod.name, skipped.reason.rule))
         .collect();
     skipped.sort();
     skipped

@@ -246,9 +246,9 @@ fn a_pod_that_fits_no_other_node_stays() {
     world.pod("pod1", "node1", requests("5", "500"));
     let plan = framework(json!({})).run(&world.snapshot());
     let skipped: Vec<_> = plan
-        .kept
+        .skipped
         .iter()
-        .map(|skipped| (skipped.why.rule, &*skipped.why.detail))
+        .map(|skipped| (skipped.reason.rule, &*skipped.reason.detail))
         .collect();
     assert_eq!(skipped, [("NodeFit", "1 insufficient cpu")]);
 }
@@ -286,7 +286,7 @@ fn pre_evict_is_checked_and_gain_is_in_the_reason() {
     let strategy = || Box::new(FragmentationAware::new(args(json!({}))));
     let plan = balancing(strategy(), vec![Box::new(NotAtLast)]).run(&world.snapshot());
     assert!(moved(&plan).is_empty());
-    assert_eq!(plan.kept[0].why.rule, "NotAtLast");
+    assert_eq!(plan.skipped[0].reason.rule, "NotAtLast");
     let plan = balancing(strategy(), vec![Box::new(AllBut(&["pod1"]))]).run(&world.snapshot());
     assert!(moved(&plan).is_empty());
 }
@@ -396,9 +396,9 @@ fn next_best_pod_replaces_a_refused_one() {
             framework.profiles[0].evictor = evictor;
         }
         let plan = framework.run(&world.snapshot());
-        let skipped = plan.kept.iter();
+        let skipped = plan.skipped.iter();
         let mut skipped: Vec<_> = skipped
-            .map(|skipped| format!("{} {}", skipped.pod.name, skipped.why.rule))
+            .map(|skipped| format!("{} {}", skipped.pod.name, skipped.reason.rule))
             .collect();
         skipped.sort();
         (moved(&plan), skipped)
@@ -438,7 +438,7 @@ fn replacement_is_not_moved_for_an_hour() {
     );
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
-    assert_eq!(plan.kept[0].why.rule, "MovedLately");
+    assert_eq!(plan.skipped[0].reason.rule, "MovedLately");
     world.pod(
         "q",
         "node1",
@@ -485,7 +485,7 @@ fn moves_of_other_strategies_are_respected() {
         .push(std::sync::Arc::new(serde_json::from_value(job).unwrap()));
     let plan = framework.run(&snapshot(&world));
     assert!(moved(&plan).is_empty());
-    assert_eq!(plan.kept[0].why.rule, "MovedLately");
+    assert_eq!(plan.skipped[0].reason.rule, "MovedLately");
     // The plugin records its own moves for other strategies.
     world.now += SignedDuration::from_mins(50);
     let plan = framework.run(&snapshot(&world));

@@ -21,7 +21,7 @@ fn evict_result(args: Value, over: Value) -> Result<Intent, &'static str> {
         evictor.admits(&snapshot, &pod)?;
         evictor.evict(&snapshot, &request)
     };
-    let first = evict().map_err(|why| why.rule);
+    let first = evict().map_err(|cause| cause.rule);
     if matches!(first, Ok(Intent::Job(_))) {
         let repeated = evict().unwrap_err();
         assert_eq!(repeated.rule, "ExistingJob", "once in a cycle");
@@ -106,9 +106,9 @@ fn object_limiter_blocks_new_jobs() {
     shared.allows(&pod, snapshot.now).unwrap();
     let claim = |free| shared.claim(snapshot.workloads.get("rs"), &pod, free, snapshot.now);
     claim(false).unwrap();
-    let why = shared.allows(&pod, snapshot.now).unwrap_err();
-    assert_eq!(why.rule, "WorkloadLimiter");
-    assert_eq!(claim(false), Err(why));
+    let reason = shared.allows(&pod, snapshot.now).unwrap_err();
+    assert_eq!(reason.rule, "WorkloadLimiter");
+    assert_eq!(claim(false), Err(reason));
     claim(true).unwrap();
     // The claim was rejected.
     shared.return_tokens(&pod);
@@ -132,8 +132,8 @@ fn planned_moves_count_in_their_cycle() {
         let repeated = filter.filter(&snapshot, pod).unwrap_err();
         assert_eq!(repeated.rule, "ExistingJob");
     }
-    let why = filter.filter(&snapshot, &pods[2]).unwrap_err();
-    assert_eq!(why.rule, "MaxMigratingPerNode");
+    let reason = filter.filter(&snapshot, &pods[2]).unwrap_err();
+    assert_eq!(reason.rule, "MaxMigratingPerNode");
     filter.begin(&snapshot);
     filter.filter(&snapshot, &pods[2]).unwrap();
 }
@@ -151,7 +151,7 @@ fn node_fit_is_checked_last() {
         let built = build(tests::args(args), "profile");
         let filter = built.filter.unwrap();
         let verdict = filter.pre_evict(snapshot, &snapshot.nodes, &pod);
-        verdict.map_err(|why| why.rule)
+        verdict.map_err(|reason| reason.rule)
     };
     let fit = json!({"nodeFit": true});
     let mut snapshot = world.snapshot();
@@ -187,7 +187,7 @@ fn budget_blocked_pod_gets_no_job() {
         let mut filter = built.filter.unwrap();
         filter.begin(&snapshot);
         [&pods[0], &pods[1], &deleted].map(|pod| {
-            let verdict = filter.filter(&snapshot, pod).map_err(|why| why.rule);
+            let verdict = filter.filter(&snapshot, pod).map_err(|reason| reason.rule);
             if verdict.is_ok() {
                 filter.moved(&snapshot, pod);
             }
@@ -268,7 +268,11 @@ fn refused_pod_claims_no_target() {
         let claimed = migrations.claim(workload, &limited, false, snapshot.now);
         claimed.unwrap();
         let plan = framework.run(&snapshot);
-        let skipped: Vec<_> = plan.kept.iter().map(|skipped| skipped.why.rule).collect();
+        let skipped: Vec<_> = plan
+            .skipped
+            .iter()
+            .map(|skipped| skipped.reason.rule)
+            .collect();
         assert_eq!(skipped, ["WorkloadLimiter"]);
         assert_eq!(crate::testing::moved(&plan), ["other"]);
     }

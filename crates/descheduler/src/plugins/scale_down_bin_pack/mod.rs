@@ -106,8 +106,8 @@ impl ScaleDownBinPack {
     /// begins and ends.
     fn may_evict(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
         let verdict = cycle.admits(pod);
-        let passes = |why: &SkipReason| {
-            self.args.strategy == ExecutionMode::CalculateOnly && why.is_temporary()
+        let passes = |reason: &SkipReason| {
+            self.args.strategy == ExecutionMode::CalculateOnly && reason.is_temporary()
         };
         verdict.as_ref().is_err_and(passes) || cycle.accept_or_skip(pod, verdict)
     }

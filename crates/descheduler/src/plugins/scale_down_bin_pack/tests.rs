@@ -260,7 +260,7 @@ fn selected_but_filtered_pods_rank_last() {
         ),
         (0.0, 1.0)
     );
-    assert_eq!(plan.kept[0].why.rule, "AllBut");
+    assert_eq!(plan.skipped[0].reason.rule, "AllBut");
     // Pods of other namespaces must not be touched, unlike in upstream.
     world.pod(
         "p-other",
@@ -513,7 +513,11 @@ fn each_pod_that_stays_has_a_reason() {
     });
     let plan = framework(over, &[]).run(&world.snapshot());
     assert_eq!(moved(&plan).len(), 1);
-    let skipped: Vec<_> = plan.kept.iter().map(|skipped| skipped.why.rule).collect();
+    let skipped: Vec<_> = plan
+        .skipped
+        .iter()
+        .map(|skipped| skipped.reason.rule)
+        .collect();
     assert_eq!(skipped, ["PodSelectors", "MaxPodsToEvict"]);
 }
 
@@ -534,7 +538,7 @@ fn replacement_is_not_moved_for_an_hour() {
     );
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
-    assert_eq!(plan.kept[0].why.rule, "MovedLately");
+    assert_eq!(plan.skipped[0].reason.rule, "MovedLately");
     world.now += jiff::SignedDuration::from_mins(50);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p2"]);
 }

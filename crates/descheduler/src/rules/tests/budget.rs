@@ -31,8 +31,8 @@ fn exhausted_budget_blocks_its_pods() {
     let mut snapshot = world.snapshot();
     let mut refusal = |budgets: Vec<Arc<PodDisruptionBudget>>, pod: &crate::state::PodInfo| {
         snapshot.budgets = budgets;
-        let why = Budgets::new(&snapshot).check(pod).err();
-        why.map(|why| why.to_string()).unwrap_or_default()
+        let reason = Budgets::new(&snapshot).check(pod).err();
+        reason.map(|reason| reason.to_string()).unwrap_or_default()
     };
     let used_up = || budget("web", 0, json!({}));
     let expected = "PodDisruptionBudget: budget of-web allows no more disruptions";
@@ -156,7 +156,7 @@ fn budget_index_agrees_with_a_linear_search() {
                     "budgets b{one} and b{other} both select it: no such pod is evicted"
                 )),
             };
-            let actual = indexed.check(pod).err().map(|why| why.to_string());
+            let actual = indexed.check(pod).err().map(|reason| reason.to_string());
             let expected = expected.map(|text| format!("PodDisruptionBudget: {text}"));
             assert_eq!(actual, expected);
             verdicts[matching.len().min(2)] += 1;

@@ -205,7 +205,10 @@ fn selection_names_the_excluding_argument() {
     for (namespaces, selectors, expected) in cases {
         let selection = selection(namespaces, selectors);
         assert_eq!(selection.check(), Ok(()));
-        let rule = selection.admits(&pod).err().map_or("", |why| why.rule);
+        let rule = selection
+            .admits(&pod)
+            .err()
+            .map_or("", |reason| reason.rule);
         assert_eq!(rule, expected, "{selection:?}");
     }
     let both_lists = selection(json!({"include": ["a"], "exclude": ["b", "c"]}), json!([]));

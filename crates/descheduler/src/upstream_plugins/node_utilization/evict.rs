@@ -72,8 +72,8 @@ impl Eviction<'_> {
             }
             let used = match self.judge(pod, targets) {
                 Ok(used) => used,
-                Err(why) => {
-                    cycle.skip_pod(pod, why);
+                Err(cause) => {
+                    cycle.skip_pod(pod, cause);
                     continue;
                 }
             };
@@ -152,6 +152,6 @@ impl Eviction<'_> {
             return Err(SkipReason::new("Namespaces", detail));
         }
         let used = self.usages.pod_amounts(pod);
-        used.map_err(|why| SkipReason::new("NoMetric", why))
+        used.map_err(|reason| SkipReason::new("NoMetric", reason))
     }
 }

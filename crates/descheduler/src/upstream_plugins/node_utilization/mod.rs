@@ -97,8 +97,8 @@ impl Strategy for LowNodeUtilization {
         } else {
             None
         };
-        if let Some(why) = nothing {
-            cycle.note(None, why);
+        if let Some(reason) = nothing {
+            cycle.note(None, reason);
             return Ok(());
         }
         // The fullest node first.
@@ -155,8 +155,8 @@ impl Strategy for HighNodeUtilization {
         } else {
             None
         };
-        if let Some(why) = nothing {
-            cycle.note(None, why);
+        if let Some(reason) = nothing {
+            cycle.note(None, reason);
             return Ok(());
         }
         // The emptiest node first.
@@ -189,7 +189,7 @@ fn measured<'a>(cycle: &mut Cycle<'a>, usages: &Usages<'_>) -> Vec<NodeUtilizati
                 used,
                 limit: Amounts::new(),
             }),
-            Err(why) => cycle.skip_node(&node.name, &why),
+            Err(reason) => cycle.skip_node(&node.name, &reason),
         }
     }
     nodes

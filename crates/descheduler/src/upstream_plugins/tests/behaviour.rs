@@ -12,9 +12,9 @@ fn plan(plugin: &str, args: Value, evictor: Value, case: &Value) -> Plan {
 }
 
 fn kept(plan: &Plan) -> Vec<String> {
-    let skipped = plan.kept.iter();
+    let skipped = plan.skipped.iter();
     skipped
-        .map(|skipped| format!("{} {}", skipped.pod.name, skipped.why.rule))
+        .map(|skipped| format!("{} {}", skipped.pod.name, skipped.reason.rule))
         .collect()
 }
 
@@ -47,7 +47,7 @@ fn skipped_pods_have_a_reason() {
         ]
     );
     assert_eq!(
-        plan.kept[0].why.detail,
+        plan.skipped[0].reason.detail,
         "it lives for 600 s, which is not more than 600 s"
     );
 }
@@ -287,9 +287,9 @@ fn node_takes_pods_up_to_its_capacity() {
     let unmoved = plan(&case("1"));
     assert!(moved_names(&unmoved).is_empty());
     // The other node is outside the profile.
-    let why = &unmoved.kept[0].why;
+    let reason = &unmoved.skipped[0].reason;
     assert_eq!(
-        why.to_string(),
+        reason.to_string(),
         "NodeFit: no other node has room: 1 too many pods, 1 unschedulable"
     );
 }

@@ -51,7 +51,10 @@ fn rule(args: Value, over: Value, class: Option<(&str, i32)>) -> Option<&'static
         .extend(class.map(|(name, value)| (name.to_owned(), value)));
     let mut filter = filter(&args);
     filter.begin(&snapshot);
-    filter.filter(&snapshot, &pod).err().map(|why| why.rule)
+    filter
+        .filter(&snapshot, &pod)
+        .err()
+        .map(|reason| reason.rule)
 }
 
 #[test]
@@ -104,9 +107,9 @@ fn outcome(evictor: Value, labels: Value) -> Result<(), String> {
         serde_json::from_value(labels).unwrap(),
     );
     let plan = framework.run(&snapshot);
-    match (plan.moves().next(), plan.kept.first()) {
+    match (plan.moves().next(), plan.skipped.first()) {
         (Some(_), None) => Ok(()),
-        (None, Some(kept)) => Err(kept.why.to_string()),
+        (None, Some(kept)) => Err(kept.reason.to_string()),
         other => panic!("{other:?}"),
     }
 }

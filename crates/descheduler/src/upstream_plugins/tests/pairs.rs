@@ -318,9 +318,9 @@ fn rules_account_for_earlier_evictions() {
                 let (count, name) = (plugins.len(), second.1);
                 let notes: Vec<_> = plan.notes.iter().map(|note| &note.text).collect();
                 let skipped: Vec<_> = plan
-                    .kept
+                    .skipped
                     .iter()
-                    .map(|skipped| skipped.why.to_string())
+                    .map(|skipped| skipped.reason.to_string())
                     .collect();
                 wrong.push(format!(
                     "{name}, {count} rules: {:?} for {expected:?}: {notes:#?} {skipped:#?}",
@@ -488,5 +488,5 @@ fn a_pod_is_planned_once_over_all_profiles() {
     framework.profiles[1].name = "other".into();
     let plan = framework.run(&world.snapshot());
     assert_eq!(moved(&plan), ["f1"]);
-    assert!(plan.kept.is_empty(), "{:?}", plan.kept);
+    assert!(plan.skipped.is_empty(), "{:?}", plan.skipped);
 }

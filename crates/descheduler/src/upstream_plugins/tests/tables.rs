@@ -36,9 +36,9 @@ fn replay(name: &str, table: &str) -> (usize, usize) {
             && plan.error.is_none();
         if !right {
             let skipped: Vec<_> = plan
-                .kept
+                .skipped
                 .iter()
-                .map(|skipped| format!("{}: {}", skipped.pod.name, skipped.why))
+                .map(|skipped| format!("{}: {}", skipped.pod.name, skipped.reason))
                 .collect();
             let notes: Vec<_> = plan.notes.iter().map(|note| &note.text).collect();
             wrong.push(format!(

@@ -19,7 +19,7 @@ pub(super) struct Member<'a> {
     /// True if the pod may be evicted. Other pods only count in their domains.
     pub(super) is_movable: bool,
     /// Reason why it may not be evicted; taken when it is reported.
-    pub(super) why: Option<SkipReason>,
+    pub(super) reason: Option<SkipReason>,
 }
 
 /// The pods of a namespace, and the constraints of those that may be evicted.

@@ -16,7 +16,7 @@ fn quick() -> Value {
 /// Checks that job `name` of the cluster's first pod fails by its time to live of a minute because of `why`,
 /// that the pod is unchanged, that the eviction was retried at a limited rate, and that it was never reported
 /// as done.
-async fn fails(cluster: &MigrationCluster, name: &str, spec: Value, why: &str) {
+async fn fails(cluster: &MigrationCluster, name: &str, spec: Value, cause: &str) {
     let pod = cluster.pods().await.remove(0);
     let before = cluster.log.asked.load(Ordering::SeqCst);
     let mut spec = spec;
@@ -25,7 +25,7 @@ async fn fails(cluster: &MigrationCluster, name: &str, spec: Value, why: &str) {
     let (phase, reason, message) = cluster.end_of(name).await;
     let end = (phase.as_str(), reason.as_str());
     assert_eq!(end, ("Failed", "Timeout"), "{name}: {message}");
-    assert!(message.contains(why), "{name}: {message}");
+    assert!(message.contains(cause), "{name}: {message}");
     let now = cluster
         .namespaced::<Pod>()
         .get(&name_of(&pod))
@@ -93,8 +93,8 @@ async fn timeout_names_the_current_reason() {
         .await;
     cluster.closed.store(true, Ordering::SeqCst);
     cluster.log.denies.store(false, Ordering::SeqCst);
-    let (phase, why, message) = cluster.end_of("j").await;
-    assert_eq!((phase.as_str(), why.as_str()), ("Failed", "Timeout"));
+    let (phase, cause, message) = cluster.end_of("j").await;
+    assert_eq!((phase.as_str(), cause.as_str()), ("Failed", "Timeout"));
     assert_eq!(
         message, "Abort job caused by timeout: WaitForPodBindReservation",
         "the new x-1 has no node"
@@ -117,10 +117,10 @@ async fn delete_options_with_which_nothing_goes_are_a_refusal() {
                 .await
                 .unwrap();
         }
-        for (what, options, why) in [("stale", &stale, "recondition"), ("dry", &dry, "dryRun")] {
+        for (what, options, reason) in [("stale", &stale, "recondition"), ("dry", &dry, "dryRun")] {
             let name = format!("{what}-{}", policy.to_lowercase());
             let spec = json!({"mode": "EvictDirectly", "deleteOptions": options});
-            fails(&cluster, &name, spec, why).await;
+            fails(&cluster, &name, spec, reason).await;
         }
         let name = format!("held-{}", policy.to_lowercase());
         fails(&cluster, &name, json!({"deleteOptions": dry}), "dryRun").await;
