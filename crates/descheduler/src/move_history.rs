@@ -272,7 +272,7 @@ impl MoveHistory {
             waiting.entry(entry.key.clone()).or_default().push(at);
         }
         newest.sort_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)));
-        let mut taken = FxHashSet::default();
+        let mut matched = FxHashSet::default();
         for pod in newest {
             let Some(places) = waiting.get(&key(pod)) else {
                 continue;
@@ -284,12 +284,12 @@ impl MoveHistory {
                         && !entry.on_source
                         && entry.at <= pod.created + SECOND
                 };
-                self.entries.get(**index).is_some_and(open) && !taken.contains(*index)
+                self.entries.get(**index).is_some_and(open) && !matched.contains(*index)
             });
             if let Some(index) = oldest.copied()
                 && let Some(entry) = self.entries.get_mut(index)
             {
-                taken.insert(index);
+                matched.insert(index);
                 entry.to.clone_from(&pod.node);
                 entry.replacement = Some(pod.clone());
             }

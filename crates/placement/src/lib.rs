@@ -184,14 +184,16 @@ fn object(pod: &PodInfo, running: &SchedulerPodInfo) -> Pod {
     for (container, image) in containers.zip(&shape.images) {
         container.image = Some(image.clone());
     }
-    let some = |empty: bool| (!empty).then_some(());
+    let unless_empty = |empty: bool| (!empty).then_some(());
     *spec = PodSpec {
         node_name: None,
         scheduler_name: Some(shape.scheduler_name.clone()),
-        node_selector: some(shape.node_selector.is_empty()).map(|()| shape.node_selector.clone()),
+        node_selector: unless_empty(shape.node_selector.is_empty())
+            .map(|()| shape.node_selector.clone()),
         affinity: shape.affinity.clone(),
-        tolerations: some(shape.tolerations.is_empty()).map(|()| shape.tolerations.clone()),
-        topology_spread_constraints: some(shape.spread.is_empty()).map(|()| shape.spread.clone()),
+        tolerations: unless_empty(shape.tolerations.is_empty()).map(|()| shape.tolerations.clone()),
+        topology_spread_constraints: unless_empty(shape.spread.is_empty())
+            .map(|()| shape.spread.clone()),
         scheduling_gates: None,
         ..std::mem::take(spec)
     };

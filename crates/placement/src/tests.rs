@@ -266,14 +266,20 @@ fn full_quota_does_not_block_its_own_pods() {
     let mut targets = world.targets();
     assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
     // The scheduler refuses one more pod.
-    let mut more = world.pods[0].clone();
+    let mut another_pod = world.pods[0].clone();
     merge(
-        &mut more,
+        &mut another_pod,
         &json!({"metadata": {"name": "more", "uid": "more"}}),
     );
-    more["spec"].as_object_mut().unwrap().remove("nodeName");
+    another_pod["spec"]
+        .as_object_mut()
+        .unwrap()
+        .remove("nodeName");
     let mut engine = world.engine();
-    engine.pod_applied(Arc::new(serde_json::from_value(more).unwrap()), now());
+    engine.pod_applied(
+        Arc::new(serde_json::from_value(another_pod).unwrap()),
+        now(),
+    );
     assert_eq!(engine.schedule_one(now()).unwrap().node, None);
 }
 

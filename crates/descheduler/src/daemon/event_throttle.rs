@@ -106,8 +106,8 @@ fn full_text(report: &Report, node: &NodeReport) -> String {
     let mut text = "nothing was moved: ".to_owned();
     text.push_str(&node.notes.join("; "));
     for (rule, pods) in &node.kept {
-        let many = if pods.count == 1 { "pod" } else { "pods" };
-        let _ = write!(text, "; {rule} keeps {} {many}", pods.count);
+        let noun = if pods.count == 1 { "pod" } else { "pods" };
+        let _ = write!(text, "; {rule} keeps {} {noun}", pods.count);
         if let Some(first) = pods.pods.first() {
             let _ = write!(text, " ({first})");
         }
@@ -175,13 +175,13 @@ mod tests {
             )]
         );
         // Other pods and other figures cause no new event.
-        let mut same = report_of(&[("a", keeps("DaemonSet", "d/q"))]);
-        same.nodes.get_mut("a").unwrap().notes = vec!["p/S: hot: cpu 82%".to_owned()];
-        assert_eq!(throttle.due(&at(&same, 10)), []);
-        assert_eq!(throttle.due(&at(&same, 3599)), []);
+        let mut next_report = report_of(&[("a", keeps("DaemonSet", "d/q"))]);
+        next_report.nodes.get_mut("a").unwrap().notes = vec!["p/S: hot: cpu 82%".to_owned()];
+        assert_eq!(throttle.due(&at(&next_report, 10)), []);
+        assert_eq!(throttle.due(&at(&next_report, 3599)), []);
         // The last event has expired by then.
-        assert_eq!(throttle.due(&at(&same, 3600)).len(), 1);
-        assert_eq!(throttle.due(&at(&same, 3610)), []);
+        assert_eq!(throttle.due(&at(&next_report, 3600)).len(), 1);
+        assert_eq!(throttle.due(&at(&next_report, 3610)), []);
         // Another rule causes an event after a pause.
         let limit = report_of(&[("a", keeps("MaxMigratingPerNode", "d/p"))]);
         let mut throttle = EventThrottle::default();

@@ -52,8 +52,9 @@ impl WriteCache {
     pub(super) fn remove(&self, meta: &ObjectMeta) {
         let mut all = self.0.lock();
         let name = meta.name.as_deref().unwrap_or_default();
-        let same = |(_, known): &(Instant, Arc<PodMigrationJob>)| known.metadata.uid == meta.uid;
-        if all.get(name).is_some_and(same) {
+        let has_same_uid =
+            |(_, job): &(Instant, Arc<PodMigrationJob>)| job.metadata.uid == meta.uid;
+        if all.get(name).is_some_and(has_same_uid) {
             all.remove(name);
         }
     }

@@ -149,22 +149,22 @@ impl JobController {
             }
             // No request is needed if the job records the time.
             let recorded = evict::evicted_at(&job, true, now);
-            let then = match recorded {
+            let time = match recorded {
                 None if !self.still_exists(&job).await => evict::evicted_at(&job, false, now),
                 recorded => recorded,
             };
-            if let Some(then) = then {
-                went.push((then, Group::from_job(&job), migrations));
+            if let Some(time) = time {
+                went.push((time, Group::from_job(&job), migrations));
             }
         }
-        went.sort_by_key(|(then, ..)| *then);
+        went.sort_by_key(|(time, ..)| *time);
         let controllers = went
             .iter()
             .filter_map(|(_, group, _)| group.controller.clone());
         let workloads = self.view.workloads(&controllers.collect()).await;
-        for (then, group, migrations) in went {
+        for (time, group, migrations) in went {
             let workload = group.controller.as_ref().and_then(|uid| workloads.get(uid));
-            migrations.record_eviction(&group, workload, then);
+            migrations.record_eviction(&group, workload, time);
         }
     }
 
@@ -276,9 +276,9 @@ impl JobController {
     /// Advances a job as far as possible.
     async fn job(&self, name: &str) -> Result<Action, String> {
         // A job that has ended for good needs no request.
-        if let Some(known) = self.view.jobs.get(name)
-            && stage(&known) == JobStage::Ended
-            && !self.may_hold_reservation(&known)
+        if let Some(cached) = self.view.jobs.get(name)
+            && stage(&cached) == JobStage::Ended
+            && !self.may_hold_reservation(&cached)
         {
             return Ok(Action::Done);
         }
@@ -446,7 +446,7 @@ impl JobController {
             let life = match (job.spec.ttl, self.migrations_for(&job)) {
                 (Some(ttl), _) => after(ttl).unwrap_or(SWEEP_AFTER[0]),
                 // A failed job stays visible for a while.
-                (None, Some(made)) => after(made.args.default_job_ttl)
+                (None, Some(migrations)) => after(migrations.args.default_job_ttl)
                     .unwrap_or_default()
                     .max(SWEEP_AFTER[0]),
                 (None, None) => SWEEP_AFTER[0],
@@ -459,8 +459,9 @@ impl JobController {
                 continue;
             }
             let is_kept = retained_until(&job, now).is_some_and(|until| now < until)
-                || self.migrations_for(&job).is_some_and(|made| {
-                    evict::evicted_at(&job, true, now).is_some() && counts(&job, &made.args, now)
+                || self.migrations_for(&job).is_some_and(|migrations| {
+                    evict::evicted_at(&job, true, now).is_some()
+                        && counts(&job, &migrations.args, now)
                 });
             let options = job.spec.reservation_options.as_ref();
             if let Some(named) = options.and_then(|options| options.reservation_ref.as_ref())

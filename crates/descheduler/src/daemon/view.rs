@@ -168,7 +168,7 @@ impl ClusterView {
         let as_it_is = |read| Decoded::from_readable(read, |job: PodMigrationJob| job);
         let jobs = Informer::start_readable(client, scope, as_it_is, stop);
         let write_cache = Arc::new(WriteCache::default());
-        let (handle, known) = (queue_handle.clone(), write_cache.clone());
+        let (handle, written_jobs) = (queue_handle.clone(), write_cache.clone());
         let jobs = Lister::with_handler(jobs, move |change| match change {
             Change::Applied { new, .. } => {
                 if let Decoded::Object(job) = &*new {
@@ -177,10 +177,10 @@ impl ClusterView {
             }
             Change::Deleted(gone) => match &*gone {
                 Decoded::Object(job) => {
-                    known.remove(&job.metadata);
+                    written_jobs.remove(&job.metadata);
                     handle.job_deleted(job);
                 }
-                Decoded::Unread(unread) => known.remove(&unread.metadata),
+                Decoded::Unread(unread) => written_jobs.remove(&unread.metadata),
             },
             Change::Synced => {}
         });

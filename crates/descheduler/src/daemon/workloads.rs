@@ -287,10 +287,10 @@ impl Workloads {
 
     async fn scale(&self, namespace: &str, owner: &Owner) -> Workload {
         let now = Instant::now();
-        if let Some((until, known)) = self.scales.lock().get(&owner.uid)
+        if let Some((until, cached)) = self.scales.lock().get(&owner.uid)
             && now < *until
         {
-            return known.clone();
+            return cached.clone();
         }
         let workload = match self.fetch_scale(namespace, owner).await {
             Ok(workload) => workload,

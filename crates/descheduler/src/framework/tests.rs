@@ -85,7 +85,7 @@ fn plan_lists_moves_and_skipped_pods() {
 #[test]
 fn limits_are_of_a_cycle_and_over_all_profiles() {
     let world = two_nodes();
-    let goes = |limits| {
+    let outcome = |limits| {
         let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
         framework
             .profiles
@@ -101,25 +101,25 @@ fn limits_are_of_a_cycle_and_over_all_profiles() {
         (moved(&plan).len(), rules.into_iter().next())
     };
     let limits = Limits::default();
-    assert_eq!(goes(limits), (4, None));
+    assert_eq!(outcome(limits), (4, None));
     let per_node = Limits {
         per_node: Some(1),
         ..limits
     };
-    assert_eq!(goes(per_node), (2, Some("MaxNoOfPodsToEvictPerNode")));
+    assert_eq!(outcome(per_node), (2, Some("MaxNoOfPodsToEvictPerNode")));
     let per_namespace = Limits {
         per_namespace: Some(3),
         ..limits
     };
     assert_eq!(
-        goes(per_namespace),
+        outcome(per_namespace),
         (3, Some("MaxNoOfPodsToEvictPerNamespace"))
     );
     let total = Limits {
         total: Some(0),
         ..limits
     };
-    assert_eq!(goes(total), (0, Some("MaxNoOfPodsToEvictTotal")));
+    assert_eq!(outcome(total), (0, Some("MaxNoOfPodsToEvictTotal")));
 }
 
 #[test]

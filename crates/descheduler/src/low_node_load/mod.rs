@@ -281,9 +281,9 @@ impl LowNodeLoad {
         }
         if let Some((node, reason)) = unread {
             let (pool, name) = (&pool.name, &node.name);
-            let (unread, there) = (nodes.len() - loads.len(), nodes.len());
+            let (unread, total) = (nodes.len() - loads.len(), nodes.len());
             let text = format!(
-                "pool {pool}: {unread} of {there} nodes are not looked at, as node {name}: {reason}"
+                "pool {pool}: {unread} of {total} nodes are not looked at, as node {name}: {reason}"
             );
             cycle.note(None, text);
         }

@@ -327,10 +327,10 @@ impl Rules {
             on.and_then(|limit| usize::try_from(limit).ok())
         };
         let args = &self.args;
-        let reached = |rule: &'static str, count: usize, limit: Option<usize>, whose: &str| {
+        let reached = |rule: &'static str, count: usize, limit: Option<usize>, scope: &str| {
             let limit = limit.filter(|limit| count >= *limit);
             limit.map_or(Ok(()), |limit| {
-                let detail = format!("{count} pods {whose} move already, {limit} may");
+                let detail = format!("{count} pods {scope} move already, {limit} may");
                 Err(SkipReason::new(rule, detail))
             })
         };
@@ -340,14 +340,14 @@ impl Rules {
         if let Some(node) = &pod.node {
             let of_node = limit(args.max_migrating_per_node, Gate::MaxMigratingPerNode);
             let count = migration_counts.others_on_node(pod, node);
-            let whose = format!("of node {node}");
-            reached("MaxMigratingPerNode", count, of_node, &whose)?;
+            let scope = format!("of node {node}");
+            reached("MaxMigratingPerNode", count, of_node, &scope)?;
         }
         let gate = Gate::MaxMigratingPerNamespace;
         let of_namespace = limit(args.max_migrating_per_namespace, gate);
         let count = migration_counts.others_of_namespace(pod);
-        let whose = format!("of namespace {}", pod.namespace);
-        reached("MaxMigratingPerNamespace", count, of_namespace, &whose)?;
+        let scope = format!("of namespace {}", pod.namespace);
+        reached("MaxMigratingPerNamespace", count, of_namespace, &scope)?;
         self.is_within_workload_limits(snapshot, owned, migration_counts, pod)
     }
 

@@ -30,7 +30,7 @@ pub fn scaled(share: &IntOrString, replicas: i64) -> Option<i64> {
 /// # Errors
 /// Returns an error if `share` is neither a number nor a percentage.
 pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, SkipReason> {
-    let wanted = match share {
+    let limit = match share {
         None if replicas > 10 => replicas / 10,
         None if replicas >= 4 => 2,
         None => 1,
@@ -43,7 +43,7 @@ pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, SkipRe
             }
         },
     };
-    Ok(wanted.min(replicas))
+    Ok(limit.min(replicas))
 }
 
 /// Eviction rate limits: a token bucket for each workload and namespace with recent evictions.

@@ -55,10 +55,10 @@ pub fn set_condition(
     state: &State<'_>,
     now: Timestamp,
 ) -> bool {
-    let wanted = if state.holds { "True" } else { "False" };
+    let status_text = if state.holds { "True" } else { "False" };
     let mut new = PodMigrationJobCondition {
         type_: state.kind.to_owned(),
-        status: wanted.to_owned(),
+        status: status_text.to_owned(),
         reason: state.reason.to_owned(),
         message: state.message.to_owned(),
         last_probe_time: None,

@@ -363,9 +363,10 @@ impl<'a> JobView<'a> {
             return Step::done();
         };
         let uid = text(&named.uid);
-        let same = uid.is_empty() || reservation.metadata.uid.as_deref() == Some(uid);
+        let is_same = uid.is_empty() || reservation.metadata.uid.as_deref() == Some(uid);
         let timed_out = self.status().reason == reasons::TIMEOUT;
-        if !same || making::is_spent(reservation) || !(timed_out || making::is_ours(reservation)) {
+        if !is_same || making::is_spent(reservation) || !(timed_out || making::is_ours(reservation))
+        {
             return Step::done();
         }
         let going = reservation.metadata.deletion_timestamp.is_some();
@@ -538,8 +539,8 @@ impl<'a> JobView<'a> {
             return Err(self.reserve());
         };
         let uid = text(&named.uid);
-        let same = |one: &&Reservation| uid.is_empty() || one.metadata.uid.as_deref() == Some(uid);
-        let Some(reservation) = self.reservation.filter(same) else {
+        let is_same = |it: &&Reservation| uid.is_empty() || it.metadata.uid.as_deref() == Some(uid);
+        let Some(reservation) = self.reservation.filter(is_same) else {
             let name = text(&named.name);
             let message = format!("Abort job caused by missing Reservation \"{name}\"");
             return Err(self.failed(reasons::MISSING_RESERVATION, message));
@@ -657,10 +658,10 @@ impl<'a> JobView<'a> {
         if scheduled.is_none_or(|scheduled| scheduled.status == "False") {
             let status = reservation.status.clone().unwrap_or_default();
             let mut owners = status.current_owners.iter();
-            let mine = owners
+            let is_own = owners
                 .next()
                 .is_some_and(|owner| owner.uid == pod.metadata.uid);
-            if status.phase == Some(ReservationPhase::Succeeded) && !mine {
+            if status.phase == Some(ReservationPhase::Succeeded) && !is_own {
                 return Err(self.taken());
             }
             let message = scheduled.and_then(|scheduled| scheduled.message.clone());

@@ -42,9 +42,9 @@ pub(super) fn from_job(job: &PodMigrationJob, there: bool) -> MoveOutcome {
 /// Returns when the eviction of the pod of `job` started; `None` if it did not.
 pub(super) fn evicted_at(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     let eviction = eviction(job)?;
-    let goes = eviction.status == "True" || eviction.reason == reasons::EVICTING;
+    let has_begun = eviction.status == "True" || eviction.reason == reasons::EVICTING;
     let since = eviction.last_transition_time.as_ref();
-    let since = since.filter(|_| goes)?;
+    let since = since.filter(|_| has_begun)?;
     Some(status::bounded(job, since.0, now))
 }
 

@@ -170,10 +170,10 @@ impl Fit {
             return;
         }
         let requested = self.requested.get(&node.name);
-        for (id, wanted) in shape.requests.iter() {
-            let taken = requested.map_or(0, |of_node| of_node.get(id));
-            let free = node.allocatable.get(id).saturating_sub(taken);
-            if wanted > free && !found(&|table| FitError::Insufficient(table.name(id))) {
+        for (id, request) in shape.requests.iter() {
+            let allocated = requested.map_or(0, |of_node| of_node.get(id));
+            let free = node.allocatable.get(id).saturating_sub(allocated);
+            if request > free && !found(&|table| FitError::Insufficient(table.name(id))) {
                 return;
             }
         }

@@ -131,8 +131,8 @@ impl NodeUsage {
                 return no(rejection::OLD, detail);
             }
             Err(ReportTimeError::Ahead { ahead, .. }) => {
-                let ahead = ahead.as_secs();
-                let detail = format!("its NodeMetric is of {ahead} s in the future");
+                let seconds = ahead.as_secs();
+                let detail = format!("its NodeMetric is of {seconds} s in the future");
                 return no(rejection::AHEAD, detail);
             }
         }

@@ -194,7 +194,7 @@ impl Args {
         let mut states = [pod.phase.as_str(), &*pod.reason]
             .into_iter()
             .chain(containers);
-        states.find(|state| self.states.iter().any(|wanted| wanted == state))
+        states.find(|state| self.states.iter().any(|listed| listed == state))
     }
 
     fn check_owners(&self, pod: &PodInfo) -> Result<(), SkipReason> {
@@ -221,10 +221,10 @@ impl Args {
 
 impl ConditionFilter {
     fn fits(&self, condition: &Condition, now: Timestamp) -> bool {
-        let same = |wanted: &str, is: &str| wanted.is_empty() || wanted == is;
-        if !same(&self.kind, &condition.kind)
-            || !same(&self.status, &condition.status)
-            || !same(&self.reason, &condition.reason)
+        let matches = |expected: &str, actual: &str| expected.is_empty() || expected == actual;
+        if !matches(&self.kind, &condition.kind)
+            || !matches(&self.status, &condition.status)
+            || !matches(&self.reason, &condition.reason)
         {
             return false;
         }

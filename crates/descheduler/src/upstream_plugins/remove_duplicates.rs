@@ -60,7 +60,7 @@ impl Strategy for RemoveDuplicates {
         for node in cycle.nodes() {
             // The pods of this node by what makes them duplicates, separated into those that may be evicted
             // and those that may not.
-            let mut alike = BTreeMap::<_, NodeDuplicates<'_>>::new();
+            let mut groups = BTreeMap::<_, NodeDuplicates<'_>>::new();
             for pod in cycle.snapshot().active_on(&node.name) {
                 if !self.0.is_candidate(pod) {
                     continue;
@@ -71,30 +71,30 @@ impl Strategy for RemoveDuplicates {
                 owners.sort_unstable();
                 let images = &pod.shape.images[..];
                 let key = (&*pod.namespace, owners.clone(), images);
-                let alike = alike.entry(key).or_default();
+                let group = groups.entry(key).or_default();
                 if cycle.is_planned(pod) {
-                    alike.leaving += 1;
+                    group.leaving += 1;
                     continue;
                 }
                 let is_leaving = cycle.is_leaving(pod);
                 let verdict = cycle.admits(pod).and_then(|()| cycle.admits_eviction(pod));
                 match (is_leaving, &verdict) {
                     // A pod that is being deleted has been replaced already.
-                    (true, _) => alike.leaving += usize::from(!pod.deleting),
-                    (false, Err(_)) => alike.fixed += 1,
-                    (false, Ok(())) => alike.movable.push(pod),
+                    (true, _) => group.leaving += usize::from(!pod.deleting),
+                    (false, Err(_)) => group.fixed += 1,
+                    (false, Ok(())) => group.movable.push(pod),
                 }
                 if let Err(reason) = verdict {
-                    alike.kept.push((pod, reason));
+                    group.immovable.push((pod, reason));
                 }
             }
-            for ((namespace, owners, images), mut alike) in alike {
-                if alike.movable.len() + alike.kept.len() > 1 {
-                    for (pod, reason) in std::mem::take(&mut alike.kept) {
+            for ((namespace, owners, images), mut group) in groups {
+                if group.movable.len() + group.immovable.len() > 1 {
+                    for (pod, reason) in std::mem::take(&mut group.immovable) {
                         cycle.skip_pod(pod, reason);
                     }
                 }
-                let first = usize::from(alike.fixed == 0).min(alike.movable.len());
+                let first = usize::from(group.fixed == 0).min(group.movable.len());
                 for owner in owners {
                     let set = DuplicateKey {
                         namespace,
@@ -102,11 +102,11 @@ impl Strategy for RemoveDuplicates {
                         images,
                     };
                     let duplicate_set = sets.entry(set).or_default();
-                    duplicate_set.pods += alike.leaving + alike.fixed + alike.movable.len();
+                    duplicate_set.pods += group.leaving + group.fixed + group.movable.len();
                     duplicate_set
                         .fixed
-                        .insert(&node.name, alike.fixed.max(first));
-                    let duplicates = alike.movable.iter().skip(first).copied();
+                        .insert(&node.name, group.fixed.max(first));
+                    let duplicates = group.movable.iter().skip(first).copied();
                     let duplicates: Vec<_> = duplicates.collect();
                     if !duplicates.is_empty() {
                         duplicate_set.duplicates.insert(&node.name, duplicates);
@@ -135,7 +135,7 @@ struct NodeDuplicates<'a> {
     /// Number of pods that leave regardless of this strategy.
     leaving: usize,
     /// Pods that stay, and why.
-    kept: Vec<(&'a Arc<PodInfo>, SkipReason)>,
+    immovable: Vec<(&'a Arc<PodInfo>, SkipReason)>,
 }
 
 impl Args {
@@ -200,13 +200,13 @@ fn targets(found: &DuplicateSet<'_>, nodes: &[Arc<NodeInfo>]) -> usize {
         affinity.required_during_scheduling_ignored_during_execution
     };
     for pod in found.duplicates.values().flatten() {
-        let alike = |other: &&PodInfo| {
+        let is_similar = |other: &&PodInfo| {
             Arc::ptr_eq(&other.shape, &pod.shape)
                 || (other.shape.tolerations == pod.shape.tolerations
                     && other.shape.node_selector == pod.shape.node_selector
                     && selector(other) == selector(pod))
         };
-        if !distinct.iter().any(alike) {
+        if !distinct.iter().any(is_similar) {
             distinct.push(pod);
         }
     }

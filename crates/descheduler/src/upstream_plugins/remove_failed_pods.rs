@@ -93,7 +93,7 @@ impl Args {
             let reasons = containers().filter_map(state_reason).chain([&*pod.reason]);
             let mut actual = reasons.filter(|reason| !reason.is_empty());
             let Some(found) =
-                actual.find(|actual| self.reasons.iter().any(|wanted| wanted == actual))
+                actual.find(|actual| self.reasons.iter().any(|listed| listed == actual))
             else {
                 let detail = format!("it failed for none of {}", self.reasons.join(", "));
                 return Err(SkipReason::new("Reasons", detail));

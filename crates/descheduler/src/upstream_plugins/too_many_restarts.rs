@@ -85,7 +85,7 @@ impl Args {
             _ => None,
         });
         let mut states = [pod.phase.as_str()].into_iter().chain(waiting);
-        if states.any(|state| self.states.iter().any(|wanted| wanted == state)) {
+        if states.any(|state| self.states.iter().any(|listed| listed == state)) {
             return Ok(());
         }
         let detail = format!("it is in none of the states {}", self.states.join(", "));

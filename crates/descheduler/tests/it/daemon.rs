@@ -272,7 +272,10 @@ pub(crate) async fn a_dry_run_shows_a_plan_and_changes_nothing() {
     assert!(cluster.at() >= Some(30), "{:?}", cluster.at());
     let report = cluster.last.get().unwrap();
     let actions = &report.nodes["hot"].actions;
-    let shown: Vec<_> = actions.iter().map(|done| done.outcome.as_str()).collect();
+    let shown: Vec<_> = actions
+        .iter()
+        .map(|action| action.outcome.as_str())
+        .collect();
     assert_eq!(shown, ["nothing is done in a dry run"; 2]);
     let metrics = koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
     assert!(!metrics.contains("descheduler_pods_evicted{"), "{metrics}");
@@ -441,8 +444,8 @@ pub(crate) async fn replica_waits_for_the_lease_and_releases_it() {
     assert!(second.0.get().is_some());
     assert_ne!(holder().await, leads);
     // A replica that loses the lease ends with an error.
-    let taken = json!({"spec": {"holderIdentity": "another"}});
-    patch::merge(&leases, "koord-descheduler", &taken)
+    let lease_patch = json!({"spec": {"holderIdentity": "another"}});
+    patch::merge(&leases, "koord-descheduler", &lease_patch)
         .await
         .unwrap();
     let lost = second.2.await.unwrap().unwrap_err().to_string();

@@ -178,8 +178,8 @@ fn manifests_are_consistent() {
         "every flag has an effect"
     );
     let election = &config.leader_election;
-    let here = &object_of("Role")["metadata"]["namespace"];
-    assert_eq!(election.resource_namespace, *here);
+    let namespace = &object_of("Role")["metadata"]["namespace"];
+    assert_eq!(election.resource_namespace, *namespace);
     let rules = object_of("Role")["rules"].as_array().unwrap().iter();
     let mut named = rules.filter_map(|rule| rule["resourceNames"].as_array());
     assert_eq!(named.next(), Some(&vec![json!(election.resource_name)]));

@@ -88,9 +88,9 @@ impl JobController {
         let none = Rules::new(Arc::default(), &snapshot.priority_classes);
         let rules_for = |job: &PodMigrationJob| {
             let mut all = self.migrations.iter().zip(&rules);
-            let made = self.migrations_for(job);
+            let own = self.migrations_for(job);
             let matching =
-                all.find(|(migrations, _)| made.is_some_and(|made| Arc::ptr_eq(migrations, made)));
+                all.find(|(migrations, _)| own.is_some_and(|own| Arc::ptr_eq(migrations, own)));
             matching.map_or(&none, |(_, rules)| rules)
         };
         for (job, verdict) in arbitrate(&snapshot, rules_for) {

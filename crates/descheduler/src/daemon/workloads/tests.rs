@@ -63,12 +63,12 @@ impl ScaleCluster {
     async fn put(&self, path: &str, value: &Value) -> Arc<str> {
         let body = serde_json::to_vec(value).unwrap();
         let request = axum::http::Request::post(path).header("content-type", "application/json");
-        let made: Value = self
+        let created: Value = self
             .client
             .request(request.body(body).unwrap())
             .await
             .unwrap();
-        made["metadata"]["uid"].as_str().unwrap().into()
+        created["metadata"]["uid"].as_str().unwrap().into()
     }
 
     async fn resolve(&self, owners: &[(&str, &str, &str, &Arc<str>)]) -> Vec<Workload> {

@@ -177,9 +177,9 @@ fn values_are_refused_by_field_as_upstream_refuses_them() {
     for (given, expected) in cases {
         match args(given.clone()).check() {
             Ok(()) => assert_eq!(expected, "", "{given}"),
-            Err(said) => assert!(
-                !expected.is_empty() && said.starts_with(expected),
-                "{given}: {said}"
+            Err(error) => assert!(
+                !expected.is_empty() && error.starts_with(expected),
+                "{given}: {error}"
             ),
         }
     }

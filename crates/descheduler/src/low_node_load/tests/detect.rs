@@ -123,8 +123,11 @@ fn detector_lives_as_long_as_its_node() {
     let (old, new) = (Arc::from("uid-old"), Arc::from("uid-new"));
     let day = SignedDuration::from_hours(24);
     for cycle in 0..3 {
-        let then = now() + day * cycle;
-        assert_eq!(detectors.record_over(0, &old, then, &condition), cycle == 2);
+        let cycle_time = now() + day * cycle;
+        assert_eq!(
+            detectors.record_over(0, &old, cycle_time, &condition),
+            cycle == 2
+        );
         detectors.retain(&[&old].into_iter().collect());
     }
     detectors.retain(&[&new].into_iter().collect());
@@ -215,9 +218,9 @@ fn missing_observation_resets_the_count() {
                 );
             }
             let plan = framework.run(&now.snapshot());
-            let goes = !crate::testing::moved(&plan).is_empty();
+            let is_moved = !crate::testing::moved(&plan).is_empty();
             assert_eq!(
-                goes,
+                is_moved,
                 cycle == 10,
                 "{gap}, cycle {cycle}: {:?}",
                 notes(&plan, "a")

@@ -71,7 +71,7 @@ fn rests(how: &str) {
     report(&mut world, turned);
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
-    assert_eq!(kept(&plan, "p2"), ["MovedLately"]);
+    assert_eq!(skip_rules(&plan, "p2"), ["MovedLately"]);
     // A pod of another owner may be moved.
     world.pod("q", "b", owned_by("rs-q", &created));
     let with_other: &[Described<'_>] = &[("a", 100, &[]), ("b", 800, &[("p2", 1000), ("q", 1000)])];
@@ -174,7 +174,7 @@ fn pod_without_target_stays_others_move() {
     framework.placement = Some(Box::new(Picky(&["p1"], "c")));
     let plan = framework.run(&world.snapshot());
     assert_eq!(moved(&plan)[0], "p2");
-    assert_eq!(kept(&plan, "p1"), ["NoTarget"]);
+    assert_eq!(skip_rules(&plan, "p1"), ["NoTarget"]);
     assert!(
         plan.moves()
             .all(|planned| planned.target.as_deref() == Some("c"))
@@ -290,7 +290,7 @@ fn moving_pod_is_not_requested_again() {
     assert_eq!(moved(&framework.run(&world.snapshot())), ["p1"]);
     let plan = framework.run(&world.snapshot());
     assert!(moved(&plan).is_empty());
-    assert_eq!(kept(&plan, "p1"), ["MovesAlready"]);
+    assert_eq!(skip_rules(&plan, "p1"), ["MovesAlready"]);
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn no_pod_is_moved_by_two_pools_of_a_cycle() {
     });
     let plan = framework(merged(thresholds(), pooled)).run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1"]);
-    assert!(kept(&plan, "p1").is_empty());
+    assert!(skip_rules(&plan, "p1").is_empty());
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn notes(plan: &Plan, node: &str) -> Vec<String> {
 }
 
 /// Returns the rules that keep `pod`.
-fn kept(plan: &Plan, pod: &str) -> Vec<&'static str> {
+fn skip_rules(plan: &Plan, pod: &str) -> Vec<&'static str> {
     let matching = plan
         .skipped
         .iter()

@@ -143,7 +143,7 @@ fn every_stop_reason_is_noted() {
     );
     let plan = run(json!({"podSelectors": [{"selector": {"matchLabels": {"app": "none"}}}]}));
     assert_eq!(notes(&plan, "hot")[1], "0 pods go: none of 3 may");
-    assert_eq!(kept(&plan, "p1"), ["PodSelectors"]);
+    assert_eq!(skip_rules(&plan, "p1"), ["PodSelectors"]);
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn failed_job_pauses_its_pod_with_backoff() {
             if !moved(&plan).is_empty() {
                 break;
             }
-            assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
+            assert_eq!(skip_rules(&plan, "p1"), ["MoveFailed"]);
             descheduler.wait(1);
         }
         pauses.push(descheduler.world.now.duration_since(begun).as_secs());
@@ -155,7 +155,7 @@ fn job_that_was_not_created_counts_as_failed() {
         descheduler.world.jobs.clear();
         descheduler.wait(pause - 1);
         let plan = descheduler.cycle();
-        assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
+        assert_eq!(skip_rules(&plan, "p1"), ["MoveFailed"]);
         descheduler.wait(1);
     }
     assert_eq!(descheduler.moves(), ["p1"]);
@@ -177,8 +177,8 @@ fn failed_job_pauses_only_its_workload() {
     report(&mut descheduler.world, all);
     let plan = descheduler.cycle();
     assert_eq!(moved(&plan), ["q"]);
-    assert_eq!(kept(&plan, "p1"), ["MoveFailed"]);
-    assert_eq!(kept(&plan, "p2"), ["MoveFailed"]);
+    assert_eq!(skip_rules(&plan, "p1"), ["MoveFailed"]);
+    assert_eq!(skip_rules(&plan, "p2"), ["MoveFailed"]);
 }
 
 #[test]
@@ -225,15 +225,15 @@ fn job_that_ends_after_eviction_counts_as_moved() {
             .pod("p2", "b", owned_by("rs-p1", &created));
         report(&mut descheduler.world, turned);
         assert_eq!(
-            kept(&descheduler.cycle(), "p2"),
+            skip_rules(&descheduler.cycle(), "p2"),
             ["MovedLately"],
             "{reason}"
         );
         // An hour from the eviction, which was 240 s after the request.
-        for (wait, goes) in [(3539, false), (1, true)] {
+        for (wait, is_evicted) in [(3539, false), (1, true)] {
             descheduler.wait(wait);
             report(&mut descheduler.world, turned);
-            assert_eq!(!descheduler.moves().is_empty(), goes, "{reason}");
+            assert_eq!(!descheduler.moves().is_empty(), is_evicted, "{reason}");
         }
     }
     // A pod that was not evicted and left by itself is no move.
@@ -272,7 +272,7 @@ fn successful_move_resets_the_failure_count() {
     assert_eq!(descheduler.moves(), ["p1"]);
     descheduler.fail_job();
     descheduler.wait(9);
-    assert_eq!(kept(&descheduler.cycle(), "p1"), ["MoveFailed"]);
+    assert_eq!(skip_rules(&descheduler.cycle(), "p1"), ["MoveFailed"]);
     descheduler.wait(1);
     assert_eq!(descheduler.moves(), ["p1"]);
 }
@@ -285,7 +285,7 @@ fn as_long_as_a_job_runs_its_pod_moves() {
     descheduler.wait(600);
     let hotter: &[Described<'_>] = &[("a", 2700, &[("p1", 1000)]), ("b", 100, &[])];
     report(&mut descheduler.world, hotter);
-    assert_eq!(kept(&descheduler.cycle(), "p1"), ["MovesAlready"]);
+    assert_eq!(skip_rules(&descheduler.cycle(), "p1"), ["MovesAlready"]);
 }
 
 /// Moves p1 from a to b, where p2 runs as its replacement, and makes b hot.
@@ -309,7 +309,7 @@ fn next_leader_reads_moves_of_the_last() {
     assert_eq!(descheduler.moves(), ["p1"]);
     descheduler.take_over();
     assert_eq!(
-        kept(&descheduler.cycle(), "p1"),
+        skip_rules(&descheduler.cycle(), "p1"),
         Vec::<&str>::new(),
         "a is not hot without it"
     );
@@ -317,12 +317,12 @@ fn next_leader_reads_moves_of_the_last() {
     descheduler.wait(600);
     turned(&mut descheduler);
     descheduler.take_over();
-    assert_eq!(kept(&descheduler.cycle(), "p2"), ["MovedLately"]);
+    assert_eq!(skip_rules(&descheduler.cycle(), "p2"), ["MovedLately"]);
     // The hour is not restarted.
     descheduler.wait(2999);
     report_turned(&mut descheduler);
     descheduler.take_over();
-    assert_eq!(kept(&descheduler.cycle(), "p2"), ["MovedLately"]);
+    assert_eq!(skip_rules(&descheduler.cycle(), "p2"), ["MovedLately"]);
     descheduler.wait(1);
     report_turned(&mut descheduler);
     descheduler.take_over();
@@ -361,7 +361,7 @@ fn next_leader_keeps_the_failure_count() {
         descheduler.wait(pause - 1);
         report(&mut descheduler.world, HOT);
         descheduler.take_over();
-        assert_eq!(kept(&descheduler.cycle(), "p1"), ["MoveFailed"]);
+        assert_eq!(skip_rules(&descheduler.cycle(), "p1"), ["MoveFailed"]);
         descheduler.wait(1);
     }
     // Earlier jobs are swept; the newest one records the number of failures.
@@ -373,7 +373,7 @@ fn next_leader_keeps_the_failure_count() {
         .drain(..descheduler.world.jobs.len() - 1);
     descheduler.take_over();
     descheduler.wait(159);
-    assert_eq!(kept(&descheduler.cycle(), "p1"), ["MoveFailed"]);
+    assert_eq!(skip_rules(&descheduler.cycle(), "p1"), ["MoveFailed"]);
     descheduler.wait(1);
     report(&mut descheduler.world, HOT);
     assert_eq!(descheduler.moves(), ["p1"]);
@@ -426,15 +426,19 @@ fn jobs_are_kept_as_long_as_their_pods_rest() {
         .map(|until| until.to_string())
     };
     let at_four = |status: &str, reason: &str| json!([{"type": "Eviction", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]);
-    let done = until(json!({"phase": "Succeeded"}));
-    assert_eq!(done.as_deref(), Some("2026-01-01T13:00:00Z"));
+    let until_succeeded = until(json!({"phase": "Succeeded"}));
+    assert_eq!(until_succeeded.as_deref(), Some("2026-01-01T13:00:00Z"));
     for (phase, status, reason) in [
         ("Succeeded", "True", reasons::EVICT_COMPLETE),
         ("Failed", "True", reasons::EVICT_COMPLETE),
         ("Failed", "False", reasons::EVICTING),
     ] {
-        let done = until(json!({"phase": phase, "conditions": at_four(status, reason)}));
-        assert_eq!(done.as_deref(), Some("2026-01-01T13:04:00Z"), "{phase}");
+        let until_ended = until(json!({"phase": phase, "conditions": at_four(status, reason)}));
+        assert_eq!(
+            until_ended.as_deref(),
+            Some("2026-01-01T13:04:00Z"),
+            "{phase}"
+        );
     }
     let refused = at_four("False", reasons::FAILED_EVICT);
     assert_eq!(

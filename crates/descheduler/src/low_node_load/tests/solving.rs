@@ -122,11 +122,11 @@ proptest! {
         }
         for (bin, took) in bins.iter().zip(&took) {
             for (at, high) in bin.high.iter().enumerate() {
-                let more: i64 = took.iter().map(|item| items[*item].usage[at]).sum();
-                prop_assert!(more == 0 || bin.used[at] + more <= *high);
+                let added: i64 = took.iter().map(|item| items[*item].usage[at]).sum();
+                prop_assert!(added == 0 || bin.used[at] + added <= *high);
                 let prod = took.iter().filter(|item| items[**item].prod);
-                let more: i64 = prod.map(|item| items[*item].usage[at]).sum();
-                prop_assert!(more == 0 || bin.prod[at] + more <= bin.prod_high[at]);
+                let added: i64 = prod.map(|item| items[*item].usage[at]).sum();
+                prop_assert!(added == 0 || bin.prod[at] + added <= bin.prod_high[at]);
             }
         }
     }

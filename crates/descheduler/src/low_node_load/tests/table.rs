@@ -180,7 +180,7 @@ fn cases() -> Vec<Case> {
             with("p5", "n1", over),
         ]
     };
-    let more = ["p10", "p11", "p12", "p13", "p14", "p15"].map(|name| plain(name, "n3"));
+    let more_pods = ["p10", "p11", "p12", "p13", "p14", "p15"].map(|name| plain(name, "n3"));
     vec![
         case(
             "no evictable pods",
@@ -395,7 +395,7 @@ fn cases() -> Vec<Case> {
                 twenty(),
                 pods(
                     [five(), vec![plain("p16", "n1"), plain("p17", "n1")]].concat(),
-                    [p9(), more.to_vec()].concat(),
+                    [p9(), more_pods.to_vec()].concat(),
                 ),
                 5,
             )
@@ -408,7 +408,7 @@ fn cases() -> Vec<Case> {
                 both(10, 10),
             )),
             twenty(),
-            pods(five(), [p9(), more[..2].to_vec()].concat()),
+            pods(five(), [p9(), more_pods[..2].to_vec()].concat()),
             3,
         ),
         case(

@@ -79,9 +79,9 @@ impl JobView<'_> {
             reason: reasons::EVICTING,
             message: &message,
         };
-        let goes = pod.metadata.deletion_timestamp.is_some();
+        let is_deleting = pod.metadata.deletion_timestamp.is_some();
         let is_requested = self.policy() == Policy::SoftEviction && is_eviction_requested(pod);
-        if condition.is_some() && (goes || is_requested) {
+        if condition.is_some() && (is_deleting || is_requested) {
             return Err(self.report_condition(&evicting).unwrap_or_else(Step::wait));
         }
         let status = reservation.and_then(|reservation| reservation.status.as_ref());

@@ -425,12 +425,12 @@ mod limits_hold {
                     let uid = (!self.jobs.len().is_multiple_of(3))
                         .then(|| format!("uid-{pod}-{generation}"));
                     let named = json!({"namespace": format!("ns-{}", pod % 2), "uid": uid});
-                    let made = job(
+                    let new_job = job(
                         &name,
                         &format!("p{pod}"),
                         json!({"spec": {"podRef": named}}),
                     );
-                    self.jobs.push((PodMigrationJob::clone(&made), *pod));
+                    self.jobs.push((PodMigrationJob::clone(&new_job), *pod));
                 }
                 Event::Round => {
                     for (job, verdict) in arbitrate(&self.snapshot(), |_| rules) {

@@ -111,7 +111,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_name() {
         let error = complete(&args).unwrap_err();
         assert!(error.contains(said), "{args}: {error}");
     }
-    let mut taken = vec![
+    let mut accepted = vec![
         json!({}),
         json!({"evictQPS": "10"}),
         json!({"skipEvictionGates": ["PVC", "NodeFit", "MaxMigratingGlobally"]}),
@@ -125,10 +125,10 @@ fn arguments_that_cannot_be_meant_are_refused_by_name() {
             "maxMigratingPerWorkload",
             "maxUnavailablePerWorkload",
         ] {
-            taken.push(json!({field: number}));
+            accepted.push(json!({field: number}));
         }
     }
-    for args in taken {
+    for args in accepted {
         complete(&args).unwrap();
     }
 }

@@ -18,13 +18,13 @@ fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
 }
 
-fn made(job: &PodMigrationJob, pod: &Pod, without_claims: bool) -> Value {
+fn build_reservation(job: &PodMigrationJob, pod: &Pod, without_claims: bool) -> Value {
     let options = reservation::options(job, pod, without_claims, now());
-    let made = serde_json::to_value(reservation::object(&options)).unwrap();
+    let value = serde_json::to_value(reservation::object(&options)).unwrap();
     // The reservation is built from the job's options.
     let options = serde_json::to_value(options).unwrap();
-    assert_eq!(options["template"]["spec"], made["spec"]);
-    made
+    assert_eq!(options["template"]["spec"], value["spec"]);
+    value
 }
 
 /// Upstream's four cases.
@@ -32,7 +32,7 @@ fn made(job: &PodMigrationJob, pod: &Pod, without_claims: bool) -> Value {
 fn a_reservation_is_made_from_the_pod_and_avoids_its_node() {
     let elsewhere = json!({"key": "metadata.name", "operator": "NotIn", "values": ["test-node"]});
     let job = job("uid-of-job", "p", json!({"spec": {"ttl": "5m"}}));
-    let value = made(&job, &pod(json!({})), false);
+    let value = build_reservation(&job, &pod(json!({})), false);
     assert_eq!(value["metadata"]["name"], "uid-of-job");
     let labels = json!({"app.kubernetes.io/created-by": "koord-descheduler",
         "scheduling.koordinator.sh/reservation-order": now().as_millisecond().to_string()});
@@ -62,14 +62,14 @@ fn a_reservation_is_made_from_the_pod_and_avoids_its_node() {
     let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "ephemeral": {}},
         {"name": "m", "configMap": {"name": "c"}}]);
     let full = pod(json!({"spec": {"affinity": {"nodeAffinity": required}, "volumes": volumes}}));
-    let value = made(&job, &full, false);
+    let value = build_reservation(&job, &full, false);
     let template = &value["spec"]["template"];
     let expected: Vec<_> = ["a", "b"]
         .map(|key| json!({"matchExpressions": expression(key), "matchFields": [elsewhere]}))
         .into();
     assert_eq!(affinity(template), json!(expected));
     assert_eq!(template["spec"]["volumes"].as_array().unwrap().len(), 3);
-    let value = made(&job, &full, true);
+    let value = build_reservation(&job, &full, true);
     let template_volumes = &value["spec"]["template"]["spec"]["volumes"];
     assert_eq!(
         template_volumes.as_array().unwrap().len(),
@@ -86,7 +86,7 @@ fn user_reservation_options_are_kept() {
     let options = json!({"spec": {"ttl": "5m", "reservationOptions": {"template": template}}});
     let job = job("j", "p", options);
     assert_eq!(reservation::name(&job), "mine");
-    let value = made(&job, &pod(json!({})), false);
+    let value = build_reservation(&job, &pod(json!({})), false);
     assert_eq!(value["metadata"]["name"], "mine");
     assert_eq!(value["metadata"]["labels"]["a"], "b");
     assert_eq!(value["spec"]["ttl"], "1h0m0s");
@@ -101,14 +101,14 @@ fn owner_of_an_unscheduled_pod_is_matched_by_itself() {
     let status =
         json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"}]});
     let waits = pod(json!({"spec": {"nodeName": null}, "status": status}));
-    let value = made(&job("j", "p", json!({})), &waits, false);
+    let value = build_reservation(&job("j", "p", json!({})), &waits, false);
     let object = json!({"kind": "Pod", "namespace": "default", "name": "p", "uid": "uid-p"});
     assert_eq!(value["spec"]["owners"], json!([{"object": object}]));
     let spec = serde_json::from_value(value["spec"].clone()).unwrap();
     assert!(reservation::is_for_pending(&spec));
     assert!(value["spec"]["template"]["spec"].get("affinity").is_none());
     assert!(value["spec"].get("ttl").is_none());
-    let bound = made(&job("j", "p", json!({})), &pod(json!({})), false);
+    let bound = build_reservation(&job("j", "p", json!({})), &pod(json!({})), false);
     let spec = serde_json::from_value(bound["spec"].clone()).unwrap();
     assert!(!reservation::is_for_pending(&spec));
 }

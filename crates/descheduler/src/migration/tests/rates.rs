@@ -71,22 +71,22 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
     let off = json!({"workload": of_workload, "namespace": {"duration": "0s"}});
     let none = json!({"workload": {"duration": "0s"}});
     let by_default = json!({"workload": {"duration": "5m"}});
-    let same = json!({});
+    let empty = json!({});
     let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "o",
         "controller": true}]);
     let elsewhere = json!({"metadata": {"ownerReferences": owner}});
     let namespace = json!({"metadata": {"namespace": "other"}});
     for (limiters, evicted, wait, limited) in [
-        (&per_workload, &same, 100, false),
-        (&per_workload, &same, 10, true),
+        (&per_workload, &empty, 100, false),
+        (&per_workload, &empty, 10, true),
         (&per_workload, &elsewhere, 10, false),
-        (&none, &same, 10, false),
-        (&by_default, &same, 10, true),
-        (&burst, &same, 10, false),
-        (&limiter_args, &same, 100, true),
-        (&limiter_args, &same, 200, false),
-        (&off, &same, 100, false),
-        (&off, &same, 10, true),
+        (&none, &empty, 10, false),
+        (&by_default, &empty, 10, true),
+        (&burst, &empty, 10, false),
+        (&limiter_args, &empty, 100, true),
+        (&limiter_args, &empty, 200, false),
+        (&off, &empty, 100, false),
+        (&off, &empty, 10, true),
         (&limiter_args, &namespace, 100, false),
     ] {
         let args = args(json!({"objectLimiters": limiters}));

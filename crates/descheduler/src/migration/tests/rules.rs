@@ -126,23 +126,28 @@ fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &
 
 #[test]
 fn migration_limits_match_upstream() {
-    let same = json!({});
+    let empty = json!({});
     let global = [ROWS[0], ROWS[1], ROWS[2], ROWS[3]];
-    let here = ("test-node", &same);
-    limited(&global, "maxMigratingGlobally", here, here);
+    let on_test_node = ("test-node", &empty);
+    limited(&global, "maxMigratingGlobally", on_test_node, on_test_node);
     limited(
         &ROWS,
         "maxMigratingPerNode",
-        here,
-        ("test-other-node", &same),
+        on_test_node,
+        ("test-other-node", &empty),
     );
     let namespace = json!({"metadata": {"namespace": "other"}});
     let elsewhere = ("test-node", &namespace);
-    limited(&ROWS, "maxMigratingPerNamespace", here, elsewhere);
+    limited(&ROWS, "maxMigratingPerNamespace", on_test_node, elsewhere);
     let other = owner("other");
     // For a workload the first row has no limit of 0: that is read as 1.
     let of_workload = ("test-node", &other);
-    limited(&ROWS[1..], "maxMigratingPerWorkload", here, of_workload);
+    limited(
+        &ROWS[1..],
+        "maxMigratingPerWorkload",
+        on_test_node,
+        of_workload,
+    );
 }
 
 #[test]

@@ -137,10 +137,10 @@ impl Play {
                 self.job.status = Some(*status);
                 "status"
             }
-            Operation::Reserve(made) => {
-                let mut made = *made;
-                made.metadata.uid = Some("uid-made".to_owned());
-                self.reservation = Some(made);
+            Operation::Reserve(created) => {
+                let mut created = *created;
+                created.metadata.uid = Some("uid-made".to_owned());
+                self.reservation = Some(created);
                 "reserve"
             }
             Operation::Order { value } => {
@@ -393,9 +393,9 @@ fn failed_job_has_a_reason() {
     let unschedulable = json!({"phase": "Failed", "conditions": [{"type": "Scheduled", "reason": "Unschedulable", "message": "no node"}]});
     let existing_pod = || Some(pod(json!({})));
     let same_node = {
-        let mut same = scheduled("Available", None);
-        same.status.as_mut().unwrap().node_name = "test-node".to_owned();
-        same
+        let mut current = scheduled("Available", None);
+        current.status.as_mut().unwrap().node_name = "test-node".to_owned();
+        current
     };
     let mut replaced = scheduled("Available", None);
     replaced.metadata.uid = Some("another".to_owned());
@@ -600,9 +600,9 @@ fn next_leader_resumes_the_job() {
     assert_eq!(play.acts.iter().filter(|act| **act == "evict").count(), 1);
     // The reservation exists, but the job has no reference to it.
     let over = json!({"spec": {"reservationOptions": null}, "metadata": {"annotations": {"koordinator.sh/job-created-by": "predecessor"}}});
-    let mut made = scheduled("Available", None);
-    made.metadata.name = Some("j".to_owned());
-    let mut play = Play::new(running(over), Some(pod(json!({}))), Some(made));
+    let mut reservation = scheduled("Available", None);
+    reservation.metadata.name = Some("j".to_owned());
+    let mut play = Play::new(running(over), Some(pod(json!({}))), Some(reservation));
     play.on();
     assert!(!play.acts.contains(&"reserve"), "{:?}", play.acts);
     assert_eq!(play.acts.last(), Some(&"evict"));
@@ -655,9 +655,9 @@ fn unscheduled_pod_is_followed_to_its_node() {
     assert_eq!(play.condition("PodScheduled"), is("True", ""));
     assert!(!play.acts.contains(&"evict"));
     // Another pod uses the reservation, or the pod is gone.
-    let mut taken = scheduled("Succeeded", Some("other"));
-    taken.spec.owners.clone_from(&reservation.spec.owners);
-    let mut play = Play::new(running(json!({})), Some(waits(unscheduled)), Some(taken));
+    let mut foreign = scheduled("Succeeded", Some("other"));
+    foreign.spec.owners.clone_from(&reservation.spec.owners);
+    let mut play = Play::new(running(json!({})), Some(waits(unscheduled)), Some(foreign));
     play.on();
     assert_eq!(play.ends(), failed("ForbiddenMigratePod"));
     let mut play = Play::new(running(json!({})), None, Some(reservation));

@@ -85,13 +85,13 @@ impl TargetCapacity {
     }
 
     fn has_amounts(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
-        let taken = self.fit.requested(&node.name);
+        let requested = self.fit.requested(&node.name);
         let free = |id| {
-            let taken = taken.map_or(0, |taken| taken.get(id));
-            node.allocatable.get(id).saturating_sub(taken)
+            let requested = requested.map_or(0, |requested| requested.get(id));
+            node.allocatable.get(id).saturating_sub(requested)
         };
-        let mut wanted = pod.shape.requests.iter();
-        wanted.all(|(id, wanted)| wanted <= free(id))
+        let mut requests = pod.shape.requests.iter();
+        requests.all(|(id, request)| request <= free(id))
     }
 
     fn has_pod_slot(&self, node: &NodeInfo) -> bool {

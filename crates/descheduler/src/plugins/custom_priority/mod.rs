@@ -84,8 +84,8 @@ impl CustomPriority {
         }
         pods.sort_by(|a, b| {
             let size = |pod: &PodInfo| {
-                let wanted = &pod.shape.main_requests;
-                (wanted.get(CPU), wanted.get(MEMORY))
+                let requests = &pod.shape.main_requests;
+                (requests.get(CPU), requests.get(MEMORY))
             };
             let name = |pod: &PodInfo| (pod.namespace.clone(), pod.name.clone());
             size(a).cmp(&size(b)).then_with(|| name(a).cmp(&name(b)))
@@ -130,16 +130,16 @@ impl CustomPriority {
             };
             let reason =
                 format!("evicting from {class} priority resource to lower priority resource");
-            let goes = if self.args.dry_run {
+            let is_moved = if self.args.dry_run {
                 cycle.show_move(&pod, reason);
                 true
             } else {
                 cycle.evict(&pod, reason).is_ok()
             };
-            if goes {
+            if is_moved {
                 history.record_planned(cycle, &pod);
             }
-            if goes && let Some(target) = target {
+            if is_moved && let Some(target) = target {
                 capacity.take(&pod, target);
             }
         }
@@ -159,11 +159,11 @@ impl CustomPriority {
         if pods.is_empty() {
             return;
         }
-        let mut taken = Vec::with_capacity(pods.len());
+        let mut allocated = Vec::with_capacity(pods.len());
         for pod in &pods {
             let Some(target) = capacity.find(pod, targets, self.args.node_fit) else {
                 let reasons = capacity.reasons(pod, targets);
-                for (pod, target) in taken {
+                for (pod, target) in allocated {
                     capacity.release(pod, target);
                 }
                 let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
@@ -175,7 +175,7 @@ impl CustomPriority {
                 return;
             };
             capacity.take(pod, target);
-            taken.push((pod, target));
+            allocated.push((pod, target));
         }
         let reason = format!("drain node {} (sourcePriority={class})", node.name);
         if self.args.dry_run {

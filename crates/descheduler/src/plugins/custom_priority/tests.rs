@@ -257,10 +257,10 @@ fn five_misfits_in_a_row_end_the_search() {
     ] {
         world.pod(name, "s1", requests(cpu, "100"));
     }
-    let goes =
+    let evicted =
         |world: &TestCluster, over: Value| moved(&framework(over, &[]).run(&world.snapshot()));
-    assert_eq!(goes(&world, json!({})), ["small", "mid"]);
-    assert_eq!(goes(&world, json!({"nodeFit": false})).len(), 5);
+    assert_eq!(evicted(&world, json!({})), ["small", "mid"]);
+    assert_eq!(evicted(&world, json!({"nodeFit": false})).len(), 5);
     // The sixth is no larger, but would fit an empty node.
     for name in ["big4", "big5", "big6"] {
         world.pod(name, "s1", requests("3", "100"));
@@ -275,7 +275,7 @@ fn five_misfits_in_a_row_end_the_search() {
         world.pod(name, "s1", merged(requests("2", "100"), elsewhere.clone()));
     }
     world.pod("last", "s1", merged(requests("3", "100"), own.clone()));
-    assert_eq!(goes(&world, json!({})), ["small", "mid", "last"]);
+    assert_eq!(evicted(&world, json!({})), ["small", "mid", "last"]);
     // A pod that fits in between restarts the count.
     let mut longer = world.clone();
     longer.pod(
@@ -285,7 +285,7 @@ fn five_misfits_in_a_row_end_the_search() {
     );
     longer.pod("largest", "s1", merged(requests("4", "100"), own));
     let expected = ["small", "mid", "last", "largest"];
-    assert_eq!(goes(&longer, json!({})), expected);
+    assert_eq!(evicted(&longer, json!({})), expected);
     world.pod("m5", "s1", merged(requests("2", "100"), elsewhere));
     let plan = framework(json!({}), &[]).run(&world.snapshot());
     assert_eq!(moved(&plan), ["small", "mid"]);
@@ -391,13 +391,13 @@ fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
             ),
         );
     }
-    let goes = |world: &TestCluster, fit: bool| {
+    let evicted = |world: &TestCluster, fit: bool| {
         moved(&framework(json!({"mode": "DrainNode", "nodeFit": fit}), &[]).run(&world.snapshot()))
     };
-    assert!(goes(&world, true).is_empty());
-    assert_eq!(goes(&world, false), ["p1", "p2"]);
+    assert!(evicted(&world, true).is_empty());
+    assert_eq!(evicted(&world, false), ["p1", "p2"]);
     world.pod("p3", "s1", requests("10m", "10"));
-    assert!(goes(&world, false).is_empty());
+    assert!(evicted(&world, false).is_empty());
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn unschedulable_node_is_not_cordoned_again() {
     assert_eq!((moved(&plan).len(), cordoned(&plan).len()), (1, 0));
 }
 
-fn kept(plan: &Plan) -> Vec<String> {
+fn skipped_pods(plan: &Plan) -> Vec<String> {
     let skipped = plan.skipped.iter();
     let mut skipped: Vec<_> = skipped
         .map(|skipped| format!("{} {}", skipped.pod.name, skipped.reason.rule))
@@ -469,21 +469,24 @@ fn each_pod_that_stays_has_a_reason() {
         let excluding = args(json!({"evictableNamespaces": {"exclude": ["default"]}}));
         let plan = framework(excluding, &[]).run(&world.snapshot());
         assert_eq!(
-            kept(&plan),
+            skipped_pods(&plan),
             ["p1 Namespaces", "p2 Namespaces", "p3 Namespaces"]
         );
         let labels = json!({"podSelectors": [{"selector": {"matchLabels": {"app": "b"}}}]});
         let plan = framework(args(labels), &[]).run(&world.snapshot());
-        assert_eq!(kept(&plan)[0], "p1 PodSelectors");
+        assert_eq!(skipped_pods(&plan)[0], "p1 PodSelectors");
     }
     let mut limited = framework(json!({"mode": "DrainNode"}), &[]);
     limited.limits.total = Some(1);
     let plan = limited.run(&world.snapshot());
-    assert_eq!(kept(&plan), ["p2 MaxNoOfPodsToEvictTotal", "p3 NodeStays"]);
+    assert_eq!(
+        skipped_pods(&plan),
+        ["p2 MaxNoOfPodsToEvictTotal", "p3 NodeStays"]
+    );
     world.pod("p4", "s1", requests("450m", "100"));
     let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
     let expected = ["p1 NodeStays", "p2 NodeStays", "p3 NodeStays", "p4 NodeFit"];
-    assert_eq!(kept(&plan), expected);
+    assert_eq!(skipped_pods(&plan), expected);
 }
 
 #[test]
@@ -499,7 +502,7 @@ fn replacement_moves_only_when_its_node_is_drained() {
         world.pod("p2", "t1", merged(requests("100m", "100"), created));
         let plan = framework.run(&world.snapshot());
         assert_eq!(moved(&plan), expected, "{mode}");
-        let resting = kept(&plan) == ["p2 MovedLately"];
+        let resting = skipped_pods(&plan) == ["p2 MovedLately"];
         assert_eq!(resting, expected.is_empty(), "{mode}");
     }
 }

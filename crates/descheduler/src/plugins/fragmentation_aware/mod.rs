@@ -242,11 +242,11 @@ impl FragmentationAware {
             cycle.show_move(pod, reason);
             return true;
         }
-        let goes = cycle.evict(pod, reason).is_ok();
-        if goes {
+        let is_planned = cycle.evict(pod, reason).is_ok();
+        if is_planned {
             self.history.record_planned(cycle, pod);
         }
-        goes
+        is_planned
     }
 }
 

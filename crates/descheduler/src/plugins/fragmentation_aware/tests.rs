@@ -39,7 +39,7 @@ fn world() -> TestCluster {
 
 /// Returns which of `pods` (name, node, milli-CPUs, bytes, namespace, labels) are evicted with these
 /// arguments, whose defaults are a threshold of 0.1, an improvement of 0.01 and no `nodeFit`.
-fn goes(over: Value, pods: &[(&str, &str, u32, u32, &str, Value)]) -> Vec<String> {
+fn evicted(over: Value, pods: &[(&str, &str, u32, u32, &str, Value)]) -> Vec<String> {
     let mut world = world();
     for (name, node, cpu, memory, namespace, labels) in pods {
         let meta = json!({"metadata": {"namespace": namespace, "labels": labels}});
@@ -132,38 +132,38 @@ fn arguments_that_cannot_be_meant_are_refused_by_field() {
 }
 
 #[test]
-fn pod_whose_removal_balances_best_is_evicted() {
+fn best_balancing_pod_is_evicted() {
     // Each node has requests of 3,000 milli-CPUs and 1,000 bytes: shares of 0.75 and 0.25.
     let two = [
         pod("pod1", "node1", 3000, 1000),
         pod("pod2", "node2", 3000, 1000),
     ];
-    assert_eq!(goes(json!({}), &two), ["pod1", "pod2"]);
+    assert_eq!(evicted(json!({}), &two), ["pod1", "pod2"]);
     assert_eq!(
-        goes(
+        evicted(
             json!({"nodeSelector": {"matchLabels": {"pool": "test"}}}),
             &two
         ),
         ["pod1"]
     );
-    assert!(goes(json!({"paused": true}), &two).is_empty());
+    assert!(evicted(json!({"paused": true}), &two).is_empty());
     // Without pod1 the node is empty; without pod2 the deviation is 0.25 as before.
     let best = [
         pod("pod1", "node1", 2500, 500),
         pod("pod2", "node1", 500, 500),
     ];
-    assert_eq!(goes(json!({}), &best), ["pod1"]);
+    assert_eq!(evicted(json!({}), &best), ["pod1"]);
     let balanced = [pod("pod1", "node1", 2000, 2000)];
-    assert!(goes(json!({"imbalanceThreshold": 0.5}), &balanced).is_empty());
+    assert!(evicted(json!({"imbalanceThreshold": 0.5}), &balanced).is_empty());
     let pods = [pod("pod1", "node1", 2500, 500)];
-    assert_eq!(goes(json!({}), &pods), ["pod1"]);
-    assert!(goes(json!({"minImprovementThreshold": 0.5}), &pods).is_empty());
+    assert_eq!(evicted(json!({}), &pods), ["pod1"]);
+    assert!(evicted(json!({"minImprovementThreshold": 0.5}), &pods).is_empty());
     // The first of two equal pods.
     let alike = [
         pod("pod2", "node1", 1500, 100),
         pod("pod1", "node1", 1500, 100),
     ];
-    assert_eq!(goes(json!({}), &alike), ["pod1"]);
+    assert_eq!(evicted(json!({}), &alike), ["pod1"]);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn thresholds_have_to_be_exceeded() {
         (json!({"minImprovementThreshold": 0.2499}), true),
     ] {
         assert_eq!(
-            goes(over.clone(), &pods).len(),
+            evicted(over.clone(), &pods).len(),
             usize::from(goes_),
             "{over}"
         );
@@ -192,14 +192,17 @@ fn filtered_pods_count_but_stay() {
         pod("pod2", "node1", 1000, 500),
     ];
     assert_eq!(
-        goes(json!({"podSelectors": selectors}), &labelled),
+        evicted(json!({"podSelectors": selectors}), &labelled),
         ["pod1"]
     );
     let other = [
         pod("pod1", "node1", 2000, 500),
         ("pod2", "node1", 1000, 500, "default", json!({"foo": "bar"})),
     ];
-    assert_eq!(goes(json!({"podSelectors": selectors}), &other), ["pod2"]);
+    assert_eq!(
+        evicted(json!({"podSelectors": selectors}), &other),
+        ["pod2"]
+    );
     let namespaces = json!({"evictableNamespaces": {"exclude": ["kube-system"]}});
     for (system, mine) in [((2500, 500), (2000, 200)), ((2000, 100), (1000, 100))] {
         let pods = [
@@ -213,7 +216,7 @@ fn filtered_pods_count_but_stay() {
             ),
             pod("pod2", "node1", mine.0, mine.1),
         ];
-        assert_eq!(goes(namespaces.clone(), &pods), ["pod2"]);
+        assert_eq!(evicted(namespaces.clone(), &pods), ["pod2"]);
     }
 }
 
@@ -232,16 +235,16 @@ fn pods_that_ended_do_not_count() {
 #[test]
 fn a_pod_that_fits_no_other_node_stays() {
     let pods = [pod("pod1", "node1", 5000, 500)];
-    assert!(goes(json!({"nodeFit": true}), &pods).is_empty());
-    assert_eq!(goes(json!({"nodeFit": false}), &pods), ["pod1"]);
+    assert!(evicted(json!({"nodeFit": true}), &pods).is_empty());
+    assert_eq!(evicted(json!({"nodeFit": false}), &pods), ["pod1"]);
     let fits = [
         pod("pod1", "node1", 3000, 500),
         pod("full", "node2", 1000, 1000),
     ];
-    assert_eq!(goes(json!({"nodeFit": true}), &fits), ["pod1"]);
+    assert_eq!(evicted(json!({"nodeFit": true}), &fits), ["pod1"]);
     // Other nodes are those that the plugin considers.
     let pool = json!({"nodeFit": true, "nodeSelector": {"matchLabels": {"pool": "test"}}});
-    assert!(goes(pool, &fits).is_empty());
+    assert!(evicted(pool, &fits).is_empty());
     let mut world = world();
     world.pod("pod1", "node1", requests("5", "500"));
     let plan = framework(json!({})).run(&world.snapshot());
@@ -403,14 +406,14 @@ fn next_best_pod_replaces_a_refused_one() {
         skipped.sort();
         (moved(&plan), skipped)
     };
-    let (goes, skipped) = run(None);
-    assert_eq!(goes, ["best"]);
+    let (evicted_pods, skipped) = run(None);
+    assert_eq!(evicted_pods, ["best"]);
     assert_eq!(
         skipped,
         ["last OnePerNode", "next OnePerNode", "other Namespaces"]
     );
-    let (goes, skipped) = run(Some(Box::new(crate::testing::Refuses(&["best"]))));
-    assert_eq!(goes, ["next"]);
+    let (evicted_pods, skipped) = run(Some(Box::new(crate::testing::Refuses(&["best"]))));
+    assert_eq!(evicted_pods, ["next"]);
     assert_eq!(
         skipped,
         ["best Refuses", "last OnePerNode", "other Namespaces"]

@@ -63,10 +63,10 @@ pub fn rank(
         })
         .collect();
     ranked.sort_by(|a, b| {
-        let (few, many) = (&a.pods.eligible, &b.pods.eligible);
+        let (pods_a, pods_b) = (&a.pods.eligible, &b.pods.eligible);
         a.score
             .total_cmp(&b.score)
-            .then_with(|| few.len().cmp(&many.len()))
+            .then_with(|| pods_a.len().cmp(&pods_b.len()))
             .then_with(|| a.pods.node.name.cmp(&b.pods.node.name))
     });
     ranked
@@ -83,19 +83,19 @@ fn share<'a>(
         if capacity <= 0 {
             return 0.0;
         }
-        let wanted = pods.clone().map(|pod| pod.shape.requests.get(*id));
-        let wanted = wanted.fold(0, i64::saturating_add);
-        weight * (wanted as f64 / capacity as f64)
+        let requested = pods.clone().map(|pod| pod.shape.requests.get(*id));
+        let requested = requested.fold(0, i64::saturating_add);
+        weight * (requested as f64 / capacity as f64)
     };
     weights.iter().map(weighted).sum()
 }
 
 fn score(pods: &NodePods, weights: &[(ResourceId, f64)]) -> f64 {
-    let goes = share(&pods.node, pods.eligible.iter(), weights);
-    let stays = share(&pods.node, pods.others.iter().chain(&pods.skipped), weights);
-    if goes > 0.0 {
-        stays / goes
-    } else if stays > 0.0 {
+    let movable = share(&pods.node, pods.eligible.iter(), weights);
+    let remaining = share(&pods.node, pods.others.iter().chain(&pods.skipped), weights);
+    if movable > 0.0 {
+        remaining / movable
+    } else if remaining > 0.0 {
         f64::INFINITY
     } else {
         0.0

@@ -240,10 +240,10 @@ pub(in crate::upstream_plugins) fn check(args: &Args) -> Result<(), String> {
 fn check_protections(
     field: &str,
     names: &[String],
-    known: &[(&str, Protection)],
+    supported: &[(&str, Protection)],
 ) -> Result<(), String> {
     let field = format!("podProtections.{field}");
-    let allowed: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+    let allowed: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
     super::super::check_listed(&field, names, &allowed)?;
     let mut distinct = BTreeSet::new();
     match names.iter().find(|name| !distinct.insert(*name)) {

@@ -11,7 +11,7 @@ fn plan(plugin: &str, args: Value, evictor: Value, case: &Value) -> Plan {
     framework.run(&snapshot(&world(case), case))
 }
 
-fn kept(plan: &Plan) -> Vec<String> {
+fn skipped_pods(plan: &Plan) -> Vec<String> {
     let skipped = plan.skipped.iter();
     skipped
         .map(|skipped| format!("{} {}", skipped.pod.name, skipped.reason.rule))
@@ -20,14 +20,15 @@ fn kept(plan: &Plan) -> Vec<String> {
 
 #[test]
 fn skipped_pods_have_a_reason() {
-    let made = |at: &str| json!({"metadata": {"creationTimestamp": at}, "owner": "ReplicaSet/r"});
+    let created =
+        |at: &str| json!({"metadata": {"creationTimestamp": at}, "owner": "ReplicaSet/r"});
     let case = case(
         json!([["a", "4", "4G", "10"]]),
         json!([
-            ["old older", "a", "-", "-", made("2026-01-01T11:00:00Z")],
-            ["young", "a", "-", "-", made("2026-01-01T11:50:00Z")],
+            ["old older", "a", "-", "-", created("2026-01-01T11:00:00Z")],
+            ["young", "a", "-", "-", created("2026-01-01T11:50:00Z")],
             ["bare", "a", "-", "-", {"metadata": {"creationTimestamp": "2026-01-01T10:00:00Z"}}],
-            ["far", "a", "-", "-", merged(made("2026-01-01T11:00:00Z"), json!({"ns": "other"}))],
+            ["far", "a", "-", "-", merged(created("2026-01-01T11:00:00Z"), json!({"ns": "other"}))],
         ]),
     );
     let args = json!({"maxPodLifeTimeSeconds": 600, "namespaces": {"include": ["default"]}});
@@ -38,7 +39,7 @@ fn skipped_pods_have_a_reason() {
     let reason = &plan.moves().next().unwrap().reason;
     assert_eq!(reason, "lives for 3600 s, which is more than 600 s");
     assert_eq!(
-        kept(&plan),
+        skipped_pods(&plan),
         [
             "young TooYoung",
             "far Namespaces",
@@ -91,7 +92,7 @@ fn pods_without_target_stay_in_a_crowded_domain() {
     let full = spread([0, 0, 0], json!({"spec": {"unschedulable": true}}));
     let unmoved = plan(SPREAD, json!({}), json!({}), &full);
     assert!(moved_names(&unmoved).is_empty());
-    assert_eq!(kept(&unmoved), ["p2 NodeFit"]);
+    assert_eq!(skipped_pods(&unmoved), ["p2 NodeFit"]);
     let text = &unmoved.notes[0].text;
     assert!(
         text.contains("maxSkew 1") && text.contains("x: 3, y: 1"),
@@ -124,7 +125,7 @@ fn pod_stays_if_its_preferred_node_is_full() {
     assert_eq!(moved_names(&plan(&case("2"))), ["p"]);
     let unmoved = plan(&case("1"));
     assert!(moved_names(&unmoved).is_empty());
-    assert_eq!(kept(&unmoved), ["p NodeFit"]);
+    assert_eq!(skipped_pods(&unmoved), ["p NodeFit"]);
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn blanket_toleration_matches_every_taint() {
     let args = json!({"thresholds": {"cpu": 20}, "targetThresholds": {"cpu": 50}});
     let plan = plan("LowNodeUtilization", args, json!({}), &case);
     assert_eq!(moved_names(&plan), ["p", "q"]);
-    assert_eq!(kept(&plan), ["r NodeRelieved", "s NodeRelieved"]);
+    assert_eq!(skipped_pods(&plan), ["r NodeRelieved", "s NodeRelieved"]);
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn nodes_without_a_fresh_report_are_not_looked_at() {
     let mut framework = framework("LowNodeUtilization", &args, &json!({})).unwrap();
     let plan = framework.run(&world.snapshot());
     assert_eq!(moved_names(&plan), ["p"]);
-    assert_eq!(kept(&plan), ["q NodeRelieved"]);
+    assert_eq!(skipped_pods(&plan), ["q NodeRelieved"]);
     let notes: Vec<_> = plan.notes.iter().map(|note| note.text.as_str()).collect();
     for expected in [
         "not looked at: its NodeMetric is 181 s old, and expires after 180 s",
@@ -330,14 +331,14 @@ fn budget_blocked_pods_do_not_use_up_the_limit() {
         let plan = run(&case, 1, dry_run);
         assert_eq!(moved_names(&plan), ["free"]);
         assert_eq!(
-            kept(&plan),
+            skipped_pods(&plan),
             ["kept1 PodDisruptionBudget", "kept2 PodDisruptionBudget"]
         );
         // Evictions of the cycle use up the budget.
         case["pdbs"] = budget(1);
         let plan = run(&case, 3, dry_run);
         assert_eq!(moved_names(&plan), ["free", "kept1"]);
-        assert_eq!(kept(&plan), ["kept2 PodDisruptionBudget"]);
+        assert_eq!(skipped_pods(&plan), ["kept2 PodDisruptionBudget"]);
     }
 }
 
@@ -356,7 +357,7 @@ fn over_utilized_node_is_reported_as_hot() {
 }
 
 #[test]
-fn nodes_whose_report_cannot_be_so_are_not_looked_at() {
+fn implausible_node_reports_are_ignored() {
     let case = case(
         json!([
             ["ahead", "4", "4G", "10"],

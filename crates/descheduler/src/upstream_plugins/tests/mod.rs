@@ -78,9 +78,9 @@ fn world(case: &Value) -> TestCluster {
     );
     for row in rows(&case["pods"]) {
         let [names, node, cpu, memory] = texts(row);
-        let mut others = other_fields(row);
+        let mut extra_fields = other_fields(row);
         let mut take = |key: &str| {
-            others
+            extra_fields
                 .as_object_mut()
                 .and_then(|fields| fields.remove(key))
                 .unwrap_or(Value::Null)
@@ -103,7 +103,7 @@ fn world(case: &Value) -> TestCluster {
                 "spec": {"nodeName": node, "containers": [{"name": "", "image": image, "resources": {"requests": requests}}]},
                 "status": {"phase": Value::Null, "conditions": Value::Null},
             });
-            world.pod(name, node, merged(over, others.clone()));
+            world.pod(name, node, merged(over, extra_fields.clone()));
         }
     }
     world

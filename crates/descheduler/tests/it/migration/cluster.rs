@@ -348,8 +348,8 @@ impl MigrationCluster {
         let body = serde_json::to_vec(value).unwrap();
         let request = axum::http::Request::post(path).header("content-type", "application/json");
         let request = request.body(body).unwrap();
-        let made: Value = self.client.request(request).await.unwrap();
-        made["metadata"]["uid"].as_str().unwrap().to_owned()
+        let created: Value = self.client.request(request).await.unwrap();
+        created["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
     /// Deletes an object and its dependents.

@@ -42,7 +42,7 @@ impl Watch {
         )
         .changes;
         let (problems, most) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
-        let (told, reached) = (problems.clone(), most.clone());
+        let (recorded, reached) = (problems.clone(), most.clone());
         tokio::spawn(async move {
             let mut jobs = BTreeMap::new();
             while let Some(change) = changes.recv().await {
@@ -62,14 +62,15 @@ impl Watch {
                     .count();
                 // All moving pods are on one node.
                 if begun > PER_NODE.min(GLOBALLY) {
-                    told.lock().push(format!("{begun} jobs have begun"));
+                    recorded.lock().push(format!("{begun} jobs have begun"));
                 }
                 let mut reached = reached.lock();
                 *reached = (*reached).max(begun);
                 let mut pods = BTreeSet::new();
                 for job in jobs.values().filter(live) {
                     if !pods.insert(job.spec.pod_ref.uid.clone()) {
-                        told.lock()
+                        recorded
+                            .lock()
                             .push(format!("{:?} has two jobs", job.spec.pod_ref.name));
                     }
                 }
@@ -240,23 +241,23 @@ fn kind(write: &str) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn migrations_outlive_their_leaders() {
-    let wanted = std::env::var("KOORD_MIGRATION_DEATHS");
-    let wanted: usize = wanted.map_or(12, |text| text.parse().expect("a number"));
+    let deaths = std::env::var("KOORD_MIGRATION_DEATHS");
+    let deaths: usize = deaths.map_or(12, |text| text.parse().expect("a number"));
     let writes = run(usize::MAX, Last::Arrives).await.writes;
     assert!(writes >= 60, "{writes} writes");
     let mut fell = BTreeMap::<String, usize>::new();
-    let mut came = BTreeMap::<String, usize>::new();
-    for number in 0..wanted {
+    let mut results = BTreeMap::<String, usize>::new();
+    for number in 0..deaths {
         // Deaths are spread over the run, except for the last few writes, after which nothing is left to do.
-        let write_index = 1 + number * (writes - 12) / wanted.max(1);
+        let write_index = 1 + number * (writes - 12) / deaths.max(1);
         let end = [Last::Late, Last::Arrives, Last::Vanishes][number % 3];
         let death = run(write_index, end).await;
         *fell.entry(kind(&death.last)).or_default() += 1;
         for (about, answer) in death.came {
             let answer = format!("{}: {answer}", kind(&about));
-            *came.entry(answer).or_default() += 1;
+            *results.entry(answer).or_default() += 1;
         }
     }
-    println!("{wanted} deaths in runs of {writes} writes: {fell:?}; late: {came:?}");
+    println!("{deaths} deaths in runs of {writes} writes: {fell:?}; late: {results:?}");
     assert!(fell.len() >= 3, "{fell:?}");
 }

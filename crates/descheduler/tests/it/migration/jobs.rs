@@ -26,11 +26,11 @@ pub(crate) async fn pods_leave_a_hot_node_for_reservations() {
     cluster
         .until("the node is left", async || {
             let jobs = cluster.jobs().await;
-            let done = |job: &PodMigrationJob| {
+            let has_succeeded = |job: &PodMigrationJob| {
                 let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
                 phase.is_some_and(|phase| phase.as_str() == "Succeeded")
             };
-            cluster.pods_on("hot").await.is_empty() && jobs.iter().all(done)
+            cluster.pods_on("hot").await.is_empty() && jobs.iter().all(has_succeeded)
         })
         .await;
     let jobs = cluster.jobs().await;
@@ -521,8 +521,8 @@ pub(crate) async fn pods_of_any_controller_move() {
                 &json!({"kind": kind, "metadata": {"name": "x"}, "spec": spec}),
             )
             .await;
-        let made = async || cluster.pods().await.len() == 4;
-        cluster.until(kind, made).await;
+        let all_exist = async || cluster.pods().await.len() == 4;
+        cluster.until(kind, all_exist).await;
         moves(&cluster, kind).await;
         // It and its pods free capacity for the next one.
         let deleted = cluster.delete(&format!("{path}/x")).await;
@@ -575,12 +575,12 @@ pub(crate) async fn a_users_own_reservation_is_used() {
     let owners = pods[0].metadata.owner_references.clone().unwrap();
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owners[0].name, "uid": owners[0].uid});
     let spec = json!({"owners": [{"controller": owner}], "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}});
-    let mine = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
+    let reservation = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
         "metadata": {"name": "mine"}, "spec": spec});
     cluster
         .post(
             "/apis/scheduling.koordinator.sh/v1alpha1/reservations",
-            &mine,
+            &reservation,
         )
         .await;
     let options = json!({"reservationOptions": {"reservationRef": {"name": "mine"}}, "ttl": "5m"});

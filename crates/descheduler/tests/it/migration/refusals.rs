@@ -18,7 +18,7 @@ fn quick() -> Value {
 /// as done.
 async fn fails(cluster: &MigrationCluster, name: &str, spec: Value, cause: &str) {
     let pod = cluster.pods().await.remove(0);
-    let before = cluster.log.asked.load(Ordering::SeqCst);
+    let before = cluster.log.eviction_requests.load(Ordering::SeqCst);
     let mut spec = spec;
     spec["ttl"] = "1m".into();
     cluster.create_job(name, &name_of(&pod), spec).await;
@@ -34,7 +34,7 @@ async fn fails(cluster: &MigrationCluster, name: &str, spec: Value, cause: &str)
     assert_eq!(now.metadata.uid, pod.metadata.uid, "{name}");
     assert_eq!(now.metadata.deletion_timestamp, None, "{name}");
     assert!(cluster.reservations().await.is_empty(), "{name}");
-    let attempts = cluster.log.asked.load(Ordering::SeqCst) - before;
+    let attempts = cluster.log.eviction_requests.load(Ordering::SeqCst) - before;
     assert!(attempts <= 10, "{name}: asked {attempts} times");
     let reasons = cluster.events().await;
     assert!(

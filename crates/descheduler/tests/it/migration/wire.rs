@@ -37,7 +37,7 @@ pub(super) struct Eviction {
 pub(super) struct WireLog {
     pub(super) evictions: Mutex<Vec<Eviction>>,
     /// Number of requested evictions, including refused ones.
-    pub(super) asked: AtomicUsize,
+    pub(super) eviction_requests: AtomicUsize,
     /// True if a webhook denies evictions.
     pub(super) denies: AtomicBool,
     /// Status code of the denial; 403 if this is 0.
@@ -210,7 +210,7 @@ impl Wire {
         let pod = head.uri.path().strip_suffix("/eviction");
         let pod = pod.map(|path| path.rsplit('/').next().unwrap_or_default().to_owned());
         if pod.is_some() {
-            self.log.asked.fetch_add(1, Ordering::SeqCst);
+            self.log.eviction_requests.fetch_add(1, Ordering::SeqCst);
         }
         if pod.is_some() && self.log.denies.load(Ordering::SeqCst) {
             let code = Some(self.log.code.load(Ordering::SeqCst)).filter(|code| *code > 0);
