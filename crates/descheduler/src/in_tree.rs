@@ -17,6 +17,7 @@ impl Registry {
     }
 }
 
+/// Returns a registry with all plugins of this crate.
 fn all() -> Registry {
     use custom_priority::{CustomPriority, CustomPriorityArgs};
     use fragmentation_aware::{FragmentationAware, FragmentationAwareArgs};

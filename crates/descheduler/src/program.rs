@@ -27,6 +27,7 @@ pub fn run(argv: Vec<OsString>, place: PlacementMaker) -> ExitCode {
     start(argv, |args, context| serve(args, place, context))
 }
 
+/// Starts the descheduler and its servers, and runs it until shutdown.
 async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()> {
     let resolved = args.resolve()?;
     let completed = Registry::in_tree()

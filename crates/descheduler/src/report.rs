@@ -171,6 +171,7 @@ impl Report {
         }
     }
 
+    /// Adds an action and its outcome to the report of its node.
     fn action(&mut self, action: &Action, outcome: Result<String, String>) {
         let (node, strategy, what) = match action {
             Action::Move(planned) => {

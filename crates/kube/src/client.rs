@@ -193,6 +193,7 @@ pub fn from_pod(options: &ClientOptions) -> Result<Option<kube::Client>, ClientE
     build(config, options).map(Some)
 }
 
+/// Loads the configuration from `path`, `KUBECONFIG`, the pod's service account or the home directory.
 async fn load(path: Option<&Path>, options: &ClientOptions) -> Result<kube::Config, ClientError> {
     if let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) {
         return from_file(path, options).await;
@@ -236,6 +237,7 @@ async fn from_file(path: &Path, options: &ClientOptions) -> Result<kube::Config,
         .map_err(wrong)
 }
 
+/// Builds a client with rate limit, metrics, timeouts and retries.
 fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Client, ClientError> {
     let agent = HeaderValue::from_str(&options.user_agent).map_err(|_| ClientError::Option {
         field: "user agent",

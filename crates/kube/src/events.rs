@@ -200,6 +200,7 @@ struct Writer {
 }
 
 impl Writer {
+    /// Sends events concurrently, but those with the same name one after the other.
     async fn run(mut self, mut waiting: mpsc::Receiver<EventDraft>, shutdown: CancellationToken) {
         // The requests in progress, and the names of their events: an update of the count must not overtake
         // the creation.
@@ -263,6 +264,7 @@ impl Writer {
         (!matches!(verdict, EventAction::Drop)).then_some((verdict, event))
     }
 
+    /// Converts `draft` to an event object of this recorder.
     fn event(&self, draft: EventDraft, now: jiff::Timestamp) -> Event {
         let EventDraft {
             object,

@@ -199,6 +199,7 @@ impl Guard {
         }
     }
 
+    /// Checks that `user` may send the request; returns the error response otherwise.
     async fn authorize(&self, user: &User, method: &str, path: &str) -> Result<(), Response> {
         let open = self.open.iter().any(|open| open.matches(path));
         if open || user.groups.iter().any(|group| group == MASTERS) {

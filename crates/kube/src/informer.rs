@@ -509,6 +509,7 @@ impl<K: Cacheable> StoreWriter<K> {
         }
     }
 
+    /// Applies `event` to the store and appends the changes to `out`.
     fn handle(&mut self, event: watcher::Event<Decoded<K>>, out: &mut VecDeque<Change<K>>) {
         if !matches!(event, watcher::Event::Init) {
             self.set_absent(false);

@@ -295,6 +295,7 @@ impl LeaderElector {
         }
     }
 
+    /// Tries to get or renew the lease; returns whether this process holds it.
     async fn attempt(&mut self) -> Result<bool, kube::Error> {
         let stored = match self.api.get(&self.election.name).await {
             Ok(lease) => lease,

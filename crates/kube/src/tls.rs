@@ -137,6 +137,7 @@ impl Drop for PendingRequest {
     }
 }
 
+/// Performs the TLS handshake with a client and serves its requests until the connection ends.
 async fn serve_client(
     stream: TcpStream,
     acceptor: TlsAcceptor,

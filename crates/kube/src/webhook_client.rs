@@ -132,6 +132,7 @@ impl Address {
         stamps
     }
 
+    /// Creates a client for this address.
     async fn client(&self) -> Result<kube::Client, ClientError> {
         let address = self;
         let url = address.url.trim_end_matches('/').to_owned();

@@ -18,6 +18,7 @@ pub fn run(argv: Vec<OsString>, registry: fn() -> Registry) -> ExitCode {
     daemon::start(argv, |args, context| serve(args, registry(), context))
 }
 
+/// Starts the scheduler and its servers, and runs it until shutdown.
 async fn serve(args: Args, registry: Registry, context: Context) -> Result<()> {
     let mut options = args.options(registry)?;
     if let Some(path) = args

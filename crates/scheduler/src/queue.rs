@@ -530,6 +530,7 @@ impl Queue {
         self.pods.get(uid).is_some_and(|pod| pod.ticket == ticket)
     }
 
+    /// Removes the pod from the indexes and counts of its current state.
     fn uncount(&mut self, uid: &str) {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
@@ -566,6 +567,7 @@ impl Queue {
         }
     }
 
+    /// Moves the pod to state `place`; `event` is the reason for the metric of incoming pods.
     fn set_state(&mut self, uid: &str, place: QueueState, event: &'static str) {
         self.uncount(uid);
         let Some(pod) = self.pods.get_mut(uid) else {

@@ -74,6 +74,7 @@ fn check_fields(path: &str, value: &Value, fields: &[&str]) -> Result<(), Config
     }
 }
 
+/// Checks a label selector; `strict` refuses unknown fields, too.
 fn check_selector(path: &str, value: &Value, strict: bool) -> Result<(), ConfigError> {
     let expressions = value.get("matchExpressions").and_then(Value::as_array);
     if strict {

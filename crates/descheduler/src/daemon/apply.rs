@@ -46,6 +46,8 @@ pub(super) async fn apply(
     outcomes
 }
 
+/// Carries out one action. A node whose draining fails is made schedulable again, and its other moves are
+/// skipped.
 async fn act(
     (client, view): (&Client, &ClusterView),
     snapshot: &Snapshot,
@@ -85,6 +87,7 @@ async fn act(
     }
 }
 
+/// Carries out a planned move: creates its job, or evicts the pod.
 async fn execute_move((client, view): (&Client, &ClusterView), planned: &Move) -> ActionOutcome {
     let pod = &planned.pod;
     match &planned.intent {

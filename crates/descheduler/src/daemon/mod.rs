@@ -90,6 +90,7 @@ struct Metrics {
 }
 
 impl Metrics {
+    /// Registers the metrics.
     fn new(
         registry: &Registry,
         controllers: Option<ControllerMetrics>,
@@ -183,6 +184,7 @@ struct Leader {
 }
 
 impl Leader {
+    /// Waits for the informers, then runs cycles and the job controller until `stop`.
     async fn run(self, framework: Framework, stop: CancellationToken) -> Result<(), Error> {
         self.last.set_reading(true);
         tokio::select! {
@@ -232,6 +234,7 @@ impl Leader {
         }
     }
 
+    /// Runs one descheduling cycle: takes a snapshot, plans, carries out the plan and reports it.
     async fn cycle(
         &self,
         mut framework: Framework,

@@ -128,6 +128,7 @@ impl Framework {
         filters.any(|filter| filter.reads_storage_classes())
     }
 
+    /// Runs the strategies of all profiles on the ready and selected nodes.
     fn run_profiles(&mut self, snapshot: &Snapshot, shared: &mut RunState) -> Result<(), String> {
         let nodes = snapshot.nodes.iter().filter(|node| node.ready).cloned();
         let nodes = selected(nodes, self.node_selector.as_ref())
@@ -161,6 +162,7 @@ impl Framework {
 }
 
 impl Profile {
+    /// Runs the strategies of one extension point on the nodes that the profile selects.
     fn run(
         &mut self,
         point: Point,

@@ -148,6 +148,7 @@ impl Classes {
 }
 
 impl LowNodeLoad {
+    /// Balances the nodes of one pool.
     fn pool(&mut self, cycle: &mut Cycle<'_>, at: usize, pool: &Pool, round: &mut Round) {
         let name = &pool.name;
         let nodes = match pool_nodes(cycle.nodes(), pool, &round.processed) {

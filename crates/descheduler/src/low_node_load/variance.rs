@@ -238,6 +238,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
+    /// Returns the untried pod of `group` and the bin whose pairing lowers the objective most, by index.
     fn best(
         &self,
         usage_kind: UsageKind,
@@ -278,6 +279,7 @@ impl<'a> BalanceRun<'_, 'a> {
         Some((pair.item, pair.bin))
     }
 
+    /// Evicts `movable` and counts it on `bin`, unless a filter or a limit refuses it.
     fn try_move(
         &mut self,
         usage_kind: UsageKind,

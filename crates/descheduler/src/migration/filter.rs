@@ -351,6 +351,7 @@ impl Rules {
         self.is_within_workload_limits(snapshot, owned, migration_counts, pod)
     }
 
+    /// Checks the limits on migrating and unavailable pods of the workload of `pod`.
     fn is_within_workload_limits(
         &self,
         snapshot: &Snapshot,

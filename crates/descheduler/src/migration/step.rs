@@ -478,6 +478,8 @@ impl<'a> JobView<'a> {
         Step::act(Operation::Status(Box::new(status))).with_event(reason.rule, message)
     }
 
+    /// Advances a job that has a reservation: waits until it is scheduled, evicts the pod, and waits for the
+    /// new pod.
     fn reserved(&self) -> Result<Step, Step> {
         if let Some(bound) = self.recorded_bound() {
             // The reservation may be gone by now.

@@ -62,6 +62,7 @@ impl Registry {
         })
     }
 
+    /// Completes and checks the profile at index `at`; returns the decoded arguments of its plugins.
     fn complete_profile(
         &self,
         at: usize,
@@ -183,6 +184,7 @@ impl CompletedConfig {
 }
 
 impl CompletedProfile {
+    /// Builds the plugins and puts them at the extension points of the profile.
     fn build(
         self,
         config: &Configuration,

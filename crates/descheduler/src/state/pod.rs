@@ -327,6 +327,7 @@ impl std::fmt::Display for PodInfo {
     }
 }
 
+/// Returns the states of all containers in `status`.
 fn containers(status: &PodStatus) -> Vec<ContainerInfo> {
     let lists = [
         (ContainerKind::Init, &status.init_container_statuses),
@@ -435,6 +436,7 @@ impl Shapes {
         });
     }
 
+    /// Parses the properties of `pod` that it shares with the other pods of its workload.
     fn read(&self, pod: &Pod) -> Shape {
         let empty = PodSpec::default();
         let spec = pod.spec.as_ref().unwrap_or(&empty);

@@ -82,6 +82,7 @@ pub(crate) fn register(registry: Registry) -> Registry {
     )
 }
 
+/// Registers upstream's plugins for the extension point `deschedule`.
 fn deschedule(registry: Registry) -> Registry {
     registry
         .with(

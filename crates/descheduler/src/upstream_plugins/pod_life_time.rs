@@ -80,6 +80,7 @@ struct ConditionFilter {
     min_time_since_last_transition_seconds: Option<u64>,
 }
 
+/// Checks the arguments of PodLifeTime.
 pub(super) fn check(args: &Args) -> Result<(), String> {
     check_namespaces(args.namespaces.as_ref())?;
     if let Some(kinds) = &args.owner_kinds

@@ -148,6 +148,7 @@ impl Args {
     }
 }
 
+/// Evicts the duplicates of `set` that exceed an even spread over the target nodes.
 fn spread(
     cycle: &mut Cycle<'_>,
     set: &DuplicateKey<'_>,

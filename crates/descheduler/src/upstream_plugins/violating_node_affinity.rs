@@ -65,6 +65,7 @@ impl Strategy for ViolatingNodeAffinity {
 }
 
 impl ViolatingNodeAffinity {
+    /// Evicts each selected pod for which `judge` finds a violation, if a suitable node has capacity for it.
     fn each(
         &self,
         cycle: &mut Cycle<'_>,

@@ -130,6 +130,8 @@ impl CertManager {
         }
     }
 
+    /// Returns the certificates of the Secret; generates and writes them first if they are missing or
+    /// invalid.
     async fn ensure_secret(
         &self,
         shared: &SecretStore,
@@ -173,6 +175,8 @@ impl CertManager {
         Err(CertsError::Contended(shared.shown()))
     }
 
+    /// Returns the certificates of `directory`; generates and writes them first if they are missing or
+    /// invalid.
     fn ensure_files(&self, directory: &Path, now: Timestamp) -> Result<Artifacts, CertsError> {
         let failed = |path: &Path, source| CertsError::File {
             path: path.to_owned(),

@@ -90,6 +90,8 @@ impl OutageReporter {
         }
     }
 
+    /// Records a failed request, logs the outage at most once per interval, and returns the error for the
+    /// caller.
     fn begin(&self, error: &kube::Error) -> kube::Error {
         let State { server, .. } = &*self.0;
         let cause = causes(error);

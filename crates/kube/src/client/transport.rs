@@ -115,6 +115,7 @@ fn stays_open<B>(request: &Request<B>) -> bool {
         || request.uri().path().split('/').any(|part| part == "watch")
 }
 
+/// Creates a connection pool; with `http2`, connections may negotiate HTTP/2.
 fn connections(config: &kube::Config, http2: bool) -> Result<HttpClient, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);

@@ -61,6 +61,7 @@ pub fn manifest<'a>(
     })
 }
 
+/// Returns the configuration entry of the webhook `of`, which is served at `path`.
 fn entry(path: &str, of: &Registration, service: &Service) -> Value {
     let operations: Vec<&str> = of
         .operations
@@ -233,6 +234,7 @@ impl Injector {
         self.ensure_one(client, false, ca, validating).await
     }
 
+    /// Updates the mutating or the validating configuration if it differs.
     async fn ensure_one(
         &self,
         client: &Client,

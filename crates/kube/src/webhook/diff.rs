@@ -33,6 +33,7 @@ fn compare(pointer: &mut String, old: &Value, new: &Value, out: &mut Vec<Value>)
     }
 }
 
+/// Appends the operations that turn list `old` into `new`; an equal head and tail are left out.
 fn lists(pointer: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
     let equal = |(a, b): &(&Value, &Value)| a == b;
     let head = old.iter().zip(new).take_while(equal).count();

@@ -104,6 +104,7 @@ struct ServerLoop {
 }
 
 impl ServerLoop {
+    /// Keeps certificates and configurations up to date until `shutdown`; failures are retried with back-off.
     async fn run(mut self, serving: Serving, shutdown: &CancellationToken) {
         let mut changes = self.changes(shutdown);
         let mut serving = Some(serving);
@@ -148,6 +149,7 @@ impl ServerLoop {
         }
     }
 
+    /// Updates the certificates, starts the server if it is not running, and updates the configurations.
     async fn sync(
         &mut self,
         serving: &mut Option<Serving>,

@@ -75,6 +75,7 @@ impl BadReview {
     }
 }
 
+/// Handles an AdmissionReview request.
 async fn handle_review(
     State(served): State<Arc<ServedWebhook>>,
     RawQuery(query): RawQuery,
@@ -124,6 +125,7 @@ fn limit(query: Option<&str>) -> Duration {
     limit.unwrap_or(DEFAULT_TIMEOUT).min(MAX_TIMEOUT)
 }
 
+/// Reads the body of a review within the size limit and the memory budget.
 async fn read(
     body_budget: &Semaphore,
     headers: &HeaderMap,

@@ -60,6 +60,7 @@ impl Configuration {
         Ok(())
     }
 
+    /// Checks names, percentages and plugins of all profiles.
     fn validate_profiles(&self) -> Result<(), ConfigError> {
         let mut names = HashSet::new();
         for (at, profile) in self.profiles.iter().enumerate() {

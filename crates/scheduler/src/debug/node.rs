@@ -63,6 +63,7 @@ fn required_anti(affinity: &Affinity) -> &[PodAffinityTerm] {
     terms.unwrap_or_default()
 }
 
+/// Returns upstream's dump of a pod on a node.
 fn pod_info(pod: &PodInfo) -> Value {
     let list = |terms: Vec<Value>| {
         if terms.is_empty() {

@@ -35,6 +35,7 @@ pub(super) fn text(engine: &Engine) -> String {
     out
 }
 
+/// Appends one metric line for each amount that is not 0.
 fn lines(
     out: &mut String,
     name: &str,

@@ -96,6 +96,7 @@ impl Engine {
         }
     }
 
+    /// Applies a pod that the API server shows as bound to `node`.
     fn pod_bound(&mut self, info: Arc<PodInfo>, node: &str, now: Timestamp) {
         self.queue.remove(&info.uid);
         self.waits.pods.remove(&info.uid);
@@ -151,6 +152,7 @@ impl Engine {
         }
     }
 
+    /// Applies a pod that the API server shows without a node.
     pub(super) fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         if let Some(Record { assumed: true, .. }) = self.cluster.pods.get(&info.uid) {
             // The binding is pending; this is an older update, an echo of our own write, or an edit. If the

@@ -27,6 +27,8 @@ enum NodeVerdict {
 }
 
 impl ExtenderVerdicts {
+    /// Creates the verdicts on the nodes that were `sent` to the extenders. Reasons are shortened and limited
+    /// in number.
     pub(super) fn new(sent: &[Arc<str>], advised: &ExtenderNodeResult, nodes: &NodeStore) -> Self {
         let mut reasons: FxHashSet<&str> = FxHashSet::default();
         let mut verdicts = FxHashMap::default();

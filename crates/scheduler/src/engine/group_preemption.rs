@@ -334,6 +334,7 @@ impl VictimSearch<'_> {
         }
     }
 
+    /// Returns the members of the group; those of one kind can share cached costs.
     fn members(
         &self,
         pods: Vec<Arc<PodInfo>>,

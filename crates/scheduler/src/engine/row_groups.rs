@@ -47,6 +47,7 @@ struct Candidates {
 }
 
 impl RowGroups {
+    /// Groups `rows` rows by `of`; without it, all rows form one group.
     fn new(of: Option<Arc<Vec<u32>>>, keys: &[Key], rows: usize) -> Self {
         let group = |row: u32| match &of {
             Some(of) => of.get(row as usize).copied().unwrap_or(Groups::NONE),

@@ -115,6 +115,7 @@ impl Verdicts {
         }
     }
 
+    /// Returns the number of `verdict`; adds the verdict if it is new.
     fn number(&mut self, verdict: RowVerdict) -> Number {
         let fits = match &verdict {
             RowVerdict::Absent => return ABSENT,

@@ -196,6 +196,7 @@ fn name_of(config: &ProfileConfig) -> String {
 }
 
 impl Builder<'_> {
+    /// Builds a profile with its plugin instances.
     fn profile(&mut self, config: &ProfileConfig, koord: bool) -> Result<(), ProfileError> {
         let name = name_of(config);
         let args = Configuration::args(config);

@@ -24,6 +24,7 @@ impl Options {
     }
 }
 
+/// Returns the enabled plugins of `profile` at each extension point, with all defaults disabled.
 fn resolve_plugins(profiles: &Profiles, profile: &Profile) -> PluginsConfig {
     let plugin = |instance: usize, weight| PluginRef {
         name: profiles.instances[instance].name().to_owned(),

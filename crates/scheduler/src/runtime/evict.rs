@@ -72,6 +72,7 @@ impl WriterContext {
         self.gate.pass(self.send_eviction(victim, by)).await;
     }
 
+    /// Marks `victim` as disrupted and deletes it.
     async fn send_eviction(&self, victim: &PodInfo, by: &Evictions) {
         let scheduler = by.preemptor.scheduler_name();
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &victim.namespace);

@@ -94,6 +94,7 @@ impl Follower {
         self.0.returned.notify_one();
     }
 
+    /// Applies events to the engine until `shutdown`; waits while the engine is taken.
     async fn feed(self, watching: InformerSet, clock: Clock, shutdown: CancellationToken) {
         let InformerSet {
             mut messages,

@@ -195,6 +195,7 @@ impl Daemon {
         )
     }
 
+    /// Schedules pods until `shutdown`, with the informers of a standby if there are any.
     async fn lead(self, watching: Option<InformerSet>, shutdown: CancellationToken) {
         let watching = watching.unwrap_or_else(|| {
             let now = CancellationToken::new();

@@ -50,6 +50,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
+    /// Handles messages and queries and makes decisions until `shutdown`.
     pub(super) async fn run(
         mut self,
         mut messages: mpsc::Receiver<Message>,
@@ -151,6 +152,7 @@ impl Owner {
         });
     }
 
+    /// Applies an event to the engine.
     fn apply_message(&mut self, message: Message) {
         let now = self.ctx.clock.now();
         let started = Instant::now();
@@ -317,6 +319,7 @@ impl Owner {
         }
     }
 
+    /// Hands the outputs of the engine over to the writer.
     fn dispatch(&mut self) {
         for output in self.engine.take_outputs() {
             match output {

@@ -87,6 +87,7 @@ impl WriterContext {
         self.gate.pass(self.send_binding(request)).await;
     }
 
+    /// Binds a pod, records the event, and sends the result to the engine.
     async fn send_binding(&self, request: BindRequest) {
         let metrics = &self.metrics;
         metrics.call_started(Call::Binding);

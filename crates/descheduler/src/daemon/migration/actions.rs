@@ -50,6 +50,7 @@ impl WriteOutcome {
 }
 
 impl JobController {
+    /// Carries out the API write of a job's step.
     pub(super) async fn act(&self, act: Operation, ctx: &JobContext<'_>) -> WriteOutcome {
         match act {
             Operation::Job(job) => {
@@ -136,6 +137,7 @@ impl JobController {
             .event_with_action(regarding, severity, reason, "Migrating", message);
     }
 
+    /// Creates the reservation of a job, unless the eviction would be refused.
     async fn reserve(&self, reservation: &Reservation, ctx: &JobContext<'_>) -> WriteOutcome {
         // Nothing is reserved for a pod that a budget protects.
         let cause = match (ctx.pod, self.policy(ctx)) {
@@ -216,6 +218,7 @@ impl JobController {
         }
     }
 
+    /// Evicts the pod of a job by `policy`, within the limits and the eviction rate.
     async fn evict(&self, policy: Policy, ctx: &JobContext<'_>) -> WriteOutcome {
         let Some(pod) = ctx.pod else {
             return WriteOutcome::Conflict;

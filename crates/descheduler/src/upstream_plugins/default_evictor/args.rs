@@ -188,6 +188,7 @@ impl Args {
     }
 }
 
+/// Checks the arguments of DefaultEvictor.
 pub(in crate::upstream_plugins) fn check(args: &Args) -> Result<(), String> {
     args.node_selector()?;
     let Threshold { value, name } = args.threshold();

@@ -86,6 +86,7 @@ impl HighArgs {
     }
 }
 
+/// Checks the arguments of LowNodeUtilization.
 pub(in crate::upstream_plugins) fn check_low(args: &LowArgs) -> Result<(), String> {
     check_excluded(args.evictable_namespaces.as_ref())?;
     check_thresholds("thresholds", &args.thresholds)?;

@@ -54,6 +54,7 @@ impl Eviction<'_> {
         }
     }
 
+    /// Evicts pods of `node`, the least important ones first, until enough have left.
     fn clear(
         &self,
         cycle: &mut Cycle<'_>,
