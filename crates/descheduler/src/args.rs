@@ -141,7 +141,7 @@ impl Args {
         let mut config = match self.config.as_deref().filter(|path| !is_empty(path)) {
             Some(path) => {
                 if self.port != crate::config::DEFAULT_PORT || self.address != "0.0.0.0" {
-                    let note = "--address and --port have no effect: --config says where to serve";
+                    let note = "--address and --port have no effect: --config sets the address";
                     notes.push(note.to_owned());
                 }
                 read(path)?

@@ -97,7 +97,7 @@ impl Metrics {
     ) -> prometheus::Result<Self> {
         let evicted = Opts::new(
             "descheduler_pods_evicted",
-            "Pods whose eviction was asked for, by what came of it",
+            "Pods whose eviction was requested, by result",
         );
         let labels = ["result", "strategy", "namespace", "node"];
         let seconds = HistogramOpts::new(

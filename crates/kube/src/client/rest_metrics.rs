@@ -65,7 +65,7 @@ impl RestMetrics {
             )?,
             retries: counters(
                 "rest_client_request_retries_total",
-                "Requests sent again because the server asked for it.",
+                "Requests sent again because the server requested it.",
                 &["code", "verb", "host"],
             )?,
             sent: histograms(

@@ -104,9 +104,7 @@ async fn pod(
         }
         explanation
     });
-    found(answer, || {
-        format!("pod {key} is not known to this scheduler")
-    })
+    found(answer, || format!("cannot find pod {key}"))
 }
 
 async fn plugin(
