@@ -38,10 +38,10 @@ impl Unreachable {
 
 /// Observes the requests of one client, and logs a lasting failure once instead of per request.
 #[derive(Debug, Clone)]
-pub(super) struct OutageReporter(Arc<State>);
+pub(super) struct OutageReporter(Arc<ServerState>);
 
 #[derive(Debug)]
-struct State {
+struct ServerState {
     server: String,
     /// True while `outage` is set, so that a successful request takes no lock.
     is_down: AtomicBool,
@@ -59,7 +59,7 @@ struct Outage {
 
 impl OutageReporter {
     pub(super) fn new(server: String) -> Self {
-        Self(Arc::new(State {
+        Self(Arc::new(ServerState {
             server,
             is_down: AtomicBool::new(false),
             outage: Mutex::default(),
@@ -93,7 +93,7 @@ impl OutageReporter {
     /// Records a failed request, logs the outage at most once per interval, and returns the error for the
     /// caller.
     fn begin(&self, error: &kube::Error) -> kube::Error {
-        let State { server, .. } = &*self.0;
+        let ServerState { server, .. } = &*self.0;
         let cause = causes(error);
         let now = Instant::now();
         let mut outage = self.0.outage.lock();

@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    async fn seen(first: Vec<Item>, other: Vec<Item>) -> String {
+    async fn merged(first: Vec<Item>, other: Vec<Item>) -> String {
         let stream = |items: Vec<Item>| stream::iter(items).boxed();
         let all = either(stream(first), stream(other));
         let shown: Vec<String> = all.map(|item| show(&item)).collect().await;
@@ -122,12 +122,12 @@ mod tests {
     async fn served_version_is_watched() {
         let new = vec![Ok(Init), Ok(InitApply(object("new"))), Ok(InitDone)];
         assert_eq!(
-            seen(new, vec![Ok(Init), failed(404)]).await,
+            merged(new, vec![Ok(Init), failed(404)]).await,
             "init new done"
         );
         let old = vec![Ok(Init), Ok(InitApply(object("old"))), Ok(InitDone)];
         let first = vec![Ok(Init), failed(404)];
-        assert_eq!(seen(first, old).await, "init init old done");
+        assert_eq!(merged(first, old).await, "init init old done");
     }
 
     /// This happens if a CRD loses a version, or is not installed yet.
@@ -150,7 +150,7 @@ mod tests {
             failed(404),
         ];
         assert_eq!(
-            seen(first, other).await,
+            merged(first, other).await,
             "init init 404 init done a init 404 init done"
         );
     }
@@ -158,6 +158,6 @@ mod tests {
     #[tokio::test]
     async fn denied_kind_is_not_absent() {
         let first = vec![Ok(Init), failed(403), Ok(Init), failed(403)];
-        assert_eq!(seen(first, Vec::new()).await, "init 403 init 403");
+        assert_eq!(merged(first, Vec::new()).await, "init 403 init 403");
     }
 }

@@ -5,7 +5,7 @@ use super::measure::{self, Measurement, Meter, Point};
 use super::plugin_table::PluginTable;
 use super::select::{Choice, NodeSelection};
 use super::waiting::WaitEnd;
-use super::{BindRequest, CycleOutcome, Engine, Failure, Output, Started, WaitingPod};
+use super::{BindRequest, CycleOutcome, CycleStart, Engine, Failure, Output, WaitingPod};
 use crate::framework::{
     BindPlan, Code, Cycle, Diagnosis, Effects, ExtenderResult, Instance, LazyMessage, PermitResult,
     PodPatch, QueueHints, RefusalEvent, Rejection, View,
@@ -188,12 +188,12 @@ impl Engine {
         let pod = &queued.info;
         let asks_extenders = match self.calls.next_step(pod, &mut self.table) {
             CycleStep::Parked => return Ok(None),
-            CycleStep::Ask => true,
+            CycleStep::CallExtenders => true,
             CycleStep::Decide => false,
         };
         // The time in which other pods use the same extenders first is not counted as this pod's.
         if let Some(observer) = &self.telemetry.observer {
-            observer(Started {
+            observer(CycleStart {
                 pod,
                 profile,
                 attempts: queued.attempts,

@@ -275,7 +275,7 @@ pub(super) enum CycleStep {
     /// The cycle continues: no extender filters or scores nodes for this pod.
     Decide,
     /// The nodes that fit must be sent to extenders.
-    Ask,
+    CallExtenders,
     /// The pod must wait for an extender that is in use.
     Parked,
 }
@@ -397,7 +397,7 @@ impl ExtenderCalls {
         if all.applicable(pod, judges_nodes).is_empty() {
             return CycleStep::Decide;
         }
-        CycleStep::Ask
+        CycleStep::CallExtenders
     }
 
     /// Returns the next pod that no longer has to wait for its extenders.

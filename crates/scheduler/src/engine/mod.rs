@@ -46,7 +46,7 @@ pub use explain::{Decision, NearestNode, PluginScore, ScoredNode, Table};
 pub use extender_calls::{ExtenderCall, ExtenderRequest, Proposal};
 pub use inspector::Inspector;
 pub use measure::{Measurement, Measures, Point};
-pub use output::{BindRequest, CycleOutcome, Failure, Observer, Output, Started};
+pub use output::{BindRequest, CycleOutcome, CycleStart, Failure, Observer, Output};
 pub use plugin_table::PluginTable;
 pub use preemptor::Preemptor;
 pub use telemetry::Telemetry;

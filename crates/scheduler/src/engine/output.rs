@@ -103,7 +103,7 @@ pub struct CycleOutcome {
 
 /// A scheduling cycle that starts.
 #[derive(Debug, Clone, Copy)]
-pub struct Started<'a> {
+pub struct CycleStart<'a> {
     /// The pod.
     pub pod: &'a Arc<PodInfo>,
     /// The index of its profile.
@@ -117,4 +117,4 @@ pub struct Started<'a> {
 }
 
 /// A callback for the start of every cycle.
-pub type Observer = Box<dyn Fn(Started<'_>) + Send + Sync>;
+pub type Observer = Box<dyn Fn(CycleStart<'_>) + Send + Sync>;

@@ -366,7 +366,7 @@ impl VictimSearch<'_> {
                 Some(cached) => {
                     let version = self.cluster.nodes.victims_version(*node);
                     let current = |found: &CachedPlan| {
-                        let allowed = found.allowances.is_none_or(|then| then == allowances);
+                        let allowed = found.allowances.is_none_or(|version| version == allowances);
                         found.version == version && allowed
                     };
                     let compute = || {

@@ -1,6 +1,6 @@
 //! Pending scheduling attempts, from the queue to the end of the binding.
 
-use crate::engine::Started;
+use crate::engine::CycleStart;
 use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    pub(crate) fn new(started: Started<'_>) -> Self {
-        let Started {
+    pub(crate) fn new(started: CycleStart<'_>) -> Self {
+        let CycleStart {
             pod,
             attempts,
             first_seen,

@@ -42,7 +42,7 @@ pub enum PodError {
     },
 }
 
-/// The kinds of things that are queued and placed in the form of a pod.
+/// The kinds of objects that are queued and placed in the form of a pod.
 #[derive(Debug, Clone, Copy)]
 pub enum Booked<'a> {
     /// A pod.

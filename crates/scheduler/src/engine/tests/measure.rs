@@ -124,7 +124,7 @@ fn observer_is_called_before_every_cycle() {
     engine.node_applied(node("n", "1"), at(0));
     let hears = cycles.clone();
     engine.telemetry.observe(Box::new(move |started| {
-        let Started {
+        let CycleStart {
             pod,
             attempts,
             first_seen,
