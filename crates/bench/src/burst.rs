@@ -48,10 +48,10 @@ pub(crate) struct Args {
     /// Length of a measured window, in seconds.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
-    /// Windows of every mode.
+    /// Number of windows per mode.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     repeat: u8,
-    /// Program that sets the burst: `koordlet`, or `bench` itself where no agent does.
+    /// Program that sets the CPU burst: `koordlet`, or `bench` to set it without an agent.
     #[arg(long, default_value = "koordlet", value_parser = ["koordlet", "bench"])]
     by: String,
     #[command(flatten)]

@@ -24,16 +24,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Flags of `koord bench exporter`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Pods on the node; a quarter of them have two exclusive CPUs each.
+    /// Number of pods on the node; a quarter of them have two exclusive CPUs each.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub pods: u32,
-    /// NUMA nodes, and CPUs of each.
+    /// NUMA nodes, and CPUs of each: NODESxCPUS.
     #[arg(long, default_value = "2x64")]
     pub topology: Layout,
-    /// Pods that come or go each minute.
+    /// Number of pods that start or end per minute.
     #[arg(long, default_value_t = 6)]
     pub changes: u32,
-    /// Interval of the exporter's periodic checks, a flag of the exporter.
+    /// Interval of the exporter's periodic scans, passed on as its --sleep-interval.
     #[arg(long, default_value = "60s")]
     pub sleep_interval: String,
     /// Length of the measurement, in seconds.

@@ -45,10 +45,10 @@ const KINDS: [&str; 9] = [
 /// Flags of `koord bench informers`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Measure these kinds only, comma-separated.
+    /// Kinds to measure, comma-separated [default: all].
     #[arg(long, value_delimiter = ',', value_name = "KIND", value_parser = KINDS)]
     only: Vec<String>,
-    /// Objects of each kind.
+    /// Number of objects per kind.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1000..=1_000_000))]
     objects: u32,
     /// Measure the one kind in this process, and print the bytes.

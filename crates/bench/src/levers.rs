@@ -51,20 +51,20 @@ pub(crate) struct Args {
     /// Length of a measured window, in seconds.
     #[arg(long, default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
-    /// Load before a window that is not counted, in seconds.
+    /// Warm-up before each window, not counted, in seconds.
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     warmup: f64,
-    /// Repeats of all windows.
+    /// Number of repeats of all windows.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     repeat: u8,
-    /// Kinds of batch work next to the service; it is also measured alone.
+    /// Kinds of batch work next to the service, comma-separated. The service is also measured alone.
     #[arg(long, value_delimiter = ',', default_values_t = NEIGHBOURS.map(|(name, _)| name.to_owned()),
           value_parser = NEIGHBOURS.map(|(name, _)| name))]
     neighbour: Vec<String>,
-    /// Levers to pull, one at a time, besides plain shares.
+    /// Levers to measure one at a time, in addition to plain CPU shares; comma-separated.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Lever::OTHERS)]
     lever: Vec<Lever>,
-    /// Seed of the order.
+    /// Seed of the random order of the windows.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -83,9 +83,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 enum Lever {
     /// Only the kubelet's weight.
     Shares,
-    /// `cpu.idle` on the groups of batch pods.
+    /// `cpu.idle` on the cgroups of batch pods.
     IdlePods,
-    /// `cpu.idle` on the group of the class.
+    /// `cpu.idle` on the cgroup of the BestEffort class.
     IdleClass,
     /// Batch work on one CPU.
     Partition,

@@ -44,29 +44,29 @@ pub struct Args {
 /// The benchmarks.
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
-    /// Cost of koordlet on a node with so many pods.
+    /// Measure the cost of koordlet on a node with a given number of pods.
     Koordlet(koordlet::Args),
-    /// Cost of the topology exporter on a node with so many pods.
+    /// Measure the cost of the topology exporter on a node with a given number of pods.
     Exporter(exporter::Args),
-    /// Effect of CPU burst on a service with a CPU limit.
+    /// Measure the effect of CPU burst on a service with a CPU limit.
     Burst(burst::Args),
-    /// Effect of each means to throttle batch work on a service, with each kind of batch work.
+    /// Measure how each way to throttle batch work affects a service, for each kind of batch work.
     Levers(levers::Args),
-    /// Requests per second and memory of the API server.
+    /// Measure requests per second and memory of the API server.
     Apiserver(ApiserverArgs),
-    /// Pods per second that the scheduler places, and their cost.
+    /// Measure how many pods per second the scheduler places, and at what cost.
     Scheduler(scheduler::Args),
-    /// Cost of a descheduler cycle, and its effect on a cluster with hot nodes.
+    /// Measure the cost of a descheduler cycle, and its effect on a cluster with hot nodes.
     Descheduler(descheduler::Args),
-    /// Cost of koord-manager: its webhooks and its controllers.
+    /// Measure the cost of koord-manager: its webhooks and its controllers.
     Manager(Box<manager::Args>),
-    /// Recommendations for traces, compared with simpler rules, and the recommender's memory.
+    /// Compare recommendations for usage traces with simpler rules, and measure the recommender's memory.
     Recommend(recommend::Args),
-    /// Time that runtime hooks add to the creation of a container; exit code 3 without a runtime.
+    /// Measure the time that runtime hooks add to the creation of a container; exit code 3 without a runtime.
     Runtime(runtime::Args),
-    /// Memory of objects in the scheduler's informers, stored and whole.
+    /// Measure the memory of objects in the scheduler's informers, as stored and as whole objects.
     Informers(informers::Args),
-    /// Time of `koord up` with simulated nodes to place a large Deployment, and its memory.
+    /// Measure how long `koord up` with simulated nodes takes to place a large Deployment, and its memory.
     Up(up::Args),
 }
 
@@ -76,22 +76,22 @@ struct ApiserverArgs {
     /// Length of each measurement of a rate, in seconds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Connections over TLS.
+    /// Number of TLS connections.
     #[arg(long, default_value_t = 2)]
     connections: usize,
-    /// Requests in progress per connection.
+    /// Number of concurrent requests per connection.
     #[arg(long, default_value_t = 16)]
     streams: usize,
-    /// Nodes stored for the memory figure.
+    /// Number of nodes stored for the memory figure.
     #[arg(long, default_value_t = 5000)]
     nodes: usize,
-    /// Pods stored for the memory figure.
+    /// Number of pods stored for the memory figure.
     #[arg(long, default_value_t = 50_000)]
     pods: usize,
-    /// Leave out the durable mode, which writes to the temporary directory.
+    /// Skip the durable mode, which writes to the temporary directory.
     #[arg(long)]
     memory_only: bool,
-    /// Idle time of the cluster of `koord bench up`, in seconds, see its option.
+    /// Idle time before and after the Deployment of `koord bench up`, in seconds.
     #[arg(long, default_value_t = up::Args::default().idle_seconds, value_parser = clap::value_parser!(u32).range(1..=3600))]
     idle_seconds: u32,
 }

@@ -24,12 +24,12 @@ const LEAST_SAMPLES: usize = 12;
 /// Flags of `koord bench recommend`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Args {
-    /// A trace: a directory or file. Read are CSV files `timestamp,value` (CPU in percent of a core;
-    /// the Numenta Anomaly Benchmark's), CSV files of GWA-T-12 (Bitbrains; CPU and memory), and
-    /// directories with one file of percentages each five minutes per day and machine (PlanetLab)
+    /// Directory or file of a usage trace. Formats: CSV files `timestamp,value` (CPU in percent of a core, as
+    /// in the Numenta Anomaly Benchmark), CSV files of GWA-T-12 (Bitbrains; CPU and memory), and directories
+    /// with one file per day and machine, of one percentage every five minutes (PlanetLab)
     #[arg(long = "trace", value_name = "PATH")]
     pub traces: Vec<PathBuf>,
-    /// Replay at most so many series of each trace
+    /// Maximum number of series to replay of each trace
     #[arg(long, value_name = "N")]
     pub series: Option<usize>,
     /// Like koord-manager's --recommender-cpu-percentile.
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Like koord-manager's --recommender-cpu-half-life and --recommender-memory-half-life.
     #[arg(long, value_name = "DURATION")]
     pub half_life: Option<GoDuration>,
-    /// Histories to keep for the memory figure: 10,000 Recommendations of three containers
+    /// Number of usage histories for the memory figure; the default is 10,000 Recommendations of three containers
     #[arg(long, default_value_t = 30_000)]
     pub containers: usize,
 }

@@ -30,20 +30,20 @@ const NRI: usize = 1;
 /// Flags of `koord bench runtime`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// The containerd to measure with: a directory that `bench/containerd get` made.
+    /// Directory of the containerd to measure with, as `bench/containerd get` creates it.
     #[arg(long, value_name = "DIR", env = CONTAINERD)]
     containerd: Option<PathBuf>,
-    /// Containers that are created, started and removed in each of the three ways.
+    /// Number of containers to create, start and remove in each of the three ways.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     containers: u32,
-    /// Directory of containerd's files while it runs: in memory (/dev/shm), the disk's pauses are not in the
-    /// figures.
+    /// Directory of containerd's files while it runs. In memory (/dev/shm), the figures do not include the
+    /// disk's latency.
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     directory: PathBuf,
-    /// Calls of each kind to the proxy.
+    /// Number of calls of each kind to the proxy.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     calls: u32,
-    /// Write a picture of the times to this file, as SVG.
+    /// Write a chart of the times to this file, as SVG.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }

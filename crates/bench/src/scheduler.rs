@@ -29,35 +29,35 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Flags of `koord bench scheduler`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// The cluster and the pods that come to it.
+    /// Scenario: the kind of cluster and of pods.
     #[arg(long, default_value = "basic", value_parser = scenario)]
     pub scenario: Scenario,
-    /// Nodes.
+    /// Number of nodes.
     #[arg(long, default_value_t = 1000)]
     pub nodes: usize,
-    /// Pods to be placed.
+    /// Number of pods to place.
     #[arg(long, default_value_t = 10_000)]
     pub pods: usize,
-    /// Pods that are on the nodes before.
+    /// Number of pods that run on the nodes before.
     #[arg(long, default_value_t = 0)]
     pub bound: usize,
-    /// Makes each of those unlike any other, as the pods of StatefulSets and Jobs of one pod are.
+    /// Make each of the running pods different, like pods of StatefulSets or of Jobs with one pod.
     #[arg(long)]
     pub distinct: bool,
-    /// The plugins: kube-scheduler's, or all.
+    /// Plugins to use: those of kube-scheduler (`plain`), or all (`koord`).
     #[arg(long, default_value = "koord", value_parser = ["plain", "koord"])]
     pub profile: String,
-    /// The engine fed directly, or the scheduler against the embedded API server over HTTPS.
+    /// What to measure: the `engine` alone, or the scheduler against the embedded API server over HTTPS (`api`).
     #[arg(long, default_value = "engine", value_parser = ["engine", "api"])]
     pub path: String,
-    /// Leave out the exhaustive engine.
+    /// Skip the baseline, the engine that evaluates every node for every pod.
     #[arg(long)]
     pub no_baseline: bool,
-    /// Program of the scheduler to measure, with `--path api`: `{kubeconfig}` is replaced, and CPU and memory
-    /// are those of its process alone. Its client must not be rate-limited.
+    /// Command of another scheduler to measure, with `--path api`. `{kubeconfig}` in it is replaced by a path.
+    /// CPU and memory are those of its process alone. Its client must not be rate-limited.
     #[arg(long, value_name = "COMMAND")]
     pub scheduler: Option<String>,
-    /// Creates all pods before the scheduler starts, with `--path api`. Throughput counts from the first
+    /// Create all pods before the scheduler starts, with `--path api`. Throughput counts from the first
     /// binding to the last.
     #[arg(long)]
     pub backlog: bool,

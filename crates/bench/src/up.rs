@@ -27,13 +27,13 @@ const NODES: &str = "/api/v1/nodes";
 /// Flags of `koord bench up`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Simulated nodes.
+    /// Number of simulated nodes.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub nodes: u32,
-    /// Replicas of the Deployment.
+    /// Number of replicas of the Deployment.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub replicas: u32,
-    /// Idle time of the cluster before and after the Deployment, in seconds; CPU is counted in the last half.
+    /// Idle time of the cluster before and after the Deployment, in seconds; CPU usage is measured in its last half.
     #[arg(long, default_value_t = IDLE_SECONDS, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub idle_seconds: u32,
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "koord-descheduler",
-    about = "Moves pods away from where they no longer belong"
+    about = "Kubernetes descheduler: moves pods off overloaded and unsuitable nodes"
 )]
 pub struct Args {
     /// Path of a DeschedulerConfiguration file.
@@ -29,28 +29,28 @@ pub struct Args {
     /// Write the configuration in force to this file and exit.
     #[arg(long, value_name = "FILE")]
     pub write_config_to: Option<PathBuf>,
-    /// Path of a kubeconfig, when the configuration names none; inside a pod, the service account is used
-    /// without it. Not in upstream.
+    /// Path of a kubeconfig, if the configuration names none [default: the service account, inside a pod]. Not
+    /// in upstream.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// IP address of the HTTP server for health, metrics and debugging. Ignored with --config, which has its
     /// own addresses.
     #[arg(long, default_value = "0.0.0.0")]
     pub address: String,
-    /// Port of the HTTP server; 0 disables it. Ignored with --config.
+    /// Port of the HTTP server; 0 disables the server. Ignored with --config.
     #[arg(long, default_value_t = crate::config::DEFAULT_PORT)]
     pub port: u16,
     /// IP address of the TLS server, which serves the same as the HTTP server.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: String,
-    /// Port of the TLS server; 0 disables it.
+    /// Port of the TLS server; 0 disables the server.
     #[arg(long, default_value_t = 10258)]
     pub secure_port: u16,
     /// Certificate and callers of the TLS server. Upstream admits every caller.
     #[command(flatten)]
     pub secure: SecureServingArgs,
-    /// Find a target node by the scheduler's own rules before evicting a pod; a pod without a target stays.
-    /// Not in upstream. Needs the rights and the memory of a scheduler.
+    /// Find a target node by the scheduler's rules before evicting a pod; a pod without a target stays.
+    /// Not in upstream. Needs the permissions and the memory of a scheduler.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub find_targets: bool,

@@ -19,14 +19,14 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a whole cluster on this machine: API server, manager, scheduler, descheduler, koordlet
+    /// Start a whole cluster on this machine: API server, manager, scheduler, descheduler, koordlet,
     /// and this machine as a node.
     Up(up::Args),
     /// Stop the cluster that `koord up` started in the background.
     Down(running::Args),
     #[command(flatten)]
     Ctl(koordctl::cli::Command),
-    /// Show what koord is for, on this machine.
+    /// Demonstrate on this machine what koord does for services next to batch work.
     #[command(after_help = demo::EXIT_CODES)]
     Demo {
         #[command(subcommand)]
@@ -34,25 +34,25 @@ enum Command {
         #[command(flatten)]
         colocation: demo::Args,
     },
-    /// Measure one component by itself.
+    /// Run a benchmark of one component.
     Bench(bench::Args),
-    /// Run koord-scheduler against a cluster; its flags follow.
+    /// Run koord-scheduler against a cluster, with the flags of that program.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Scheduler(Flags),
-    /// Run koord-descheduler against a cluster; its flags follow.
+    /// Run koord-descheduler against a cluster, with the flags of that program.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Descheduler(Flags),
-    /// Run koord-manager against a cluster; its flags follow.
+    /// Run koord-manager against a cluster, with the flags of that program.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Manager(Flags),
-    /// Run koordlet on this node; its flags follow.
+    /// Run koordlet on this node, with the flags of that program.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Koordlet(Flags),
-    /// Publish the free resources of each NUMA node of this machine in a NodeResourceTopology; its flags
-    /// follow.
+    /// Publish the free resources of each NUMA node of this machine in a NodeResourceTopology, with the flags
+    /// of nfd-topology-updater.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     TopologyExporter(Flags),
-    /// Run koord-runtime-proxy on this node; its flags follow.
+    /// Run koord-runtime-proxy on this node, with the flags of that program.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     RuntimeProxy(Flags),
     /// The programs that the demo runs.
@@ -75,13 +75,13 @@ impl Flags {
 
 #[derive(Debug, Subcommand)]
 enum Demo {
-    /// A latency-sensitive service and batch work share the machine, in up to five ways.
+    /// Run a latency-sensitive service and batch work on one machine, in up to five phases.
     #[command(after_help = demo::EXIT_CODES)]
     Colocation(demo::Args),
-    /// A Deployment whose pods kubelets refuse for their NUMA nodes again and again, and how topology-aware
-    /// scheduling prevents that.
+    /// Show a Deployment whose pods are rejected with TopologyAffinityError again and again, and how
+    /// topology-aware scheduling prevents that.
     Topology(demo::topology::Args),
-    /// Pods move off hot nodes, each to a place that is reserved before its eviction.
+    /// Move pods off hot nodes, each to capacity that is reserved before its eviction.
     Descheduler(demo::descheduler::Args),
 }
 

@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Default, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Run this machine's pods in a container runtime (CRI v1), not as processes:
-    /// unix:///run/containerd/containerd.sock, or the socket of koord-runtime-proxy.
+    /// Run this machine's pods in a container runtime (CRI v1) instead of as plain processes. Endpoint of the
+    /// runtime, such as unix:///run/containerd/containerd.sock, or of koord-runtime-proxy.
     #[arg(long, value_name = "ENDPOINT")]
     pub runtime: Option<String>,
-    /// Mode in which containers of --runtime get the values of koordlet's hooks before they start: nri, proxy
-    /// or standalone (soon after). Without it: proxy if koord-runtime-proxy has the endpoint, else nri if its
-    /// socket exists.
+    /// How koordlet's hooks set the values of containers of --runtime: nri or proxy (before a container starts),
+    /// or standalone (soon after). Default: proxy if koord-runtime-proxy serves the endpoint, else nri if the
+    /// NRI socket exists.
     #[arg(long, value_name = "MODE", requires = "runtime")]
     pub runtime_hooks_mode: Option<Mode>,
-    /// Socket of the runtime's NRI; without it: nri.sock next to the runtime's, or /var/run/nri/nri.sock.
+    /// NRI socket of the runtime. Default: nri.sock next to the runtime's socket, or /var/run/nri/nri.sock.
     #[arg(long, value_name = "PATH", requires = "runtime")]
     pub nri_socket: Option<PathBuf>,
-    /// Directory in which koord-runtime-proxy looks for hook servers.
+    /// Directory in which koord-runtime-proxy looks for registrations of hook servers.
     #[arg(long, value_name = "DIR", requires = "runtime", hide = true)]
     pub runtime_hook_server_config_dir: Option<PathBuf>,
 }

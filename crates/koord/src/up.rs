@@ -18,19 +18,19 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Flags of `koord up`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Simulated nodes besides this machine.
+    /// Number of simulated nodes, in addition to this machine.
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20_000))]
     pub nodes: u32,
-    /// Leave this machine's node open to all pods. Where there are simulated nodes, it has the taint
-    /// node.koordinator.sh/host=true:NoSchedule, so that pods which do not tolerate it never run here.
+    /// Do not taint this machine's node. By default, if there are simulated nodes, it has the taint
+    /// node.koordinator.sh/host=true:NoSchedule, so that only pods that tolerate it run here.
     #[arg(long)]
     pub no_host_taint: bool,
-    /// NUMA nodes of each simulated node and CPUs of each, as 2x8. Its kubelet refuses pods that it
-    /// cannot align; a node of an earlier start stays as it is.
+    /// NUMA nodes of each simulated node and CPUs per NUMA node, such as 2x8. The simulated kubelet rejects
+    /// pods that it cannot align. Nodes of an earlier start do not change.
     #[arg(long, value_name = "NODESxCPUS")]
     pub topology: Option<Layout>,
-    /// topologyManagerPolicy of these kubelets: none, best-effort, restricted or single-numa-node. Only
-    /// with the last does the scheduler keep away all pods that a kubelet would refuse.
+    /// topologyManagerPolicy of the simulated kubelets: none, best-effort, restricted or single-numa-node. Only
+    /// with single-numa-node does the scheduler avoid every placement that a kubelet would reject.
     #[arg(
         long,
         value_name = "POLICY",
@@ -38,7 +38,7 @@ pub struct Args {
         default_value = "single-numa-node"
     )]
     pub topology_policy: Policy,
-    /// topologyManagerScope of these kubelets: container or pod.
+    /// topologyManagerScope of the simulated kubelets: container or pod.
     #[arg(
         long,
         value_name = "SCOPE",
@@ -46,22 +46,23 @@ pub struct Args {
         default_value = "container"
     )]
     pub topology_scope: Scope,
-    /// Report the accelerators that the files in DIR describe, as vendors' tools write them, and this
-    /// machine's RDMA adapters and NVIDIA GPUs: pods can ask for koordinator.sh/gpu-core and the like. With
-    /// files there may be accelerators that the machine does not have.
+    /// Report the accelerators described by the files in DIR, in the format of vendors' tools, and this
+    /// machine's RDMA adapters and NVIDIA GPUs. Pods can then request koordinator.sh/gpu-core and other device
+    /// resources. The files may describe accelerators that the machine does not have.
     #[arg(long, value_name = "DIR")]
     pub device_files: Option<PathBuf>,
-    /// Directory of the cluster's state. A start with the same directory resumes the cluster.
+    /// Directory of the cluster's state. Starting again with the same directory resumes the cluster.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Port of the API server on 127.0.0.1; 0 takes any free one [default: 6443, or any if that is taken]
+    /// Port of the API server on 127.0.0.1; 0 selects any free port [default: 6443, or any if it is in use]
     #[arg(long)]
     pub port: Option<u16>,
-    /// Let pods keep all rights of this process, unless they drop them: root's, and the data directory.
+    /// Run pods with all permissions of this process, root and the data directory included, unless a pod's
+    /// security context drops them.
     #[arg(long)]
     pub trusted_pods: bool,
-    /// Keep objects in memory only: nothing survives a stop. Without --data-dir it has a directory
-    /// of its own.
+    /// Keep objects in memory only: they are lost when the cluster stops. Without --data-dir, the cluster uses
+    /// a directory of its own.
     #[arg(long)]
     pub memory: bool,
     /// Controllers of the control plane to run: *, name or -name, comma-separated, with the names of
@@ -69,33 +70,33 @@ pub struct Args {
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = controllers)]
     pub controllers: Selection,
     /// Components to run: *, name or -name, comma-separated, of manager, scheduler, descheduler and koordlet.
-    /// Koordinator's own can take the place of one that is left out.
+    /// Koordinator's own program can replace a component that is left out.
     #[arg(long, default_value = "*", value_name = "NAMES", value_parser = components)]
     pub components: Selection,
-    /// A DeschedulerConfiguration for the descheduler. The default is that of Koordinator's manifests, with
-    /// which it only moves pods for PodMigrationJobs.
+    /// Path of a DeschedulerConfiguration file for the descheduler. The default is the configuration in
+    /// Koordinator's manifests, which only moves pods for PodMigrationJobs.
     #[arg(long, value_name = "FILE")]
     pub descheduler_config: Option<PathBuf>,
     /// The container runtime, if one runs the pods.
     #[command(flatten)]
     pub runtime: crate::runtime::Args,
-    /// Pods that have ended and are kept, the newest of them; 0: all.
+    /// Number of ended pods to keep, the newest ones; 0 keeps all.
     #[arg(long, default_value_t = 12_500, value_name = "N")]
     pub terminated_pod_gc_threshold: usize,
-    /// Reading requests that the API server handles at once, except watches; 0: any number. Further ones are
-    /// rejected with 429.
+    /// Maximum number of read requests that the API server handles at once, watches excluded; 0 is unlimited.
+    /// Further requests are rejected with 429.
     #[arg(long, default_value_t = 400, value_name = "N")]
     pub max_requests_inflight: usize,
-    /// Changing requests that the API server takes at once; 0: any number.
+    /// Maximum number of write requests that the API server handles at once; 0 is unlimited.
     #[arg(long, default_value_t = 200, value_name = "N")]
     pub max_mutating_requests_inflight: usize,
-    /// Log warnings only, also in the background, where the log has more; in the foreground this is the default.
+    /// Log warnings only. This is the default in the foreground; in the background the default is more detail.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Log what the components find and decide; twice: everything.
+    /// Log what the components find and decide; repeat the flag to log everything.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Go on in the background once the cluster is up; `koord down` stops it.
+    /// Continue in the background when the cluster is up; `koord down` stops it.
     #[arg(short, long)]
     pub detach: bool,
     /// Set in the background process of `--detach`.

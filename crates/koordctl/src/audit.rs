@@ -17,22 +17,22 @@ const FOLLOW: Duration = Duration::from_secs(1);
 /// Arguments of `koord audit`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Address of koordlet's health and metrics [default: that of `koord up` on this machine, else 127.0.0.1:9316]
+    /// Address of koordlet's HTTP server [default: the one of `koord up` on this machine, else 127.0.0.1:9316]
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
-    /// Only records about this pod.
+    /// Show only records about this pod.
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     pub pod: Option<String>,
-    /// Only records with this reason, such as a strategy's name.
+    /// Show only records with this reason, such as the name of a strategy.
     #[arg(long)]
     pub reason: Option<String>,
-    /// Only records younger than this.
+    /// Show only records younger than this, such as 10m.
     #[arg(long, value_name = "DURATION", value_parser = koord_app::flags::duration)]
     pub since: Option<Duration>,
     /// Number of records to show, the newest ones; 0 shows all.
     #[arg(long, short = 'n', default_value_t = 50)]
     pub tail: usize,
-    /// Wait for further records.
+    /// Continue to print new records.
     #[arg(long, short)]
     pub follow: bool,
     /// Print records as JSON, one per line.

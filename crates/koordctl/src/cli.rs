@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use koord_app::console;
 use std::process::ExitCode;
 
-/// Explains QoS-based co-location in a Kubernetes cluster.
+/// Inspect QoS-based co-location in a Kubernetes cluster.
 #[derive(Debug, Parser)]
 #[command(name = "koordctl", version, about, propagate_version = true)]
 struct Args {
@@ -19,15 +19,15 @@ struct Args {
 pub enum Command {
     /// Show whether a `koord up` cluster runs on this machine, and its address.
     Status(running::Args),
-    /// Explain why a pod is pending or placed where it is, a node's batch resources, or what the
-    /// descheduler moved.
+    /// Explain why a pod is pending or runs on its node, how a node's batch resources are computed, or what
+    /// the descheduler moved.
     Explain(explain::Args),
-    /// Print the requests of containers next to their recommendations.
+    /// Print the resource requests of containers next to the recommended ones.
     Recommend(recommend::Args),
     /// Show what the node agent measures and enforces on this machine.
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Show what the node agent did, and why.
+    /// Show the actions of the node agent, and their reasons.
     Audit(audit::Args),
     /// Print the CRDs and PriorityClasses as YAML.
     Crds,

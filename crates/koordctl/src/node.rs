@@ -14,16 +14,16 @@ use std::fmt::Write;
 /// Subcommands of `koord node`.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum NodeCommand {
-    /// Show what koordlet measures and enforces, by which means, and what this kernel lacks.
+    /// Show what koordlet measures and enforces, by which means, and which features this kernel lacks.
     Status(Args),
-    /// Show the NUMA nodes of this machine, and what the kubelet allocated of each.
+    /// Show the NUMA nodes of this machine, and what the kubelet has allocated of each.
     Topology(topology::Args),
 }
 
 /// Arguments of `koord node status`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Address of koordlet's health and metrics [default: that of `koord up` on this machine, else 127.0.0.1:9316]
+    /// Address of koordlet's HTTP server [default: the one of `koord up` on this machine, else 127.0.0.1:9316]
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
     /// Print the status as JSON.

@@ -24,23 +24,23 @@ use std::path::PathBuf;
 /// Arguments of `koord recommend`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// Names of Recommendations [default: all].
+    /// Names of the Recommendations to print [default: all].
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// The namespace [default: that of the context].
+    /// Namespace [default: the one of the context].
     #[arg(short, long, value_name = "NAME")]
     pub namespace: Option<String>,
     /// Print the Recommendations of all namespaces.
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "names"])]
     pub all_namespaces: bool,
-    /// Print as a table or as JSON.
+    /// Output format.
     #[arg(short, long, default_value = "table", value_parser = ["table", "json"])]
     pub output: String,
     /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
     /// cluster].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig.
+    /// Context of the kubeconfig [default: the current one].
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
 }

@@ -25,10 +25,10 @@ const RELOAD: Duration = Duration::from_secs(60);
 /// The flags of a daemon's TLS server, except for its address.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SecureServingArgs {
-    /// Certificate of the server. Without it, one is generated at start.
+    /// Certificate of the TLS server. Default: one that is generated at start.
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
-    /// Private key of the certificate.
+    /// Private key of the certificate of the TLS server.
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
     /// Flags for authentication and authorization.

@@ -16,10 +16,10 @@ use std::path::Path;
 #[command(
     name = "koord-manager",
     version,
-    about = "Controllers that publish reclaimed resources"
+    about = "Controllers and webhooks of co-location: offers unused resources of nodes to batch pods"
 )]
 pub struct Args {
-    /// Kubeconfig file; without it KUBECONFIG, the pod's service account, ~/.kube/config
+    /// Path of a kubeconfig; default: KUBECONFIG, the pod's service account or ~/.kube/config
     #[arg(long, default_value = "")]
     pub kubeconfig: String,
     /// Address to serve metrics on; 0 disables it
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub disable_no_deepcopy: bool,
-    /// Serve /debug/pprof, which only answers that there are no Go profiles
+    /// Serve /debug/pprof, which answers 501 because there are no Go profiles
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_pprof: bool,
@@ -55,10 +55,10 @@ pub struct Args {
     /// Accepted for compatibility; changes are watched, not polled
     #[arg(long, default_value = "")]
     pub sync_period: String,
-    /// Requests per second to the API server; 20 if not above 0
+    /// Maximum requests per second to the API server; values of 0 or less mean 20
     #[arg(long, default_value_t = 30.0, value_parser = flags::number, allow_hyphen_values = true)]
     pub rest_config_qps: f64,
-    /// Burst of requests to the API server; 30 if not above 0
+    /// Maximum burst of requests to the API server; values of 0 or less mean 30
     #[arg(long, default_value_t = 50, allow_hyphen_values = true)]
     pub rest_config_burst: i32,
     /// Controllers to run: *, name or -name, comma-separated
@@ -67,29 +67,29 @@ pub struct Args {
     /// Plugins of the noderesource controller: *, name or -name, comma-separated
     #[arg(long, default_value = "*", value_parser = flags::selection)]
     pub noderesource_plugins: Selection,
-    /// Namespace of the settings
+    /// Namespace of the ConfigMap with the settings
     #[arg(long, default_value = "koordinator-system")]
     pub config_namespace: String,
     /// Name of the ConfigMap with the settings
     #[arg(long, default_value = "slo-controller-config")]
     pub slo_config_name: String,
-    /// Require names for node strategies if the value is "true"
+    /// Require a name for each node strategy in the settings if the value is "true"
     #[arg(long, default_value = "")]
     pub node_strategy_name_need_check: String,
     /// Maximum number of retries of a quota update for one batch of pods
     #[arg(long, default_value_t = 3)]
     pub quota_update_max_retries: u32,
-    /// Maximum random delay before such a retry, as a Go duration; 0 disables it
+    /// Maximum random delay before a retry of a quota update, as a Go duration; 0 disables it
     #[arg(long, default_value = "0s")]
     pub quota_update_retry_jitter: GoDuration,
-    /// Maximum total delay of all retries for one batch of pods
+    /// Maximum total delay of all retries of a quota update for one batch of pods
     #[arg(long, default_value = "1s")]
     pub quota_update_max_total_jitter: GoDuration,
-    /// Read a quota from the API server after every conflict
+    /// Read the quota from the API server after every conflict
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub quota_update_conflict_fresh_get: bool,
-    /// Feature gates, name=true|false, comma-separated
+    /// Feature gates: Name=true,Other=false
     #[arg(long, default_value = "")]
     pub feature_gates: String,
     /// Flags of the recommender.

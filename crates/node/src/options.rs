@@ -99,19 +99,19 @@ pub struct Args {
     /// Directory for the state file and the container logs
     #[arg(long, default_value = "/var/lib/koord/node")]
     pub data_dir: PathBuf,
-    /// Control group above kubepods
+    /// Parent cgroup of kubepods; empty is the root cgroup
     #[arg(long, default_value = "")]
     pub cgroup_parent: CgroupPath,
-    /// Address that serves /pods and container logs
+    /// Listen address of the server for /pods and container logs
     #[arg(long, default_value = "127.0.0.1:10255")]
     pub listen: SocketAddr,
-    /// Most pods that may run
+    /// Maximum number of running pods
     #[arg(long, default_value_t = 110)]
     pub max_pods: u32,
-    /// Run containers without control groups
+    /// Run containers without cgroups
     #[arg(long)]
     pub unconfined: bool,
-    /// Give containers all rights of the node unless they give them up
+    /// Run containers with all permissions of this process unless their security context drops them
     #[arg(long)]
     pub trusted_pods: bool,
 }

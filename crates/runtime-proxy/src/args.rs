@@ -11,7 +11,7 @@ use std::time::Duration;
 #[command(
     name = "koord-runtime-proxy",
     version,
-    about = "Proxies the CRI between kubelet and container runtime, and calls the hooks of koordlet"
+    about = "CRI proxy between kubelet and container runtime that calls the hooks of koordlet"
 )]
 pub struct Args {
     /// Socket that the kubelet connects to
@@ -38,7 +38,7 @@ pub struct Args {
     /// Timeout of a hook call, as a Go duration
     #[arg(long, default_value = "5s")]
     pub runtime_hook_timeout: GoDuration,
-    /// Time for calls in progress on shutdown, as a Go duration
+    /// Maximum time for which a shutdown waits for calls in progress, as a Go duration
     #[arg(long, default_value = "30s")]
     pub drain_timeout: GoDuration,
 }

@@ -23,25 +23,25 @@ use std::sync::atomic::Ordering;
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "koord-scheduler",
-    about = "Places pods by what nodes really use"
+    about = "Kubernetes scheduler that takes the actual usage of nodes into account"
 )]
 pub struct Args {
     /// Path of a KubeSchedulerConfiguration file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Path of a KubeSchedulerConfiguration file.
+    /// Write the configuration in force to this file and exit.
     #[arg(long, value_name = "FILE")]
     pub write_config_to: Option<PathBuf>,
-    /// Path of a kubeconfig. Without it, the service account is used inside a pod.
+    /// Path of a kubeconfig, if the configuration names none [default: the service account, inside a pod].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Address of the API server, overriding the kubeconfig's.
+    /// Address of the API server; overrides the address in the kubeconfig.
     #[arg(long, default_value = "")]
     pub master: String,
-    /// Address of the HTTP server for health, metrics and debugging.
+    /// IP address of the HTTP server for health, metrics and debugging.
     #[arg(long, default_value = "0.0.0.0")]
     pub address: String,
-    /// Port of the HTTP server; 0 turns it off.
+    /// Port of the HTTP server; 0 disables the server.
     #[arg(long, default_value_t = 10251)]
     pub port: u16,
     /// Leader election.
@@ -50,38 +50,38 @@ pub struct Args {
     /// Feature gates: Name=true,Other=false.
     #[arg(long, default_value = "")]
     pub feature_gates: String,
-    /// Requests per second to the API server. Deprecated: use the configuration file.
+    /// Maximum requests per second to the API server. Deprecated: use the configuration file.
     #[arg(long)]
     pub kube_api_qps: Option<f64>,
-    /// Burst of requests to the API server. Deprecated: use the configuration file.
+    /// Maximum burst of requests to the API server. Deprecated: use the configuration file.
     #[arg(long)]
     pub kube_api_burst: Option<u32>,
-    /// Plugins whose controllers run: *, Name or -Name, comma-separated.
+    /// Plugins whose controllers run, comma-separated: * (all), Name, or -Name (not this one).
     #[arg(long, default_value = "*", value_parser = flags::selection)]
     pub controller_plugins: Selection,
     /// Keep the tree of the ClusterNetworkTopology `default` and its status up to date.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_network_topology_manager: bool,
-    /// Address of the TLS server, which serves the same as --address.
+    /// IP address of the TLS server, which serves the same as the HTTP server.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: String,
-    /// Port of the TLS server; 0 turns it off.
+    /// Port of the TLS server; 0 disables the server.
     #[arg(long, default_value_t = 10259)]
     pub secure_port: u16,
     /// Certificate of the TLS server, and authentication of its clients.
     #[command(flatten)]
     pub secure: SecureServingArgs,
-    /// Interval of the check for scheduling attempts that take too long.
+    /// Interval of the check for scheduling attempts that exceed --scheduling-timeout.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub scheduler_monitor_period: std::time::Duration,
-    /// Time after which a scheduling attempt takes too long.
+    /// Duration of a scheduling attempt beyond which it is logged and counted as too long.
     #[arg(long, default_value = "30s", value_parser = flags::duration)]
     pub scheduling_timeout: std::time::Duration,
-    /// Log this many of the best nodes of each decision, with their scores.
+    /// Number of top-scored nodes to log for each decision, with their scores; 0 logs none.
     #[arg(long, alias = "s", default_value_t = 0)]
     pub debug_scores: usize,
-    /// Log every refusal.
+    /// Log every refused pod, with the reason.
     #[arg(long, alias = "f", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub debug_filters: bool,
@@ -89,7 +89,7 @@ pub struct Args {
     #[arg(long, alias = "d", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub debug_diagnosis: bool,
-    /// Send annotations of pods along with their binding where that saves a request. Not in upstream.
+    /// Send annotations of a pod with its binding where that saves a request. Not in upstream.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub bind_annotations_with_binding: bool,

@@ -6,13 +6,13 @@ use std::time::Duration;
 /// Options of the dozing workload.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Threads; one of them works.
+    /// Number of threads, one of which works.
     #[arg(long, default_value_t = 1)]
     pub threads: u32,
     /// Time between two pieces of work, in milliseconds.
     #[arg(long, default_value_t = 1000)]
     pub every_ms: u64,
-    /// A piece of work, in xorshift steps.
+    /// Length of a piece of work, in xorshift steps.
     #[arg(long, default_value_t = 20_000)]
     pub steps: u64,
 }

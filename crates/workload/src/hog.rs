@@ -7,13 +7,13 @@ use std::path::PathBuf;
 /// Options of the computing job.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Threads that compute.
+    /// Number of threads that compute.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
     /// Work per operation, in xorshift steps.
     #[arg(long, default_value_t = 1_000_000)]
     pub steps: u64,
-    /// File of one little-endian u64 per thread: operations finished so far.
+    /// File that receives the number of finished operations: one little-endian u64 per thread.
     #[arg(long)]
     pub counter: PathBuf,
 }

@@ -23,32 +23,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Options of the load generator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The service.
+    /// Address of the service.
     #[arg(long)]
     pub connect: SocketAddr,
-    /// Mean arrivals per second.
+    /// Mean requests per second.
     #[arg(long, default_value_t = 2000.0)]
     pub rate: f64,
     /// Length of the measured window, in seconds.
     #[arg(long, default_value_t = 10.0)]
     pub seconds: f64,
-    /// Load before the window that is not counted, in seconds.
+    /// Warm-up before the measured window, not counted, in seconds.
     #[arg(long, default_value_t = 2.0)]
     pub warmup: f64,
-    /// Connections, used in turn.
+    /// Number of connections, used in turn.
     #[arg(long, default_value_t = 32)]
     pub connections: usize,
     /// Seed of the arrival times.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Arrivals come in bursts: for so many milliseconds at a multiple of the rate, then for so many
-    /// at another.
+    /// Send requests in bursts: for MS milliseconds at TIMES times the rate, then for the second MS at the second
+    /// TIMES, in turn.
     #[arg(long, value_name = "MS:TIMES,MS:TIMES")]
     pub bursts: Option<Bursts>,
-    /// Ask for this path by HTTP/1.1, over connections that stay open.
+    /// Request this path with HTTP/1.1, over persistent connections.
     #[arg(long, value_name = "PATH")]
     pub http: Option<String>,
-    /// Also report p99 over the cycle of the bursts, in slots of so many milliseconds.
+    /// Also report p99 over the cycle of the bursts, in slots of this many milliseconds.
     #[arg(long, requires = "bursts", value_name = "MS",
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub slots: Option<u64>,

@@ -16,10 +16,10 @@ const MIB_PER_S: u64 = 48;
 /// Starts processes and waits for them, without end.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SpawnArgs {
-    /// Threads that each have `--children` processes at a time.
+    /// Number of threads, each with `--children` processes at a time.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
-    /// Processes at a time per thread.
+    /// Number of concurrent processes per thread.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=32))]
     pub children: u8,
     /// Counter file: one operation per process.
@@ -27,10 +27,10 @@ pub struct SpawnArgs {
     pub counter: PathBuf,
 }
 
-/// Writes a file, syncs it and puts it in the place of the last one, without end.
+/// Writes a file, syncs it and replaces the previous one with it, without end.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SyncArgs {
-    /// Threads, each with a file of its own.
+    /// Number of threads, each with a file of its own.
     #[arg(long, default_value_t = 1)]
     pub threads: usize,
     /// Size of a file, in KiB.
@@ -47,7 +47,7 @@ pub struct SyncArgs {
 /// Fills memory up to its limit and computes on it, without end.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GrowArgs {
-    /// Memory to take where no limit is set, in MiB.
+    /// Memory to fill if no limit is set, in MiB.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub mib: u32,
     /// Counter file: one operation per MiB read or written.
@@ -58,7 +58,7 @@ pub struct GrowArgs {
 /// Copies buffers that no cache holds, without end.
 #[derive(Debug, Clone, clap::Args)]
 pub struct StreamArgs {
-    /// Threads, each with two buffers of its own.
+    /// Number of threads, each with two buffers of its own.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
     /// Size of a buffer, in MiB.

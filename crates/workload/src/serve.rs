@@ -21,7 +21,7 @@ pub struct Args {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Worker threads, each pinned to the CPU of its number. Defaults to one per allowed CPU.
+    /// Number of worker threads, each pinned to the CPU of its number. Defaults to one per allowed CPU.
     #[arg(long)]
     pub workers: Option<usize>,
     /// CPU work per request, in xorshift steps.
@@ -30,13 +30,13 @@ pub struct Args {
     /// Memory that requests walk through in random order, in MiB.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=4096))]
     pub table_mib: u32,
-    /// Cache lines of that memory that a request visits one after the other.
+    /// Number of cache lines of that memory that a request reads one after the other.
     #[arg(long, default_value_t = 0)]
     pub walk: u32,
     /// File from which requests read pages at random.
     #[arg(long)]
     pub file: Option<PathBuf>,
-    /// Pages of 4 KiB that a request reads.
+    /// Number of 4 KiB pages that a request reads.
     #[arg(long, default_value_t = 0)]
     pub pages: u32,
     /// File that receives the bound address once the service is ready.

@@ -30,16 +30,16 @@ const EVICTOR: &str = "BenchEvictor";
 /// Flags of `koord bench descheduler`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes of 32 cores, one in ten of which is hot.
+    /// Number of nodes, each with 32 cores; one in ten is hot.
     #[arg(long, default_value_t = 1000)]
     pub nodes: usize,
-    /// Pods on them.
+    /// Number of pods on these nodes.
     #[arg(long, default_value_t = 20_000)]
     pub pods: usize,
-    /// Simulated minutes.
+    /// Length of the simulation, in minutes.
     #[arg(long, default_value_t = 60)]
     pub minutes: u64,
-    /// Do the run of the figures at the top only.
+    /// Run the default settings only, without the comparisons.
     #[arg(long)]
     pub only_ours: bool,
 }

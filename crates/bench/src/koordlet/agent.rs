@@ -40,8 +40,8 @@ const GATES: &str =
 /// Settings of the agent.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct AgentSettings {
-    /// Features, as both agents name them. The kubelet here has no socket for pod resources, and the
-    /// machine's network is not the fixture's.
+    /// Feature gates of the agent: Name=true,Other=false. The default leaves out what needs the kubelet's
+    /// PodResources socket or the machine's network.
     #[arg(long, default_value = GATES)]
     pub(crate) feature_gates: String,
     /// Verbosity of the agent's log.

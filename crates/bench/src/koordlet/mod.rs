@@ -33,46 +33,46 @@ const PODS_REPORTED_AFTER: u64 = 65;
 /// Flags of `koord bench koordlet`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Pods on the node; every third is a batch pod.
+    /// Number of pods on the node; every third is a batch pod.
     #[arg(long, default_value_t = 110, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pods: u32,
-    /// Containers per pod.
+    /// Number of containers per pod.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=50))]
     containers: u32,
-    /// Threads of the process in each container.
+    /// Number of threads of the process in each container.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     threads: u32,
     /// Length of the measured window, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Time for which the agent runs before, in seconds.
+    /// Time for which the agent runs before the measured window, in seconds.
     #[arg(long, default_value_t = 15)]
     warmup: u64,
-    /// Pressure files of the fixture's cgroups: `on` puts them into the unified tree, too.
+    /// Pressure files (PSI) of the test cgroups: `on` also creates them in the unified tree.
     #[arg(long, default_value = "on", value_parser = ["on", "off"])]
     psi: String,
-    /// Let one batch container compute without pause, so that the agent has to watch the services: it takes
-    /// finer samples then.
+    /// Let one batch container compute without pause. The agent then watches the services, with samples at
+    /// shorter intervals.
     #[arg(long)]
     batch_runs: bool,
-    /// The agent; else the `koordlet` next to this program.
+    /// Program of the agent [default: the `koordlet` next to this program].
     #[arg(long, value_name = "PATH")]
     koordlet: Option<PathBuf>,
-    /// Origin of the agent in `--koordlet`.
+    /// Implementation that `--koordlet` names: this project's, or Koordinator's.
     #[arg(long, default_value = "koord", value_parser = ["koord", "upstream"])]
     flavour: String,
-    /// Measure Koordinator's koordlet, too, in turn with ours.
+    /// Program of Koordinator's koordlet, to be measured in turn with the other one.
     #[arg(long, value_name = "PATH")]
     beside: Option<PathBuf>,
-    /// Runs of each agent, each as a new process; the median run counts.
+    /// Number of runs per agent, each as a new process; the median run is reported.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=99))]
     repeat: u8,
     #[command(flatten)]
     settings: AgentSettings,
-    /// Measure for so many minutes, and print the resident set every minute.
+    /// Measure for this many minutes, and print the resident set every minute.
     #[arg(long, value_name = "MINUTES")]
     soak: Option<u64>,
-    /// Use plain directories in place of real cgroups. No process runs in them.
+    /// Use plain directories instead of real cgroups. No processes run in them.
     #[arg(long)]
     fake: bool,
     /// Keep logs and files of the agents in this directory.

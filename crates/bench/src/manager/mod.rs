@@ -19,50 +19,50 @@ use std::path::PathBuf;
 /// A part that can be measured by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum BenchPart {
-    /// Pods' AdmissionReviews over HTTPS.
+    /// Admission reviews of pods over HTTPS.
     Webhooks,
-    /// Nodes that report, and a change of the settings.
+    /// Reports of nodes, and a change of the settings.
     Nodes,
     /// Recommendations with histories, pods and metrics.
     Recommender,
-    /// Webhooks that the API server of `koord up` calls without a socket.
+    /// Webhooks that the API server of `koord up` calls in its own process.
     InProcess,
 }
 
 /// Flags of `koord bench manager`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Measure these parts only, comma-separated.
+    /// Parts to measure, comma-separated [default: all].
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     only: Vec<BenchPart>,
-    /// The manager to measure; else the `koord-manager` next to this program, or the one inside it.
+    /// Program of the manager [default: the `koord-manager` next to this program, else the one built into it].
     #[arg(long, value_name = "PROGRAM")]
     manager: Option<PathBuf>,
-    /// Pods per second that are sent to both webhooks.
+    /// Number of pods per second sent to both webhooks.
     #[arg(long, default_value_t = 500.0)]
     rate: f64,
     /// Length of each measured window, in seconds.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// ClusterColocationProfiles.
+    /// Number of ClusterColocationProfiles.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     profiles: u32,
-    /// ElasticQuotas.
+    /// Number of ElasticQuotas.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     quotas: u32,
-    /// Nodes that report.
+    /// Number of nodes that report.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: u32,
-    /// Pods on each of them.
+    /// Number of pods per node.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=250))]
     pods_per_node: u32,
-    /// Seconds between two reports of a node.
+    /// Time between two reports of a node, in seconds.
     #[arg(long, default_value_t = 60.0)]
     interval: f64,
-    /// Recommendations, of a workload with two pods of three containers each.
+    /// Number of Recommendations, each for a workload of two pods with three containers.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     recommendations: u32,
-    /// Repeats of a window when the machine was busy with something else.
+    /// Maximum number of repeats of a window that other load on the machine disturbed.
     #[arg(long, default_value_t = 2)]
     repeats: u32,
     /// Keep the manager's logs in this directory.

@@ -28,23 +28,23 @@ const SETTLING_SECONDS: u32 = 4;
 /// Flags of `koord demo descheduler`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Simulated nodes with 16 CPUs each; a third of them has all the pods at first.
+    /// Number of simulated nodes, with 16 CPUs each; at first, all pods run on a third of them.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(3..=300))]
     pub nodes: u32,
-    /// The longest time that the descheduler gets, in seconds.
+    /// Time limit of the descheduling, in seconds.
     #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u32).range(10..=3600))]
     pub seconds: u32,
-    /// Write everything measured to this file.
+    /// Write all measurements to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the page with the pictures to this file.
+    /// Write the HTML report with charts to this file.
     #[arg(
         long,
         value_name = "FILE.html",
         default_value = "koord-descheduler.html"
     )]
     pub report: PathBuf,
-    /// Show what the components log.
+    /// Show the logs of the components.
     #[arg(long)]
     pub verbose: bool,
 }

@@ -51,48 +51,49 @@ const BRIEF_PATIENCE: usize = 6;
 
 /// Help text on the exit codes of the demo.
 pub const EXIT_CODES: &str = "Exit codes:
-  0  conclusive: koord won every neighbor that does harm
+  0  conclusive: koord won against every harmful neighbor
   1  failed, 2  bad arguments
-  3  not everything that was asked for was measured
-  4  NOT CONCLUSIVE: noise, or too few clean windows, leave a neighbor open
-  5  lost: a neighbor does harm that koord does not clearly lessen";
+  3  not everything that was requested was measured
+  4  NOT CONCLUSIVE: a neighbor has no result because of noise or too few clean windows
+  5  lost: koord does not clearly reduce the harm of a neighbor";
 
 /// Flags of `koord demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The neighbors to play: names, or `all`.
+    /// Neighbors to run next to the service: comma-separated names, or `all`.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "cpu,memory,burst",
           value_parser = scenario_name)]
     pub scenario: Vec<String>,
-    /// Play Koordinator's fixed cap too and, where a scenario has it, batch work without any QoS.
+    /// Also measure Koordinator's fixed cap on batch CPU and, where a scenario has it, batch work without any
+    /// QoS.
     #[arg(long)]
     pub all_phases: bool,
-    /// Time limit of the demo. Defaults to 195 for the three default neighbors. Noisy windows are measured
-    /// again while there is time.
+    /// Time limit of the demo, in seconds. Defaults to 195 for the three default neighbors. Noisy windows are
+    /// measured again while time remains.
     #[arg(long, value_parser = budget)]
     pub budget_seconds: Option<f64>,
-    /// Measure every phase so often, with long warm-ups and without a time budget. Published figures have
-    /// five.
+    /// Number of times to measure every phase, with long warm-ups and without a time limit. Published figures
+    /// use five.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100), conflicts_with = "budget_seconds")]
     pub repeat: Option<u8>,
     /// Length of a measured window, in seconds. Defaults to 1.5; with --repeat to 10 for one scenario, 2
     /// for several.
     #[arg(long, value_parser = seconds)]
     pub phase_seconds: Option<f64>,
-    /// Requests per second. Defaults to the scenario's rate, a quarter of the CPUs' capacity.
+    /// Requests per second to the service. Defaults to the scenario's rate, a quarter of the CPUs' capacity.
     #[arg(long, value_parser = rate)]
     pub rate: Option<f64>,
-    /// Write everything measured to this file, with a verdict for each neighbor and for all.
+    /// Write all measurements to this file as JSON, with a verdict for each neighbor and for the whole demo.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the page with the pictures to this file.
+    /// Write the HTML report with charts to this file.
     #[arg(long, value_name = "FILE.html", default_value = "koord-demo.html")]
     pub report: PathBuf,
-    /// Measure nothing: show and draw what `--json` wrote earlier.
+    /// Measure nothing: print and draw the results in a file that `--json` wrote earlier.
     #[arg(long, value_name = "FILE",
           conflicts_with_all = ["scenario", "all_phases", "budget_seconds", "repeat", "phase_seconds", "rate", "json"])]
     pub from: Option<PathBuf>,
-    /// Show what the components log.
+    /// Show the logs of the components.
     #[arg(long)]
     pub verbose: bool,
 }

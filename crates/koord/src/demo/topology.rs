@@ -37,19 +37,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Flags of `koord demo topology`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Seconds for which each scheduler is watched.
+    /// Time for which each scheduler is measured, in seconds.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
-    /// Simulated nodes, with two NUMA nodes of eight CPUs each.
+    /// Number of simulated nodes, with two NUMA nodes of eight CPUs each.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub nodes: u32,
-    /// Write everything measured to this file.
+    /// Write all measurements to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the page with the picture to this file.
+    /// Write the HTML report with a chart to this file.
     #[arg(long, value_name = "FILE.html", default_value = "koord-topology.html")]
     pub report: PathBuf,
-    /// Show what the components log.
+    /// Show the logs of the components.
     #[arg(long)]
     pub verbose: bool,
 }

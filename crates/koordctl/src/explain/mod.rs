@@ -29,30 +29,29 @@ const DESCHEDULER: &str = "descheduler";
 /// Arguments of `koord explain`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// What to explain, in kubectl's forms: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
+    /// Object to explain, as in kubectl: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
     /// `pod NAMESPACE/NAME`. `descheduler` explains the last cycle of the descheduler, `descheduler NODE`
-    /// that node in it.
+    /// one node in it.
     #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
     pub what: Vec<String>,
-    /// The pod's namespace.
+    /// Namespace of the pod [default: default].
     #[arg(short, long, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Print as text or as JSON.
+    /// Output format.
     #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
     pub output: String,
     /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
     /// cluster].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig.
+    /// Context of the kubeconfig [default: the current one].
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
-    /// Address of the health and metrics of the scheduler, or for `descheduler` of the descheduler; or of its
-    /// secure port with https://. Not needed for a `koord up` cluster.
+    /// URL of the scheduler's HTTP server or, with https://, of its secure port; for `descheduler`, of the
+    /// descheduler's. Not needed for a `koord up` cluster.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// For a node: address of the health and metrics of its koordlet. Not needed for a `koord up`
-    /// cluster.
+    /// For a node: address of the HTTP server of its koordlet. Not needed for a `koord up` cluster.
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
     /// For https: file with the bearer token.
@@ -61,7 +60,7 @@ pub struct Args {
     /// For https: certificate authority of the server, instead of the system's authorities.
     #[arg(long, value_name = "FILE")]
     pub certificate_authority: Option<PathBuf>,
-    /// For https: accept any certificate, for example through a port-forward.
+    /// For https: accept any certificate, for example with a port-forward.
     #[arg(long)]
     pub insecure_skip_tls_verify: bool,
     /// Same as `-o json`.

@@ -16,7 +16,7 @@ pub struct Args {
     /// Socket of the kubelet's PodResources service.
     #[arg(long, value_name = "PATH", default_value = exporter::SOCKET)]
     pub socket: PathBuf,
-    /// Print zones as in a NodeResourceTopology, as JSON.
+    /// Print the zones as JSON, in the format of a NodeResourceTopology.
     #[arg(long)]
     pub json: bool,
 }

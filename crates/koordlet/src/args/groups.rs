@@ -119,15 +119,15 @@ impl MachineFlags {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Container runtime")]
 pub struct RuntimeFlags {
-    /// How containers get the hooks' values at creation: `nri` (as a plugin of the runtime), `proxy` (as the
-    /// hook server of koord-runtime-proxy) or `standalone` (after creation). Default: `nri`, or `proxy` with
+    /// How the hooks set values of new containers: `nri` (as a plugin of the runtime), `proxy` (as the hook
+    /// server of koord-runtime-proxy) or `standalone` (after the container is created). Default: `nri`, or `proxy` with
     /// --enable-nri-runtime-hook=false.
     #[arg(long, default_value = "")]
     pub runtime_hooks_mode: String,
     /// Use `nri` if --runtime-hooks-mode is empty.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_nri_runtime_hook: bool,
-    /// What happens to a container whose hook fails: `Ignore` (it is created as requested) or `Fail`.
+    /// What happens to a container whose hook fails: `Ignore` (create it as requested) or `Fail` (do not create it).
     #[arg(long, default_value = "Ignore")]
     pub runtime_hooks_plugin_failure_policy: String,
     /// Hook stages to disable, separated by commas.
@@ -140,7 +140,7 @@ pub struct RuntimeFlags {
     /// --runtime-hooks-host-endpoint.
     #[arg(long, value_parser = path)]
     pub runtime_hooks_addr: Option<PathBuf>,
-    /// Path of that socket as koord-runtime-proxy sees it.
+    /// Path of the hook server's socket on the host, for koord-runtime-proxy.
     #[arg(long, default_value = "/var/run/koordlet/koordlet.sock")]
     pub runtime_hooks_host_endpoint: String,
     /// What koord-runtime-proxy does if the hook server does not respond: `Ignore` or `Fail`.
@@ -159,13 +159,13 @@ pub struct RuntimeFlags {
     /// Name of the NRI plugin.
     #[arg(long, default_value = "koordlet_nri")]
     pub runtime_hooks_nri_plugin_name: String,
-    /// Index of the NRI plugin, which orders it among others: two digits.
+    /// Index of the NRI plugin, two digits: plugins run in the order of their indices.
     #[arg(long, default_value = "00")]
     pub runtime_hooks_nri_plugin_index: String,
-    /// Timeout of the registration at the runtime; at least 5s.
+    /// Timeout of the registration with the runtime; at least 5s.
     #[arg(long, default_value = "6s", value_parser = duration)]
     pub runtime_hooks_nri_connect_timeout: Duration,
-    /// Delay before the second attempt to connect to the runtime; doubled for each further attempt.
+    /// Delay before the second attempt to connect to the runtime; it doubles with each further attempt.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub runtime_hooks_nri_backoff_duration: Duration,
     /// Maximum delay between two attempts; at most 30s.
@@ -210,16 +210,16 @@ pub struct ReportFlags {
     /// Source of pods: `kubelet` or `apiserver`.
     #[arg(long, default_value = "kubelet")]
     pub pod_source: String,
-    /// URL of the kubelet. Default: built from the Node object. Unused with pods from the API server.
+    /// URL of the kubelet. Default: built from the Node object. Unused with --pod-source=apiserver.
     #[arg(long, default_value = "")]
     pub kubelet_url: String,
-    /// Type of the Node's address to use for the kubelet.
+    /// Type of the Node address at which to reach the kubelet.
     #[arg(long, default_value = "InternalIP")]
     pub kubelet_preferred_address_type: String,
     /// Time between two reads of the kubelet's pods; 0 disables them.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub kubelet_sync_interval: Duration,
-    /// Timeout of one read.
+    /// Timeout of a read of the kubelet's pods.
     #[arg(long, default_value = "3s", value_parser = duration)]
     pub kubelet_sync_timeout: Duration,
     /// Use the kubelet's read-only port, over plain HTTP.
@@ -241,9 +241,9 @@ pub struct ReportFlags {
     /// Time between two checks of the NodeResourceTopology and of the devices for changes; 0 disables both.
     #[arg(long, default_value = "3s", value_parser = super::duration)]
     pub node_topology_sync_interval: Duration,
-    /// Owner of the zones of the NodeResourceTopology: `koordinator`, `annotations-only` (an exporter such as
-    /// nfd-topology-updater), or `auto`, which leaves them to an exporter that has left a fingerprint of the
-    /// pods, or to `--topology-exporter`.
+    /// Writer of the zones of the NodeResourceTopology: `koordinator` (koordlet), `annotations-only` (another
+    /// exporter, such as nfd-topology-updater), or `auto` (another exporter if the object has its fingerprint of
+    /// the pods, or `--topology-exporter`; else koordlet).
     #[arg(long, default_value = "auto")]
     pub node_topology_mode: String,
     /// Report the free resources of each NUMA node, as listed by the kubelet's PodResources service, in the
@@ -253,7 +253,7 @@ pub struct ReportFlags {
     /// Time between two periodic scans of the kubelet's lists; 0 disables them.
     #[arg(long, default_value = "60s", value_parser = super::duration)]
     pub topology_exporter_interval: Duration,
-    /// Report NodeMetric.
+    /// Report usage in the NodeMetric.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_node_metric_report: bool,
 }
@@ -265,13 +265,13 @@ pub struct DeviceFlags {
     /// Directory of files in which vendors' tools describe their accelerators.
     #[arg(long, default_value = "/var/run/koordlet/xpu-device-infos/", value_parser = path)]
     pub xpu_device_infos_dir: PathBuf,
-    /// Report only the accelerators of these files, even if there are none.
+    /// Report only the accelerators in these files, even if there are none.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub xpu_enforce_collect_from_device_infos: bool,
-    /// NVIDIA's library: its path, or a name that the loader can resolve.
+    /// NVIDIA's management library (NVML): its path, or a name that the loader can resolve.
     #[arg(long, default_value = koord_host::nvml::LIBRARY)]
     pub nvml_library: PathBuf,
-    /// HAMi-core's library on the host, for containers that share a GPU through it (gate GPUEnvInject).
+    /// Path of HAMi-core's library on the host, for containers that share a GPU through it (gate GPUEnvInject).
     #[arg(long, default_value = "/usr/local/vgpu/libvgpu.so")]
     pub hami_core_library_directory_path: String,
 }
@@ -292,23 +292,23 @@ pub struct CollectorFlags {
     /// Time between two reads of the local disks.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub collect_node_storage_info_interval: Duration,
-    /// Time between two reads of pressure.
+    /// Time between two reads of pressure stall information (PSI).
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub psi_collector_interval: Duration,
-    /// Time from the end of one window of performance counters to the next (with gate CPICollector).
+    /// Time from the end of one window of performance counters to the start of the next (gate CPICollector).
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub cpi_collector_interval: Duration,
-    /// Length of such a window.
+    /// Length of a window of performance counters.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub collect_cpi_timewindow: Duration,
-    /// Also collect memory usage with page cache.
+    /// Also collect memory usage including page cache.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_pagecache_collector: bool,
-    /// Count the packets that services send, with eBPF: CPU time per packet shows the pressure guard harm
-    /// through memory bandwidth and caches. Needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
+    /// Count the packets that services send, with eBPF. From the CPU time per packet, the pressure guard detects
+    /// harm through memory bandwidth and caches. Needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_packet_collector: bool,
-    /// Monitor cache and memory bandwidth by QoS class (with gate ResctrlCollector).
+    /// Monitor cache and memory bandwidth by QoS class (gate ResctrlCollector).
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_resctrl_collector: bool,
     /// Time between two reads of cache and memory bandwidth.
@@ -323,19 +323,19 @@ pub struct QosFlags {
     /// Time between two reconciles of memory QoS and similar strategies, in seconds; 0 disables them.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub reconcile_interval_seconds: u64,
-    /// Time between two decisions of CPU suppression, in seconds; 0 disables it.
+    /// Time between two decisions on CPU suppression, in seconds; 0 disables it.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub cpu_suppress_interval_seconds: u64,
-    /// Time between two decisions of eviction for CPU, in seconds; 0 disables it.
+    /// Time between two decisions on CPU eviction, in seconds; 0 disables it.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub cpu_evict_interval_seconds: u64,
-    /// Time between two decisions of eviction for memory, in seconds; 0 disables it.
+    /// Time between two decisions on memory eviction, in seconds; 0 disables it.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub memory_evict_interval_seconds: u64,
-    /// Pause after an eviction for memory, in seconds.
+    /// Pause after a memory eviction, in seconds.
     #[arg(long, default_value = "4", value_parser = seconds, allow_negative_numbers = true)]
     pub memory_evict_cool_time_seconds: u64,
-    /// Pause after an eviction for CPU, in seconds.
+    /// Pause after a CPU eviction, in seconds.
     #[arg(long, default_value = "20", value_parser = seconds, allow_negative_numbers = true)]
     pub cpu_evict_cool_time_seconds: u64,
     /// Same as --eviction-mode=api.
@@ -348,13 +348,13 @@ pub struct QosFlags {
     /// Mode of CPU suppression for batch work: `pressure` or `upstream`.
     #[arg(long, default_value = "pressure")]
     pub cpu_suppress_mode: String,
-    /// Set the idle policy on batch pods' own cgroups.
+    /// Set `cpu.idle` on the cgroups of batch pods.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub be_pod_cpu_idle: bool,
-    /// On a clean stop, restore the values that the kernel's files had before this agent changed them.
+    /// On a clean stop, restore the values that kernel files had before this agent changed them.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub restore_on_stop: bool,
-    /// Time between two checks of pods' values by the hooks' reconciler.
+    /// Time between two checks of the values that hooks set for running pods.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub runtime_hooks_reconcile_interval: Duration,
     /// Do not change the CFS quota of pods with CPU sets.
@@ -378,10 +378,10 @@ pub struct AuditFlags {
     /// Maximum disk space of the audit log, in MiB.
     #[arg(long, default_value_t = 16)]
     pub audit_max_disk_space_mb: u64,
-    /// Maximum number of clients that page through the events at once.
+    /// Maximum number of clients that read pages of audit events at once.
     #[arg(long, default_value_t = 4)]
     pub audit_max_concurrent_readers: usize,
-    /// Maximum size of a page of audit events.
+    /// Maximum number of audit events in a page.
     #[arg(long, default_value_t = 2048)]
     pub audit_max_events_limit: usize,
 }
@@ -390,19 +390,19 @@ pub struct AuditFlags {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Prediction")]
 pub struct PredictionFlags {
-    /// Directory of the predictor's models.
+    /// Directory of the checkpoints of the prediction models.
     #[arg(long, default_value = "/prediction-checkpoints")]
     pub prediction_checkpoint_filepath: PathBuf,
-    /// Age below which a pod counts with its request.
+    /// Age below which a pod is predicted to use its request.
     #[arg(long, default_value = "24h", value_parser = duration)]
     pub prediction_cold_start_duration: Duration,
     /// Margin added to every forecast, in percent.
     #[arg(long, default_value_t = 10)]
     pub prediction_safety_margin_percent: i64,
-    /// Half-life of memory samples.
+    /// Half-life of the weight of memory samples.
     #[arg(long, default_value = "24h", value_parser = duration)]
     pub prediction_memory_histogram_decay_halflife: Duration,
-    /// Half-life of CPU samples.
+    /// Half-life of the weight of CPU samples.
     #[arg(long, default_value = "12h", value_parser = duration)]
     pub prediction_cpu_histogram_decay_halflife: Duration,
     /// Time between two training steps.
@@ -411,10 +411,10 @@ pub struct PredictionFlags {
     /// Time without training after which a model is dropped.
     #[arg(long, default_value = "30m", value_parser = duration)]
     pub prediction_model_expiration_duration: Duration,
-    /// Time between two saves of a model.
+    /// Time between two checkpoints of a model.
     #[arg(long, default_value = "10m", value_parser = duration)]
     pub prediction_model_checkpoint_interval: Duration,
-    /// Maximum number of models to save per step.
+    /// Maximum number of models to checkpoint per step.
     #[arg(long, default_value_t = 12)]
     pub prediction_model_checkpoint_max_per_step: usize,
 }

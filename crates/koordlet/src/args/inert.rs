@@ -51,30 +51,30 @@ inert! {
         enable_pprof "enable-pprof" = "false";
         pprof_addr "pprof-addr" = ":9317";
     }
-    "nothing reads that ConfigMap, in upstream neither": {
+    "no component reads this ConfigMap, in upstream neither": {
         configmap_name "configmap-name" = "koordlet-config";
         configmap_namespace "configmap-namespace" = "koordinator-system";
     }
-    "the interval is in the NodeMetric's spec": {
+    "the NodeMetric's spec sets the interval": {
         report_interval "report-interval" = "0s";
     }
-    "the container runtime is not called": {
+    "koordlet does not call the container runtime": {
         containerd_endpoint "containerd-endpoint" = "";
         docker_endpoint "docker-endpoint" = "";
         pouch_endpoint "pouch-endpoint" = "";
         default_runtime_type "default-runtime-type" = "containerd";
         run_root_dir "run-root-dir" = "/host-run/";
     }
-    "the kubelet's PodResources are not extended yet": {
+    "the proxy of the kubelet's PodResources is not implemented": {
         pod_resources_proxy_path "pod-resources-proxy-path" = "/var/run/koordlet/pod-resources";
     }
-    "task ids are read where they are needed": {
+    "task IDs are read when needed": {
         enable_pod_taskids "enable-pod-taskids" = "false";
     }
     "cold pages are read as often as kidled scans, every 5 s": {
         coldpage_collector_interval "coldpage-collector-interval" = "5s";
     }
-    "samples that are subtracted are of one tick": {
+    "usage of the system is computed from samples of one tick": {
         collect_sys_metric_outdated_interval "collect-sys-metric-outdated-interval" = "10s";
     }
     "samples are kept in rings of a fixed size": {
@@ -90,10 +90,10 @@ inert! {
         tsdb_max_block_duration "tsdb-max-block-duration" = "10m";
         tsdb_head_chunks_write_buffer_size "tsdb-head-chunks-write-buffer-size" = "1048576";
     }
-    "there are no other strategies than those of the table": {
+    "there are no strategy plugins": {
         qos_extension_plugins "qos-extension-plugins" = "";
     }
-    "attempts to connect to the runtime continue forever, each after twice the time of the last": {
+    "connecting to the runtime is retried without limit, and the delay always doubles": {
         runtime_hooks_nri_backoff_steps "runtime-hooks-nri-backoff-steps" = "2147483647";
         runtime_hooks_nri_backoff_factor "runtime-hooks-nri-backoff-factor" = "2";
     }

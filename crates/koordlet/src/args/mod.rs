@@ -36,27 +36,30 @@ const SNAPSHOT: &str = "koordlet-samples";
 
 /// The flags of the `koordlet` daemon.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "koordlet", about = "The koord node agent")]
+#[command(
+    name = "koordlet",
+    about = "Node agent: measures the node, reports it, and enforces QoS"
+)]
 pub struct Args {
     /// Name of this node.
     #[arg(long, env = "NODE_NAME", default_value = "")]
     pub node_name: String,
-    /// Kubeconfig. Default: the service account or $KUBECONFIG.
+    /// Path of a kubeconfig. Default: the service account or $KUBECONFIG.
     #[arg(long, default_value = "")]
     pub kubeconfig: String,
-    /// Listen address for health, metrics and audit events.
+    /// Listen address of the HTTP server for health, metrics and audit events.
     #[arg(long, default_value = ":9316", value_parser = address)]
     pub addr: Bind,
-    /// Requests per second to the API server.
+    /// Maximum requests per second to the API server.
     #[arg(long, default_value_t = 20.0)]
     pub kube_api_qps: f64,
-    /// Burst of requests to the API server.
+    /// Maximum burst of requests to the API server.
     #[arg(long, default_value_t = 30)]
     pub kube_api_burst: u32,
     /// Feature gates, such as `AllAlpha=true,BECPUSuppress=false`.
     #[arg(long, default_value = "")]
     pub feature_gates: String,
-    /// Real-time priority of the agent's main loop, 1-99; 0 is normal scheduling.
+    /// Real-time priority of the agent's main loop, 1-99; 0 selects normal scheduling.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=99))]
     pub realtime_priority: u8,
     /// Flags of the machine.

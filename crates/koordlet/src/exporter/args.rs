@@ -24,7 +24,7 @@ pub struct Args {
     /// Name of this node
     #[arg(long, env = "NODE_NAME", default_value = "")]
     pub node_name: String,
-    /// Kubeconfig; default: the service account or $KUBECONFIG
+    /// Path of a kubeconfig; default: the service account or $KUBECONFIG
     #[arg(long, default_value = "")]
     pub kubeconfig: String,
     /// Port for health and metrics; 0 disables it
@@ -39,8 +39,8 @@ pub struct Args {
     /// The kubelet's directory, whose changes trigger a scan; empty disables the watch
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub kubelet_state_dir: String,
-    /// The kubelet's configuration, as file:///path or https://host:port/configz; if empty, it is requested
-    /// from the kubelet at the address in its Node
+    /// URL of the kubelet's configuration: file:///path or https://host:port/configz; if empty, the kubelet is
+    /// queried at the address in its Node
     #[arg(long, default_value = "")]
     pub kubelet_config_uri: String,
     /// File with a token that the kubelet accepts; default: the service account's token
@@ -53,22 +53,23 @@ pub struct Args {
     /// Verify the kubelet's certificate
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub kubelet_verify_certificate: bool,
-    /// Report a fingerprint of the counted pods
+    /// Publish a fingerprint of the pods that the report counts
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub pods_fingerprint: bool,
-    /// Only "*" is accepted: an exporter that skips pods reports CPUs as free that are not
+    /// Namespaces of the pods to count; only "*" (all) is accepted, because CPUs of other pods would be reported
+    /// as free
     #[arg(long, default_value = "*")]
     pub watch_namespace: String,
-    /// File that lists resources to exclude from the report: excludeList, by node name or *
+    /// Configuration file; its excludeList has the resources to leave out of the report, by node name or *
     #[arg(long, default_value = "")]
     pub config: String,
-    /// Write nothing, only log the report
+    /// Log the report instead of writing it to the API server
     #[arg(long)]
     pub no_publish: bool,
-    /// Scan and write once, then exit
+    /// Write one report, then exit
     #[arg(long)]
     pub oneshot: bool,
-    /// Write even if another exporter has written the object
+    /// Overwrite an object that another exporter has written
     #[arg(long)]
     pub take_over: bool,
     /// Root of sysfs

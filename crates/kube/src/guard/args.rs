@@ -9,12 +9,12 @@ use std::time::Duration;
 /// Flags for authentication and authorization at a TLS server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AuthArgs {
-    /// Kubeconfig of the API server that authenticates bearer tokens. Without it, the service account of the
-    /// pod is used; outside of a pod, users with tokens are anonymous.
+    /// Kubeconfig of the API server that authenticates bearer tokens. Default: the service account of the pod;
+    /// outside of a pod, clients with tokens are anonymous.
     #[arg(long, value_name = "FILE")]
     pub authentication_kubeconfig: Option<PathBuf>,
     /// Do not read the CA of client certificates from ConfigMap
-    /// kube-system/extension-apiserver-authentication when --client-ca-file is not given.
+    /// kube-system/extension-apiserver-authentication if --client-ca-file is not set.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub authentication_skip_lookup: bool,
@@ -22,23 +22,23 @@ pub struct AuthArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub authentication_tolerate_lookup_failure: bool,
-    /// How long to cache the user of a token.
+    /// Time for which the user of a token is cached.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub authentication_token_webhook_cache_ttl: Duration,
-    /// CA of client certificates. The user is the common name, the groups are the organizations.
+    /// CA of client certificates. The common name of a certificate is the user, its organizations are the groups.
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// Kubeconfig of the API server that authorizes requests. Without it, the service account of the pod is
-    /// used; outside of a pod, only the paths that need no permission are served.
+    /// Kubeconfig of the API server that authorizes requests. Default: the service account of the pod; outside
+    /// of a pod, only the paths that need no permission are served.
     #[arg(long, value_name = "FILE")]
     pub authorization_kubeconfig: Option<PathBuf>,
     /// Paths that need no permission; a * at the end matches any suffix.
     #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
     pub authorization_always_allow_paths: Vec<String>,
-    /// How long to cache permissions.
+    /// Time for which an allowed request is cached.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub authorization_webhook_cache_authorized_ttl: Duration,
-    /// How long to cache refusals.
+    /// Time for which a denied request is cached.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
 }

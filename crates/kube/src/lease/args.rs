@@ -9,26 +9,26 @@ use koord_app::flags;
 /// are given.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ElectionArgs {
-    /// Whether replicas elect a leader; only the leader works. Overrides the file when given.
+    /// Elect a leader among the replicas; only the leader works. Overrides the file if set.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = ArgAction::Set, value_parser = flags::boolean)]
     pub leader_elect: Option<bool>,
-    /// How long a lease is valid without renewal. Overrides the file when given.
+    /// Time for which a lease is valid without renewal. Overrides the file if set.
     #[arg(long)]
     pub leader_elect_lease_duration: Option<GoDuration>,
-    /// How long the leader retries a renewal before it stops. Overrides the file when given.
+    /// Time for which the leader retries a renewal before it steps down. Overrides the file if set.
     #[arg(long)]
     pub leader_elect_renew_deadline: Option<GoDuration>,
-    /// How often to try to get or renew the lease. Overrides the file when given.
+    /// Interval of attempts to acquire or renew the lease. Overrides the file if set.
     #[arg(long)]
     pub leader_elect_retry_period: Option<GoDuration>,
-    /// Type of the lock; only leases are supported. Overrides the file when given.
+    /// Type of the lock; only leases are supported. Overrides the file if set.
     #[arg(long)]
     pub leader_elect_resource_lock: Option<String>,
-    /// Name of the lease. Overrides the file when given.
+    /// Name of the lease. Overrides the file if set.
     #[arg(long)]
     pub leader_elect_resource_name: Option<String>,
-    /// Namespace of the lease. Overrides the file when given.
+    /// Namespace of the lease. Overrides the file if set.
     #[arg(long)]
     pub leader_elect_resource_namespace: Option<String>,
 }

@@ -8,23 +8,23 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 #[group(skip)]
 pub struct ProfileFlags {
-    /// Apply also profiles without the label config.koordinator.sh/controller-managed to pending pods
+    /// Also apply profiles without the label config.koordinator.sh/controller-managed to pending pods
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub colocation_profile_reconcile_by_default: bool,
     /// Interval between two applications of a profile to pending pods
     #[arg(long, default_value = "30s", value_parser = flags::duration)]
     pub colocation_profile_reconcile_interval: Duration,
-    /// Time after an update in which a profile does not update the same pod again
+    /// Time after an update of a pod during which a profile does not update it again
     #[arg(long, default_value = "5m", value_parser = flags::duration)]
     pub colocation_profile_force_update_pod_duration: Duration,
     /// Accepted for compatibility; a pod's entry expires when the pod may be updated again
     #[arg(long, default_value = "10m", value_parser = flags::duration)]
     pub colocation_profile_expire_pod_cache_duration: Duration,
-    /// Pod updates per second
+    /// Maximum pod updates per second
     #[arg(long, default_value_t = 10.0, value_parser = flags::number)]
     pub colocation_profile_update_pod_qps: f64,
-    /// Burst of pod updates
+    /// Maximum burst of pod updates
     #[arg(long, default_value_t = 100)]
     pub colocation_profile_update_pod_qps_burst: u32,
 }

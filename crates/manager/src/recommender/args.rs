@@ -16,10 +16,10 @@ pub struct RecommenderArgs {
     /// Preset of percentiles and margin: peak (p99 of CPU, p95 of memory, 5 % margin) or vpa (p90, 15 % margin)
     #[arg(long, default_value = "peak")]
     pub recommender_profile: String,
-    /// Interval at which small changes of a recommendation are written
+    /// Minimum time between two writes of a Recommendation that changed by a tenth or less
     #[arg(long, default_value = "10m")]
     pub recommender_update_interval: GoDuration,
-    /// Interval between two measurements of pods
+    /// Interval of the samples of pod usage
     #[arg(long, default_value = "1m")]
     pub recommender_interval: GoDuration,
     /// Interval at which each usage history is saved
@@ -49,7 +49,7 @@ pub struct RecommenderArgs {
     /// Half-life of the weight of memory peaks
     #[arg(long, default_value = "24h")]
     pub recommender_memory_half_life: GoDuration,
-    /// Length of the window of which the memory peak counts
+    /// Length of the window whose memory peak is one sample
     #[arg(long, default_value = "24h")]
     pub recommender_memory_window: GoDuration,
     /// Number of windows without a sample after which a history is dropped

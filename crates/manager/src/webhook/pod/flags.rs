@@ -14,11 +14,11 @@ pub struct Flags {
     /// name in koordinator-system; if empty, bindings are not checked
     #[arg(long, default_value = "")]
     pub binding_admission_user_name: String,
-    /// Count bindings that would be denied, and allow them
+    /// Allow bindings that would be denied, and only count them
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub binding_admission_dry_run: bool,
-    /// Namespaces where bindings are checked, comma-separated; * is all of them
+    /// Namespaces where bindings are checked, comma-separated; * selects all
     #[arg(long, default_value = "")]
     pub binding_admission_namespaces: String,
     /// Namespaces where bindings are never checked, comma-separated
@@ -30,8 +30,8 @@ pub struct Flags {
     /// Annotation keys of pods that any user may bind, comma-separated
     #[arg(long, default_value = "")]
     pub binding_admission_bypass_annotations: String,
-    /// Keys of pod annotations that only the users and groups below may write, comma-separated; empty accepts all of
-    /// them from every author, as Koordinator does
+    /// Keys of pod annotations that only listed users and groups may write, comma-separated; if empty, every
+    /// author may write them, as in Koordinator
     #[arg(long, default_value = protected::KEYS)]
     pub protected_pod_annotations: String,
     /// Users allowed to write protected pod annotations, comma-separated
@@ -49,7 +49,7 @@ pub struct Flags {
     /// Name of the ConfigMap with the labels that pods must have
     #[arg(long, default_value = "pod-enhanced-validator-config")]
     pub pod_enhanced_validator_config_name: String,
-    /// Interval at which that ConfigMap is read
+    /// Interval at which the ConfigMap with the required labels is read
     #[arg(long, default_value = "5m", value_parser = flags::duration)]
     pub pod_enhanced_validator_reconcile_interval: Duration,
 }
