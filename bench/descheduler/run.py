@@ -27,8 +27,8 @@ api.KINDS |= {
     "PodMigrationJob": ("/apis/scheduling.koordinator.sh/v1alpha1", "podmigrationjobs", False),
     "Reservation": ("/apis/scheduling.koordinator.sh/v1alpha1", "reservations", False),
 }
-TICK, REPORT, START, STOP = 0.5, 3, 2, 1  # seconds: a look, a report, a pod's start and end
-QUIET = 20  # no node is hot and nothing moved for so long: it is over
+TICK, REPORT, START, STOP = 0.5, 3, 2, 1  # seconds: between two polls, between two reports, for a pod's start and end
+QUIET = 20  # the run ends when no node is hot and nothing has moved for this many seconds
 ALLOCATED = "scheduling.koordinator.sh/reservation-allocated"
 
 
@@ -71,7 +71,7 @@ class Play:
         self.api.each(self.cluster.nodes, lambda node: self.api.create({"kind": "NodeMetric", "metadata": {"name": node}, "spec": {}}))
 
     def budgets(self, seen, budgets):
-        """Plays the disruption controller, which does not run here."""
+        """Acts as the disruption controller, which does not run here."""
         for budget in budgets:
             name, status = budget["metadata"]["name"], budget.get("status") or {}
             mine = [pod for pod in seen.values() if pod["metadata"]["labels"]["app"] == name]
@@ -120,7 +120,7 @@ class Play:
         return seen
 
     def report(self, seen):
-        """Plays the koordlets."""
+        """Acts as the koordlets."""
         stamp, pods = now(), {node: [] for node in self.cluster.nodes}
         for slot in self.cluster.slots:
             if slot.node and slot.pod in seen and ready(seen[slot.pod]):

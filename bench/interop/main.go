@@ -1,4 +1,4 @@
-// Programs of others' libraries for bench/interop: a client of the CRI, a runtime with NRI, a plugin.
+// Programs with third-party libraries for bench/interop: a client of the CRI, a runtime with NRI, a plugin.
 package main
 
 import (
@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// client does with a runtime what a kubelet does, dialling in both ways that gRPC's clients use: by a
+// client calls a runtime as a kubelet does, dialing in both ways that gRPC's clients use: by a
 // URL, and by a bare path, which then stands in :authority.
 func client(ctx context.Context, socket, group string) error {
 	bare := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -97,7 +97,7 @@ func pod(ctx context.Context, runtime cri.RuntimeServiceClient, name, group stri
 			seen <- event
 		}
 	}()
-	// The stream is open when the runtime has it; there is no sign of that.
+	// The stream is open when the runtime has received the request, which a client cannot observe.
 	time.Sleep(500 * time.Millisecond)
 
 	config := &cri.PodSandboxConfig{
@@ -118,7 +118,7 @@ func pod(ctx context.Context, runtime cri.RuntimeServiceClient, name, group stri
 		Metadata: &cri.ContainerMetadata{Name: "main"},
 		Image:    &cri.ImageSpec{Image: image},
 		Command:  []string{"sleep", "1000"},
-		// Of many frames, and less than containerd stores.
+		// Large enough for many frames, and small enough for containerd to store.
 		Annotations: map[string]string{"large": strings.Repeat("x", 200<<10)},
 		Linux: &cri.LinuxContainerConfig{
 			Resources: &cri.LinuxContainerResources{CpuShares: 100, CpuPeriod: 100000, CpuQuota: 20000},
@@ -150,7 +150,7 @@ func pod(ctx context.Context, runtime cri.RuntimeServiceClient, name, group stri
 	if err != nil || state.Status.Resources.Linux.CpuShares != 300 {
 		return fmt.Errorf("ContainerStatus: %v %w", state.GetStatus().GetResources(), err)
 	}
-	// An error of the runtime's own arrives as it is.
+	// An error of the runtime arrives unchanged.
 	_, err = runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: "none"})
 	if status.Code(err) != codes.NotFound {
 		return fmt.Errorf("ContainerStatus of none: %w", err)
@@ -174,7 +174,7 @@ func pod(ctx context.Context, runtime cri.RuntimeServiceClient, name, group stri
 	if _, err := runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: ran.PodSandboxId}); err != nil {
 		return fmt.Errorf("RemovePodSandbox: %w", err)
 	}
-	// While the stream is open: what happened to the container, in its order.
+	// While the stream is open, the events of the container arrive in order.
 	wanted := []cri.ContainerEventType{
 		cri.ContainerEventType_CONTAINER_CREATED_EVENT, cri.ContainerEventType_CONTAINER_STARTED_EVENT,
 		cri.ContainerEventType_CONTAINER_STOPPED_EVENT, cri.ContainerEventType_CONTAINER_DELETED_EVENT,
@@ -198,11 +198,11 @@ func pod(ctx context.Context, runtime cri.RuntimeServiceClient, name, group stri
 	return nil
 }
 
-// runtime is one with NRI, as containerd embeds it: it waits for a plugin, tells it of many containers,
+// runtime embeds NRI as containerd does: it waits for a plugin, sends it many containers,
 // and creates and updates one.
 func runtime(ctx context.Context, socket string) error {
 	sandbox := &api.PodSandbox{Id: "pod", Name: "pod", Uid: "uid", Namespace: "default"}
-	// Several MiB, so that they come in parts. Of many pods: with a few only, a part has none of them, and
+	// Several MiB, so that they arrive in parts. With few pods, a part would have none of them, and
 	// v0.12.5 sends empty parts for ever, also to plugins in Go.
 	pods := []*api.PodSandbox{sandbox}
 	var there []*api.Container
@@ -219,7 +219,7 @@ func runtime(ctx context.Context, socket string) error {
 	synchronized := make(chan []*api.ContainerUpdate, 1)
 	synchronize := func(ctx context.Context, tell adaptation.SyncCB) error {
 		updates, err := tell(ctx, pods, there)
-		// At the start it is asked as well, without any plugin.
+		// This is also called at the start, without any plugin.
 		if len(updates) > 0 {
 			synchronized <- updates
 		}
@@ -245,7 +245,7 @@ func runtime(ctx context.Context, socket string) error {
 	case <-ctx.Done():
 		return errors.New("no plugin came that updates a container")
 	}
-	// The plugin counts as one when the synchronization is over.
+	// The plugin is active when the synchronization has finished.
 	container := &api.Container{Id: "new", PodSandboxId: "pod", Name: "new"}
 	var created *api.CreateContainerResponse
 	for begun := time.Now(); time.Since(begun) < 20*time.Second; time.Sleep(50 * time.Millisecond) {
@@ -283,7 +283,7 @@ func runtime(ctx context.Context, socket string) error {
 	return nil
 }
 
-// asked is a plugin of the stub that plugins in Go are written with.
+// asked is a plugin based on the stub that Go plugins use.
 type asked struct{ containers int }
 
 func (a *asked) Synchronize(_ context.Context, _ []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {

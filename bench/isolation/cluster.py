@@ -1,4 +1,4 @@
-"""A cluster of `koord up --memory` to attack, with its administrator and a tenant."""
+"""A cluster of `koord up --memory` to attack, with an administrator and a tenant."""
 import base64
 import http.client
 import json
@@ -68,7 +68,7 @@ class Client:
 
 class Cluster:
     def __init__(self, program, keep=False):
-        # Other users may enter it, so that only the modes that koord sets are judged.
+        # Other users may enter it, so that only the modes that koord sets are tested.
         self.work = tempfile.mkdtemp(prefix="koord-attacks-")
         os.chmod(self.work, 0o755)
         self.keep = keep
@@ -153,7 +153,7 @@ class Cluster:
 
 
 class Bystander:
-    """Others' requests while an attack is played; `worst` is the longest that one waited, in seconds."""
+    """Requests of other clients during an attack; `worst` is the longest wait of one, in seconds."""
 
     def __init__(self, cluster):
         self.cluster, self.worst, self.count = cluster, 0.0, 0

@@ -1,4 +1,4 @@
-"""Just enough of HTTP/2 to open many requests on one connection and read none of the answers."""
+"""A minimal HTTP/2 client that opens many requests on one connection and reads none of the answers."""
 import socket
 import struct
 
@@ -52,7 +52,7 @@ class Connection:
         return _indexed(name, value)
 
     def get(self, paths):
-        """Asks for all these paths, in one write."""
+        """Requests all these paths, in one write."""
         out = bytearray()
         for path in paths:
             # 2, 7: GET and https of the static table.
@@ -64,7 +64,7 @@ class Connection:
         self._send(bytes(out))
 
     def poll(self, seconds=0.2):
-        """Takes what the server has sent, without giving it room to send more."""
+        """Reads what the server has sent, without opening its window for more."""
         self.tls.settimeout(seconds)
         try:
             while True:

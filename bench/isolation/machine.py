@@ -10,7 +10,7 @@ import time
 from cluster import TENANT
 
 PODS = f"/api/v1/namespaces/{TENANT}/pods"
-# A user without any rights, as in Kubernetes' examples.
+# A user without permissions, as in Kubernetes' examples.
 NOBODY = 65534
 HARDENED = {
     "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
@@ -42,7 +42,7 @@ def run_pod(cluster, name, script, security=None, seconds=40):
         phase, why = status.get("phase", "Pending"), status.get("message", "")
         if phase in ("Succeeded", "Failed"):
             break
-        # A node that refuses a container says so in its state.
+        # A node that refuses a container reports it in the container's state.
         waiting = [s["state"].get("waiting", {}) for s in status.get("containerStatuses", []) if "state" in s]
         if any("Error" in w.get("reason", "") or "Invalid" in w.get("reason", "") for w in waiting):
             return "refused", "; ".join(w.get("message", "") for w in waiting)
@@ -184,14 +184,14 @@ def ask(port, method, path, headers=None, tls=None):
 
 
 def ports(cluster, report, short):
-    """What the ports of a cluster answer to whoever has no credentials, and to pages of other origins."""
+    """Answers of a cluster's ports to clients without credentials, and to pages of other origins."""
     run_pod(cluster, "secret", "echo secret of a tenant; exit 0")
     untrusting = ssl.create_default_context()
     untrusting.check_hostname, untrusting.verify_mode = False, ssl.CERT_NONE
     answered, foreign, asked = [], [], 0
     others = listeners(cluster.process.pid) - {cluster.port}
     for port in sorted(others):
-        # One that speaks TLS only does not answer, or says 400.
+        # A port with TLS only does not answer, or answers 400.
         plain = ask(port, "GET", "/healthz")
         tls = untrusting if plain in (None, 400) else None
         for method, path in REQUESTS:

@@ -19,8 +19,8 @@ ATTACKS = {
     "files": machine.files,
     "ports": machine.ports,
 }
-# These leave a server as it was and share a cluster; each of the others has one of its own, so that what
-# one leaves behind does not count against the next.
+# These do not change a server's state and share a cluster; each of the others has one of its own, so that its
+# aftermath does not count against the next one.
 SHARED = ("pods", "files", "ports")
 
 
@@ -42,7 +42,7 @@ class Run:
             self.last = name
             ATTACKS[name](self.cluster, self.report, self.options.short)
         except (RuntimeError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-            # A server in a bad state answers anything; the other attacks are played all the same.
+            # A server in a bad state may answer anything; the other attacks run all the same.
             traceback.print_exc()
             self.report(name, f"ended with an error: {error}", "", False)
         ended = self.cluster and self.cluster.process.poll()

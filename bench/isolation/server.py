@@ -14,7 +14,7 @@ CONTAINERS = 9000
 FIELDS = 270_000
 WATCHES = 2000
 CONNECTIONS = 8192
-# What one attack may make a server grow by before it is given up, MiB.
+# Growth of a server's memory at which an attack is stopped, in MiB.
 GIVE_UP = 1536
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ def wait_limit(short):
 
 
 def play(cluster, attack, count, seconds):
-    """Plays `attack(number)` `count` times at once; the longest wait of others, and all answers."""
+    """Runs `attack(number)` `count` times at once; returns the longest wait of other clients, and all answers."""
     answers = [None] * count
 
     def one(number):
@@ -180,7 +180,7 @@ def unread_watches(cluster, report, short):
 
 
 def idle_connections(cluster, report, short):
-    """8,192 connections on which nothing is sent, and as many after a handshake: an administrator comes."""
+    """8,192 connections on which nothing is sent, and as many after a handshake; then an administrator connects."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limit = 2 if short else 1
     kinds = (("without a handshake", False), ("after a handshake", True))

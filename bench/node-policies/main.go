@@ -1,5 +1,5 @@
 // Compiles the CEL expressions of the node policies in deploy/, and evaluates them for requests that they must allow
-// or deny: `go run . ../../deploy`. Ends with 1 when one is judged wrongly.
+// or deny: `go run . ../../deploy`. Ends with 1 if a result is wrong.
 package main
 
 import (

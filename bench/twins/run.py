@@ -36,18 +36,18 @@ api.KINDS |= {
 AT_ONCE = 8
 # Clusters that exist at a time.
 TOGETHER = 60
-# Waiting pods are retried at most a second later. An object that a scheduler has not changed in so many seconds,
-# in which it did something else, is decided.
+# Waiting pods are retried at most a second later. An object that a scheduler has not changed for this many
+# seconds, while it changed others, is decided.
 PAUSE = 2.2
-# After so many polls, an object that still changes is RESTLESS.
+# After this many polls, an object that still changes is RESTLESS.
 LOOKS = 12
 RESTLESS = "restless"
 MARK = "mark"
-# A scheduler that does not bind a pod in so many seconds has failed.
+# A scheduler that does not bind a pod within this many seconds has failed.
 GONE = 300
 # Koordinator's takes the first of equal nodes (Kubernetes 1.35.6 draws only when an extender scored), ours draws by
-# the node's version: so often an event is undone, every node relabeled for a new draw, and the event repeated, and so
-# often a whole cluster.
+# the node's version: this is how often an event is undone, every node relabeled for a new draw, and the event
+# repeated, and how often a whole cluster is repeated.
 TRIES, AGAIN = 8, 5
 LOT = "twin-lot"
 PLACES = ("node", "nominated", "resource-status", "device-allocated", "(object)")
@@ -100,7 +100,7 @@ class Side:
         return seen
 
     def start(self, seen):
-        """Plays the kubelet: bound pods start, in the order of names. Of equal victims the youngest are evicted."""
+        """Acts as the kubelet: bound pods start, in the order of names. Of equal victims the youngest are evicted."""
         bound = [what.removeprefix("Pod/") for things in seen.values() for what, fields in things.items()
                  if what.startswith("Pod/") and fields["node"] and not fields["started"]]
         api.Api.each(bound, lambda name: self.api.patch("Pod", name, {"status": {
