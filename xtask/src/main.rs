@@ -14,7 +14,8 @@
 //! * every member inherits the workspace's lints;
 //! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
 //! * subjects of commits are `area: imperative subject` (see [`commits`]);
-//! * no crate has more unclear words, and types of one name, than its budget (see [`words`]);
+//! * no crate has more unclear words, and types of one name, than its budget, and no document has unclear words (see
+//!   [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
 //!   no file that is too long;
 //! * tests of no crate sleep at more places than its budget (see [`sleeps`]);
@@ -127,6 +128,7 @@ fn tidy() -> Result<()> {
     let rules = std::fs::read_to_string(root.join(".ci/skips")).context("cannot read .ci/skips")?;
     faults.extend(dependencies::unknown_needs(&rules, &texts));
     let documents = documents(&root)?;
+    faults.extend(words::document_faults(&documents)?);
     faults.extend(links::faults(&root, &documents, &texts)?);
     faults.extend(figures::faults(&root, &documents)?);
     let differences = root.join("docs/compat.md");

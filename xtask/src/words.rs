@@ -1,9 +1,10 @@
-//! Words of comments and messages that are unclear to newcomers, with their replacements; and type names that
-//! a crate has more than once, so that a search finds several.
+//! Words of comments, messages and documents that are unclear to newcomers, with their replacements; and type
+//! names that a crate has more than once, so that a search finds several.
 //!
 //! Each crate has a budget of them in `xtask/words.toml`, which only falls: new text is free of them, old
 //! text is reworded crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the
-//! budgets.
+//! budgets. Markdown files have no budget: each hit is a fault. Decision records in `docs/adr` are exempt, because
+//! they are not edited later.
 
 use anyhow::{Context, Result, bail};
 use regex::{Regex, RegexSet};
@@ -119,6 +120,19 @@ pub(crate) struct Hit {
     instead: &'static str,
 }
 
+impl Hit {
+    /// Returns `path:line: "match": replacement`.
+    fn at(&self, path: &Path) -> String {
+        format!(
+            "{}:{}: {:?}: {}",
+            path.display(),
+            self.line,
+            self.found,
+            self.instead
+        )
+    }
+}
+
 /// Compiled patterns.
 pub(crate) struct Checker {
     patterns: Vec<(Regex, Place, &'static str)>,
@@ -188,6 +202,92 @@ impl Checker {
         }
         hits
     }
+
+    /// Returns the hits in the prose of a Markdown document, in the order of its lines.
+    fn document_hits(&self, text: &str) -> Vec<Hit> {
+        let mut hits = Vec::new();
+        for paragraph in paragraphs(text) {
+            for at in self.set.matches(&paragraph.prose) {
+                let (regex, place, instead) = &self.patterns[at];
+                if *place != Place::Text {
+                    continue;
+                }
+                hits.extend(regex.find_iter(&paragraph.prose).map(|found| Hit {
+                    line: paragraph.line(found.start()),
+                    found: found.as_str().to_owned(),
+                    instead,
+                }));
+            }
+        }
+        hits.sort_by_key(|hit| hit.line);
+        hits
+    }
+}
+
+/// A paragraph or a table row of a Markdown document, in one line and without code.
+#[derive(Default)]
+struct Paragraph {
+    prose: String,
+    /// Offset in `prose` of each line of the document, with its number, counted from one.
+    lines: Vec<(usize, usize)>,
+}
+
+impl Paragraph {
+    fn new(lines: &[(usize, &str)]) -> Self {
+        let quotes = |line: &str| line.matches('`').count();
+        let total: usize = lines.iter().map(|(_, line)| quotes(line)).sum();
+        // A backquote without its counterpart quotes nothing.
+        let mut paired = total - total % 2;
+        let mut is_code = false;
+        let mut paragraph = Self::default();
+        for (number, line) in lines {
+            if !paragraph.prose.is_empty() {
+                paragraph.prose.push(' ');
+            }
+            paragraph.lines.push((paragraph.prose.len(), *number));
+            for c in line.chars() {
+                if c == '`' && paired > 0 {
+                    paired -= 1;
+                    is_code = !is_code;
+                    paragraph.prose.push(c);
+                } else if !is_code {
+                    paragraph.prose.push(c);
+                }
+            }
+        }
+        paragraph
+    }
+
+    /// Returns the number of the document's line at an offset in the prose.
+    fn line(&self, offset: usize) -> usize {
+        let after = self.lines.partition_point(|(start, _)| *start <= offset);
+        self.lines[after.saturating_sub(1)].1
+    }
+}
+
+/// Splits a Markdown document at empty lines, table rows and fenced code, which is left out.
+fn paragraphs(text: &str) -> Vec<Paragraph> {
+    let mut paragraphs = Vec::new();
+    let mut lines: Vec<(usize, &str)> = Vec::new();
+    let mut is_fenced = false;
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let is_fence = line.starts_with("```");
+        if (is_fence || is_fenced || line.is_empty() || line.starts_with('|')) && !lines.is_empty()
+        {
+            paragraphs.push(Paragraph::new(&lines));
+            lines.clear();
+        }
+        if is_fence {
+            is_fenced = !is_fenced;
+        } else if !is_fenced && !line.is_empty() {
+            lines.push((at + 1, line));
+        }
+    }
+    if !lines.is_empty() {
+        paragraphs.push(Paragraph::new(&lines));
+    }
+    paragraphs
 }
 
 /// Splits a line where its comment begins: at `//` outside string literals.
@@ -276,6 +376,19 @@ pub(crate) fn faults(root: &Path, texts: &[(std::path::PathBuf, String)]) -> Res
     Ok(faults)
 }
 
+/// Returns each hit in the Markdown files, other than decision records.
+pub(crate) fn document_faults(documents: &[(std::path::PathBuf, String)]) -> Result<Vec<String>> {
+    let checker = Checker::new()?;
+    let faults = |(path, text): &(std::path::PathBuf, String)| {
+        let hits = checker.document_hits(text).into_iter();
+        hits.map(|hit| hit.at(path)).collect::<Vec<_>>()
+    };
+    let checked = documents
+        .iter()
+        .filter(|(path, _)| !path.starts_with("docs/adr"));
+    Ok(checked.flat_map(faults).collect())
+}
+
 /// Lists the hits of the crate `name`, or without it lowers the budgets of all.
 #[allow(clippy::print_stdout, reason = "this is a command-line tool")]
 pub(crate) fn run(
@@ -289,13 +402,7 @@ pub(crate) fn run(
             .get(&name)
             .with_context(|| format!("there is no crate {name:?}"))?;
         for (path, hit) in hits {
-            println!(
-                "{}:{}: {:?}: {}",
-                path.display(),
-                hit.line,
-                hit.found,
-                hit.instead
-            );
+            println!("{}", hit.at(path));
         }
         return Ok(());
     }
@@ -377,6 +484,50 @@ mod tests {
         assert_eq!(
             repeated("use x;\npub(crate) enum Pod {\npub struct Args;\ntype Item = u8;"),
             [(2, "pub(crate) enum Pod".to_owned())]
+        );
+    }
+
+    fn found_in_document(text: &str) -> Vec<(usize, String)> {
+        let checker = Checker::new().expect("the patterns compile");
+        let hits = checker.document_hits(text).into_iter();
+        hits.map(|hit| (hit.line, hit.found)).collect()
+    }
+
+    #[test]
+    fn words_of_documents_count_outside_of_code() {
+        let text = "# Pods\n\nMade anew for `nobody`.\n```\nnobody\n```\nFor nobody.\n";
+        assert_eq!(
+            found_in_document(text),
+            [(3, "anew".to_owned()), (7, "nobody".to_owned())]
+        );
+        assert_eq!(found_in_document("Run `koord\nnobody` again."), []);
+        assert_eq!(found_in_document("A ` and nobody").len(), 1);
+        assert_eq!(
+            found_in_document("| a | `x` nobody |\n| shall | b |").len(),
+            2
+        );
+        assert_eq!(found_in_document("| one ` |\n| `nobody` |"), []);
+        // Patterns for comments and code do not apply.
+        assert_eq!(found_in_document("/// Of a node. struct Said;"), []);
+    }
+
+    #[test]
+    fn words_of_documents_count_across_lines() {
+        assert_eq!(
+            found_in_document("- The pod takes\n  in the rest, beside\n  each other."),
+            [(1, "takes in".to_owned())]
+        );
+        assert_eq!(found_in_document("It takes\n\nin."), []);
+    }
+
+    #[test]
+    fn faults_of_documents_name_path_line_and_replacement() {
+        let text = "Made\nanew.";
+        let document = |path: &str| (std::path::PathBuf::from(path), text.to_owned());
+        let documents = [document("docs/adr/0001-x.md"), document("README.md")];
+        assert_eq!(
+            document_faults(&documents).expect("the patterns compile"),
+            ["README.md:2: \"anew\": again"]
         );
     }
 
