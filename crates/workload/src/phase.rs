@@ -46,7 +46,7 @@ impl Phase {
         match self {
             Phase::Alone => "service alone",
             Phase::BestEffort => "plain Kubernetes",
-            Phase::Unmanaged => "no QoS at all",
+            Phase::Unmanaged => "no QoS",
             Phase::Suppressed => "Koordinator's cap",
             Phase::Managed => "koord",
         }
@@ -56,8 +56,8 @@ impl Phase {
     #[must_use]
     pub fn summary(self) -> &'static str {
         match self {
-            Phase::Alone => "the service has the machine for itself",
-            Phase::BestEffort => "plain Kubernetes: batch as best-effort pods, koordlet at rest",
+            Phase::Alone => "the service without batch work",
+            Phase::BestEffort => "plain Kubernetes: batch as best-effort pods, koordlet idle",
             Phase::Unmanaged => "batch as burstable pods with the service's requests, no QoS",
             Phase::Suppressed => "batch as BE, Koordinator's fixed 65\u{a0}% cap",
             Phase::Managed => "batch as BE, koord's default",

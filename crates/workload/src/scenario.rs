@@ -140,9 +140,9 @@ pub const ALL: &[Scenario] = &[
         name: "burst",
         title: "A bursty service with a CPU limit",
         about: "The service has a CPU limit a fifth above its mean use, and its requests come in \
-                bursts of 60 ms at 2.4 times the rate. Kubernetes throttles it in every burst; the \
-                kernel could lend it what it saved (CFS burst), if somebody asked for that. In alone \
-                it has no limit.",
+                bursts of 60 ms at 2.4 times the rate. Kubernetes throttles it in every burst. With CFS \
+                burst, which Kubernetes does not set, it could use CPU time that it saved between \
+                bursts. In alone it has no limit.",
         service: ServiceLoad {
             limit: Some(1.2),
             ..PLAIN
@@ -157,8 +157,8 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "fork",
         title: "Batch work that starts processes without end",
-        about: "Batch pods start and end processes all the time, as scripts and builds do. Each new \
-                process is placed on a CPU anew, and much of the work is the kernel's.",
+        about: "Batch pods start and end processes all the time, as scripts and builds do. The kernel \
+                chooses a CPU for each new process, and does much of the work.",
         neighbour: Neighbour::Spawn,
         strangers: 0.12,
         ..BASE
@@ -166,8 +166,8 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "io",
         title: "Batch work that writes and syncs files",
-        about: "Batch pods write files, sync them and put them in place of the old ones, as databases \
-                and package managers do.",
+        about: "Batch pods write files, sync them and replace older ones with them, as databases and \
+                package managers do.",
         neighbour: Neighbour::Sync,
         strangers: 0.4,
         ..BASE
@@ -175,9 +175,9 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "memory",
         title: "Batch work that fills memory",
-        about: "The service reads from a file that fits into memory; batch pods size themselves by the \
-                memory they find, as many a runtime does. Best-effort pods have no limit and find the \
-                whole node; batch-memory gives them one.",
+        about: "The service reads from a file that fits into memory; batch pods use as much \
+                memory as they find, as many runtimes do. Best-effort pods have no limit and find the \
+                whole node; with batch-memory they have one.",
         service: ServiceLoad {
             us: 150.0,
             file: (192, 8),
@@ -191,8 +191,8 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "surge",
         title: "A service that goes from idle to its peak in one step",
-        about: "Every two seconds the service's load jumps from next to nothing to two thirds of the \
-                machine, on which batch work has settled meanwhile.",
+        about: "Every two seconds the service's load jumps from almost nothing to two thirds of the \
+                machine, which batch work has filled meanwhile.",
         load: Load {
             share: 0.35,
             bursts: Some("1000:1.9,1000:0.1"),
@@ -203,10 +203,10 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "many",
-        title: "Ten services, one of them hurt",
-        about: "Nine nearly idle services run next to the one that is measured, which batch pods slow down \
-                by starting processes without end. An agent must neither miss this one among ten nor \
-                hold batch back for the nine.",
+        title: "Ten services, one of them slowed down",
+        about: "Nine nearly idle services run next to the measured one, which batch pods slow down by \
+                starting processes without end. An agent must neither miss this one among ten nor limit \
+                batch work because of the nine.",
         neighbour: Neighbour::Spawn,
         bystanders: 9,
         strangers: 0.12,
@@ -236,8 +236,8 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "nginx",
         title: "nginx next to ffmpeg",
-        about: "The reference example: nginx serves a small file, ffmpeg encodes video. What was published \
-                for it with Koordinator and a kernel plug-in, on 104 CPUs: p99 0.706 ms alone, 1.7 ms \
+        about: "The reference example: nginx serves a small file, ffmpeg encodes video. Published figures \
+                with Koordinator and a kernel plug-in on 104 CPUs: p99 0.706 ms alone, 1.7 ms \
                 unmanaged, 0.88 ms managed.",
         phases: &super::phase::PHASES,
         service: ServiceLoad {

@@ -81,7 +81,7 @@ impl LastCycle {
     /// Returns an error while the leader reads the cluster for the first time.
     pub fn readiness(&self) -> Result<(), String> {
         if self.0.reading.load(Ordering::Relaxed) {
-            return Err("the cluster is being read for the first time".to_owned());
+            return Err("the initial lists of the cluster are incomplete".to_owned());
         }
         Ok(())
     }
@@ -142,7 +142,8 @@ async fn set_verbosity(method: Method, body: String) -> Response {
 
 /// Returns the response when there is no report yet.
 fn no_report_response() -> Response {
-    let none = "no cycle has ended in this process: it has just begun, or does not lead\n";
+    let none = "this process has completed no cycle: it has just started, or is not the leader
+";
     (StatusCode::NOT_FOUND, none).into_response()
 }
 
@@ -158,7 +159,7 @@ async fn get_node(State(last): State<LastCycle>, Path(node): Path<String>) -> Re
         return no_report_response();
     };
     let Some(of) = report.nodes.get(&node) else {
-        let none = format!("no node {node:?} was there in the last cycle\n");
+        let none = format!("the last cycle had no node {node:?}\n");
         return (StatusCode::NOT_FOUND, none).into_response();
     };
     let only = Report {
