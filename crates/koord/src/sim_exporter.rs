@@ -6,7 +6,9 @@ use koord_app::Context;
 use koord_kube::Client;
 use koord_kube::events::Recorder;
 use koord_sim::Kubelets;
-use koordlet::exporter::{ConfigSource, Exporter, FIELD_MANAGER, Metrics, Settings, TakeOver};
+use koordlet::exporter::{
+    ConfigSource, Exporter, ExporterSettings, FIELD_MANAGER, Metrics, TakeOver,
+};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
@@ -47,7 +49,7 @@ pub(crate) async fn export(
         }
     }
     let root = koord_host::Root::below(&dir).context("the simulated node's /sys")?;
-    let settings = Settings {
+    let settings = ExporterSettings {
         node: node.clone(),
         socket,
         interval: Duration::from_secs(60),

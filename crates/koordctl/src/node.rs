@@ -360,7 +360,9 @@ fn trimmed(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use koordlet::status::{ActiveCondition, Device, Gate, Kernel, MalformedInput, MissingFeature};
+    use koordlet::status::{
+        ActiveCondition, Device, GateStatus, Kernel, MalformedInput, MissingFeature,
+    };
 
     #[test]
     fn a_status_reads_well() {
@@ -422,7 +424,7 @@ mod tests {
                     ..Device::default()
                 },
             ],
-            gates: vec![Gate {
+            gates: vec![GateStatus {
                 name: "TerwayQoS".to_owned(),
                 on: true,
                 why: "Terway is not supported".to_owned(),

@@ -55,7 +55,7 @@ pub struct TickOutcome {
     /// Name, state and text of each strategy, for the status page.
     pub strategy_states: Vec<(&'static str, State, String)>,
     /// Actions of the pressure guard, for the audit log and the node's events.
-    pub notes: Vec<guard::Note>,
+    pub notes: Vec<guard::GuardAction>,
     /// Status of the pressure guard when it changed: `None` without a change, `Some(None)` while the guard is
     /// inactive.
     pub guard: Option<Option<Guard>>,

@@ -4,7 +4,7 @@ use crate::agent::{Agent, AgentError, TickOutcome};
 use crate::collect::needs::Needs;
 use crate::collect::table;
 use crate::devices::{self, DeviceFinder};
-use crate::evictor::{self, EvictionResult, Evictor, Outcome};
+use crate::evictor::{self, EvictionOutcome, EvictionResult, Evictor};
 use crate::exporter::{self, Exporter};
 use crate::gates::{Gate, Gates};
 use crate::http;
@@ -149,7 +149,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         tokio::spawn(follow);
     }
     if let PodSource::Kubelet(kubelet) = &options.pods {
-        let poll = kubelet::Poll::new(
+        let poll = kubelet::KubeletPoller::new(
             kubelet.clone(),
             options.settings.layout.clone(),
             root.clone(),
@@ -217,7 +217,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     }
     // The channel must outlive every optional sender.
     let _requests = requests;
-    let driver = Loop {
+    let driver = MainLoop {
         agent,
         ctx: ctx.clone(),
         interval: Duration::from_millis(options.settings.interval_ms.max(10)),
@@ -482,7 +482,7 @@ fn fast_ticker(period: Duration) -> Interval {
 }
 
 /// The loop: the agent and everything that drives it.
-struct Loop {
+struct MainLoop {
     agent: Agent,
     ctx: Context,
     interval: Duration,
@@ -500,7 +500,7 @@ struct Loop {
     events: NodeEvents,
 }
 
-impl Loop {
+impl MainLoop {
     async fn run(
         mut self,
         mut inbox: mpsc::Receiver<Request>,
@@ -541,11 +541,11 @@ impl Loop {
                 Some(EvictionResult { eviction, outcome }) = evicted.recv() => {
                     let now = self.now(origin);
                     match outcome {
-                        Outcome::Evicted | Outcome::Killed | Outcome::Gone => {
+                        EvictionOutcome::Evicted | EvictionOutcome::Killed | EvictionOutcome::Gone => {
                             self.agent.evicted(&eviction, now);
                         }
-                        Outcome::Blocked(after) => self.agent.refused(&eviction, after, now),
-                        Outcome::Failed => self.agent.refused(&eviction, None, now),
+                        EvictionOutcome::Blocked(after) => self.agent.refused(&eviction, after, now),
+                        EvictionOutcome::Failed => self.agent.refused(&eviction, None, now),
                     }
                 }
                 _ = fast.tick(), if pace.is_some() => {
@@ -616,7 +616,7 @@ impl Loop {
 }
 
 async fn on_own_thread(
-    driver: Loop,
+    driver: MainLoop,
     inbox: mpsc::Receiver<Request>,
     evicted: mpsc::Receiver<EvictionResult>,
     priority: u8,

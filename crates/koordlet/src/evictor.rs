@@ -94,7 +94,7 @@ impl Default for Config {
 
 /// Outcome of an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EvictionOutcome {
     /// The API server is deleting the pod.
     Evicted,
     /// The pod's containers were killed.
@@ -114,7 +114,7 @@ pub struct EvictionResult {
     /// The requested eviction.
     pub eviction: Eviction,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub outcome: EvictionOutcome,
 }
 
 /// Dependencies of the evictor.
@@ -266,13 +266,13 @@ impl Worker {
         running.join_all().await;
     }
 
-    async fn evict(&self, eviction: &Eviction) -> Outcome {
+    async fn evict(&self, eviction: &Eviction) -> EvictionOutcome {
         let refusal = if self.config.mode == EvictionMode::Kill {
             None
         } else {
             match self.request_eviction(eviction).await {
                 Ok(outcome) => {
-                    if outcome == Outcome::Evicted {
+                    if outcome == EvictionOutcome::Evicted {
                         self.record_success(eviction, "evicted through the API");
                     }
                     return outcome;
@@ -280,7 +280,7 @@ impl Worker {
                 Err(EvictionError::Blocked(why, after)) => {
                     tracing::info!(pod = eviction.name, why, "eviction blocked for now");
                     self.record_failure(eviction, &why);
-                    return Outcome::Blocked(after);
+                    return EvictionOutcome::Blocked(after);
                 }
                 Err(EvictionError::Failed(why)) => Some(why),
             }
@@ -289,7 +289,7 @@ impl Worker {
             let why = refusal.unwrap_or_default();
             tracing::warn!(pod = eviction.name, why, "eviction failed");
             self.record_failure(eviction, &why);
-            return Outcome::Failed;
+            return EvictionOutcome::Failed;
         }
         let method = match &refusal {
             Some(why) => format!("containers killed, as the API server could not be asked: {why}"),
@@ -299,9 +299,9 @@ impl Worker {
             Ok(true) => {
                 tracing::info!(pod = eviction.name, method, "pod killed");
                 self.record_success(eviction, &method);
-                Outcome::Killed
+                EvictionOutcome::Killed
             }
-            Ok(false) => Outcome::Gone,
+            Ok(false) => EvictionOutcome::Gone,
             Err(error) => {
                 let why = match refusal {
                     Some(why) => format!("{why}; and killing failed: {error}"),
@@ -309,13 +309,16 @@ impl Worker {
                 };
                 tracing::warn!(pod = eviction.name, why, "eviction failed");
                 self.record_failure(eviction, &why);
-                Outcome::Failed
+                EvictionOutcome::Failed
             }
         }
     }
 
     /// Requests the eviction from the API server.
-    async fn request_eviction(&self, eviction: &Eviction) -> Result<Outcome, EvictionError> {
+    async fn request_eviction(
+        &self,
+        eviction: &Eviction,
+    ) -> Result<EvictionOutcome, EvictionError> {
         let failed = |error: koord_kube::Error| EvictionError::Failed(error.to_string());
         let attempt = async {
             let version = self.version().await.map_err(failed)?;
@@ -331,8 +334,8 @@ impl Worker {
             let EvictorDeps { client, .. } = &self.parts;
             let attempt = evict_pod(client, &eviction.namespace, &eviction.name, &options);
             match attempt.await.map_err(failed)? {
-                EvictOutcome::Evicted => Ok(Outcome::Evicted),
-                EvictOutcome::Gone { .. } => Ok(Outcome::Gone),
+                EvictOutcome::Evicted => Ok(EvictionOutcome::Evicted),
+                EvictOutcome::Gone { .. } => Ok(EvictionOutcome::Gone),
                 EvictOutcome::Blocked {
                     message,
                     retry_after,

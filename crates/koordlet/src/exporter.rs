@@ -21,8 +21,8 @@ mod lists;
 
 pub use config::ConfigSource;
 pub use owner::{FIELD_MANAGER, TakeOver};
-pub use publish::Published;
-pub use run::{Exporter, ExporterError, Metrics, Settings};
+pub use publish::PublishOutcome;
+pub use run::{Exporter, ExporterError, ExporterSettings, Metrics};
 
 use koord_host::procfs::MemInfo;
 use koord_host::{Root, numa, topology};

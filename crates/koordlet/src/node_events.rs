@@ -1,6 +1,6 @@
 //! Events of the node, at a limited rate.
 
-use crate::qos::guard::Note;
+use crate::qos::guard::GuardAction;
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_app::TokenBucket;
 use koord_kube::events::{Recorder, Severity};
@@ -80,7 +80,7 @@ impl NodeEvents {
     }
 
     /// Records an event unless the rate limit is exceeded; dropped ones are only in the audit log.
-    pub(crate) fn record(&mut self, now_ms: u64, note: &Note) {
+    pub(crate) fn record(&mut self, now_ms: u64, note: &GuardAction) {
         let reason = format!("PressureGuard{}", note.kind);
         self.record_event(
             now_ms,

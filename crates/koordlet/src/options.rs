@@ -57,7 +57,7 @@ pub struct Options {
     pub topology: Option<node_topology::Reporting>,
     /// Settings of the exporter that publishes free resources by NUMA node in NodeResourceTopology; `None`
     /// disables it.
-    pub exporter: Option<exporter::Settings>,
+    pub exporter: Option<exporter::ExporterSettings>,
     /// Address that serves health, metrics and audit events; `None` serves nothing.
     pub address: Option<SocketAddr>,
     /// Serves health, metrics and audit events in place of `address`.

@@ -46,7 +46,7 @@ pub struct Strategy {
 /// A feature gate.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Gate {
+pub struct GateStatus {
     /// Its name.
     pub name: String,
     /// True if the gate is open.
@@ -118,7 +118,7 @@ pub struct Status {
     /// The pressure guard, while it is active.
     pub guard: Option<Guard>,
     /// Feature gates.
-    pub gates: Vec<Gate>,
+    pub gates: Vec<GateStatus>,
     /// Invalid input that is still present.
     pub malformed: Vec<MalformedInput>,
     /// Active conditions.
@@ -272,7 +272,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
             claims: row.claims,
         });
     status.strategies = strategies.collect();
-    let gates = gates::Gate::ALL.iter().map(|gate| Gate {
+    let gates = gates::Gate::ALL.iter().map(|gate| GateStatus {
         name: gate.name().to_owned(),
         on: settings.gates.is_on(*gate),
         why: match gate.effect() {

@@ -13,7 +13,7 @@ use koord_kube::kube_core::Resource;
 use koord_kube::{Api, Client, Informer, Scope};
 use koord_scheduler::config::Configuration;
 use koord_sim::{Kubelets, Layout, NodeTemplate};
-use koordlet::exporter::{ConfigSource, Exporter, Metrics, Settings, TakeOver};
+use koordlet::exporter::{ConfigSource, Exporter, ExporterSettings, Metrics, TakeOver};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -104,7 +104,7 @@ impl TopologyCluster {
         while !socket.exists() {
             tokio::task::yield_now().await;
         }
-        let settings = Settings {
+        let settings = ExporterSettings {
             node: NODE.to_owned(),
             socket,
             // Only the kubelet's writes trigger a report.

@@ -36,7 +36,7 @@ const SWEEP_EVERY: u64 = 10;
 
 /// A collector of the loop: a row of [`COLLECTORS`] with its state.
 #[derive(Debug)]
-struct Running {
+struct CollectorState {
     spec: &'static CollectorSpec,
     collector: Box<dyn TickCollector>,
     /// Ticks between two samples.
@@ -64,7 +64,7 @@ pub(crate) struct Measure {
     layout: Layout,
     scratch: Scratch,
     /// The collectors of the loop, in the order of the table.
-    running: Vec<Running>,
+    running: Vec<CollectorState>,
     samples: TickSamples,
     pressure: Pressure,
     /// CPU time of services per packet.
@@ -268,7 +268,7 @@ impl Measure {
             along: Vec::new(),
         };
         for running in &mut self.running {
-            let Running { spec, .. } = *running;
+            let CollectorState { spec, .. } = *running;
             let was_active = running.is_active;
             running.is_active = spec.demand.is_met(&needs);
             if !running.is_active {
@@ -410,13 +410,17 @@ fn failing(error: &str) -> (State, String) {
 }
 
 /// Returns the collectors of the loop, in the order of the table.
-fn tick_collectors(root: &Root, settings: &Settings, topology: &CpuTopology) -> Vec<Running> {
+fn tick_collectors(
+    root: &Root,
+    settings: &Settings,
+    topology: &CpuTopology,
+) -> Vec<CollectorState> {
     let rows = COLLECTORS.iter().filter_map(|spec| {
         let Lane::Tick(make) = spec.lane else {
             return None;
         };
         let every = (spec.every_ms)(settings) / settings.interval_ms.max(1);
-        Some(Running {
+        Some(CollectorState {
             spec,
             collector: make(root, topology),
             every: every.max(1),

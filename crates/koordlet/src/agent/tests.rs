@@ -50,14 +50,14 @@ struct Rig {
 
 /// Load of one second.
 #[derive(Clone, Copy)]
-struct Second {
+struct SecondOfLoad {
     node_cores: f64,
     service_cores: f64,
     batch_cores: f64,
     stalled: f64,
 }
 
-const BUSY: Second = Second {
+const BUSY: SecondOfLoad = SecondOfLoad {
     node_cores: 3.9,
     service_cores: 1.0,
     batch_cores: 2.8,
@@ -144,7 +144,7 @@ impl Rig {
     }
 
     /// Advances the clock by one second with the given load and ticks the agent.
-    fn step(&mut self, what: Second) -> TickOutcome {
+    fn step(&mut self, what: SecondOfLoad) -> TickOutcome {
         self.second += 1;
         self.node_ticks += (what.node_cores * 100.0) as u64;
         self.service_ns += (what.service_cores * 1e9) as u64;
@@ -363,7 +363,7 @@ fn the_class_follows_a_new_layout() {
 fn nothing_is_suppressed_without_settings() {
     let mut rig = Rig::new();
     for _ in 0..10 {
-        rig.step(Second {
+        rig.step(SecondOfLoad {
             stalled: 0.9,
             ..BUSY
         });

@@ -251,20 +251,22 @@ impl Args {
         })
     }
 
-    fn exporter(&self) -> Option<exporter::Settings> {
+    fn exporter(&self) -> Option<exporter::ExporterSettings> {
         let dir = &self.system.var_lib_kubelet_dir;
-        self.states.topology_exporter.then(|| exporter::Settings {
-            node: self.node_name.clone(),
-            socket: dir.join("pod-resources/kubelet.sock"),
-            interval: self.states.topology_exporter_interval,
-            state_dir: Some(dir.clone()),
-            kubelet: exporter::ConfigSource::Node(self.kubelet()),
-            fingerprint: true,
-            exclude: BTreeSet::new(),
-            publish: true,
-            // koordlet's own zones, written in another mode.
-            take_over: exporter::TakeOver::From(node_topology::FIELD_MANAGER),
-        })
+        self.states
+            .topology_exporter
+            .then(|| exporter::ExporterSettings {
+                node: self.node_name.clone(),
+                socket: dir.join("pod-resources/kubelet.sock"),
+                interval: self.states.topology_exporter_interval,
+                state_dir: Some(dir.clone()),
+                kubelet: exporter::ConfigSource::Node(self.kubelet()),
+                fingerprint: true,
+                exclude: BTreeSet::new(),
+                publish: true,
+                // koordlet's own zones, written in another mode.
+                take_over: exporter::TakeOver::From(node_topology::FIELD_MANAGER),
+            })
     }
 
     fn kubelet(&self) -> Kubelet {

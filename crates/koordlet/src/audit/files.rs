@@ -18,7 +18,7 @@ const MAX_LINE: usize = 1 << 22;
 
 /// The current file.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(super) struct AuditFile {
     dir: PathBuf,
     writer: BufWriter<File>,
     size: u64,
@@ -29,7 +29,7 @@ pub(super) struct Sink {
     written: u64,
 }
 
-impl Sink {
+impl AuditFile {
     /// Opens `audit.log` in `dir`. `flushed` is the number of the last record that is in a file already, or
     /// lost.
     pub(super) fn open(dir: &Path, max_disk_mib: u64, flushed: u64) -> io::Result<Self> {

@@ -11,7 +11,7 @@ mod pages;
 mod tests;
 
 use crate::metrics::{AgentPart, Metrics};
-use files::{ReverseReader, Sink};
+use files::{AuditFile, ReverseReader};
 use jiff::{SignedDuration, Timestamp};
 use pages::{Cursor, Readers};
 pub use pages::{Page, UnknownToken};
@@ -153,7 +153,7 @@ struct BufferedRecord {
 struct AuditState {
     ring: VecDeque<BufferedRecord>,
     next: u64,
-    file: Option<Sink>,
+    file: Option<AuditFile>,
     failed: Option<WriteFailure>,
     metrics: Option<Metrics>,
 }
@@ -184,7 +184,7 @@ impl Log {
             metrics: None,
         };
         if let Some(dir) = &config.dir {
-            match Sink::open(dir, config.max_disk_mib, 0) {
+            match AuditFile::open(dir, config.max_disk_mib, 0) {
                 Ok(sink) => inner.file = Some(sink),
                 Err(error) => inner.fail(dir, None, &error),
             }
@@ -315,7 +315,7 @@ impl AuditState {
             return false;
         }
         failure.tried = Some(now);
-        let opened = Sink::open(dir, config.max_disk_mib, entry.sequence - 1);
+        let opened = AuditFile::open(dir, config.max_disk_mib, entry.sequence - 1);
         let written = opened.and_then(|mut sink| {
             sink.append(entry)?;
             sink.flush()?;

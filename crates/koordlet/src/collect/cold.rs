@@ -1,7 +1,7 @@
 //! Cold pages, which were not accessed recently, as counted by kidled of Anolis (gate ColdPageCollector).
 
 use super::errors::KernelErrors;
-use super::slow::{Failure, Job, SlowResults};
+use super::slow::{Job, RoundError, SlowResults};
 use crate::states::{Layout, States};
 use koord_host::procfs::MemInfo;
 use koord_host::{CgroupPath, Controller, HostError, Malformed, Root};
@@ -78,7 +78,7 @@ impl Job for ColdPages {
         Duration::from_secs(5)
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         if !self.root.sys(DIR).is_dir() {
             return Err("this kernel has no kidled (/sys/kernel/mm/kidled)".into());
         }

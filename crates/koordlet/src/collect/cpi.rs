@@ -5,7 +5,7 @@
 //! consecutive windows until each had one, and the pause follows. There is no pause while the pressure guard
 //! watches services.
 
-use super::slow::{Failure, Job, SlowResults, Unavailable};
+use super::slow::{Job, RoundError, SlowResults, UnavailableFeature};
 use crate::metrics::{Container, Cpi, Metrics};
 use crate::states::States;
 use koord_host::perf::{Counters, Event};
@@ -21,7 +21,7 @@ const DESCRIPTORS: usize = 4096;
 
 /// Performance counters of a container in one window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
+pub struct CpiCounts {
     /// CPU cycles.
     pub cycles: u64,
     /// Retired instructions.
@@ -31,7 +31,7 @@ pub struct Counts {
 }
 
 /// Newest counts, by the container's cgroup.
-pub type ByGroup = FxHashMap<CgroupPath, Counts>;
+pub type ByGroup = FxHashMap<CgroupPath, CpiCounts>;
 
 /// Minimum instructions of a pod in a window; fewer do not characterize its services.
 const FEWEST_INSTRUCTIONS: u64 = 10_000_000;
@@ -39,7 +39,7 @@ const FEWEST_INSTRUCTIONS: u64 = 10_000_000;
 /// Returns the cycles per instruction of a pod from the counts of its containers; `None` if they executed too
 /// few instructions, or if not all counts are of the last window.
 #[must_use]
-pub fn pod_cpi<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
+pub fn pod_cpi<'a>(containers: impl Iterator<Item = &'a CpiCounts>) -> Option<f64> {
     let (mut cycles, mut instructions) = (0_u64, 0_u64);
     for counts in containers {
         if !counts.newest {
@@ -79,7 +79,7 @@ pub struct CpiCollector {
     /// Containers whose window is open.
     open: Vec<(CountedContainer, Counters)>,
     /// Counts since the pause.
-    counted: Vec<(CountedContainer, Counts)>,
+    counted: Vec<(CountedContainer, CpiCounts)>,
     /// First failure since the pause.
     failure: Option<String>,
     last_failure: Option<String>,
@@ -121,11 +121,11 @@ impl CpiCollector {
 
     /// Checks that the machine supports the counters, with the root cgroup, which never disappears: a refusal
     /// for another cgroup may only mean that it is being removed.
-    fn probe(&mut self) -> Result<(), Failure> {
+    fn probe(&mut self) -> Result<(), RoundError> {
         let all = self.root.cgroup(&CgroupPath::root());
         match Counters::open(&all, &self.events) {
             Ok(_) => self.is_supported = true,
-            Err(error) if error.is_unsupported() => return Err(Unavailable::boxed(error)),
+            Err(error) if error.is_unsupported() => return Err(UnavailableFeature::boxed(error)),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -159,7 +159,7 @@ impl CpiCollector {
             match counters.read() {
                 Ok(counted) => {
                     if let Some([cycles, instructions]) = counted.as_deref() {
-                        let counts = Counts {
+                        let counts = CpiCounts {
                             cycles: *cycles,
                             instructions: *instructions,
                             newest: true,
@@ -238,7 +238,7 @@ impl Job for CpiCollector {
         }
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         if !self.is_supported {
             self.probe()?;
         }

@@ -1,6 +1,6 @@
 //! Pressure stall information of pods and containers, for `/metrics` (gate PSICollector).
 
-use super::slow::{Failure, Job};
+use super::slow::{Job, RoundError};
 use crate::metrics::{Container, Metrics, Psi};
 use crate::states::States;
 use koord_host::cgroup::{PressureKind, PressureLine};
@@ -62,7 +62,7 @@ impl Job for PsiCollector {
         self.every
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         let Some(pods) = self.states.pods.load_full() else {
             return Ok(());
         };

@@ -1,6 +1,6 @@
 //! Cache occupancy and memory bandwidth of the QoS classes, monitored by resctrl (gate ResctrlCollector).
 
-use super::slow::{Failure, Job};
+use super::slow::{Job, RoundError};
 use crate::metrics::{Metrics, Resctrl};
 use koord_host::{HostError, Root, resctrl};
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Job for ResctrlMonitor {
         self.every
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         let Some(info) = resctrl::info(&self.root)? else {
             return Err("resctrl is not mounted, or this processor cannot".into());
         };

@@ -58,18 +58,18 @@ impl SlowResults {
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Error of a round.
-pub type Failure = Box<dyn std::error::Error>;
+pub type RoundError = Box<dyn std::error::Error>;
 
 /// A failure that no later round can mend, because the kernel or machine lacks something. It is logged once,
 /// and the collector stops.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unavailable(String);
+pub struct UnavailableFeature(String);
 
-impl Unavailable {
+impl UnavailableFeature {
     /// Returns the error of a round for a missing feature.
     #[must_use]
-    pub fn boxed(missing: impl fmt::Display) -> Failure {
+    pub fn boxed(missing: impl fmt::Display) -> RoundError {
         Box::new(Self(missing.to_string()))
     }
 }
@@ -84,8 +84,8 @@ pub trait Job: Send {
     ///
     /// # Errors
     /// When there is no result. The error is logged once, counted, and the round is repeated later, unless it
-    /// is [`Unavailable`].
-    fn round(&mut self) -> Result<(), Failure>;
+    /// is [`UnavailableFeature`].
+    fn round(&mut self) -> Result<(), RoundError>;
 }
 
 /// Context from which slow collectors are created.
@@ -245,7 +245,7 @@ impl JobSchedule {
                         log.clear(job.name());
                         failures.lock().remove(job.name());
                     }
-                    Err(error) if error.is::<Unavailable>() => {
+                    Err(error) if error.is::<UnavailableFeature>() => {
                         tracing::warn!(part = job.name(), %error, "slow collector unavailable, stopping it");
                         let entry = (State::Unavailable, error.to_string());
                         failures.lock().insert(job.name(), entry);
@@ -298,7 +298,7 @@ impl Job for MachineJob {
         self.every
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         let machine = MachineInfo::read(&self.root, self.huge_pages);
         self.metrics.collected(NodeFact::Cpu, machine.is_ok());
         self.metrics.collected(NodeFact::Numa, machine.is_ok());
@@ -323,7 +323,7 @@ impl Job for StorageJob {
         self.every
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         let storage = super::storage::read(&self.root);
         self.metrics
             .collected(NodeFact::LocalStorage, storage.is_ok());
@@ -347,7 +347,7 @@ impl Job for SaveJob {
         Duration::from_secs(10)
     }
 
-    fn round(&mut self) -> Result<(), Failure> {
+    fn round(&mut self) -> Result<(), RoundError> {
         let bytes = self.facts.to_save.lock().take();
         let Some(bytes) = bytes else {
             return Ok(());
@@ -366,7 +366,7 @@ mod tests {
         &'static str,
         u64,
         Arc<AtomicU32>,
-        fn() -> Result<(), Failure>,
+        fn() -> Result<(), RoundError>,
     );
 
     impl Job for Fake {
@@ -376,7 +376,7 @@ mod tests {
         fn every(&self) -> Duration {
             Duration::from_secs(self.1)
         }
-        fn round(&mut self) -> Result<(), Failure> {
+        fn round(&mut self) -> Result<(), RoundError> {
             self.2.fetch_add(1, Ordering::Relaxed);
             self.3()
         }
@@ -390,7 +390,9 @@ mod tests {
         };
         let jobs = vec![
             fake("bad", 10, 0, || Err("missing".into())),
-            fake("hopeless", 3, 1, || Err(Unavailable::boxed("no PMU"))),
+            fake("hopeless", 3, 1, || {
+                Err(UnavailableFeature::boxed("no PMU"))
+            }),
             fake("good", 3, 2, || Ok(())),
             fake("unreadable", 10, 3, || {
                 let malformed = koord_host::Malformed::new("a number", "x");
@@ -426,7 +428,7 @@ mod tests {
     #[test]
     fn job_failure_ends_and_interval_has_minimum() {
         let count: Arc<AtomicU32> = Arc::default();
-        let recovers = Recovers(count.clone());
+        let recovers = RecoveringJob(count.clone());
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
         let facts: Arc<SlowResults> = Arc::default();
         let mut schedule = JobSchedule::new(vec![Box::new(recovers)], facts.clone(), metrics);
@@ -442,16 +444,16 @@ mod tests {
     }
 
     /// Fails in the first round, and has an interval of zero.
-    struct Recovers(Arc<AtomicU32>);
+    struct RecoveringJob(Arc<AtomicU32>);
 
-    impl Job for Recovers {
+    impl Job for RecoveringJob {
         fn name(&self) -> &'static str {
             "recovers"
         }
         fn every(&self) -> Duration {
             Duration::ZERO
         }
-        fn round(&mut self) -> Result<(), Failure> {
+        fn round(&mut self) -> Result<(), RoundError> {
             match self.0.fetch_add(1, Ordering::Relaxed) {
                 0 => Err("not yet".into()),
                 _ => Ok(()),

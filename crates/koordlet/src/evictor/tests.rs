@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 /// The server's response to an eviction.
 #[derive(Debug, Clone, Copy)]
-enum Answer {
+enum EvictionResponse {
     Yes,
     No(u16),
     Hang,
@@ -24,7 +24,7 @@ enum Answer {
 /// An API server with the eviction API, which selects the response by the pod's name.
 #[derive(Clone)]
 struct Server {
-    answer: fn(&str) -> Answer,
+    answer: fn(&str) -> EvictionResponse,
     seen: Arc<Mutex<Vec<Value>>>,
     /// True if it offers evictions, and the number of discovery requests.
     offers: bool,
@@ -56,9 +56,11 @@ impl tower::Service<http::Request<Body>> for Server {
                 server.seen.lock().push(serde_json::from_slice(&body)?);
                 let name = path.split('/').nth(6).unwrap_or_default();
                 match (server.answer)(name) {
-                    Answer::Yes => (201, json!({})),
-                    Answer::No(code) => (code, json!({"message": format!("answer {code}")})),
-                    Answer::Hang => std::future::pending().await,
+                    EvictionResponse::Yes => (201, json!({})),
+                    EvictionResponse::No(code) => {
+                        (code, json!({"message": format!("answer {code}")}))
+                    }
+                    EvictionResponse::Hang => std::future::pending().await,
                 }
             };
             let body = Body::from(serde_json::to_vec(&body)?);
@@ -76,7 +78,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(answer: fn(&str) -> Answer, root: Root) -> Self {
+    fn new(answer: fn(&str) -> EvictionResponse, root: Root) -> Self {
         Self {
             server: Server {
                 answer,
@@ -129,7 +131,7 @@ fn eviction(name: &str) -> Eviction {
     }
 }
 
-async fn outcome(results: &mut mpsc::Receiver<EvictionResult>) -> (String, Outcome) {
+async fn outcome(results: &mut mpsc::Receiver<EvictionResult>) -> (String, EvictionOutcome) {
     let done = results.recv().await.unwrap();
     (done.eviction.name, done.outcome)
 }
@@ -140,12 +142,12 @@ fn nowhere() -> Root {
 
 #[tokio::test(start_paused = true)]
 async fn an_accepted_eviction_is_recorded_and_counted() {
-    let rig = Rig::new(|_| Answer::Yes, nowhere());
+    let rig = Rig::new(|_| EvictionResponse::Yes, nowhere());
     let (evictor, mut results) = rig.start(EvictionMode::default());
     assert!(evictor.try_evict(eviction("a")));
     assert_eq!(
         outcome(&mut results).await,
-        ("a".to_owned(), Outcome::Evicted)
+        ("a".to_owned(), EvictionOutcome::Evicted)
     );
     let sent = rig.server.seen.lock()[0].clone();
     assert_eq!(sent["apiVersion"], "policy/v1");
@@ -163,8 +165,8 @@ async fn an_accepted_eviction_is_recorded_and_counted() {
 #[tokio::test(start_paused = true)]
 async fn a_hanging_request_delays_no_other_and_ends() {
     let answer = |name: &str| match name {
-        "stuck" => Answer::Hang,
-        _ => Answer::Yes,
+        "stuck" => EvictionResponse::Hang,
+        _ => EvictionResponse::Yes,
     };
     let rig = Rig::new(answer, nowhere());
     let (evictor, mut results) = rig.start(EvictionMode::Api);
@@ -176,13 +178,13 @@ async fn a_hanging_request_delays_no_other_and_ends() {
     for want in ["b", "c"] {
         assert_eq!(
             outcome(&mut results).await,
-            (want.to_owned(), Outcome::Evicted)
+            (want.to_owned(), EvictionOutcome::Evicted)
         );
     }
     assert_eq!(began.elapsed(), Duration::ZERO);
     assert_eq!(
         outcome(&mut results).await,
-        ("stuck".to_owned(), Outcome::Failed)
+        ("stuck".to_owned(), EvictionOutcome::Failed)
     );
     assert_eq!(began.elapsed(), Duration::from_secs(5));
     assert!(
@@ -193,7 +195,7 @@ async fn a_hanging_request_delays_no_other_and_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn as_many_as_allowed_are_under_way_at_once() {
-    let rig = Rig::new(|_| Answer::Hang, nowhere());
+    let rig = Rig::new(|_| EvictionResponse::Hang, nowhere());
     let (evictor, mut results) = rig.start(EvictionMode::Api);
     for n in 0..6 {
         assert!(evictor.try_evict(eviction(&n.to_string())));
@@ -202,7 +204,7 @@ async fn as_many_as_allowed_are_under_way_at_once() {
     assert_eq!(rig.server.seen.lock().len(), 4);
     let began = Instant::now();
     for _ in 0..6 {
-        assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
+        assert_eq!(outcome(&mut results).await.1, EvictionOutcome::Failed);
     }
     assert_eq!(began.elapsed(), Duration::from_secs(6), "two rounds of 5 s");
 }
@@ -210,18 +212,22 @@ async fn as_many_as_allowed_are_under_way_at_once() {
 #[tokio::test(start_paused = true)]
 async fn budgets_are_respected_in_every_mode_that_asks() {
     for (mode, code, want) in [
-        (EvictionMode::Api, 429, Outcome::Blocked(None)),
-        (EvictionMode::ApiThenKill, 429, Outcome::Blocked(None)),
-        (EvictionMode::ApiThenKill, 404, Outcome::Gone),
+        (EvictionMode::Api, 429, EvictionOutcome::Blocked(None)),
+        (
+            EvictionMode::ApiThenKill,
+            429,
+            EvictionOutcome::Blocked(None),
+        ),
+        (EvictionMode::ApiThenKill, 404, EvictionOutcome::Gone),
         // Another pod of the same name.
-        (EvictionMode::ApiThenKill, 409, Outcome::Gone),
-        (EvictionMode::Api, 500, Outcome::Failed),
+        (EvictionMode::ApiThenKill, 409, EvictionOutcome::Gone),
+        (EvictionMode::Api, 500, EvictionOutcome::Failed),
     ] {
         let answer = match code {
-            429 => |_: &str| Answer::No(429),
-            404 => |_: &str| Answer::No(404),
-            409 => |_: &str| Answer::No(409),
-            _ => |_: &str| Answer::No(500),
+            429 => |_: &str| EvictionResponse::No(429),
+            404 => |_: &str| EvictionResponse::No(404),
+            409 => |_: &str| EvictionResponse::No(409),
+            _ => |_: &str| EvictionResponse::No(500),
         };
         let rig = Rig::new(answer, nowhere());
         let (evictor, mut results) = rig.start(mode);
@@ -269,11 +275,15 @@ fn reap((mut child, files): (Child, Vec<PathBuf>)) -> JoinHandle<Option<i32>> {
 async fn containers_are_killed_if_server_fails_or_mode_is_kill() {
     for (mode, asked) in [(EvictionMode::ApiThenKill, 1), (EvictionMode::Kill, 0)] {
         let tree = Tree::hybrid("0-1").unwrap();
-        let rig = Rig::new(|_| Answer::No(500), tree.root().clone());
+        let rig = Rig::new(|_| EvictionResponse::No(500), tree.root().clone());
         let ended = reap(running_pod(&rig, &tree));
         let (evictor, mut results) = rig.start(mode);
         assert!(evictor.try_evict(eviction("a")));
-        assert_eq!(outcome(&mut results).await.1, Outcome::Killed, "{mode:?}");
+        assert_eq!(
+            outcome(&mut results).await.1,
+            EvictionOutcome::Killed,
+            "{mode:?}"
+        );
         assert_eq!(ended.await.unwrap(), Some(9), "SIGKILL");
         assert_eq!(rig.server.seen.lock().len(), asked);
         let records = rig.audit.entries();
@@ -288,12 +298,12 @@ async fn containers_are_killed_if_server_fails_or_mode_is_kill() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_cannot_be_killed_is_no_success() {
     let tree = Tree::hybrid("0-1").unwrap();
-    let rig = Rig::new(|_| Answer::Hang, tree.root().clone());
+    let rig = Rig::new(|_| EvictionResponse::Hang, tree.root().clone());
     let (evictor, mut results) = rig.start(EvictionMode::Kill);
     assert!(evictor.try_evict(eviction("a")));
     assert_eq!(
         outcome(&mut results).await.1,
-        Outcome::Gone,
+        EvictionOutcome::Gone,
         "it is not there"
     );
     let (mut child, files) = running_pod(&rig, &tree);
@@ -305,11 +315,11 @@ async fn a_pod_that_cannot_be_killed_is_no_success() {
     }
     rig.states.pods.store(Some(Arc::new(vec![pending])));
     assert!(evictor.try_evict(eviction("a")));
-    assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
+    assert_eq!(outcome(&mut results).await.1, EvictionOutcome::Failed);
     rig.states.pods.store(Some(running));
     assert!(evictor.try_evict(eviction("a")));
     // The files are not emptied.
-    assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
+    assert_eq!(outcome(&mut results).await.1, EvictionOutcome::Failed);
     child.wait().unwrap();
     for file in files {
         std::fs::write(file, "").unwrap();
@@ -330,17 +340,17 @@ fn modes_have_names() {
 
 #[tokio::test(start_paused = true)]
 async fn eviction_api_is_discovered_once() {
-    let mut rig = Rig::new(|_| Answer::Yes, nowhere());
+    let mut rig = Rig::new(|_| EvictionResponse::Yes, nowhere());
     let (evictor, mut results) = rig.start(EvictionMode::Api);
     for name in ["a", "b"] {
         assert!(evictor.try_evict(eviction(name)));
-        assert_eq!(outcome(&mut results).await.1, Outcome::Evicted);
+        assert_eq!(outcome(&mut results).await.1, EvictionOutcome::Evicted);
     }
     assert_eq!(rig.server.discovered.load(Ordering::SeqCst), 1);
     rig.server.offers = false;
     rig.server.seen.lock().clear();
     let (evictor, mut results) = rig.start(EvictionMode::Api);
     assert!(evictor.try_evict(eviction("a")));
-    assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
+    assert_eq!(outcome(&mut results).await.1, EvictionOutcome::Failed);
     assert!(rig.server.seen.lock().is_empty(), "there is nothing to ask");
 }

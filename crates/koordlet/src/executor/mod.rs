@@ -70,7 +70,7 @@ pub struct Intent {
 
 /// Result of a batch, in numbers of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Applied {
+pub struct BatchResult {
     /// Files that were changed.
     pub written: u32,
     /// Files that already had the value.
@@ -156,8 +156,8 @@ impl Executor {
     }
 
     /// Writes the intended values. Of several intents for one target the last counts.
-    pub fn apply(&mut self, intents: Vec<Intent>, now_ms: u64, wall: Timestamp) -> Applied {
-        let mut applied = Applied::default();
+    pub fn apply(&mut self, intents: Vec<Intent>, now_ms: u64, wall: Timestamp) -> BatchResult {
+        let mut applied = BatchResult::default();
         self.last.clear();
         if now_ms.saturating_sub(self.swept_ms) >= Self::SWEEP_MS {
             self.swept_ms = now_ms;
@@ -184,8 +184,8 @@ impl Executor {
         wanted: impl Fn(&Target) -> bool,
         now_ms: u64,
         wall: Timestamp,
-    ) -> Applied {
-        let mut applied = Applied::default();
+    ) -> BatchResult {
+        let mut applied = BatchResult::default();
         self.last.clear();
         let root = &self.root;
         let mut intents: Vec<Intent> = self
@@ -217,7 +217,7 @@ impl Executor {
         &mut self,
         mut intents: Vec<Intent>,
         now_ms: u64,
-        applied: &mut Applied,
+        applied: &mut BatchResult,
     ) -> Vec<Intent> {
         // A cgroup that changes its idle policy may lose its weight in this batch.
         let turning: FxHashSet<CgroupPath> = intents
@@ -289,7 +289,13 @@ impl Executor {
     }
 
     /// Writes down through `intents` those that get looser, and back up those that get tighter.
-    fn write_all(&mut self, intents: &[Intent], back: bool, at: BatchTime, applied: &mut Applied) {
+    fn write_all(
+        &mut self,
+        intents: &[Intent],
+        back: bool,
+        at: BatchTime,
+        applied: &mut BatchResult,
+    ) {
         let mut tighter = Vec::new();
         for intent in intents {
             if intent.target.order() == Order::Plain {
@@ -322,7 +328,7 @@ impl Executor {
         exact: bool,
         back: bool,
         at: BatchTime,
-        applied: &mut Applied,
+        applied: &mut BatchResult,
     ) {
         let target = &intent.target;
         let began = Instant::now();

@@ -37,7 +37,7 @@ fn scripts() -> impl Strategy<Value = Script> {
 
 /// Effects of the batches of all cases, to show that the test covers them.
 #[derive(Debug, Default)]
-struct Reached {
+struct BatchCoverage {
     quota_up: u32,
     quota_down: u32,
     both_in_one_batch: u32,
@@ -265,7 +265,7 @@ fn run(
     writer: Arc<dyn KernelWriter>,
     base: &CgroupPath,
     cpus: &str,
-    reached: &mut Reached,
+    reached: &mut BatchCoverage,
 ) -> Result<(), TestCaseError> {
     let watch = Arc::new(Watch {
         inner: writer,
@@ -342,7 +342,7 @@ fn run(
     Ok(())
 }
 
-impl Reached {
+impl BatchCoverage {
     fn count(&mut self, shape: &GroupTree, before: &[Files], after: &[Files]) {
         let number = |files: &Files, resource| match files.get(&resource).map(String::as_str) {
             Some("-1") => i64::MAX,
@@ -421,7 +421,7 @@ impl Reached {
 }
 
 fn on_the_fake(version: Version) {
-    let reached = RefCell::new(Reached::default());
+    let reached = RefCell::new(BatchCoverage::default());
     let config = Config {
         cases: 64,
         failure_persistence: None,
@@ -467,7 +467,7 @@ fn random_trees_on_this_kernel() {
         return;
     }
     let cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    let reached = RefCell::new(Reached::default());
+    let reached = RefCell::new(BatchCoverage::default());
     let case = RefCell::new(0);
     let config = Config {
         cases: 16,

@@ -25,7 +25,7 @@ impl Rig {
         self.tree.group(path).unwrap()
     }
 
-    fn apply(&mut self, intents: Vec<Intent>) -> Applied {
+    fn apply(&mut self, intents: Vec<Intent>) -> BatchResult {
         self.now_ms += 1000;
         self.executor
             .apply(intents, self.now_ms, Timestamp::UNIX_EPOCH)
@@ -61,9 +61,9 @@ fn equal_values_are_not_written_again() {
     assert_eq!(rig.apply(want()).written, 1);
     assert_eq!(
         rig.apply(want()),
-        Applied {
+        BatchResult {
             same: 1,
-            ..Applied::default()
+            ..BatchResult::default()
         }
     );
     // Another program changes the file: the cache hides it until a forced write.
@@ -307,7 +307,7 @@ fn restore_writes_back_previous_values() {
     let second_restore = rig
         .executor
         .restore(|_| true, rig.now_ms, Timestamp::UNIX_EPOCH);
-    assert_eq!(second_restore, Applied::default());
+    assert_eq!(second_restore, BatchResult::default());
     // Restored values are not cached.
     assert_eq!(rig.apply(want("20000")).written, 5);
 }

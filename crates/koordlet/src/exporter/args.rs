@@ -1,6 +1,6 @@
 //! Command line of `koord topology-exporter`, with the names and defaults of nfd-topology-updater.
 
-use super::{ConfigSource, SOCKET, Settings, TakeOver};
+use super::{ConfigSource, ExporterSettings, SOCKET, TakeOver};
 use crate::states::kubelet::{Kubelet, kubelet_trust};
 use clap::ArgAction::Set;
 use clap::Parser;
@@ -100,7 +100,7 @@ pub enum ExporterArgsError {
 /// Content of the file of `--config`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Exclusions {
+struct ExcludeList {
     #[serde(default)]
     exclude_list: BTreeMap<String, Vec<String>>,
 }
@@ -110,7 +110,7 @@ impl Args {
     ///
     /// # Errors
     /// Names the invalid flag and its value.
-    pub fn settings(&self) -> Result<(Settings, Root), ExporterArgsError> {
+    pub fn settings(&self) -> Result<(ExporterSettings, Root), ExporterArgsError> {
         let flag_error = |flag, why: String| ExporterArgsError::Flag { flag, why };
         if self.node_name.is_empty() {
             let why = "is empty, and so is $NODE_NAME".to_owned();
@@ -152,7 +152,7 @@ impl Args {
             sys: self.sys_root_dir.clone(),
             ..Dirs::below(Path::new("/"))
         })?;
-        let settings = Settings {
+        let settings = ExporterSettings {
             node: self.node_name.clone(),
             socket: self.podresources_socket.clone(),
             interval: self.sleep_interval,
@@ -172,7 +172,8 @@ impl Args {
 
 /// Returns the resources that the exclude lists name for `node`.
 fn excluded(text: &str, node: &str) -> Result<BTreeSet<String>, String> {
-    let exclusions: Exclusions = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let exclusions: ExcludeList =
+        serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let lists = exclusions.exclude_list.into_iter();
     let lists = lists.filter(|(name, _)| name == "*" || name == node);
     Ok(lists.flat_map(|(_, resources)| resources).collect())
@@ -182,7 +183,7 @@ fn excluded(text: &str, node: &str) -> Result<BTreeSet<String>, String> {
 mod tests {
     use super::*;
 
-    fn settings(line: &[&str]) -> Result<Settings, String> {
+    fn settings(line: &[&str]) -> Result<ExporterSettings, String> {
         let node =
             (!line.iter().any(|flag| flag.starts_with("--node-name"))).then_some("--node-name=n");
         let argv = ["koord-topology-exporter"].into_iter().chain(node);

@@ -12,7 +12,7 @@ use serde_json::json;
 
 /// Outcome of a successful publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Published {
+pub enum PublishOutcome {
     /// The object already has the report's content.
     Unchanged,
     /// The object was written.
@@ -64,7 +64,7 @@ pub(super) async fn publish(
     node: &str,
     report: &Report,
     take_over: TakeOver,
-) -> Result<Published, PublishError> {
+) -> Result<PublishOutcome, PublishError> {
     let api: Api<NodeResourceTopology> = Api::all(client.clone());
     let failed = |source: koord_kube::Error| PublishError::Object {
         node: node.to_owned(),
@@ -84,12 +84,12 @@ pub(super) async fn publish(
         let created = api.create(&params, &object).await;
         return match created {
             Err(error) if patch::is_not_found(&error) => Err(PublishError::NotServed),
-            created => created.map(|_| Published::Written).map_err(failed),
+            created => created.map(|_| PublishOutcome::Written).map_err(failed),
         };
     };
     let after = merged(&before.spec, report);
     if is_same(&before.spec, &after) {
-        return Ok(Published::Unchanged);
+        return Ok(PublishOutcome::Unchanged);
     }
     if let Some(other) = owner::other_writer(&before, take_over) {
         let node = node.to_owned();
@@ -107,7 +107,7 @@ pub(super) async fn publish(
         ..PatchParams::default()
     };
     let written = api.patch(node, &params, &Patch::Merge(&change)).await;
-    written.map(|_| Published::Written).map_err(failed)
+    written.map(|_| PublishOutcome::Written).map_err(failed)
 }
 
 /// Returns an owner reference to the node, so that the report is deleted with it. It does not block the

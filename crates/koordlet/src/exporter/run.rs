@@ -3,7 +3,7 @@
 use super::config::Alignment;
 use super::events::Events;
 use super::owner::TakeOver;
-use super::publish::{self, PublishError, Published};
+use super::publish::{self, PublishError, PublishOutcome};
 use super::{ConfigSource, list, machine};
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::topology::AttributeInfo;
@@ -32,7 +32,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Settings of an exporter.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct ExporterSettings {
     /// The node's name.
     pub node: String,
     /// The socket of the kubelet's PodResources service.
@@ -100,7 +100,7 @@ struct StepErrors(
 
 /// Topology exporter of one node.
 pub struct Exporter {
-    settings: Settings,
+    settings: ExporterSettings,
     root: Root,
     client: Client,
     recorder: Recorder,
@@ -131,7 +131,7 @@ impl Exporter {
     /// node.
     #[must_use]
     pub fn new(
-        settings: Settings,
+        settings: ExporterSettings,
         root: Root,
         client: Client,
         recorder: Recorder,
@@ -166,14 +166,14 @@ impl Exporter {
     ///
     /// # Errors
     /// Returns the reason why nothing was written.
-    pub async fn once(mut self) -> Result<Published, ExporterError> {
+    pub async fn once(mut self) -> Result<PublishOutcome, ExporterError> {
         self.configure().await;
         self.scan().await;
         let published = self.publish(None).await;
         let errors = std::mem::take(&mut *self.errors.lock()).0;
         match (errors.into_iter().next(), published) {
             (Some((step, why)), _) => Err(ExporterError { step, why }),
-            (None, published) => Ok(published.unwrap_or(Published::Unchanged)),
+            (None, published) => Ok(published.unwrap_or(PublishOutcome::Unchanged)),
         }
     }
 
@@ -349,7 +349,7 @@ impl Exporter {
     async fn publish(
         &self,
         informed: Option<&Store<NodeResourceTopology>>,
-    ) -> Result<Published, bool> {
+    ) -> Result<PublishOutcome, bool> {
         let Some(report) = &self.report else {
             return Err(false);
         };
@@ -360,16 +360,18 @@ impl Exporter {
         };
         if informed.is_some_and(is_there) {
             self.record_step(WRITE_STEP, Ok(()));
-            return Ok(Published::Unchanged);
+            return Ok(PublishOutcome::Unchanged);
         }
         if !self.settings.publish {
             tracing::info!(zones = ?report.zones, attributes = ?report.attributes, "publication disabled, report not written");
-            return Ok(Published::Unchanged);
+            return Ok(PublishOutcome::Unchanged);
         }
         let published = publish::publish(&self.client, node, report, self.settings.take_over).await;
         let result = match &published {
-            Ok(Published::Unchanged) => return self.publish_succeeded(Published::Unchanged),
-            Ok(Published::Written) => "ok",
+            Ok(PublishOutcome::Unchanged) => {
+                return self.publish_succeeded(PublishOutcome::Unchanged);
+            }
+            Ok(PublishOutcome::Written) => "ok",
             Err(PublishError::Taken { .. }) => "refused",
             Err(_) => "error",
         };
@@ -387,7 +389,7 @@ impl Exporter {
         }
     }
 
-    fn publish_succeeded(&self, published: Published) -> Result<Published, bool> {
+    fn publish_succeeded(&self, published: PublishOutcome) -> Result<PublishOutcome, bool> {
         self.record_step(WRITE_STEP, Ok(()));
         Ok(published)
     }

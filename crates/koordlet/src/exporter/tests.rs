@@ -22,10 +22,10 @@ struct Kubelet {
 
 /// A kubelet that a test can change.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Kubelet>>);
+struct SharedKubelet(Arc<Mutex<Kubelet>>);
 
 #[tonic::async_trait]
-impl PodResourcesLister for Shared {
+impl PodResourcesLister for SharedKubelet {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
@@ -100,7 +100,7 @@ async fn read_kubelet(kubelet: Kubelet) -> Result<PodResourcesSnapshot, ListErro
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let stop = CancellationToken::new();
-    let server = serve(Shared(Arc::new(Mutex::new(kubelet))), &socket, &stop);
+    let server = serve(SharedKubelet(Arc::new(Mutex::new(kubelet))), &socket, &stop);
     let snapshot = list(&machine_of_two(), &socket).await;
     stop.cancel();
     server.await.unwrap().unwrap();
@@ -108,7 +108,7 @@ async fn read_kubelet(kubelet: Kubelet) -> Result<PodResourcesSnapshot, ListErro
 }
 
 fn serve(
-    kubelet: Shared,
+    kubelet: SharedKubelet,
     socket: &Path,
     stop: &CancellationToken,
 ) -> tokio::task::JoinHandle<Result<(), tonic::transport::Error>> {

@@ -9,7 +9,7 @@
 //! A pod gets what its containers need at most at once; one main container or sidecar without a limit
 //! makes the pod unlimited. Pods without any batch resource are left alone.
 
-use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, Rules, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::PodInfo;
@@ -34,10 +34,10 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::BatchResource],
     stages: &[
-        Stage::RunPodSandbox,
-        Stage::CreateContainer,
-        Stage::UpdateContainer,
-        Stage::Reconcile,
+        HookStage::RunPodSandbox,
+        HookStage::CreateContainer,
+        HookStage::UpdateContainer,
+        HookStage::Reconcile,
     ],
     claims: &[
         claim(HookResource::CpuShares),

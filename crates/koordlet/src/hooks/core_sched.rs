@@ -1,6 +1,6 @@
 //! CoreSched: assigns the core scheduling cookies of a pod's processes; see [`koord_model::core_sched`].
 
-use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, Rules, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::pod::CoreSchedPolicy;
@@ -16,7 +16,7 @@ const TOUCHED: Classes = Classes::except(&[QosClass::System]);
 pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CoreSched],
-    stages: &[Stage::Reconcile],
+    stages: &[HookStage::Reconcile],
     claims: &[HookClaim {
         resource: HookResource::CoreSched,
         levels: &[Level::Container],

@@ -7,7 +7,7 @@
 //! It is always the group of a single pod. The group of a whole class would refuse the weight that the
 //! kubelet writes there (#2732).
 
-use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, Rules, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_api::qos::QosClass;
@@ -18,7 +18,7 @@ const NAME: &str = "CpuIdle";
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::BatchResource, Gate::CoreSched],
-    stages: &[Stage::RunPodSandbox, Stage::Reconcile],
+    stages: &[HookStage::RunPodSandbox, HookStage::Reconcile],
     claims: &[HookClaim {
         resource: HookResource::CpuIdle,
         levels: &[Level::Pod],

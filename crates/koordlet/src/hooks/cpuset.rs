@@ -3,7 +3,7 @@
 //! throttle them below what they own; unless they own more than they request, which no scheduler assigns.
 
 use super::{
-    Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
+    Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, HookValue, Rules, hook_value,
 };
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
@@ -21,10 +21,10 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CPUSetAllocator],
     stages: &[
-        Stage::RunPodSandbox,
-        Stage::CreateContainer,
-        Stage::UpdateContainer,
-        Stage::Reconcile,
+        HookStage::RunPodSandbox,
+        HookStage::CreateContainer,
+        HookStage::UpdateContainer,
+        HookStage::Reconcile,
     ],
     claims: &[
         HookClaim {

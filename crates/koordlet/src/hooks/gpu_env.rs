@@ -2,7 +2,7 @@
 //! [`koord_model::gpu_env`].
 
 use super::{
-    Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
+    Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, HookValue, Rules, hook_value,
 };
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
@@ -14,7 +14,7 @@ pub(super) const NAME: &str = "GPUEnvInject";
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GPUEnvInject],
-    stages: &[Stage::CreateContainer],
+    stages: &[HookStage::CreateContainer],
     claims: &[HookClaim {
         resource: HookResource::Env,
         levels: &[Level::Container],

@@ -4,7 +4,7 @@
 //! was created before the pod's value changed keeps the old one.
 
 use super::{
-    Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
+    Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, HookValue, Rules, hook_value,
 };
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
@@ -17,7 +17,7 @@ const NAME: &str = "GroupIdentity";
 pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GroupIdentity],
-    stages: &[Stage::RunPodSandbox, Stage::Reconcile],
+    stages: &[HookStage::RunPodSandbox, HookStage::Reconcile],
     claims: &[HookClaim {
         resource: HookResource::Bvt,
         levels: &[Level::Qos, Level::Pod, Level::Container, Level::Host],

@@ -122,7 +122,7 @@ pub struct HookClaim {
 /// A point at which hooks run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the runtime's requests")]
-pub enum Stage {
+pub enum HookStage {
     RunPodSandbox,
     CreateContainer,
     UpdateContainer,
@@ -139,7 +139,7 @@ pub struct Hook {
     /// Feature gates of which at least one must be open.
     pub gates: &'static [Gate],
     /// Stages at which the hook runs.
-    pub stages: &'static [Stage],
+    pub stages: &'static [HookStage],
     /// Values that the hook sets.
     pub claims: &'static [HookClaim],
     run: fn(&HookTarget<'_>, &Rules, &mut Adjustment),

@@ -4,7 +4,7 @@
 //! that no value is divided twice. While no ratio is set no value is set; CPULimits, which writes quotas,
 //! undoes an earlier ratio once.
 
-use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, Rules, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::PodInfo;
@@ -22,10 +22,10 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CPUNormalization],
     stages: &[
-        Stage::RunPodSandbox,
-        Stage::CreateContainer,
-        Stage::UpdateContainer,
-        Stage::Reconcile,
+        HookStage::RunPodSandbox,
+        HookStage::CreateContainer,
+        HookStage::UpdateContainer,
+        HookStage::Reconcile,
     ],
     claims: &[HookClaim {
         resource: HookResource::CfsQuota,

@@ -2,7 +2,7 @@
 //!
 //! Sandboxes keep the runtime's value, and the value remains when the annotation is removed.
 
-use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, Rules, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 
@@ -12,7 +12,7 @@ const NAME: &str = "OOMScoreAdj";
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::OOMScoreAdj],
-    stages: &[Stage::CreateContainer, Stage::Reconcile],
+    stages: &[HookStage::CreateContainer, HookStage::Reconcile],
     claims: &[HookClaim {
         resource: HookResource::OomScoreAdj,
         levels: &[Level::Container],

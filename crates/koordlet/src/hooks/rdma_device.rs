@@ -1,7 +1,7 @@
 //! RDMADeviceInject: adds the device files of the RDMA adapters that were allocated to a pod to its
 //! containers; see [`koord_model::rdma_devices`].
 
-use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, HookValue, Rules};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_model::rdma_devices::device_files;
@@ -12,7 +12,7 @@ pub(super) const NAME: &str = "RDMADeviceInject";
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::RDMADeviceInject],
-    stages: &[Stage::CreateContainer],
+    stages: &[HookStage::CreateContainer],
     claims: &[HookClaim {
         resource: HookResource::Devices,
         levels: &[Level::Container],

@@ -2,7 +2,7 @@
 //! creates and fills the group.
 
 use super::{
-    Adjustment, Hook, HookClaim, HookResource, HookTarget, ResctrlAssignment, Rules, Stage,
+    Adjustment, Hook, HookClaim, HookResource, HookStage, HookTarget, ResctrlAssignment, Rules,
     hook_value,
 };
 use crate::claims::{Classes, Level};
@@ -19,10 +19,10 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::Resctrl],
     stages: &[
-        Stage::RunPodSandbox,
-        Stage::CreateContainer,
-        Stage::RemovePodSandbox,
-        Stage::Reconcile,
+        HookStage::RunPodSandbox,
+        HookStage::CreateContainer,
+        HookStage::RemovePodSandbox,
+        HookStage::Reconcile,
     ],
     claims: &[HookClaim {
         resource: HookResource::Resctrl,

@@ -15,7 +15,7 @@ use koord_app::metrics::{Expiring, ExpiringGauges, Vector};
 use koord_host::CpuSet;
 use prometheus::core::Collector;
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
-use rows::{Emit, Rows};
+use rows::{EmitFn, Rows};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use table::{Audience, Family};
@@ -80,7 +80,7 @@ pub struct Burst {
 
 /// Batch and mid resources of a container's spec.
 #[derive(Debug, Clone)]
-pub struct Resources {
+pub struct ReclaimedResources {
     /// The container.
     pub container: Container,
     /// Full name of the resource; the unit is `byte` for memory, else `integer`.
@@ -222,7 +222,7 @@ struct MetricSet {
     allocatable: GaugeVec,
     priority_reclaimable: GaugeVec,
     reclaimable_status: GaugeVec,
-    resources: Rows<Resources>,
+    resources: Rows<ReclaimedResources>,
     cpi: Rows<Cpi>,
     psi: Rows<Psi>,
     resctrl: Rows<Resctrl>,
@@ -589,7 +589,7 @@ impl Metrics {
     }
 
     /// Publishes the batch and mid resources of the pods' containers.
-    pub fn resources(&self, all: Vec<Resources>) {
+    pub fn resources(&self, all: Vec<ReclaimedResources>) {
         self.0.resources.publish(all);
     }
 
@@ -670,7 +670,7 @@ fn cookie_labels<'a>(c: &'a Container, group: &'a str, cookie: &'a str) -> [&'a 
     [&c.pod, &c.namespace, &c.uid, &c.name, &c.id, group, cookie]
 }
 
-fn bursts(row: &Burst, emit: Emit<'_>) {
+fn bursts(row: &Burst, emit: EmitFn<'_>) {
     let c = &row.container;
     let labels = [c.namespace.as_str(), &c.pod, &c.id, &c.name];
     for (family, value) in [row.burst_us, row.quota_us].into_iter().enumerate() {
@@ -680,11 +680,11 @@ fn bursts(row: &Burst, emit: Emit<'_>) {
     }
 }
 
-fn pool_cpus((batch, cpu): &(bool, u32), emit: Emit<'_>) {
+fn pool_cpus((batch, cpu): &(bool, u32), emit: EmitFn<'_>) {
     emit(usize::from(*batch), &[&cpu.to_string()], 1.0);
 }
 
-fn usages(row: &Usage, emit: Emit<'_>) {
+fn usages(row: &Usage, emit: EmitFn<'_>) {
     let numa = row.numa.map(|id| id.to_string());
     let first = if numa.is_some() { 2 } else { 0 };
     for (family, usage) in [(first, Some(row.node)), (first + 1, row.system)] {
@@ -699,13 +699,13 @@ fn usages(row: &Usage, emit: Emit<'_>) {
     }
 }
 
-fn host_application(row: &HostApplication, emit: Emit<'_>) {
+fn host_application(row: &HostApplication, emit: EmitFn<'_>) {
     for (resource, value) in [("cpu", row.cpu), ("memory", row.memory)] {
         emit(0, &[&row.name, resource, &row.priority, &row.qos], value);
     }
 }
 
-fn resources(row: &Resources, emit: Emit<'_>) {
+fn resources(row: &ReclaimedResources, emit: EmitFn<'_>) {
     let c = &row.container;
     let labels = [
         row.resource,
@@ -723,7 +723,7 @@ fn resources(row: &Resources, emit: Emit<'_>) {
     }
 }
 
-fn cpi(row: &Cpi, emit: Emit<'_>) {
+fn cpi(row: &Cpi, emit: EmitFn<'_>) {
     let c = &row.container;
     for (field, value) in [("cycles", row.cycles), ("instructions", row.instructions)] {
         let labels = [c.id.as_str(), &c.name, &c.uid, &c.pod, &c.namespace, field];
@@ -731,7 +731,7 @@ fn cpi(row: &Cpi, emit: Emit<'_>) {
     }
 }
 
-fn psi(row: &Psi, emit: Emit<'_>) {
+fn psi(row: &Psi, emit: EmitFn<'_>) {
     let c = &row.container;
     let full_supported = if row.full.is_some() { "true" } else { "false" };
     for (degree, averages) in [("some", Some(row.some)), ("full", row.full)] {
@@ -749,7 +749,7 @@ fn psi(row: &Psi, emit: Emit<'_>) {
     }
 }
 
-fn resctrl(row: &Resctrl, emit: Emit<'_>) {
+fn resctrl(row: &Resctrl, emit: EmitFn<'_>) {
     let cache = row.cache.to_string();
     if let Some(bytes) = row.llc {
         emit(0, &[&cache, &row.qos], bytes as f64);

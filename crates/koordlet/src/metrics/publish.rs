@@ -1,6 +1,6 @@
 //! Metrics of whole objects: the extended resources of pods, and the CPU pools.
 
-use super::{Container, Metrics, Resources};
+use super::{Container, Metrics, ReclaimedResources};
 use crate::states::topology::Pool;
 use crate::states::{PodInfo, TopologyInfo};
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
@@ -24,7 +24,7 @@ impl Metrics {
     }
 }
 
-fn resource_rows(pod: &PodInfo) -> Vec<Resources> {
+fn resource_rows(pod: &PodInfo) -> Vec<ReclaimedResources> {
     let mut rows = Vec::new();
     for container in &pod.containers {
         if container.id.is_none() {
@@ -39,7 +39,7 @@ fn resource_rows(pod: &PodInfo) -> Vec<Resources> {
                 (cpu, tier.cpu_request, tier.cpu_limit),
                 (memory, tier.memory_request, tier.memory_limit),
             ] {
-                rows.push(Resources {
+                rows.push(ReclaimedResources {
                     container: Container::from_pod(pod, container),
                     resource,
                     request,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Receives one value: the index of its family, its labels without the node, and the value.
-pub(super) type Emit<'a> = &'a mut dyn FnMut(usize, &[&str], f64);
+pub(super) type EmitFn<'a> = &'a mut dyn FnMut(usize, &[&str], f64);
 
 /// The newest rows of one kind. Clones share them.
 pub(super) struct Rows<T>(Arc<RowSet<T>>);
@@ -23,7 +23,7 @@ struct RowSet<T> {
     node: Arc<OnceLock<String>>,
     vectors: Vec<GaugeVec>,
     life: Option<Duration>,
-    emit: fn(&T, Emit<'_>),
+    emit: fn(&T, EmitFn<'_>),
     newest: Mutex<Option<(Instant, Vec<T>)>>,
 }
 
@@ -46,7 +46,7 @@ impl<T> Rows<T> {
         node: &Arc<OnceLock<String>>,
         families: &[Family],
         life: Option<Duration>,
-        emit: fn(&T, Emit<'_>),
+        emit: fn(&T, EmitFn<'_>),
     ) -> prometheus::Result<Self> {
         let vectors = families.iter().map(Family::gauge);
         Ok(Self(Arc::new(RowSet {

@@ -127,7 +127,7 @@ fn record(metrics: &Metrics) {
         ]),
         ..NodeInfo::default()
     });
-    metrics.resources(vec![Resources {
+    metrics.resources(vec![ReclaimedResources {
         container: container(),
         resource: "kubernetes.io/batch-cpu",
         request: Some(500),

@@ -34,14 +34,14 @@ pub(crate) struct Object<K> {
 }
 
 /// The newer version, which can hold the full report.
-pub(crate) type Newer = Object<v1alpha2::NodeResourceTopology>;
+pub(crate) type TopologyV1Alpha2 = Object<v1alpha2::NodeResourceTopology>;
 /// The older version, for clusters that serve only this one.
-pub(crate) type Older = Object<v1alpha1::NodeResourceTopology>;
+pub(crate) type TopologyV1Alpha1 = Object<v1alpha1::NodeResourceTopology>;
 
-koord_kube::decode!(Newer, Older);
+koord_kube::decode!(TopologyV1Alpha2, TopologyV1Alpha1);
 
-impl From<Older> for Newer {
-    fn from(older: Older) -> Self {
+impl From<TopologyV1Alpha1> for TopologyV1Alpha2 {
+    fn from(older: TopologyV1Alpha1) -> Self {
         Self {
             metadata: older.metadata,
             fields: older.fields,
@@ -101,7 +101,7 @@ impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
     }
 }
 
-impl Newer {
+impl TopologyV1Alpha2 {
     /// Returns whether an exporter writes the zones: the object has a fingerprint, or koord's exporter owns
     /// zones.
     pub(crate) fn is_exported(&self) -> bool {

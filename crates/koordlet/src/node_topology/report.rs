@@ -2,7 +2,7 @@
 
 use super::cpus::STATE_FILE;
 use super::errors::{ErrorReporter, ReportError};
-use super::merge::{Newer, Older};
+use super::merge::{TopologyV1Alpha1, TopologyV1Alpha2};
 use super::{FIELD_MANAGER, Inputs, Report, Reporting, TopologyMode};
 use crate::collect::machine::MachineInfo;
 use crate::metrics::Metrics;
@@ -58,7 +58,7 @@ pub(crate) struct TopologyReporter {
 
 /// The watched object, and whether the API server lacks its resource kind.
 struct WatchedObject {
-    store: Store<Newer>,
+    store: Store<TopologyV1Alpha2>,
     absent: watch::Receiver<bool>,
 }
 
@@ -102,7 +102,7 @@ impl TopologyReporter {
             store,
             mut changes,
             absent,
-        } = Informer::start_either::<Newer, Older>(
+        } = Informer::start_either::<TopologyV1Alpha2, TopologyV1Alpha1>(
             self.deps.client.clone(),
             scope,
             |object| object,
@@ -249,13 +249,13 @@ impl TopologyReporter {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let newer: Api<Newer> = Api::all(self.deps.client.clone());
+        let newer: Api<TopologyV1Alpha2> = Api::all(self.deps.client.clone());
         let work = async {
-            let object = Newer::created(name, uid, report, mode);
+            let object = TopologyV1Alpha2::created(name, uid, report, mode);
             match newer.create(&params, &object).await {
                 Err(error) if patch::is_not_found(&error) => {
-                    let older: Api<Older> = Api::all(self.deps.client.clone());
-                    let object = Older::created(name, uid, report, mode);
+                    let older: Api<TopologyV1Alpha1> = Api::all(self.deps.client.clone());
+                    let object = TopologyV1Alpha1::created(name, uid, report, mode);
                     older.create(&params, &object).await.map(drop)
                 }
                 outcome => outcome.map(drop),
@@ -271,12 +271,12 @@ impl TopologyReporter {
             ..PatchParams::default()
         };
         let change = Patch::Merge(change);
-        let newer: Api<Newer> = Api::all(self.deps.client.clone());
+        let newer: Api<TopologyV1Alpha2> = Api::all(self.deps.client.clone());
         let work = async {
             match newer.patch(name, &params, &change).await {
                 // The version is not served, or the object does not exist.
                 Err(error) if patch::is_not_found(&error) => {
-                    let older: Api<Older> = Api::all(self.deps.client.clone());
+                    let older: Api<TopologyV1Alpha1> = Api::all(self.deps.client.clone());
                     older.patch(name, &params, &change).await.map(drop)
                 }
                 outcome => outcome.map(drop),

@@ -1,4 +1,4 @@
-use super::merge::{Newer, Older};
+use super::merge::{TopologyV1Alpha1, TopologyV1Alpha2};
 use super::{TopologyMode as Mode, *};
 use crate::collect::machine::{HugePages, MachineInfo, NumaNode};
 use crate::states::kubelet::Config;
@@ -579,12 +579,12 @@ fn numa_node_without_cpus_is_a_zone() {
     assert!(zones[2].starts_with("node-10 Node cpu=0 "), "{zones:?}");
 }
 
-fn object(value: Value) -> Newer {
+fn object(value: Value) -> TopologyV1Alpha2 {
     serde_json::from_value(value).unwrap()
 }
 
 /// Returns the object after a merge patch.
-fn patched(object: &Newer, patch: &Value) -> Newer {
+fn patched(object: &TopologyV1Alpha2, patch: &Value) -> TopologyV1Alpha2 {
     fn merge(at: &mut Value, patch: &Value) {
         let Some(fields) = patch.as_object() else {
             *at = patch.clone();
@@ -613,7 +613,7 @@ fn created_object_has_the_full_report() {
     case.kubelet = Some(kubelet(json!({"cpuManagerPolicy": "none",
         "topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"})));
     let report = case.report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, Mode::Auto);
+    let created = TopologyV1Alpha2::created("test", "node-uid", &report, Mode::Auto);
     let value = serde_json::to_value(&created).unwrap();
     assert_eq!(value["apiVersion"], "topology.node.k8s.io/v1alpha2");
     assert_eq!(value["kind"], "NodeResourceTopology");
@@ -633,10 +633,10 @@ fn created_object_has_the_full_report() {
     for mode in [Mode::Auto, Mode::Koordinator, Mode::AnnotationsOnly] {
         assert_eq!(created.changes(&report, mode), None, "{mode:?}");
     }
-    let older = Older::created("test", "node-uid", &report, Mode::Koordinator);
+    let older = TopologyV1Alpha1::created("test", "node-uid", &report, Mode::Koordinator);
     let value = serde_json::to_value(&older).unwrap();
     assert_eq!(value["apiVersion"], "topology.node.k8s.io/v1alpha1");
-    let bare = Newer::created("test", "node-uid", &report, Mode::AnnotationsOnly);
+    let bare = TopologyV1Alpha2::created("test", "node-uid", &report, Mode::AnnotationsOnly);
     let value = serde_json::to_value(&bare).unwrap();
     assert_eq!(
         (&value["zones"], &value["topologyPolicies"]),
@@ -651,7 +651,7 @@ fn created_object_has_the_full_report() {
 #[test]
 fn changes_contains_only_differences() {
     let report = Case::new().report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, Mode::Koordinator);
+    let created = TopologyV1Alpha2::created("test", "node-uid", &report, Mode::Koordinator);
     let changes = |edit: &dyn Fn(&mut Value)| {
         let mut value = serde_json::to_value(&created).unwrap();
         value["metadata"]["resourceVersion"] = json!("7");
@@ -725,7 +725,7 @@ fn changes_contains_only_differences() {
 #[test]
 fn changes_keeps_content_of_other_writers() {
     let report = Case::new().report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, Mode::Koordinator);
+    let created = TopologyV1Alpha2::created("test", "node-uid", &report, Mode::Koordinator);
     let mut value = serde_json::to_value(&created).unwrap();
     let batch = json!({"name": "kubernetes.io/batch-cpu",
         "capacity": "3000", "allocatable": "2000", "available": "1000"});
@@ -808,9 +808,9 @@ fn an_exporters_zones_are_left_alone() {
             {"name": "topologyManagerScope", "value": "pod"}])
     );
     // The older version has no attributes: a patch must not contain what the server drops.
-    let older: Older = serde_json::from_value(exporter.clone()).unwrap();
+    let older: TopologyV1Alpha1 = serde_json::from_value(exporter.clone()).unwrap();
     assert!(
-        Newer::from(older)
+        TopologyV1Alpha2::from(older)
             .changes(&report, Mode::Koordinator)
             .unwrap()
             .get("attributes")
@@ -860,7 +860,7 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             policy: "None".to_owned(),
         };
         // koordlet writes first, then the exporter, which runs in the same agent.
-        let created = Newer::created("test", "node-uid", &report, Mode::Auto);
+        let created = TopologyV1Alpha2::created("test", "node-uid", &report, Mode::Auto);
         let mut value = serde_json::to_value(created).unwrap();
         let fields = |value: &Value| serde_json::from_value(value.clone()).unwrap();
         let merged = koord_model::export::merged(&fields(&value), &exported);

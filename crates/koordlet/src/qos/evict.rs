@@ -143,10 +143,10 @@ pub(super) fn by_allocatable(
 /// Returns the pods of a tick as input of the eviction rules, in the order of the view.
 #[must_use]
 pub fn pods(view: &View<'_>) -> Vec<EvictionPod> {
-    view.pods().map(|pod| evict_pod(view, pod)).collect()
+    view.pods().map(|pod| to_candidate(view, pod)).collect()
 }
 
-fn evict_pod(view: &View<'_>, pod: &PodView<'_>) -> EvictionPod {
+fn to_candidate(view: &View<'_>, pod: &PodView<'_>) -> EvictionPod {
     let info = pod.info;
     let request = request(info);
     EvictionPod {

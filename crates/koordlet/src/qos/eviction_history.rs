@@ -15,11 +15,11 @@ const LONGEST_MS: u64 = 30_000;
 #[derive(Debug, Default)]
 pub struct EvictionHistory {
     leaving: FxHashMap<String, u64>,
-    refused: FxHashMap<String, Refused>,
+    refused: FxHashMap<String, EvictionRefusal>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Refused {
+struct EvictionRefusal {
     times: u32,
     until_ms: u64,
 }
@@ -39,7 +39,7 @@ impl EvictionHistory {
         let requested = after.map_or(0, |after| {
             u64::try_from(after.as_millis()).unwrap_or(u64::MAX)
         });
-        let refused = Refused {
+        let refused = EvictionRefusal {
             times: times.saturating_add(1),
             until_ms: now_ms.saturating_add(doubled.max(requested).min(LONGEST_MS)),
         };

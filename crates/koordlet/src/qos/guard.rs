@@ -11,7 +11,7 @@ mod targets;
 #[cfg(test)]
 mod tests;
 
-pub use targets::{LeverTargets, Note};
+pub use targets::{GuardAction, LeverTargets};
 
 use crate::collect::needs::Needs;
 use crate::gates::Gate;
@@ -322,7 +322,7 @@ impl GuardPlanner {
             }
         };
         tracing::info!(message, "pressure guard started or changed signals");
-        plan.notes.push(Note {
+        plan.notes.push(GuardAction {
             pod: None,
             kind,
             message,
@@ -338,7 +338,7 @@ impl GuardPlanner {
         self.metrics.guard_event(&event.lever.to_string(), kind);
         self.why.clone_from(&message);
         let pod = view.pods().find(|view| view.id == event.key);
-        plan.notes.push(Note {
+        plan.notes.push(GuardAction {
             pod: pod.map(|pod| (pod.info.namespace.clone(), pod.info.name.clone())),
             kind,
             message,

@@ -136,7 +136,7 @@ pub fn strategy_rows(settings: &Settings) -> Vec<StrategyRow> {
 
 /// An enabled strategy.
 #[derive(Debug)]
-struct Active {
+struct ActiveStrategy {
     row: &'static StrategySpec,
     planner: Box<dyn Planner>,
     every_ms: u64,
@@ -146,7 +146,7 @@ struct Active {
 /// The enabled strategies, in the order of the table.
 #[derive(Debug)]
 pub struct Strategies {
-    active: Vec<Active>,
+    active: Vec<ActiveStrategy>,
     /// Newest lever targets of the pressure guard. They hold while the guard is not due.
     targets: guard::LeverTargets,
 }
@@ -163,7 +163,7 @@ impl Strategies {
             .collect();
         claims::check(&rows)?;
         let active = STRATEGIES.iter().filter(|row| row.is_on(settings));
-        let active = active.map(|row| Active {
+        let active = active.map(|row| ActiveStrategy {
             row,
             planner: (row.make)(settings, metrics),
             every_ms: (row.every)(settings),

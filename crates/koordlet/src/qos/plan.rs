@@ -1,6 +1,6 @@
 //! Decisions of a tick: writes, evictions, and values that strategies pass to later ones.
 
-use super::guard::{LeverTargets, Note};
+use super::guard::{GuardAction, LeverTargets};
 use crate::claims::{Claim, Classes, Level};
 use crate::collect::errors::CollectError;
 use crate::executor::{Intent, WriteSubject};
@@ -200,7 +200,7 @@ pub struct Plan {
     /// Lever targets of the pressure guard, for the strategies that apply them.
     pub guard: LeverTargets,
     /// Actions of the pressure guard, for the audit log and the node's events.
-    pub notes: Vec<Note>,
+    pub notes: Vec<GuardAction>,
     /// Status of the pressure guard when it changed: `None` without a change, `Some(None)` while the guard is
     /// inactive.
     pub guard_status: Option<Option<health::Guard>>,

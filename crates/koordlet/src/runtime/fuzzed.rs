@@ -44,7 +44,7 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         cpu_idle: true,
     };
     let rules = Rules::from_sources(sources, None);
-    let stages = responder::Stages::new(&[], &settings.gates);
+    let stages = responder::ActiveStages::new(&[], &settings.gates);
     let metrics = Metrics::new(&prometheus::Registry::new()).expect("metrics");
     metrics.started("n", 0);
     let ctx = HookContext {

@@ -227,7 +227,7 @@ pub(crate) fn start(
     }
     let own = format!("{}-{}", config.nri.index, config.nri.name);
     let conflicts = PluginConflicts::new(own, ctx.warnings.clone(), ctx.metrics.clone());
-    let stages = responder::Stages::new(&config.disabled, &ctx.settings.gates);
+    let stages = responder::ActiveStages::new(&config.disabled, &ctx.settings.gates);
     let responder = Arc::new(responder::HookResponder::new(config.policy, stages, ctx));
     let config = config.clone();
     tokio::spawn(async move {

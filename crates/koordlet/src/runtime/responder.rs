@@ -3,7 +3,7 @@
 use super::request::{self, ContainerRequest, PodRequest, RequestError, ResolvedPod};
 use super::{HookContext, Policy};
 use crate::gates::{Gate, Gates};
-use crate::hooks::{Adjustment, HOOKS, HookValue, Rules, Stage, desired, desired_around};
+use crate::hooks::{Adjustment, HOOKS, HookStage, HookValue, Rules, desired, desired_around};
 use crate::states::{ContainerInfo, PodInfo, is_config_hash};
 use futures::FutureExt as _;
 use koord_api::qos::{KubeQos, QosClass};
@@ -42,31 +42,31 @@ pub(super) enum HookPoint {
 }
 
 impl HookPoint {
-    const ALL: [(Self, Stage, &'static str); 4] = [
+    const ALL: [(Self, HookStage, &'static str); 4] = [
         (
             Self::RunPodSandbox,
-            Stage::RunPodSandbox,
+            HookStage::RunPodSandbox,
             "PreRunPodSandbox",
         ),
         (
             Self::CreateContainer,
-            Stage::CreateContainer,
+            HookStage::CreateContainer,
             "PreCreateContainer",
         ),
         (
             Self::UpdateContainer,
-            Stage::UpdateContainer,
+            HookStage::UpdateContainer,
             "PreUpdateContainerResources",
         ),
         (
             Self::RemovePodSandbox,
-            Stage::RemovePodSandbox,
+            HookStage::RemovePodSandbox,
             "PreRemoveRunPodSandbox",
         ),
     ];
 
     /// Returns the stage of the hooks that run, and upstream's name of it.
-    fn stage(self) -> Option<(Stage, &'static str)> {
+    fn stage(self) -> Option<(HookStage, &'static str)> {
         let mut all = Self::ALL.into_iter();
         let row = all.find(|(point, _, _)| *point == self);
         row.map(|(_, stage, name)| (stage, name))
@@ -87,15 +87,15 @@ pub(crate) const STAGES: [&str; 8] = [
 
 /// The stages at which an active hook runs and that are not disabled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stages {
+pub(super) struct ActiveStages {
     served: Vec<HookPoint>,
     /// True if `oom_score_adj` of processes is set.
     oom_score: bool,
 }
 
-impl Stages {
+impl ActiveStages {
     pub(super) fn new(disabled: &[String], gates: &Gates) -> Self {
-        let is_active = |stage: Stage| {
+        let is_active = |stage: HookStage| {
             let is_active =
                 |hook: &&crate::hooks::Hook| hook.gates.iter().any(|gate| gates.is_on(*gate));
             HOOKS
@@ -161,12 +161,12 @@ pub(super) struct NewContainer {
 #[derive(Debug)]
 pub(super) struct HookResponder {
     policy: Policy,
-    pub(super) stages: Stages,
+    pub(super) stages: ActiveStages,
     pub(super) ctx: HookContext,
 }
 
 impl HookResponder {
-    pub(super) fn new(policy: Policy, stages: Stages, ctx: HookContext) -> Self {
+    pub(super) fn new(policy: Policy, stages: ActiveStages, ctx: HookContext) -> Self {
         Self {
             policy,
             stages,

@@ -124,7 +124,7 @@ impl Rig {
     }
 
     fn plugin(&self, policy: Policy) -> Plugin {
-        let stages = responder::Stages::new(&[], &self.ctx.settings.gates);
+        let stages = responder::ActiveStages::new(&[], &self.ctx.settings.gates);
         Plugin::new(
             "nri.sock".to_owned(),
             self.directory.path().join("hookserver.d"),

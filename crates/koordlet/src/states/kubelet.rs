@@ -15,4 +15,4 @@ pub(crate) use client::{TOKEN, url_of};
 pub use config::Config;
 pub use metrics::KubeletMetrics;
 pub use options::{Kubelet, kubelet_trust};
-pub(crate) use poll::Poll;
+pub(crate) use poll::KubeletPoller;

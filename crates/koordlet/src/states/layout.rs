@@ -5,7 +5,7 @@ mod locate;
 
 pub(crate) use find::LayoutFinder;
 pub use find::{CgroupHint, DetectedLayout, Source};
-pub(crate) use locate::{Located, Locator};
+pub(crate) use locate::{LocatedCgroups, Locator};
 
 use super::slo::HostApp;
 use koord_api::qos::{KubeQos, QosClass};
@@ -60,7 +60,7 @@ pub struct Layout {
     /// Prefix of the slices of QoS classes and pods under systemd, such as `kubelet-kubepods`.
     prefix: String,
     /// Cgroups of containers with other names, by the hash in the container's id.
-    located: Arc<Located>,
+    located: Arc<LocatedCgroups>,
 }
 
 impl Default for Layout {
@@ -110,13 +110,13 @@ impl Layout {
 
     /// Returns the layout with these containers' cgroups of other names.
     #[must_use]
-    pub(crate) fn with_located(mut self, located: Located) -> Self {
+    pub(crate) fn with_located(mut self, located: LocatedCgroups) -> Self {
         self.located = Arc::new(located);
         self
     }
 
     /// Returns the cgroups of containers that have other names than the scheme.
-    pub(crate) fn located(&self) -> &Located {
+    pub(crate) fn located(&self) -> &LocatedCgroups {
         &self.located
     }
 

@@ -13,7 +13,7 @@ const SETTLED_MS: u64 = 30_000;
 const MISSING_MS: u64 = 120_000;
 
 /// Pods that are not listed any more, with the time since when, in milliseconds of the monotonic clock.
-pub(super) type Missing = BTreeMap<String, u64>;
+pub(super) type MissingPods = BTreeMap<String, u64>;
 
 /// Returns whether a list at `now_ms` is complete, if requests have succeeded since `answers_since_ms`.
 pub(super) fn is_settled(answers_since_ms: Option<u64>, now_ms: u64) -> bool {
@@ -25,12 +25,12 @@ pub(super) fn is_settled(answers_since_ms: Option<u64>, now_ms: u64) -> bool {
 pub(super) fn retained_pods<'a>(
     known: impl IntoIterator<Item = &'a str>,
     is_listed: impl Fn(&str) -> bool,
-    before: &Missing,
+    before: &MissingPods,
     settled: bool,
     now_ms: u64,
     has_group: impl Fn(&str) -> bool,
-) -> Missing {
-    let mut missing = Missing::new();
+) -> MissingPods {
+    let mut missing = MissingPods::new();
     for uid in known {
         if is_listed(uid) {
             continue;
@@ -65,7 +65,7 @@ mod tests {
             // Back: as if it had never been missing.
             (true, Some(80_000), true, true, None),
         ] {
-            let before: Missing = since
+            let before: MissingPods = since
                 .map(|since| ("a".to_owned(), since))
                 .into_iter()
                 .collect();
@@ -74,7 +74,7 @@ mod tests {
             let case = (listed, since, settled, group);
             assert_eq!(missing.get("a").copied(), kept, "{case:?}");
         }
-        let before: Missing = [("gone".to_owned(), 1)].into();
+        let before: MissingPods = [("gone".to_owned(), 1)].into();
         assert!(retained_pods([], |_| false, &before, true, 2, |_| true).is_empty());
     }
 

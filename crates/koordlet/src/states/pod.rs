@@ -7,7 +7,7 @@ mod notes;
 
 pub use conflict::AdjustmentConflict;
 pub(crate) use exclusive::{check_new_pod, resolve_cpu_conflicts};
-pub use notes::{CoreSchedPolicy, Notes, VolumeSource};
+pub use notes::{CoreSchedPolicy, PodSettings, VolumeSource};
 
 use super::Layout;
 use super::malformed::Malformed;
@@ -48,7 +48,7 @@ pub struct Batch {
 }
 
 /// Plain CPU (milli-cores) and memory (bytes) of a container; `None` if not set.
-pub type Native = Batch;
+pub type NativeResources = Batch;
 
 /// Kind of a container, by when it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,7 +76,7 @@ pub struct ContainerInfo {
     /// Cgroup; `None` until the runtime reports an id.
     pub cgroup: Option<CgroupPath>,
     /// Plain CPU and memory.
-    pub native: Native,
+    pub native: NativeResources,
     /// Batch resources; `None` without any.
     pub batch: Option<Batch>,
     /// Mid resources; `None` without any.
@@ -147,7 +147,7 @@ pub struct PodInfo {
     /// The conflict of runtime plugins that keeps a container from being created; `None` without one.
     pub conflict: Option<Box<AdjustmentConflict>>,
     /// Settings of annotations; [`Self::notes`] returns them with defaults.
-    pub notes: Option<Box<Notes>>,
+    pub notes: Option<Box<PodSettings>>,
 }
 
 /// A pod without name, class or containers, as a start for fixtures.
@@ -299,7 +299,7 @@ impl PodInfo {
 
     /// Returns the settings of annotations and labels.
     #[must_use]
-    pub fn notes(&self) -> &Notes {
+    pub fn notes(&self) -> &PodSettings {
         self.notes.as_deref().unwrap_or(&notes::NONE)
     }
 

@@ -37,12 +37,12 @@ pub enum SnapshotError {
 }
 
 /// Ages at the time of loading, in milliseconds, and values; oldest first.
-type Aged = Vec<(u32, f64)>;
+type AgedSamples = Vec<(u32, f64)>;
 
 /// Samples of an earlier run, by the names of their owners.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    series: FxHashMap<String, Vec<(Metric, Aged)>>,
+    series: FxHashMap<String, Vec<(Metric, AgedSamples)>>,
     loaded_ms: u64,
 }
 

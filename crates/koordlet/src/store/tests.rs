@@ -5,9 +5,9 @@ const CPU: Metric = Metric::CpuUsage;
 
 /// Every sample ever pushed.
 #[derive(Default)]
-struct Naive(Vec<(u64, f64)>);
+struct NaiveSeries(Vec<(u64, f64)>);
 
-impl Naive {
+impl NaiveSeries {
     fn window(&self, now: u64, window: u64) -> Vec<f64> {
         let inside = |(at, _): &&(u64, f64)| *at <= now && *at >= now.saturating_sub(window);
         self.0
@@ -160,7 +160,7 @@ proptest! {
 
     #[test]
     fn node_series_are_exact(steps in gaps(), window in 0..1_830_000_u64, later in 0..5000_u64) {
-        let (mut store, mut naive, mut now) = (Store::new(), Naive::default(), 0);
+        let (mut store, mut naive, mut now) = (Store::new(), NaiveSeries::default(), 0);
         let key = (SeriesSubject::Node, CPU);
         for (gap, value) in steps {
             now += gap;
@@ -181,7 +181,7 @@ proptest! {
 
     #[test]
     fn pod_series_are_near(steps in gaps(), window in 0..1_800_000_u64) {
-        let (mut store, mut naive, mut now) = (Store::new(), Naive::default(), 0);
+        let (mut store, mut naive, mut now) = (Store::new(), NaiveSeries::default(), 0);
         let key = (SeriesSubject::Pod(1), CPU);
         for (gap, value) in steps {
             now += gap;
@@ -206,7 +206,7 @@ proptest! {
 
     #[test]
     fn a_fast_lane_keeps_the_mean(values in prop::collection::vec(0.0..1e3_f64, 600)) {
-        let (mut store, mut naive) = (Store::new(), Naive::default());
+        let (mut store, mut naive) = (Store::new(), NaiveSeries::default());
         let key = (SeriesSubject::Pod(1), Metric::CpuHeldUp);
         for (n, value) in values.iter().enumerate() {
             store.push(key, n as u64 * 100, *value);

@@ -2,7 +2,7 @@
 //! end while the runtime is down.
 
 use crate::agent::{NODE, typed};
-use crate::containerd::{Agent, Machine, Pod};
+use crate::containerd::{ContainerdFixture, Pod, TestAgent};
 use k8s_openapi::api::core::v1::Event as NodeEvent;
 use koord_app::Clock;
 use koord_host::testing::eventually;
@@ -26,7 +26,7 @@ const ITS_SHARES: u64 = 77;
 
 /// A plugin that sets the same shares on every container.
 #[derive(Default)]
-struct Other {
+struct OtherPlugin {
     connected: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ fn its_resources() -> LinuxResources {
     }
 }
 
-impl Handler for Other {
+impl Handler for OtherPlugin {
     fn synchronize(&self, _: &[PodSandbox], _: &[Container]) -> Vec<ContainerUpdate> {
         Vec::new()
     }
@@ -93,14 +93,14 @@ async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     eventually(what, async || is().await.then_some(())).await;
 }
 
-fn options(machine: &Machine) -> Options {
+fn options(machine: &ContainerdFixture) -> Options {
     let mut options = machine.options(&machine.containerd.path("libvgpu.so"), Mode::Nri);
     options.settings.reconcile_interval_ms = 100;
     options
 }
 
 /// Returns the number of comparisons with the kernel's values so far.
-fn compared(agent: &Agent) -> u64 {
+fn compared(agent: &TestAgent) -> u64 {
     let name = "koordlet_runtime_hook_reconciler_invoked_duration_milliseconds";
     let families = agent.ctx.metrics.gather();
     let family = families.iter().find(|family| family.name() == name);
@@ -110,13 +110,13 @@ fn compared(agent: &Agent) -> u64 {
 }
 
 /// Waits until the agent would have done its pending work.
-async fn rounds(agent: &Agent) {
+async fn rounds(agent: &TestAgent) {
     let before = compared(agent);
     until("the agent goes on", async || compared(agent) > before + 50).await;
 }
 
 /// Returns whether the agent has a pod's requests among its metrics.
-fn is_known(agent: &Agent, uid: &str) -> bool {
+fn is_known(agent: &TestAgent, uid: &str) -> bool {
     let families = agent.ctx.metrics.gather();
     let all = families.iter().flat_map(|family| family.get_metric());
     let mut labels = all.flat_map(|metric| metric.get_label());
@@ -124,12 +124,12 @@ fn is_known(agent: &Agent, uid: &str) -> bool {
 }
 
 /// Pods of the API server and their sandboxes.
-struct Pods<'a> {
+struct PodFixture<'a> {
     api: Api<k8s_openapi::api::core::v1::Pod>,
-    machine: &'a mut Machine,
+    machine: &'a mut ContainerdFixture,
 }
 
-impl Pods<'_> {
+impl PodFixture<'_> {
     /// Returns a batch pod with half a core, or a plain one, and its sandbox.
     async fn add(&mut self, name: &str, batch: bool) -> (String, Pod) {
         let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
@@ -175,19 +175,19 @@ impl Pods<'_> {
     }
 }
 
-fn pods<'a>(client: &Client, machine: &'a mut Machine) -> Pods<'a> {
+fn pods<'a>(client: &Client, machine: &'a mut ContainerdFixture) -> PodFixture<'a> {
     let api = Api::namespaced(client.clone(), "default");
-    Pods { api, machine }
+    PodFixture { api, machine }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn second_plugin_is_reported_once_and_values_are_not_contested() {
-    let Some(mut machine) = Machine::start() else {
+    let Some(mut machine) = ContainerdFixture::start() else {
         return;
     };
     let clock = Clock::system();
     let (_server, client) = crate::agent::cluster(&clock).await;
-    let agent = Agent::start(options(&machine), &client, &clock);
+    let agent = TestAgent::start(options(&machine), &client, &clock);
     agent.connected(0.0).await;
     let socket = machine.containerd.nri_socket();
     let mut pods = pods(&client, &mut machine);
@@ -201,7 +201,7 @@ async fn second_plugin_is_reported_once_and_values_are_not_contested() {
     let wanted = vec![Event::CreateContainer, Event::UpdateContainer];
     let mut settings = Settings::new("other", "10", wanted);
     settings.socket = Socket::Path(socket);
-    let other = Arc::new(Other::default());
+    let other = Arc::new(OtherPlugin::default());
     let stop = CancellationToken::new();
     let stub = Stub::new(settings, other.clone()).unwrap();
     let until_then = stop.clone();
@@ -303,12 +303,12 @@ async fn second_plugin_is_reported_once_and_values_are_not_contested() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_that_end_during_runtime_outage_are_removed() {
-    let Some(mut machine) = Machine::start() else {
+    let Some(mut machine) = ContainerdFixture::start() else {
         return;
     };
     let clock = Clock::system();
     let (_server, client) = crate::agent::cluster(&clock).await;
-    let agent = Agent::start(options(&machine), &client, &clock);
+    let agent = TestAgent::start(options(&machine), &client, &clock);
     agent.connected(0.0).await;
     let mut pods = pods(&client, &mut machine);
     let (stays_uid, stays) = pods.add("stays", true).await;

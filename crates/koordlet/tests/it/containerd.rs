@@ -26,13 +26,13 @@ use tonic::transport::Channel;
 const MIB: i64 = 1 << 20;
 
 /// A containerd of the test, and groups for its pods.
-pub(crate) struct Machine {
+pub(crate) struct ContainerdFixture {
     pub(crate) containerd: Containerd,
     pub(crate) groups: Groups,
     pub(crate) cri: RuntimeServiceClient<Channel>,
 }
 
-impl Machine {
+impl ContainerdFixture {
     /// Starts containerd. Returns `None` and prints a message if it is not installed.
     #[track_caller]
     pub(crate) fn start() -> Option<Self> {
@@ -200,7 +200,7 @@ impl Machine {
     }
 
     /// Returns a started container with the first output of its process: its limits, environment and mounts.
-    pub(crate) async fn container(&mut self, pod: &Pod, name: &str) -> Started {
+    pub(crate) async fn container(&mut self, pod: &Pod, name: &str) -> StartedContainer {
         self.try_container(pod, name).await.unwrap()
     }
 
@@ -209,7 +209,7 @@ impl Machine {
         &mut self,
         pod: &Pod,
         name: &str,
-    ) -> Result<Started, tonic::Status> {
+    ) -> Result<StartedContainer, tonic::Status> {
         let print_file = |file: &str| format!("echo {file}=$(cat /sys/fs/cgroup/{file}); ");
         let files = [
             "cpu/cpu.shares",
@@ -263,7 +263,7 @@ impl Machine {
         })
         .await;
         let group = pod.group.path().join(&id).unwrap();
-        Ok(Started {
+        Ok(StartedContainer {
             group: pod.group.root().cgroup(&group),
             id,
             output,
@@ -295,13 +295,13 @@ pub(crate) struct Pod {
     pub(crate) group: Cgroup,
 }
 
-pub(crate) struct Started {
+pub(crate) struct StartedContainer {
     pub(crate) id: String,
     pub(crate) group: Cgroup,
     output: String,
 }
 
-impl Started {
+impl StartedContainer {
     pub(crate) fn output_value(&self, key: &str) -> &str {
         let begin = format!(" {key}=");
         let mut values = self
@@ -324,12 +324,12 @@ impl Started {
 }
 
 /// A running agent.
-pub(crate) struct Agent {
+pub(crate) struct TestAgent {
     pub(crate) ctx: Context,
     task: JoinHandle<()>,
 }
 
-impl Agent {
+impl TestAgent {
     pub(crate) fn start(options: Options, client: &Client, clock: &Clock) -> Self {
         let ctx = Context::with_clock(clock.clone());
         let run = koordlet::run(options, client.clone(), ctx.clone());
@@ -362,7 +362,7 @@ impl Agent {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn values_are_in_place_when_processes_begin() {
-    let Some(mut machine) = Machine::start() else {
+    let Some(mut machine) = ContainerdFixture::start() else {
         return;
     };
     let clock = Clock::system();
@@ -370,7 +370,7 @@ async fn values_are_in_place_when_processes_begin() {
     let library = machine.containerd.path("libvgpu.so");
     std::fs::write(&library, "").unwrap();
     std::fs::create_dir_all("/tmp/vgpulock").unwrap();
-    let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
+    let agent = TestAgent::start(machine.options(&library, Mode::Nri), &client, &clock);
     agent.connected(0.0).await;
 
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
@@ -480,7 +480,7 @@ async fn values_are_in_place_when_processes_begin() {
     agent.stop().await;
     let missed = machine.container(&batch, "b").await;
     assert_eq!(missed.output_value("cpu/cpu.shares"), "2");
-    let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
+    let agent = TestAgent::start(machine.options(&library, Mode::Nri), &client, &clock);
     agent.connected(0.0).await;
     eventually("values of a container that was missed", async || {
         (missed.now() == want).then_some(())
@@ -514,7 +514,7 @@ fn registered(directory: &Path, endpoint: &Path, policy: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn proxy_sets_values_and_applies_policies_without_the_agent() {
-    let Some(mut machine) = Machine::start() else {
+    let Some(mut machine) = ContainerdFixture::start() else {
         return;
     };
     let clock = Clock::system();
@@ -523,7 +523,7 @@ async fn proxy_sets_values_and_applies_policies_without_the_agent() {
     let options = machine.options(&library, Mode::Proxy);
     let directory = options.runtime.server.directory.clone();
     let socket = options.runtime.server.socket.clone();
-    let agent = Agent::start(options, &client, &clock);
+    let agent = TestAgent::start(options, &client, &clock);
     let registration = directory.join(KOORDLET);
     eventually("registration", async || registration.exists().then_some(())).await;
     let long = Duration::from_secs(60);

@@ -147,14 +147,14 @@ fn limits_of_a_disk_stand_and_go() {
 }
 
 /// Groups below one of the test, with a busy process in each, removed at the end.
-struct Ground {
+struct TestGroups {
     root: Root,
     top: CgroupPath,
     spawner: Spawner,
     processes: Vec<Spawned>,
 }
 
-impl Ground {
+impl TestGroups {
     fn new() -> Option<Self> {
         let root = Root::system().unwrap();
         if !features::probe(&root).is_ok_and(|features| features.writable) {
@@ -198,7 +198,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for TestGroups {
     fn drop(&mut self) {
         let top = self.root.cgroup(&self.top);
         for _ in 0..10_000 {
@@ -232,7 +232,7 @@ async fn wait_for_value(group: &Cgroup, resource: Resource, value: i64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_agent_measures_and_enforces_on_this_kernel() {
-    let Some(mut ground) = Ground::new() else {
+    let Some(mut ground) = TestGroups::new() else {
         return;
     };
     let (_server, client) = cluster(&Clock::system()).await;

@@ -1,7 +1,7 @@
 //! A node whose proxy, agent and container runtime are killed at random while calls are made.
 
 use crate::agent::cluster;
-use crate::containerd::{Machine, Pod};
+use crate::containerd::{ContainerdFixture, Pod};
 use koord_api::hookserver::{KOORDLET, Policy};
 use koord_app::{Clock, Context};
 use koord_host::testing::IMAGE;
@@ -155,7 +155,7 @@ async fn shares(client: &mut RuntimeServiceClient<Channel>, id: &str) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_call_is_lost_or_unadjusted_when_processes_are_killed() {
-    let Some(mut machine) = Machine::start() else {
+    let Some(mut machine) = ContainerdFixture::start() else {
         return;
     };
     let clock = Clock::system();

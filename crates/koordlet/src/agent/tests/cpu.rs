@@ -58,7 +58,7 @@ impl Rig {
     }
 }
 
-const IDLE: Second = Second {
+const IDLE: SecondOfLoad = SecondOfLoad {
     node_cores: 0.5,
     service_cores: 0.2,
     batch_cores: 0.1,
@@ -114,7 +114,7 @@ fn a_throttled_service_gets_more_while_the_pool_has_room() {
     }
     assert_eq!(rig.limits()[1].0, 300_000, "300 % of the limit at most");
     // The pool is overloaded: back by steps, down to the limit.
-    let busy = Second {
+    let busy = SecondOfLoad {
         node_cores: 3.9,
         service_cores: 2.0,
         ..IDLE

@@ -23,7 +23,7 @@ fn names(evictions: &[Eviction]) -> Vec<(&str, &str)> {
 }
 
 /// Lets time pass until the first eviction, up to `limit` seconds. Returns the second and the evictions.
-fn first(rig: &mut Rig, second: Second, limit: u64) -> (u64, Vec<Eviction>) {
+fn first(rig: &mut Rig, second: SecondOfLoad, limit: u64) -> (u64, Vec<Eviction>) {
     for second_number in 1..=limit {
         let evictions = rig.step(second).evictions;
         if !evictions.is_empty() {
@@ -46,7 +46,7 @@ fn batch_pods_go_when_they_get_too_little() {
     rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": true,
         "cpuEvictBESatisfactionLowerPercent": 40, "cpuEvictBESatisfactionUpperPercent": 80},
         "extensions": {"cpuSuppress": {"mode": "upstream"}}}));
-    let starved = Second {
+    let starved = SecondOfLoad {
         batch_cores: 0.5,
         service_cores: 3.2,
         node_cores: 3.8,

@@ -6,7 +6,7 @@ use koord_host::fake::Attempt;
 
 /// Lever that removes the harm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cure {
+enum EffectiveLever {
     /// `cpu.idle` of the batch pod.
     Idle,
     /// A CPU set of fewer CPUs.
@@ -29,22 +29,22 @@ impl Rig {
     }
 
     /// Runs a second in which the service is harmed unless the levers prevent it.
-    fn suffer(&mut self, cure: Cure) -> TickOutcome {
+    fn suffer(&mut self, cure: EffectiveLever) -> TickOutcome {
         let quota = self.quota();
         let cores = match quota {
             -1 => 2.8,
             quota => (quota as f64 / 100_000.0).min(2.8),
         };
         let cured = match cure {
-            Cure::Idle => self.is_idle(),
-            Cure::Partition => self.class_cpus() != "0-3",
-            Cure::Quota => cores <= 2.5,
-            Cure::None => false,
+            EffectiveLever::Idle => self.is_idle(),
+            EffectiveLever::Partition => self.class_cpus() != "0-3",
+            EffectiveLever::Quota => cores <= 2.5,
+            EffectiveLever::None => false,
         };
-        self.step(Second {
+        self.step(SecondOfLoad {
             node_cores: 1.1 + cores,
             batch_cores: cores,
-            stalled: if cured || (cores < 0.1 && cure != Cure::None) {
+            stalled: if cured || (cores < 0.1 && cure != EffectiveLever::None) {
                 0.01
             } else {
                 0.35
@@ -54,7 +54,7 @@ impl Rig {
     }
 
     /// Runs until the levers are as `wanted`; returns the number of seconds.
-    fn until(&mut self, cure: Cure, wanted: impl Fn(&Self) -> bool) -> u64 {
+    fn until(&mut self, cure: EffectiveLever, wanted: impl Fn(&Self) -> bool) -> u64 {
         for second in 1..300 {
             self.suffer(cure);
             if wanted(self) {
@@ -106,7 +106,7 @@ fn guarded() -> Rig {
 fn harm_is_answered_by_the_cheapest_lever_that_helps() {
     let mut rig = guarded();
     assert_eq!(rig.agent.fast_pace(), Some(1), "batch work runs");
-    let took = rig.until(Cure::Idle, |rig| {
+    let took = rig.until(EffectiveLever::Idle, |rig| {
         rig.is_idle() && rig.guard_entry_count("Helped") == 1
     });
     assert!(took < 20, "{took}");
@@ -142,13 +142,15 @@ fn harm_is_answered_by_the_cheapest_lever_that_helps() {
 #[test]
 fn where_only_a_partition_helps_batch_work_keeps_off() {
     let mut rig = guarded();
-    rig.until(Cure::Partition, |rig| rig.guard_entry_count("Helped") == 1);
+    rig.until(EffectiveLever::Partition, |rig| {
+        rig.guard_entry_count("Helped") == 1
+    });
     assert_eq!((rig.class_cpus().as_str(), rig.is_idle()), ("2-3", false));
     for path in ["/podbe", "/podbe/c1"] {
         assert_eq!(cpus_of(&rig, path), "2-3");
     }
     // The lever is released, the harm returns, and so does the partition.
-    rig.until(Cure::Partition, |rig| {
+    rig.until(EffectiveLever::Partition, |rig| {
         rig.guard_entry_count("Confirmed") == 1
     });
     assert_eq!(rig.class_cpus(), "2-3");
@@ -174,10 +176,12 @@ fn cap_settles_below_the_harmful_level() {
     };
     rig.calm(2);
     assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
-    rig.until(Cure::Quota, |rig| rig.guard_entry_count("Confirmed") == 1);
+    rig.until(EffectiveLever::Quota, |rig| {
+        rig.guard_entry_count("Confirmed") == 1
+    });
     assert_eq!(limit(&rig), -1);
     for _ in 0..30 {
-        rig.suffer(Cure::Quota);
+        rig.suffer(EffectiveLever::Quota);
     }
     let quota = rig.quota();
     assert!((150_000..=250_000).contains(&quota), "{quota}");
@@ -194,11 +198,13 @@ fn cap_settles_below_the_harmful_level() {
 #[test]
 fn harm_not_caused_by_batch_work_restricts_it_little() {
     let mut rig = guarded();
-    rig.until(Cure::None, |rig| rig.guard_entry_count("Muted") == 1);
-    rig.suffer(Cure::None);
+    rig.until(EffectiveLever::None, |rig| {
+        rig.guard_entry_count("Muted") == 1
+    });
+    rig.suffer(EffectiveLever::None);
     assert_eq!((rig.quota(), rig.is_idle()), (-1, false));
     assert_eq!(rig.class_cpus(), "0-3");
-    let notes = rig.suffer(Cure::None).notes;
+    let notes = rig.suffer(EffectiveLever::None).notes;
     assert!(notes.is_empty(), "{notes:?}");
     let guard = rig.agent.guard.clone().unwrap();
     assert!(guard.services[0].muted_seconds.is_some());
@@ -210,7 +216,7 @@ fn removed_service_ends_the_experiment() {
     let pulled = |rig: &Rig| (rig.is_idle(), rig.class_cpus() != "0-3", rig.quota() != -1);
     for (wanted, at) in [("idle", 0), ("partition", 1), ("quota", 2)] {
         let mut rig = guarded();
-        rig.until(Cure::None, |rig| {
+        rig.until(EffectiveLever::None, |rig| {
             let (idle, partition, quota) = pulled(rig);
             [idle, partition, quota][at]
         });
@@ -225,7 +231,7 @@ fn removed_service_ends_the_experiment() {
 #[test]
 fn removed_batch_pods_during_an_experiment_cause_no_error() {
     let mut rig = guarded();
-    rig.until(Cure::None, Rig::is_idle);
+    rig.until(EffectiveLever::None, Rig::is_idle);
     for path in ["kubepods/besteffort/podbe/c1", "kubepods/besteffort/podbe"] {
         let group = CgroupPath::new(path).unwrap();
         rig.tree.vanish(&group).unwrap();
@@ -245,7 +251,11 @@ fn removed_batch_pods_during_an_experiment_cause_no_error() {
 
 #[test]
 fn a_clean_stop_lets_go_of_every_lever() {
-    for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
+    for cure in [
+        EffectiveLever::Idle,
+        EffectiveLever::Partition,
+        EffectiveLever::Quota,
+    ] {
         let mut rig = guarded();
         rig.until(cure, |rig| rig.guard_entry_count("Helped") == 1);
         let now = rig.now();
@@ -258,7 +268,11 @@ fn a_clean_stop_lets_go_of_every_lever() {
 /// A started agent does not know of levers that a killed one held, and releases them.
 #[test]
 fn restarted_agent_releases_levers_of_a_killed_one() {
-    for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
+    for cure in [
+        EffectiveLever::Idle,
+        EffectiveLever::Partition,
+        EffectiveLever::Quota,
+    ] {
         let mut rig = guarded();
         rig.until(cure, |rig| rig.guard_entry_count("Helped") == 1);
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
@@ -277,7 +291,9 @@ fn restarted_agent_releases_levers_of_a_killed_one() {
 #[test]
 fn the_node_can_be_switched_to_upstreams_policy_and_back() {
     let mut rig = guarded();
-    rig.until(Cure::Idle, |rig| rig.guard_entry_count("Helped") == 1);
+    rig.until(EffectiveLever::Idle, |rig| {
+        rig.guard_entry_count("Helped") == 1
+    });
     rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "upstream"}));
     rig.calm(2);
     assert_eq!((rig.quota(), rig.is_idle()), (150_000, false));
@@ -310,7 +326,7 @@ fn throttling_by_own_limit_is_ignored() {
         rig.tree
             .feed(&container, Resource::CpuacctUsage, &format!("{second}\n"))
             .unwrap();
-        rig.step(Second {
+        rig.step(SecondOfLoad {
             stalled: 0.4,
             ..BUSY
         });
@@ -330,11 +346,11 @@ fn levers_stand_while_the_guard_is_not_due() {
     };
     let mut rig = Rig::with(settings);
     rig.suppress("pressure");
-    rig.until(Cure::Idle, |rig| {
+    rig.until(EffectiveLever::Idle, |rig| {
         rig.is_idle() && rig.guard_entry_count("Helped") == 1
     });
     for second in 0..20 {
-        rig.suffer(Cure::Idle);
+        rig.suffer(EffectiveLever::Idle);
         assert!(rig.is_idle(), "{second}");
     }
 }

@@ -1,7 +1,7 @@
 //! Measured and published values, end to end.
 
 use super::*;
-use crate::collect::cpi::Counts;
+use crate::collect::cpi::CpiCounts;
 use crate::store::{Metric, SeriesSubject};
 use koord_api::slo::NodeMetricStatus;
 
@@ -85,7 +85,7 @@ fn perf_counts_are_kept_per_container() {
     rig.step(BUSY);
     let group = rig.service.join("c1").unwrap();
     let ended = rig.service.join("c0").unwrap();
-    let counts = |cycles| Counts {
+    let counts = |cycles| CpiCounts {
         cycles,
         instructions: 2 * cycles,
         newest: true,

@@ -1,16 +1,16 @@
 //! Signals of harm through memory bandwidth, from the counters to the guard's output.
 
 use super::*;
-use crate::collect::cpi::Counts;
+use crate::collect::cpi::CpiCounts;
 use crate::collect::work::WorkMeter;
-use crate::collect::work::tests::Sent;
+use crate::collect::work::tests::SentPackets;
 use crate::qos::guard::NAME;
 use koord_model::guard::Signal;
 
 /// Returns an agent with simulated packet counts.
-fn counted() -> (Rig, Sent) {
+fn counted() -> (Rig, SentPackets) {
     let mut rig = Rig::new();
-    let sent = Sent::default();
+    let sent = SentPackets::default();
     sent.set(&rig.service, 0);
     let root = rig.tree.root().clone();
     rig.agent.measure.work = WorkMeter::with_source(root, Box::new(sent.clone()));
@@ -105,7 +105,7 @@ fn cycles_per_instruction_are_read_once() {
     let counts = |round: u64, cycles: u64| {
         let group = container.clone();
         let instructions = 20_000_000;
-        let counts = Counts {
+        let counts = CpiCounts {
             cycles,
             instructions,
             newest: true,

@@ -65,7 +65,7 @@ fn containers_take_turns_in_windows() {
     job.events = [Event::TaskClock, Event::ContextSwitches];
     job.descriptors = 1;
     if let Err(error) = job.probe() {
-        assert!(error.is::<Unavailable>(), "{error}");
+        assert!(error.is::<UnavailableFeature>(), "{error}");
         skip("perf", error);
         return;
     }
@@ -98,7 +98,7 @@ fn containers_take_turns_in_windows() {
         !counts_of(&groups[0]).newest,
         "its window was the first of two"
     );
-    let nothing = Counts {
+    let nothing = CpiCounts {
         cycles: 0,
         instructions: 0,
         newest: true,
@@ -146,14 +146,14 @@ fn machine_without_counters_is_reported_and_not_retried() {
     let tree = Tree::v1("0-1").unwrap();
     let (mut job, _) = collector(tree.root(), Arc::default());
     let error = job.round().unwrap_err();
-    assert!(error.is::<Unavailable>(), "{error}");
+    assert!(error.is::<UnavailableFeature>(), "{error}");
 
     let root = Root::system().unwrap();
     let (mut job, _) = collector(&root, Arc::default());
     match job.round() {
         Ok(()) => assert!(job.is_supported),
         Err(error) => {
-            assert!(error.is::<Unavailable>(), "{error}");
+            assert!(error.is::<UnavailableFeature>(), "{error}");
             skip("perf-hardware", &error);
             assert!(error.to_string().contains("perf event"), "{error}");
         }
@@ -162,12 +162,12 @@ fn machine_without_counters_is_reported_and_not_retried() {
 
 #[test]
 fn a_pods_cpi_is_that_of_its_containers_together() {
-    let counts = |cycles, instructions| Counts {
+    let counts = |cycles, instructions| CpiCounts {
         cycles,
         instructions,
         newest: true,
     };
-    let cpi_of = |all: &[Counts]| pod_cpi(all.iter());
+    let cpi_of = |all: &[CpiCounts]| pod_cpi(all.iter());
     assert_eq!(cpi_of(&[counts(30_000_000, 10_000_000)]), Some(3.0));
     let two_counts = [
         counts(10_000_000, 20_000_000),
@@ -176,7 +176,7 @@ fn a_pods_cpi_is_that_of_its_containers_together() {
     assert_eq!(cpi_of(&two_counts), Some(2.0));
     assert_eq!(cpi_of(&[counts(30_000_000, 9_999_999)]), None);
     assert_eq!(cpi_of(&[]), None);
-    let old = Counts {
+    let old = CpiCounts {
         newest: false,
         ..two_counts[0]
     };

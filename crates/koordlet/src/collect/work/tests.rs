@@ -7,12 +7,12 @@ const SECOND: u64 = 1_000_000_000;
 
 /// Packets sent by each group. Groups that are not in the map do not exist.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sent(Arc<Mutex<FxHashMap<CgroupPath, u64>>>);
+pub(crate) struct SentPackets(Arc<Mutex<FxHashMap<CgroupPath, u64>>>);
 
 #[derive(Debug)]
-struct GroupCounter(Sent, CgroupPath);
+struct GroupCounter(SentPackets, CgroupPath);
 
-impl Sent {
+impl SentPackets {
     pub(crate) fn set(&self, group: &CgroupPath, packets: u64) {
         self.0.lock().insert(group.clone(), packets);
     }
@@ -24,7 +24,7 @@ impl PacketCount for GroupCounter {
     }
 }
 
-impl PacketSource for Sent {
+impl PacketSource for SentPackets {
     fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>> {
         let counter =
             || Box::new(GroupCounter(self.clone(), group.path().clone())) as Box<dyn PacketCount>;
@@ -34,9 +34,9 @@ impl PacketSource for Sent {
 
 /// A source that refuses every group.
 #[derive(Debug)]
-struct Refuses;
+struct RefusingSource;
 
-impl PacketSource for Refuses {
+impl PacketSource for RefusingSource {
     fn attach(&self, _: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>> {
         Err(HostError::Unsupported {
             resource: "a count",
@@ -47,14 +47,14 @@ impl PacketSource for Refuses {
 
 struct Fixture {
     _tree: Tree,
-    sent: Sent,
+    sent: SentPackets,
     work: WorkMeter,
     now: u64,
 }
 
 impl Fixture {
     fn new() -> Self {
-        let (tree, sent) = (Tree::hybrid("0-3").unwrap(), Sent::default());
+        let (tree, sent) = (Tree::hybrid("0-3").unwrap(), SentPackets::default());
         let work = WorkMeter::with_source(tree.root().clone(), Box::new(sent.clone()));
         Self {
             _tree: tree,
@@ -178,7 +178,7 @@ fn at_rest_nothing_is_held() {
 #[test]
 fn missing_ebpf_support_is_reported_and_not_retried() {
     let tree = Tree::v1("0-3").unwrap();
-    let mut work = WorkMeter::with_source(tree.root().clone(), Box::new(Refuses));
+    let mut work = WorkMeter::with_source(tree.root().clone(), Box::new(RefusingSource));
     let group = group(1);
     work.follow([(1, &group)].into_iter());
     for second in 1..30 {

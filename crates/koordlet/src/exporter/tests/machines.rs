@@ -55,9 +55,9 @@ fn lists(
 /// Reports the machine and `kubelet` twice, and returns the zones of the object.
 async fn reported(fixture: &Fixture, kubelet: Kubelet) -> Vec<String> {
     *fixture.kubelet.0.lock() = kubelet;
-    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Written));
     let object = fixture.object().await;
-    assert_eq!(fixture.once().await, Ok(Published::Unchanged));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Unchanged));
     text(&object)
 }
 
@@ -232,9 +232,9 @@ async fn this_machine_is_reported_whole() {
         },
         pods: vec![pod("pod1", container)],
     };
-    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Written));
     let object = fixture.object().await;
-    assert_eq!(fixture.once().await, Ok(Published::Unchanged));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Unchanged));
     let sum = |name: &str, of: fn(&koord_api::topology::ResourceInfo) -> i64| -> i64 {
         let zones = object.spec.zones.iter();
         let all = zones.flat_map(|zone| &zone.resources);

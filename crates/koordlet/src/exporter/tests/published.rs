@@ -28,7 +28,7 @@ pub(super) struct Fixture {
     dir: tempfile::TempDir,
     /// Root of the kernel's files, below `dir`.
     pub(super) root: Root,
-    pub(super) kubelet: Shared,
+    pub(super) kubelet: SharedKubelet,
     registry: Registry,
     stop: CancellationToken,
     _server: Arc<ApiServer>,
@@ -91,7 +91,7 @@ impl Fixture {
             used,
             root: Root::below(dir.path()).unwrap(),
             dir,
-            kubelet: Shared::default(),
+            kubelet: SharedKubelet::default(),
             registry: Registry::new(),
             stop: CancellationToken::new(),
             _server: server,
@@ -154,8 +154,8 @@ impl Fixture {
         };
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> ExporterSettings {
+        ExporterSettings {
             node: NODE.to_owned(),
             socket: self.path("kubelet.sock"),
             interval: Duration::from_secs(3600),
@@ -168,7 +168,7 @@ impl Fixture {
         }
     }
 
-    fn exporter(&self, settings: Settings) -> Exporter {
+    fn exporter(&self, settings: ExporterSettings) -> Exporter {
         let root = self.root.clone();
         let metrics = Metrics::new(&self.registry);
         let metrics = metrics.unwrap_or_else(|_| Metrics::new(&Registry::new()).unwrap());
@@ -178,7 +178,7 @@ impl Fixture {
     }
 
     /// Scans and writes once.
-    pub(super) async fn once(&self) -> Result<Published, String> {
+    pub(super) async fn once(&self) -> Result<PublishOutcome, String> {
         let exporter = self.exporter(self.settings());
         exporter.once().await.map_err(|error| error.to_string())
     }
@@ -273,7 +273,7 @@ fn attribute<'a>(object: &'a NodeResourceTopology, name: &str) -> Option<&'a str
 #[tokio::test]
 async fn report_is_written_once() {
     let fixture = Fixture::new().await;
-    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Written));
     let object = fixture.object().await;
     assert_eq!(free(&object), [2, 4]);
     assert_eq!(
@@ -300,12 +300,12 @@ async fn report_is_written_once() {
     );
     let owner = &object.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!((&*owner.kind, &*owner.name), ("Node", NODE));
-    assert_eq!(fixture.once().await, Ok(Published::Unchanged));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Unchanged));
     let version_after = fixture.object().await.metadata.resource_version;
     assert_eq!(version_after, object.metadata.resource_version);
 
     fixture.give(&[("pod1", &[1, 2]), ("pod2", &[4])]);
-    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Written));
     assert_eq!(free(&fixture.object().await), [2, 3]);
 }
 
@@ -332,7 +332,7 @@ async fn publish_keeps_content_of_other_writers() {
             .unwrap();
     }
     fixture.give(&[("pod1", &[1, 2, 3])]);
-    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Written));
     let object = fixture.object().await;
     assert_eq!(free(&object), [1, 4]);
     let resources = serde_json::to_value(&object.spec.zones[0].resources).unwrap();
@@ -361,12 +361,12 @@ async fn zones_of_another_exporter_are_not_overwritten() {
         "{error}"
     );
     assert_eq!(fixture.object().await, before);
-    let settings = Settings {
+    let settings = ExporterSettings {
         take_over: TakeOver::Always,
         ..fixture.settings()
     };
     let written = fixture.exporter(settings).once().await.unwrap();
-    assert_eq!(written, Published::Written);
+    assert_eq!(written, PublishOutcome::Written);
     assert_eq!(free(&fixture.object().await), [2, 4]);
 }
 
@@ -386,12 +386,12 @@ async fn agent_exporter_takes_over_the_agents_zones() {
     api.patch(NODE, &before, &apply).await.unwrap();
     // A standalone exporter cannot know whether the agent continues to run.
     assert!(fixture.once().await.is_err());
-    let settings = Settings {
+    let settings = ExporterSettings {
         take_over: TakeOver::From(crate::node_topology::FIELD_MANAGER),
         ..fixture.settings()
     };
     let written = fixture.exporter(settings).once().await.unwrap();
-    assert_eq!(written, Published::Written);
+    assert_eq!(written, PublishOutcome::Written);
     let object = fixture.object().await;
     assert_eq!(free(&object), [2, 4]);
     let policy = attribute(&object, "topologyManagerPolicy");
@@ -433,7 +433,7 @@ async fn contradictory_lists_are_not_published() {
     refused("NUMA nodes: ").await;
     refused("node1/distance").await;
     fixture.put("sys/devices/system/node/node1/distance", "21 10\n");
-    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(fixture.once().await, Ok(PublishOutcome::Written));
     assert_eq!(free(&fixture.object().await), [3, 4]);
 }
 
@@ -450,13 +450,13 @@ async fn missing_resource_definition_is_reported() {
 #[tokio::test]
 async fn excluded_resources_and_disabled_publication() {
     let fixture = Fixture::new().await;
-    let dry = Settings {
+    let dry = ExporterSettings {
         publish: false,
         ..fixture.settings()
     };
     fixture.exporter(dry).once().await.unwrap();
     assert!(fixture.api().get_opt(NODE).await.unwrap().is_none());
-    let less = Settings {
+    let less = ExporterSettings {
         exclude: BTreeSet::from(["memory".to_owned()]),
         fingerprint: false,
         ..fixture.settings()

@@ -43,7 +43,7 @@ impl LeverTargets {
 
 /// An action of the guard, for the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub struct GuardAction {
     /// Namespace and name of the service; `None` for the node as a whole.
     pub pod: Option<(String, String)>,
     /// EventKind of action as one word.
@@ -54,7 +54,7 @@ pub struct Note {
     pub event: bool,
 }
 
-impl Note {
+impl GuardAction {
     /// Returns the audit record.
     pub(crate) fn entry(&self, node: &str) -> Entry {
         let subject = match self.pod {

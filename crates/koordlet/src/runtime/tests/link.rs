@@ -31,12 +31,12 @@ impl Runtime for FakeRuntime {
 }
 
 /// A runtime with which the agent has registered, and the channel on which it is called.
-pub(super) struct Registered {
+pub(super) struct RegisteredRuntime {
     mux: Mux,
     serving: JoinHandle<()>,
 }
 
-impl Registered {
+impl RegisteredRuntime {
     async fn accept(listener: &UnixListener) -> (Self, Channel) {
         let (stream, _) = listener.accept().await.unwrap();
         let (mux, [plugin, runtime]) = Mux::open(stream, [PLUGIN_CHANNEL, RUNTIME_CHANNEL]);
@@ -60,8 +60,8 @@ impl Registered {
 pub(super) async fn client(
     listener: &UnixListener,
     patience: Duration,
-) -> (Registered, PluginClient) {
-    let (runtime, plugin) = Registered::accept(listener).await;
+) -> (RegisteredRuntime, PluginClient) {
+    let (runtime, plugin) = RegisteredRuntime::accept(listener).await;
     let plugin = PluginClient(ttrpc::Client::new(plugin));
     let request = ConfigureRequest {
         request_timeout: i64::try_from(patience.as_millis()).unwrap(),
@@ -162,7 +162,7 @@ async fn plugin_answers_runtime_again_after_its_restart() {
     let _stop = rig.start(&config);
     for dedicated in [false, true] {
         let listener = grpc::listen(&config.nri.socket).unwrap();
-        let (runtime, plugin) = Registered::accept(&listener).await;
+        let (runtime, plugin) = RegisteredRuntime::accept(&listener).await;
         let plugin = PluginClient(ttrpc::Client::new(plugin));
         let configured = plugin
             .configure(&ConfigureRequest::default(), &within())
@@ -319,7 +319,7 @@ async fn synchronize_accepts_one_message_of_many_megabytes() {
     let config = rig.config(Mode::Nri);
     let listener = grpc::listen(&config.nri.socket).unwrap();
     let _stop = rig.start(&config);
-    let (_runtime, mut plugin) = Registered::accept(&listener).await;
+    let (_runtime, mut plugin) = RegisteredRuntime::accept(&listener).await;
     let configure = ConfigureRequest::default();
     let _: koord_rpc::nri::ConfigureResponse = call(&mut plugin, 1, "Configure", &configure).await;
     let (pods, mut containers): (Vec<_>, Vec<_>) = (0..300).map(missed).unzip();

@@ -5,7 +5,7 @@ use super::metrics::KubeletMetrics;
 use super::options::Kubelet as Options;
 use super::rate_limit::RequestLimiter;
 use crate::states::listing::{Listing, PodTextCache};
-use crate::states::missing_pods::{self, Missing};
+use crate::states::missing_pods::{self, MissingPods};
 use crate::states::{Layout, States};
 use koord_host::Root;
 use koord_kube::Client;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 const CONFIG_EVERY_MS: u64 = 300_000;
 
 /// Polls the kubelet and publishes its pods and configuration.
-pub(crate) struct Poll {
+pub(crate) struct KubeletPoller {
     pub(super) interval: Duration,
     query_config: bool,
     root: Root,
@@ -31,7 +31,7 @@ pub(crate) struct Poll {
     limiter: RequestLimiter,
     /// Time since which all requests have succeeded, in milliseconds.
     answers_since: Option<u64>,
-    missing: Missing,
+    missing: MissingPods,
     /// Pods of the newest list, by their text.
     text_cache: PodTextCache,
     config_at: Option<u64>,
@@ -39,7 +39,7 @@ pub(crate) struct Poll {
     last_config_error: String,
 }
 
-impl Poll {
+impl KubeletPoller {
     /// Creates the poller. `api` and `node` are for the Node object, if it was not received yet.
     pub(crate) fn new(
         options: Options,
@@ -73,7 +73,7 @@ impl Poll {
             origin: Instant::now(),
             limiter: RequestLimiter::new(),
             answers_since: None,
-            missing: Missing::new(),
+            missing: MissingPods::new(),
             text_cache: PodTextCache::default(),
             config_at: None,
             failures: FailureLog::default(),

@@ -2,7 +2,7 @@
 
 use super::client::{KubeletClient, KubeletError, url_of};
 use super::options::{Kubelet as Options, kubelet_trust};
-use super::poll::Poll;
+use super::poll::KubeletPoller;
 use crate::metrics::Metrics;
 use crate::states::{Driver, Layout, NodeInfo, PodInfo, States};
 use koord_host::CgroupPath;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The kubelet's response to a path.
 #[derive(Clone)]
-enum Answer {
+enum KubeletResponse {
     Body(String),
     Status(u16),
     /// Accepts the request and never responds.
@@ -28,9 +28,9 @@ enum Answer {
 }
 
 #[derive(Default)]
-struct Inner {
-    pods: Option<Answer>,
-    config: Option<Answer>,
+struct FakeState {
+    pods: Option<KubeletResponse>,
+    config: Option<KubeletResponse>,
     /// Token that `Authorization` must contain, if any.
     token: Option<String>,
     /// Requests so far: path and whether they were authorized.
@@ -38,15 +38,15 @@ struct Inner {
 }
 
 /// A kubelet with a self-signed certificate.
-struct Fake {
-    inner: Arc<Mutex<Inner>>,
+struct FakeKubelet {
+    inner: Arc<Mutex<FakeState>>,
     url: String,
     /// Its certificate, as PEM.
     certificate: String,
     shutdown: CancellationToken,
 }
 
-impl Fake {
+impl FakeKubelet {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
@@ -61,7 +61,7 @@ impl Fake {
             .with_single_cert(vec![made.cert.der().clone()], key.unwrap())
             .unwrap();
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        let inner = Arc::<Mutex<Inner>>::default();
+        let inner = Arc::<Mutex<FakeState>>::default();
         let shutdown = CancellationToken::new();
         let (to, stop) = (inner.clone(), shutdown.clone());
         let serve = async move {
@@ -90,10 +90,10 @@ impl Fake {
 
     fn pods(&self, pods: &[Value]) {
         let list = json!({"kind": "PodList", "apiVersion": "v1", "items": pods});
-        self.inner.lock().pods = Some(Answer::Body(list.to_string()));
+        self.inner.lock().pods = Some(KubeletResponse::Body(list.to_string()));
     }
 
-    fn answer(&self, answer: Answer) {
+    fn answer(&self, answer: KubeletResponse) {
         self.inner.lock().pods = Some(answer);
     }
 
@@ -111,7 +111,7 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeKubelet {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
@@ -120,7 +120,7 @@ impl Drop for Fake {
 /// Answers requests without bodies, one after another.
 async fn converse(
     mut stream: tokio_rustls::server::TlsStream<tokio::net::TcpStream>,
-    to: &Mutex<Inner>,
+    to: &Mutex<FakeState>,
 ) {
     let mut text = String::new();
     let mut buffer = [0_u8; 4096];
@@ -147,15 +147,15 @@ async fn converse(
                 _ => None,
             };
             if authorized {
-                answer.unwrap_or(Answer::Status(404))
+                answer.unwrap_or(KubeletResponse::Status(404))
             } else {
-                Answer::Status(401)
+                KubeletResponse::Status(401)
             }
         };
         let (status, body) = match answer {
-            Answer::Body(body) => (200, body),
-            Answer::Status(status) => (status, "Unauthorized".to_owned()),
-            Answer::Silence => std::future::pending().await,
+            KubeletResponse::Body(body) => (200, body),
+            KubeletResponse::Status(status) => (status, "Unauthorized".to_owned()),
+            KubeletResponse::Silence => std::future::pending().await,
         };
         let length = body.len();
         let reply = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}");
@@ -200,20 +200,20 @@ async fn count(kubelet: &mut KubeletClient) -> Result<usize, KubeletError> {
 }
 
 struct Bench {
-    fake: Fake,
+    fake: FakeKubelet,
     tree: Tree,
     states: Arc<States>,
-    poll: Poll,
+    poll: KubeletPoller,
 }
 
 impl Bench {
     async fn new(options: impl FnOnce(&mut Options)) -> Self {
-        let fake = Fake::start().await;
+        let fake = FakeKubelet::start().await;
         let states = Arc::new(States::default());
         let tree = Tree::v2("0-1").unwrap();
         let mut client_options = fake.options();
         options(&mut client_options);
-        let poll = Poll::with_client(
+        let poll = KubeletPoller::with_client(
             kubelet(client_options, &states),
             Duration::from_secs(10),
             true,
@@ -262,7 +262,7 @@ async fn pods_and_configuration_come_over_tls() {
     let mut bench = Bench::new(|_| ()).await;
     bench.fake.pods(&[pod("b"), pod("a")]);
     let config = r#"{"kubeletconfig":{"cgroupDriver":"systemd","cpuManagerPolicy":"static"}}"#;
-    bench.fake.inner.lock().config = Some(Answer::Body(config.to_owned()));
+    bench.fake.inner.lock().config = Some(KubeletResponse::Body(config.to_owned()));
     assert_eq!(bench.poll().await, ["a", "b"]);
     let config = bench.states.kubelet.load_full().unwrap();
     assert!(config.is_cpu_manager_static());
@@ -283,12 +283,12 @@ async fn a_kubelet_that_is_gone_slow_or_confused_keeps_the_last_pods() {
     bench.fake.pods(&[pod("a")]);
     bench.poll_until(&["a"]).await;
     for answer in [
-        Answer::Status(500),
-        Answer::Silence,
-        Answer::Body("<html>".to_owned()),
-        Answer::Body(r#"{"kind":"PodList"}"#.to_owned()),
-        Answer::Body(r#"{"items":7}"#.to_owned()),
-        Answer::Status(403),
+        KubeletResponse::Status(500),
+        KubeletResponse::Silence,
+        KubeletResponse::Body("<html>".to_owned()),
+        KubeletResponse::Body(r#"{"kind":"PodList"}"#.to_owned()),
+        KubeletResponse::Body(r#"{"items":7}"#.to_owned()),
+        KubeletResponse::Status(403),
     ] {
         bench.fake.answer(answer);
         assert_eq!(bench.poll().await, ["a"]);
@@ -316,7 +316,7 @@ async fn a_replaced_token_is_read_again() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("token");
     std::fs::write(&file, "old").unwrap();
-    let fake = Fake::start().await;
+    let fake = FakeKubelet::start().await;
     fake.pods(&[pod("a")]);
     fake.inner.lock().token = Some("old".to_owned());
     let states = Arc::new(States::default());
@@ -357,7 +357,7 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     // The text of one item is malformed, not just its content: the whole list is rejected.
     let broken = json!({"items": [pod("a"), pod("c")]}).to_string();
     let broken = broken.replace(r#""name":"c""#, r#""name":c"#);
-    bench.fake.answer(Answer::Body(broken));
+    bench.fake.answer(KubeletResponse::Body(broken));
     assert_eq!(bench.poll().await, ["a", "b", "odd"]);
     assert!(!bench.states.pods_settled());
 }
@@ -420,7 +420,7 @@ async fn pods_missing_in_first_lists_of_restarted_kubelet_stay() {
     bench.fake.pods(&[pod("a"), pod("b")]);
     bench.poll().await;
     let first = bench.states.pods.load_full().unwrap();
-    bench.fake.answer(Answer::Status(503));
+    bench.fake.answer(KubeletResponse::Status(503));
     bench.poll().await;
     bench.fake.pods(&[pod("b")]);
     assert_eq!(bench.poll().await, ["a", "b"]);
@@ -536,7 +536,7 @@ fn urls_follow_the_node_object() {
 
 #[tokio::test]
 async fn kubelet_certificate_is_verified_by_its_file() {
-    let fake = Fake::start().await;
+    let fake = FakeKubelet::start().await;
     fake.pods(&[pod("a")]);
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
@@ -556,8 +556,8 @@ async fn kubelet_certificate_is_verified_by_its_file() {
 
 #[tokio::test]
 async fn refusal_of_the_kubelet_names_the_missing_rule() {
-    let fake = Fake::start().await;
-    fake.answer(Answer::Status(403));
+    let fake = FakeKubelet::start().await;
+    fake.answer(KubeletResponse::Status(403));
     let states = Arc::new(States::default());
     let refused = count(&mut kubelet(fake.options(), &states)).await;
     let error = refused.unwrap_err().to_string();

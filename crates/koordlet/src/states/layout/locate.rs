@@ -18,7 +18,7 @@ const RARE_INTERVAL: u32 = 30;
 const REPORT_AFTER: u32 = 3;
 
 /// Cgroups of containers, by the hash in the container's id, whose names differ from the naming scheme.
-pub(crate) type Located = BTreeMap<String, CgroupPath>;
+pub(crate) type LocatedCgroups = BTreeMap<String, CgroupPath>;
 
 /// Finds containers' cgroups, pass by pass.
 #[derive(Debug, Default)]
@@ -31,14 +31,19 @@ pub(crate) struct Locator {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocateResult {
     /// Cgroups under other names.
-    pub(crate) located: Located,
+    pub(crate) located: LocatedCgroups,
     /// Running containers without a cgroup for a while, with the paths that were tried.
     pub(crate) missing: BTreeMap<String, String>,
 }
 
 impl Locator {
     /// Checks the cgroups of all running containers of `pods`; `last` is the result of the previous pass.
-    pub(crate) fn pass(&mut self, root: &Root, pods: &[PodInfo], last: &Located) -> LocateResult {
+    pub(crate) fn pass(
+        &mut self,
+        root: &Root,
+        pods: &[PodInfo],
+        last: &LocatedCgroups,
+    ) -> LocateResult {
         let mut pass = LocateResult::default();
         let mut unknown = Vec::new();
         for pod in pods.iter().filter(|pod| is_local(pod)) {
@@ -119,8 +124,8 @@ fn is_named(name: &str, hash: &str) -> bool {
 
 /// Returns the cgroups in which the processes of containers run, by hash. Only the topmost cgroup that is
 /// named after a container counts: a container may create others below its own.
-fn by_processes(root: &Root, hashes: &BTreeSet<&str>) -> Located {
-    let mut located = Located::new();
+fn by_processes(root: &Root, hashes: &BTreeSet<&str>) -> LocatedCgroups {
+    let mut located = LocatedCgroups::new();
     if hashes.is_empty() {
         return located;
     }
@@ -258,7 +263,7 @@ mod tests {
                     .unwrap();
                 let pod = pod(runtime, &layout);
                 let mut locator = Locator::default();
-                let pass = locator.pass(tree.root(), &[pod], &Located::new());
+                let pass = locator.pass(tree.root(), &[pod], &LocatedCgroups::new());
                 assert_eq!(pass.missing, BTreeMap::new());
                 let layout = layout.with_located(pass.located);
                 let container = &self::pod(runtime, &layout).containers[0];
@@ -281,14 +286,14 @@ mod tests {
         let pods = [pod];
         let mut reported = Vec::new();
         for _ in 0..5 {
-            let pass = locator.pass(tree.root(), &pods, &Located::new());
+            let pass = locator.pass(tree.root(), &pods, &LocatedCgroups::new());
             assert!(pass.located.is_empty());
             reported.push(pass.missing.len());
         }
         assert_eq!(reported, [0, 0, 0, 1, 1]);
         tree.group(&format!("{}/{HASH}", pods[0].cgroup.as_str()))
             .unwrap();
-        let pass = locator.pass(tree.root(), &pods, &Located::new());
+        let pass = locator.pass(tree.root(), &pods, &LocatedCgroups::new());
         assert_eq!(pass, LocateResult::default());
     }
 
@@ -303,7 +308,7 @@ mod tests {
             .unwrap();
         let pod = pod("containerd", &Layout::default());
         let mut locator = Locator::default();
-        let pass = locator.pass(tree.root(), &[pod], &Located::new());
+        let pass = locator.pass(tree.root(), &[pod], &LocatedCgroups::new());
         assert!(pass.located.is_empty(), "{pass:?}");
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn resolve_cpu_conflicts(
     });
     let mut conflicts = BTreeMap::new();
     // For each CPU, the first exclusive pod and the first pod of any class.
-    let (mut exclusive, mut held) = (Holders::default(), Holders::default());
+    let (mut exclusive, mut held) = (CpuHolders::default(), CpuHolders::default());
     for pod in claims {
         let Some(cpus) = pod.cpus.clone() else {
             continue;
@@ -73,7 +73,7 @@ pub(crate) fn resolve_cpu_conflicts(
 pub(crate) fn check_new_pod(pod: &mut PodInfo, listed: &[PodInfo]) -> Option<String> {
     let cpus = pod.cpus.clone()?;
     let alone = is_exclusive(pod);
-    let mut holders = Holders::default();
+    let mut holders = CpuHolders::default();
     let other_pods = listed
         .iter()
         .filter(|it| it.uid != pod.uid && it.is_active());
@@ -96,9 +96,9 @@ fn has_claim(pod: &PodInfo) -> bool {
 
 /// Pods by the CPUs that they hold.
 #[derive(Debug, Default)]
-struct Holders(BTreeMap<u32, String>);
+struct CpuHolders(BTreeMap<u32, String>);
 
-impl Holders {
+impl CpuHolders {
     fn add(&mut self, cpus: &CpuSet, pod: &str) {
         for cpu in cpus.iter() {
             self.0.entry(cpu).or_insert_with(|| pod.to_owned());

@@ -37,7 +37,7 @@ pub enum VolumeSource {
 
 /// Settings from annotations and labels.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Notes {
+pub struct PodSettings {
     /// `koordinator.sh/cpuBurst`, which overrides the node's strategy.
     pub cpu_burst: Option<CPUBurstConfig>,
     /// `koordinator.sh/cpuQOS`.
@@ -67,7 +67,7 @@ pub struct Notes {
 }
 
 /// Empty settings, as for most pods.
-pub(super) static NONE: Notes = Notes {
+pub(super) static NONE: PodSettings = PodSettings {
     cpu_burst: None,
     cpu_qos: None,
     memory_qos: None,
@@ -88,7 +88,7 @@ pub(super) static NONE: Notes = Notes {
 
 /// All parsed annotations and labels.
 pub(super) struct ParsedAnnotations {
-    pub(super) notes: Option<Box<Notes>>,
+    pub(super) notes: Option<Box<PodSettings>>,
     /// CPUs from `resource-status`; never empty.
     pub(super) cpus: Option<CpuSet>,
     pub(super) evictable_by: Option<Vec<String>>,
@@ -130,7 +130,7 @@ impl ParsedAnnotations {
         let containers = OomScoreAdj::read_containers(notes).map(Some);
         let containers = reader.checked(containers, Some(before.oom_score_adj.containers.clone()));
         let cpu_qos = extension::pod_cpu_qos(notes);
-        let all = Notes {
+        let all = PodSettings {
             cpu_burst,
             cpu_qos: reader.checked(cpu_qos, before.cpu_qos.clone()),
             memory_qos: reader.json(annotations::POD_MEMORY_QOS, before.memory_qos.clone()),

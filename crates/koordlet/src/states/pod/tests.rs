@@ -136,7 +136,7 @@ fn everything_hooks_and_strategies_ask_for() {
         (main.role, main.running, main.hash()),
         (Role::Main, true, Some("a0"))
     );
-    let native = Native {
+    let native = NativeResources {
         cpu_request: Some(250),
         cpu_limit: Some(2000),
         memory_request: Some(1 << 30),
@@ -302,7 +302,7 @@ fn malformed_amounts_are_named_and_batch_amounts_stay() {
     assert_eq!(named, [("koordinator.sh/priority", "high"), (limit, "two")]);
     assert_eq!(
         (pod.sub_priority, pod.containers[0].native),
-        (None, Native::default())
+        (None, NativeResources::default())
     );
 }
 

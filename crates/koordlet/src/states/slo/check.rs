@@ -49,7 +49,7 @@ pub(super) fn check(given: &Value, last: &Value) -> CheckedSpec {
         let Some(section) = sections.get(name).filter(|section| !section.is_null()) else {
             continue;
         };
-        let mut repair = Repair {
+        let mut repair = SectionRepair {
             section: Value::Object(Map::from_iter([(name.to_owned(), section.clone())])),
             last,
             malformed: &mut malformed,
@@ -68,14 +68,14 @@ pub(super) fn check(given: &Value, last: &Value) -> CheckedSpec {
 }
 
 /// Replaces the invalid values of one section.
-struct Repair<'a> {
+struct SectionRepair<'a> {
     /// An object whose only member is the section.
     section: Value,
     last: &'a Value,
     malformed: &'a mut Vec<Malformed>,
 }
 
-impl Repair<'_> {
+impl SectionRepair<'_> {
     fn run(&mut self, name: &str) {
         for _ in 0..MOST_REPAIRS {
             let spec: NodeSLOSpec = match lenient::from_value(&self.section) {
@@ -120,7 +120,7 @@ impl Repair<'_> {
             self.malformed.push(report);
         }
         // An incomplete application would be searched in the wrong cgroup.
-        let element = matches!(steps[..], [_, Step::Element(_), ..]).then_some(2);
+        let element = matches!(steps[..], [_, PathSegment::Element(_), ..]).then_some(2);
         steps.truncate(element.unwrap_or(steps.len()));
         let before = match descend(&self.section, &steps).filter(|_| element.is_some()) {
             Some(element) => {
@@ -258,38 +258,38 @@ impl Name<'_> {
 
 /// A step of a path: a member or an element.
 #[derive(Clone, Copy)]
-enum Step<'a> {
+enum PathSegment<'a> {
     Member(&'a str),
     Element(usize),
 }
 
 /// Returns the steps of a path such as `hostApplications[0].cgroupPath.base`.
-fn steps(path: &str) -> Vec<Step<'_>> {
+fn steps(path: &str) -> Vec<PathSegment<'_>> {
     let mut steps = Vec::new();
     for part in path.split('.') {
         let mut parts = part.split('[');
         if let Some(name) = parts.next().filter(|name| !name.is_empty()) {
-            steps.push(Step::Member(name));
+            steps.push(PathSegment::Member(name));
         }
         for index in parts {
             if let Ok(index) = index.trim_end_matches(']').parse() {
-                steps.push(Step::Element(index));
+                steps.push(PathSegment::Element(index));
             }
         }
     }
     steps
 }
 
-fn descend<'a>(value: &'a Value, steps: &[Step<'_>]) -> Option<&'a Value> {
+fn descend<'a>(value: &'a Value, steps: &[PathSegment<'_>]) -> Option<&'a Value> {
     steps.iter().try_fold(value, |value, step| match step {
-        Step::Member(name) => lenient::member(value, name),
-        Step::Element(index) => value.get(index),
+        PathSegment::Member(name) => lenient::member(value, name),
+        PathSegment::Element(index) => value.get(index),
     })
 }
 
 /// Returns whether the elements along the path have the same names in both values; otherwise they describe
 /// different objects.
-fn same_elements(a: &Value, b: &Value, steps: &[Step<'_>]) -> bool {
+fn same_elements(a: &Value, b: &Value, steps: &[PathSegment<'_>]) -> bool {
     let name = |value: &Value, at: usize| {
         let element = steps.get(..=at).and_then(|steps| descend(value, steps));
         element
@@ -297,13 +297,13 @@ fn same_elements(a: &Value, b: &Value, steps: &[Step<'_>]) -> bool {
             .cloned()
     };
     let mut elements = steps.iter().enumerate();
-    elements.all(|(at, step)| matches!(step, Step::Member(_)) || name(a, at) == name(b, at))
+    elements.all(|(at, step)| matches!(step, PathSegment::Member(_)) || name(a, at) == name(b, at))
 }
 
 /// Replaces the value at the end of `steps` with `new`, or removes it.
-fn put(value: &mut Value, steps: &[Step<'_>], new: Option<Value>) {
+fn put(value: &mut Value, steps: &[PathSegment<'_>], new: Option<Value>) {
     match (steps, value) {
-        ([Step::Member(name)], Value::Object(object)) => {
+        ([PathSegment::Member(name)], Value::Object(object)) => {
             // Keep the spelling of the input.
             let name = object
                 .keys()
@@ -317,7 +317,7 @@ fn put(value: &mut Value, steps: &[Step<'_>], new: Option<Value>) {
                 }
             }
         }
-        ([Step::Element(index)], Value::Array(list)) if *index < list.len() => match new {
+        ([PathSegment::Element(index)], Value::Array(list)) if *index < list.len() => match new {
             Some(new) => {
                 if let Some(slot) = list.get_mut(*index) {
                     *slot = new;
@@ -325,7 +325,7 @@ fn put(value: &mut Value, steps: &[Step<'_>], new: Option<Value>) {
             }
             None => drop(list.remove(*index)),
         },
-        ([Step::Member(name), rest @ ..], Value::Object(object)) => {
+        ([PathSegment::Member(name), rest @ ..], Value::Object(object)) => {
             let key = object
                 .keys()
                 .find(|key| *key == name)
@@ -335,7 +335,7 @@ fn put(value: &mut Value, steps: &[Step<'_>], new: Option<Value>) {
                 put(next, rest, new);
             }
         }
-        ([Step::Element(index), rest @ ..], Value::Array(list)) => {
+        ([PathSegment::Element(index), rest @ ..], Value::Array(list)) => {
             if let Some(next) = list.get_mut(*index) {
                 put(next, rest, new);
             }
