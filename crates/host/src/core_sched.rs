@@ -19,7 +19,7 @@ const PROCESS: c_ulong = 1;
 
 /// Operation on the core-scheduling cookie of a process, for all its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cookie {
+pub enum CookieOperation {
     /// Reads the cookie.
     Get,
     /// Creates a new cookie.
@@ -30,7 +30,7 @@ pub enum Cookie {
     Clear,
 }
 
-impl Cookie {
+impl CookieOperation {
     /// Parses an operation from the text of a write: `new`, `from PID`, or `0` to remove the cookie. Returns
     /// `None` for other text.
     pub(crate) fn parse(value: &str) -> Option<Self> {
@@ -54,25 +54,25 @@ impl Cookie {
 /// # Errors
 /// ESRCH when a process is gone, EINVAL where the kernel is built without core scheduling, ENODEV
 /// where no core has hyper-threads, EPERM without the right to trace the process.
-pub fn call(pid: u32, cookie: Cookie) -> io::Result<u64> {
+pub fn call(pid: u32, cookie: CookieOperation) -> io::Result<u64> {
     let pid = libc::pid_t::try_from(pid)
         .ok()
         // 0 would mean the calling thread.
         .filter(|pid| *pid > 0)
         .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     match cookie {
-        Cookie::Get => {}
-        Cookie::New => prctl(CREATE, pid, PROCESS, None)?,
+        CookieOperation::Get => {}
+        CookieOperation::New => prctl(CREATE, pid, PROCESS, None)?,
         // Cookies are pulled to and pushed from the calling thread, and a new thread has the cookie of its
         // creator: a short-lived thread keeps this process's own cookie out of it.
-        Cookie::From(from) => {
+        CookieOperation::From(from) => {
             let from = libc::pid_t::try_from(from).unwrap_or(-1);
             aside(move || {
                 prctl(SHARE_FROM, from, THREAD, None)?;
                 prctl(SHARE_TO, pid, PROCESS, None)
             })?;
         }
-        Cookie::Clear => aside(move || {
+        CookieOperation::Clear => aside(move || {
             let own = get(0)?;
             if own != 0 {
                 let text = "this process has a cookie itself and cannot take one off another";
@@ -201,9 +201,9 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id();
-        let made = call(pid, Cookie::New);
-        let copied = call(pid, Cookie::From(pid));
-        let cleared = call(pid, Cookie::Clear);
+        let made = call(pid, CookieOperation::New);
+        let copied = call(pid, CookieOperation::From(pid));
+        let cleared = call(pid, CookieOperation::Clear);
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(made.is_ok_and(|cookie| cookie != 0));

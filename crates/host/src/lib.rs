@@ -61,7 +61,7 @@ pub mod topology;
 pub mod watch;
 
 pub use capability::Capabilities;
-pub use cgroup::{Cgroup, PressureKind, Resource, WeightFormula, Written};
+pub use cgroup::{Cgroup, FileWrite, PressureKind, Resource, WeightFormula};
 pub use controller::Controller;
 pub use cpuset::CpuSet;
 pub use device::Device;

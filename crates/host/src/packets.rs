@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 /// The BPF program and its map of packet counts, ready to be attached to cgroups. Clones share both.
 #[derive(Debug, Clone)]
-pub struct PacketProgram(Arc<Loaded>);
+pub struct PacketProgram(Arc<LoadedProgram>);
 
 #[derive(Debug)]
-struct Loaded {
+struct LoadedProgram {
     map: OwnedFd,
     program: OwnedFd,
 }
@@ -31,7 +31,7 @@ struct Loaded {
 /// The count of one group; counting stops on drop.
 #[derive(Debug)]
 pub struct PacketCounter {
-    loaded: Arc<Loaded>,
+    loaded: Arc<LoadedProgram>,
     _link: OwnedFd,
     key: Key,
 }
@@ -68,7 +68,7 @@ impl PacketProgram {
             },
         );
         let program = program.map_err(|error| failure("load a bpf program", error))?;
-        Ok(Self(Arc::new(Loaded { map, program })))
+        Ok(Self(Arc::new(LoadedProgram { map, program })))
     }
 
     /// Starts to count the packets that `group` and the groups below it send; `None` when it is not in the

@@ -141,7 +141,7 @@ impl Counters {
                 u64::from_ne_bytes(bytes)
             });
             let (_, enabled, running) = (words.next(), words.next(), words.next());
-            readings.push(Reading {
+            readings.push(CpuCounts {
                 enabled: enabled.unwrap_or(0),
                 running: running.unwrap_or(0),
                 values: words.collect(),
@@ -152,7 +152,7 @@ impl Counters {
 }
 
 /// Counts on one CPU.
-struct Reading {
+struct CpuCounts {
     /// Nanoseconds in which a task of the group ran.
     enabled: u64,
     /// Nanoseconds of `enabled` in which the events had counters.
@@ -163,7 +163,7 @@ struct Reading {
 
 /// Returns the sums of `events` values over all CPUs. A CPU on which the events never had counters counts
 /// with the average of the others.
-fn total(cpus: &[Reading], events: usize) -> Option<Vec<u64>> {
+fn total(cpus: &[CpuCounts], events: usize) -> Option<Vec<u64>> {
     let (mut time, mut counted_time) = (0_u64, 0_u64);
     let mut sums = vec![0_u64; events];
     for cpu in cpus {
@@ -287,9 +287,9 @@ mod tests {
             (&[(10, 10, 40, 0)], Some([40, 0])),
         ];
         for (cpus, want) in cases {
-            let readings: Vec<Reading> = cpus
+            let readings: Vec<CpuCounts> = cpus
                 .iter()
-                .map(|(enabled, running, cycles, instructions)| Reading {
+                .map(|(enabled, running, cycles, instructions)| CpuCounts {
                     enabled: *enabled,
                     running: *running,
                     values: vec![*cycles, *instructions],

@@ -61,10 +61,10 @@ pub enum Streams {
     Terminal,
 }
 
-/// A started process. Dropping it neither kills nor reaps: call [`Spawned::reap`] once
-/// [`Spawned::pidfd`] is readable.
+/// A started process. Dropping it neither kills nor reaps: call [`ChildProcess::reap`] once
+/// [`ChildProcess::pidfd`] is readable.
 #[derive(Debug)]
-pub struct Spawned {
+pub struct ChildProcess {
     /// Process id, also the id of its process group.
     pub pid: u32,
     /// Start time in clock ticks since boot; with the pid it identifies the process.
@@ -102,7 +102,7 @@ impl Exit {
     }
 }
 
-impl Spawned {
+impl ChildProcess {
     /// Returns the exit status of the process; `None` while it runs.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Spawned {
 /// come and go: so this thread forks all children. When this process is killed, the children die with it.
 #[derive(Debug)]
 pub struct Spawner {
-    requests: mpsc::Sender<(Spawn, mpsc::SyncSender<Result<Spawned>>)>,
+    requests: mpsc::Sender<(Spawn, mpsc::SyncSender<Result<ChildProcess>>)>,
 }
 
 impl Spawner {
@@ -134,7 +134,7 @@ impl Spawner {
     /// # Errors
     /// When the system cannot create a thread.
     pub fn start(root: Root) -> Result<Self> {
-        let (requests, inbox) = mpsc::channel::<(Spawn, mpsc::SyncSender<Result<Spawned>>)>();
+        let (requests, inbox) = mpsc::channel::<(Spawn, mpsc::SyncSender<Result<ChildProcess>>)>();
         std::thread::Builder::new()
             .name("spawner".to_owned())
             .spawn(move || {
@@ -151,7 +151,7 @@ impl Spawner {
     ///
     /// # Errors
     /// When a group cannot be entered or the program cannot be executed; the text names it.
-    pub fn spawn(&self, spawn: Spawn) -> Result<Spawned> {
+    pub fn spawn(&self, spawn: Spawn) -> Result<ChildProcess> {
         let stopped = || HostError::call("spawner", io::Error::from(io::ErrorKind::BrokenPipe));
         let (reply, answer) = mpsc::sync_channel(1);
         self.requests.send((spawn, reply)).map_err(|_| stopped())?;
@@ -163,7 +163,7 @@ impl Spawner {
     unsafe_code,
     reason = "std's pre_exec, to enter the groups between fork and exec"
 )]
-fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
+fn start(root: &Root, spawn: &Spawn) -> Result<ChildProcess> {
     let mut entrances = Vec::with_capacity(spawn.cgroups.len());
     for path in &spawn.cgroups {
         let file = OpenOptions::new()
@@ -233,7 +233,7 @@ fn start(root: &Root, spawn: &Spawn) -> Result<Spawned> {
     let stdout = child.stdout.take().map(OwnedFd::from);
     let stderr = child.stderr.take().map(OwnedFd::from);
     let stdin = child.stdin.take().map(OwnedFd::from);
-    Ok(Spawned {
+    Ok(ChildProcess {
         pid,
         start_ticks,
         pidfd,
@@ -416,7 +416,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
     use std::fs::File;
 
-    fn wait(spawned: &mut Spawned) -> Exit {
+    fn wait(spawned: &mut ChildProcess) -> Exit {
         let mut fds = [PollFd::new(&spawned.pidfd, PollFlags::IN)];
         poll(&mut fds, None).unwrap();
         spawned.reap().unwrap().unwrap()
@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(kill_by_environment(&root, "MARK", &marks).unwrap(), 0);
     }
 
-    fn output(spawned: &mut Spawned) -> String {
+    fn output(spawned: &mut ChildProcess) -> String {
         use std::io::Read;
         let mut text = String::new();
         File::from(spawned.stdout.take().unwrap())

@@ -2,7 +2,7 @@
 
 pub use crate::controller::Controller;
 
-use crate::core_sched::{self, Cookie};
+use crate::core_sched::{self, CookieOperation};
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::mounts::{Mounts, distinct_trees, mounts_by_layout, parse_mountinfo, relevant_mounts};
 use crate::reader;
@@ -88,7 +88,7 @@ pub trait KernelWriter: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The kernel's error.
-    fn core_sched(&self, proc: &Path, pid: u32, cookie: Cookie) -> io::Result<u64> {
+    fn core_sched(&self, proc: &Path, pid: u32, cookie: CookieOperation) -> io::Result<u64> {
         let _ = proc;
         core_sched::call(pid, cookie)
     }
@@ -118,9 +118,9 @@ impl KernelWriter for RealWriter {
 
 /// A handle to one machine's kernel. Clones are cheap and share the content.
 #[derive(Clone)]
-pub struct Root(Arc<Inner>);
+pub struct Root(Arc<RootData>);
 
-struct Inner {
+struct RootData {
     dirs: Dirs,
     version: Version,
     v1: Vec<(Controller, PathBuf)>,
@@ -188,7 +188,7 @@ impl Root {
         };
         let Mounts { v1, unified } = mounts;
         let trees = distinct_trees(&v1, unified.as_deref());
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(RootData {
             dirs,
             version,
             v1,

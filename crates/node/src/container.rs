@@ -13,7 +13,7 @@ use crate::state::Process;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use koord_host::CgroupPath;
-use koord_host::process::{Exit, Spawn, Spawned};
+use koord_host::process::{ChildProcess, Exit, Spawn};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
@@ -178,7 +178,7 @@ async fn wait_for_exit(
     shared: Arc<Shared>,
     id: String,
     group: Option<CgroupPath>,
-    spawned: Spawned,
+    spawned: ChildProcess,
     pumps: Vec<JoinHandle<()>>,
 ) -> Exited {
     let pid = spawned.pid;
@@ -233,7 +233,7 @@ async fn wait_for_exit(
     }
 }
 
-async fn reap(mut spawned: Spawned) -> Result<Exit, koord_host::HostError> {
+async fn reap(mut spawned: ChildProcess) -> Result<Exit, koord_host::HostError> {
     let call = |source| koord_host::HostError::Call {
         call: "watch a process".into(),
         source,

@@ -7,7 +7,7 @@ use crate::pidfd;
 use crate::session::{Ending, ExecOptions, Session, Terminal, WAITING};
 use bytes::Bytes;
 use koord_host::CgroupPath;
-use koord_host::process::{Exit, Spawn, Spawned, Streams};
+use koord_host::process::{ChildProcess, Exit, Spawn, Streams};
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -111,7 +111,7 @@ pub(crate) async fn spawn(
 
 /// Waits for the end of a command, or kills it, and sends its exit code.
 async fn watch(
-    mut spawned: Spawned,
+    mut spawned: ChildProcess,
     readers: Vec<tokio::task::AbortHandle>,
     killed: CancellationToken,
     sender: oneshot::Sender<Result<i32, String>>,

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 /// Result of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct FileWrite {
     /// The file.
     pub path: PathBuf,
     /// The value before, in v1 units.

@@ -93,7 +93,7 @@ pub enum Resource {
 
 /// Kind of values that a resource takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueKind {
     ReadOnly,
     /// A number in a range.
     Range(i64, i64),
@@ -115,7 +115,7 @@ struct ResourceRow {
     name: &'static str,
     v1: Option<(Controller, &'static str)>,
     v2: Option<(Controller, &'static str)>,
-    kind: Kind,
+    kind: ValueKind,
 }
 
 impl Resource {
@@ -169,7 +169,7 @@ impl Resource {
 
     #[rustfmt::skip]
     fn row(self) -> ResourceRow {
-        use Kind::{Device, DeviceText, Limit, List, Pid, Quota, Range, ReadOnly};
+        use ValueKind::{Device, DeviceText, Limit, List, Pid, Quota, Range, ReadOnly};
         let both = |controller, name, kind| ResourceRow {
             name, v1: Some((controller, name)), v2: Some((controller, name)), kind,
         };
@@ -265,7 +265,7 @@ impl Resource {
     /// Returns whether the resource can be written.
     #[must_use]
     pub fn is_writable(self) -> bool {
-        self.row().kind != Kind::ReadOnly
+        self.row().kind != ValueKind::ReadOnly
     }
 
     /// Returns the constraint between the file's value and those of the parent and child cgroups.
@@ -291,8 +291,8 @@ impl Resource {
         let ResourceRow { name, kind, .. } = self.row();
         let number = value.parse::<i64>().ok();
         let expected = match kind {
-            Kind::ReadOnly => "nothing: it is read-only",
-            Kind::Range(min, max) => {
+            ValueKind::ReadOnly => "nothing: it is read-only",
+            ValueKind::Range(min, max) => {
                 if number.is_some_and(|number| (min..=max).contains(&number))
                     || (value == "max" && self.is_protection())
                 {
@@ -300,31 +300,31 @@ impl Resource {
                 }
                 self.range_text()
             }
-            Kind::Quota => {
+            ValueKind::Quota => {
                 if number.is_some_and(|number| number == -1 || number >= MIN_QUOTA_US) {
                     return Ok(());
                 }
                 "-1 or at least 1000 microseconds"
             }
-            Kind::Limit => {
+            ValueKind::Limit => {
                 if number.is_some_and(|number| number >= -1) {
                     return Ok(());
                 }
                 "-1 or a number of bytes"
             }
-            Kind::List => {
+            ValueKind::List => {
                 if cpuset::parse(value).is_ok_and(|set| !set.is_empty()) {
                     return Ok(());
                 }
                 "a non-empty list such as \"0-3,8\""
             }
-            Kind::Pid => {
+            ValueKind::Pid => {
                 if number.is_some_and(|number| (0..=i64::from(i32::MAX)).contains(&number)) {
                     return Ok(());
                 }
                 "a process or thread id"
             }
-            Kind::Device(min) => {
+            ValueKind::Device(min) => {
                 let ok = split_device(value)
                     .is_some_and(|(_, rest)| rest.parse::<i64>().is_ok_and(|number| number >= min));
                 if ok {
@@ -332,7 +332,7 @@ impl Resource {
                 }
                 "\"MAJOR:MINOR number\""
             }
-            Kind::DeviceText => {
+            ValueKind::DeviceText => {
                 if split_device(value).is_some_and(|(_, rest)| !rest.is_empty()) {
                     return Ok(());
                 }
@@ -495,22 +495,24 @@ impl Resource {
     /// Returns true if a file with the content `current` already has the value `value`.
     pub(crate) fn says(self, version: Version, current: &str, value: &str) -> bool {
         match self.row().kind {
-            Kind::List => match (cpuset::parse(current), cpuset::parse(value)) {
+            ValueKind::List => match (cpuset::parse(current), cpuset::parse(value)) {
                 (Ok(current), Ok(value)) => current == value,
                 _ => false,
             },
-            Kind::Device(_) => split_device(value).is_some_and(|(device, wanted)| {
+            ValueKind::Device(_) => split_device(value).is_some_and(|(device, wanted)| {
                 let device = device.parse::<BlockDevice>();
                 device.is_ok_and(|key| self.decode_line(version, current, key) == wanted)
             }),
-            Kind::DeviceText => split_device(value).is_some_and(|(device, wanted)| {
+            ValueKind::DeviceText => split_device(value).is_some_and(|(device, wanted)| {
                 let device = device.parse::<BlockDevice>();
                 device.is_ok_and(|key| fields_say(&self.decode_line(version, current, key), wanted))
             }),
             // Writing a pid is an action, not a state.
-            Kind::Pid | Kind::ReadOnly => false,
+            ValueKind::Pid | ValueKind::ReadOnly => false,
             // The kernel keeps whole pages.
-            Kind::Range(..) | Kind::Limit if self.is_protection() || self == Self::MemoryLimit => {
+            ValueKind::Range(..) | ValueKind::Limit
+                if self.is_protection() || self == Self::MemoryLimit =>
+            {
                 let pages = |text: &str| match text {
                     "max" => Some(i64::MAX / page_size()),
                     text => text.parse::<i64>().ok().map(|bytes| bytes / page_size()),
@@ -525,7 +527,7 @@ impl Resource {
                 })
             }
             // The runtime writes weights, too, by a formula that depends on its release.
-            Kind::Range(..) if self == Self::CpuShares && version == Version::V2 => {
+            ValueKind::Range(..) if self == Self::CpuShares && version == Version::V2 => {
                 match (current.trim().parse::<i64>(), value.parse::<i64>()) {
                     (Ok(weight), Ok(shares)) => WeightFormula::ALL.iter().any(|formula| {
                         formula.weight(shares) == weight || formula.shares(weight) == shares
@@ -533,7 +535,7 @@ impl Resource {
                     _ => false,
                 }
             }
-            Kind::Range(..) | Kind::Quota | Kind::Limit => {
+            ValueKind::Range(..) | ValueKind::Quota | ValueKind::Limit => {
                 let encoded = self.encode(version, value, current);
                 current.trim() == encoded
                     || self
@@ -755,7 +757,7 @@ mod tests {
                     let Ok(value) = resource.decode(version, content) else {
                         continue;
                     };
-                    let number = matches!(resource.row().kind, Kind::Range(..));
+                    let number = matches!(resource.row().kind, ValueKind::Range(..));
                     let valid = number && resource.validate(&value).is_ok();
                     let says = resource.says(version, content, &value);
                     assert!(!valid || says, "{resource:?} {version:?} {content:?}");

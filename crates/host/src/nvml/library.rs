@@ -54,7 +54,7 @@ pub(super) struct NvmlDevice(*mut c_void);
 
 #[repr(C)]
 #[derive(Default)]
-struct Memory {
+struct NvmlMemory {
     total: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
@@ -122,7 +122,7 @@ functions! {
     uuid: c"nvmlDeviceGetUUID"(NvmlDevice, *mut c_char, c_uint);
     name: c"nvmlDeviceGetName"(NvmlDevice, *mut c_char, c_uint);
     minor: c"nvmlDeviceGetMinorNumber"(NvmlDevice, *mut c_uint);
-    memory: c"nvmlDeviceGetMemoryInfo"(NvmlDevice, *mut Memory);
+    memory: c"nvmlDeviceGetMemoryInfo"(NvmlDevice, *mut NvmlMemory);
     pci: c"nvmlDeviceGetPciInfo_v3"(NvmlDevice, *mut Pci);
     new_events: c"nvmlEventSetCreate"(*mut *mut c_void);
     register: c"nvmlDeviceRegisterEvents"(NvmlDevice, c_ulonglong, *mut c_void);
@@ -297,7 +297,7 @@ impl Library {
     }
 
     pub(super) fn memory(&self, device: NvmlDevice) -> Result<u64, NvmlError> {
-        let mut memory = Memory::default();
+        let mut memory = NvmlMemory::default();
         // SAFETY: the handle came from the library, and the pointer is to a structure of that type.
         let code = unsafe { (self.functions.memory)(device, &raw mut memory) };
         self.check("nvmlDeviceGetMemoryInfo", code)?;

@@ -1,7 +1,7 @@
 //! Writes values of control groups.
 
 use super::Target;
-use crate::cgroup::{Cgroup, Resource, Written};
+use crate::cgroup::{Cgroup, FileWrite, Resource};
 use crate::cpuset::CpuSet;
 use crate::error::Result;
 use crate::path::CgroupPath;
@@ -13,7 +13,7 @@ impl Cgroup {
     /// # Errors
     /// [`Invalid`](crate::HostError::Invalid) before anything is written; else the kernel's error, with path
     /// and value. [`is_gone`](crate::HostError::is_gone) is true for a vanished group.
-    pub fn set_value(&self, resource: Resource, value: &str) -> Result<Written> {
+    pub fn set_value(&self, resource: Resource, value: &str) -> Result<FileWrite> {
         let target = Target::cgroup(self.path(), resource);
         self.root().write_target(&target, value)
     }
@@ -22,7 +22,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// As [`Cgroup::set_value`].
-    pub fn set_cpu_shares(&self, shares: i64) -> Result<Written> {
+    pub fn set_cpu_shares(&self, shares: i64) -> Result<FileWrite> {
         self.set_value(Resource::CpuShares, &shares.to_string())
     }
 
@@ -30,7 +30,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// As [`Cgroup::set_value`].
-    pub fn set_cfs_quota(&self, quota: i64) -> Result<Written> {
+    pub fn set_cfs_quota(&self, quota: i64) -> Result<FileWrite> {
         self.set_value(Resource::CfsQuota, &quota.to_string())
     }
 
@@ -39,7 +39,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// As [`Cgroup::set_value`].
-    pub fn set_cpu_idle(&self, idle: bool) -> Result<Written> {
+    pub fn set_cpu_idle(&self, idle: bool) -> Result<FileWrite> {
         self.set_value(Resource::CpuIdle, if idle { "1" } else { "0" })
     }
 
@@ -47,7 +47,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// As [`Cgroup::set_value`].
-    pub fn set_cpuset(&self, cpus: &CpuSet) -> Result<Written> {
+    pub fn set_cpuset(&self, cpus: &CpuSet) -> Result<FileWrite> {
         self.set_value(Resource::CpusetCpus, &cpus.to_string())
     }
 
@@ -55,7 +55,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// As [`Cgroup::set_value`].
-    pub fn set_memory_limit(&self, bytes: i64) -> Result<Written> {
+    pub fn set_memory_limit(&self, bytes: i64) -> Result<FileWrite> {
         self.set_value(Resource::MemoryLimit, &bytes.to_string())
     }
 }

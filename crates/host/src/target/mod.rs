@@ -9,8 +9,8 @@ mod sysctl;
 
 pub use sysctl::{SchedFeature, Sysctl};
 
-use crate::cgroup::{Resource, Written, is_rounded_quota};
-use crate::core_sched::Cookie;
+use crate::cgroup::{FileWrite, Resource, is_rounded_quota};
+use crate::core_sched::CookieOperation;
 use crate::device::Device;
 use crate::error::{HostError, Malformed, Result};
 use crate::order::Order;
@@ -271,7 +271,7 @@ impl Target {
                     "-1000 to 1000"
                 }
                 Attribute::CoreSchedCookie => {
-                    if Cookie::parse(value).is_some() {
+                    if CookieOperation::parse(value).is_some() {
                         return Ok(());
                     }
                     "\"new\", \"from PID\" or 0"
@@ -448,7 +448,7 @@ impl Root {
             return Ok(Some(if path.is_dir() { "1" } else { "0" }.to_owned()));
         }
         if let Some(pid) = target.cookie_of() {
-            return match self.cookie(pid, Cookie::Get) {
+            return match self.cookie(pid, CookieOperation::Get) {
                 Ok(cookie) => Ok(Some(cookie.to_string())),
                 Err(error) if error.is_gone() => Ok(None),
                 Err(error) => Err(error),
@@ -480,8 +480,8 @@ impl Root {
         {
             return Ok(self.read_target(target)?.map(|now| now == value));
         }
-        if let (Some(pid), Some(wanted)) = (target.cookie_of(), Cookie::parse(value)) {
-            return match self.cookie(pid, Cookie::Get) {
+        if let (Some(pid), Some(wanted)) = (target.cookie_of(), CookieOperation::parse(value)) {
+            return match self.cookie(pid, CookieOperation::Get) {
                 Ok(now) => self.has_cookie(now, wanted).map(Some),
                 Err(error) if error.is_gone() => Ok(None),
                 Err(error) => Err(error),
@@ -496,7 +496,7 @@ impl Root {
     /// # Errors
     /// [`HostError::Invalid`] before anything is written; else the kernel's error, with path
     /// and value. [`HostError::is_gone`] is true for a vanished group or process.
-    pub fn write_target(&self, target: &Target, value: &str) -> Result<Written> {
+    pub fn write_target(&self, target: &Target, value: &str) -> Result<FileWrite> {
         self.write_target_after(target, value, None)
     }
 
@@ -510,7 +510,7 @@ impl Root {
         target: &Target,
         value: &str,
         previous: Option<&str>,
-    ) -> Result<Written> {
+    ) -> Result<FileWrite> {
         let value = value.trim();
         target.validate(value)?;
         self.put_target(
@@ -525,16 +525,16 @@ impl Root {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn restore_target(&self, target: &Target, value: &str) -> Result<Written> {
+    pub fn restore_target(&self, target: &Target, value: &str) -> Result<FileWrite> {
         self.put_target(target, value, None)
     }
 
     /// Writes `memory.reclaim`, which cannot be read. EAGAIN means that less was reclaimed than requested,
     /// which is not a failure.
-    fn put_reclaim(&self, path: PathBuf, value: &str) -> Result<Written> {
+    fn put_reclaim(&self, path: PathBuf, value: &str) -> Result<FileWrite> {
         match self.write(&path, value) {
             Err(error) if error.os_error() != Some(libc::EAGAIN) => Err(error),
-            _ => Ok(Written {
+            _ => Ok(FileWrite {
                 path,
                 old: String::new(),
                 new: value.to_owned(),
@@ -543,7 +543,12 @@ impl Root {
         }
     }
 
-    fn put_target(&self, target: &Target, value: &str, previous: Option<&str>) -> Result<Written> {
+    fn put_target(
+        &self,
+        target: &Target,
+        value: &str,
+        previous: Option<&str>,
+    ) -> Result<FileWrite> {
         let path = target.path(self)?;
         if let Target::Resctrl {
             file: ResctrlFile::Directory,
@@ -552,7 +557,7 @@ impl Root {
         {
             return self.put_directory(path, value);
         }
-        if let (Some(pid), Some(wanted)) = (target.cookie_of(), Cookie::parse(value)) {
+        if let (Some(pid), Some(wanted)) = (target.cookie_of(), CookieOperation::parse(value)) {
             return self.put_cookie(pid, wanted, path);
         }
         if target.resource() == Some(Resource::MemoryReclaim) {
@@ -587,7 +592,7 @@ impl Root {
         {
             self.observe_weight(shares, weight);
         }
-        Ok(Written {
+        Ok(FileWrite {
             path,
             old,
             new: value.to_owned(),
@@ -597,7 +602,7 @@ impl Root {
 
     /// Executes the operation `cookie` on a process, and returns its core-scheduling cookie afterwards; 0
     /// means none.
-    fn cookie(&self, pid: u32, cookie: Cookie) -> Result<u64> {
+    fn cookie(&self, pid: u32, cookie: CookieOperation) -> Result<u64> {
         let answer = self.writer().core_sched(&self.dirs().proc, pid, cookie);
         answer.map_err(|error| match error.raw_os_error() {
             // Without core scheduling, without prctl for it, or without hyper-threads.
@@ -609,24 +614,26 @@ impl Root {
         })
     }
 
-    fn has_cookie(&self, now: u64, wanted: Cookie) -> Result<bool> {
+    fn has_cookie(&self, now: u64, wanted: CookieOperation) -> Result<bool> {
         Ok(match wanted {
-            Cookie::Get => true,
-            Cookie::New => false,
-            Cookie::From(from) => now != 0 && now == self.cookie(from, Cookie::Get)?,
-            Cookie::Clear => now == 0,
+            CookieOperation::Get => true,
+            CookieOperation::New => false,
+            CookieOperation::From(from) => {
+                now != 0 && now == self.cookie(from, CookieOperation::Get)?
+            }
+            CookieOperation::Clear => now == 0,
         })
     }
 
-    fn put_cookie(&self, pid: u32, wanted: Cookie, path: PathBuf) -> Result<Written> {
-        let old = self.cookie(pid, Cookie::Get)?;
+    fn put_cookie(&self, pid: u32, wanted: CookieOperation, path: PathBuf) -> Result<FileWrite> {
+        let old = self.cookie(pid, CookieOperation::Get)?;
         let changed = !self.has_cookie(old, wanted)?;
         let new = if changed {
             self.cookie(pid, wanted)?
         } else {
             old
         };
-        Ok(Written {
+        Ok(FileWrite {
             path,
             old: old.to_string(),
             new: new.to_string(),
@@ -634,7 +641,7 @@ impl Root {
         })
     }
 
-    fn put_directory(&self, path: PathBuf, value: &str) -> Result<Written> {
+    fn put_directory(&self, path: PathBuf, value: &str) -> Result<FileWrite> {
         let old = if path.is_dir() { "1" } else { "0" };
         let changed = old != value;
         if changed {
@@ -645,7 +652,7 @@ impl Root {
             let action = if value == "1" { "create" } else { "remove" };
             done.map_err(|error| HostError::io(action, &path, error))?;
         }
-        Ok(Written {
+        Ok(FileWrite {
             path,
             old: old.to_owned(),
             new: value.to_owned(),

@@ -1,7 +1,7 @@
 //! The fake against the kernel of this machine: a table of scenarios, and random walks.
 
 use crate::lockstep::Lockstep;
-use crate::support::{CONTROLLERS, Playground};
+use crate::support::{CONTROLLERS, TestHierarchy};
 use koord_host::{Scratch, Version, fake};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
@@ -608,7 +608,7 @@ fn the_fake_answers_as_this_kernel() {
 
 #[test]
 fn readers_notice_that_their_group_is_gone() {
-    let Some(real) = Playground::new() else {
+    let Some(real) = TestHierarchy::new() else {
         return;
     };
     let tree = match real.root.version() {

@@ -1,13 +1,13 @@
 //! Processes in real groups.
 
-use crate::support::Playground;
+use crate::support::TestHierarchy;
 use koord_host::cgroup::PressureKind;
-use koord_host::process::{Exit, Spawn, Spawned, Spawner};
+use koord_host::process::{ChildProcess, Exit, Spawn, Spawner};
 use koord_host::testing::skip;
 use koord_host::{Controller, Root, features};
 use rustix::event::{PollFd, PollFlags, poll};
 
-fn wait(spawned: &mut Spawned) -> Exit {
+fn wait(spawned: &mut ChildProcess) -> Exit {
     let mut fds = [PollFd::new(&spawned.pidfd, PollFlags::IN)];
     poll(&mut fds, None).unwrap();
     spawned.reap().unwrap().unwrap()
@@ -24,7 +24,7 @@ fn shell(script: &str) -> Spawn {
 
 #[test]
 fn a_process_starts_inside_its_group_and_is_killed_with_it() {
-    let Some(ground) = Playground::new() else {
+    let Some(ground) = TestHierarchy::new() else {
         return;
     };
     let group = ground.root.cgroup(&ground.path);
@@ -67,7 +67,7 @@ fn a_process_starts_inside_its_group_and_is_killed_with_it() {
 
 #[test]
 fn usage_throttling_pressure_and_freezing_are_read() {
-    let Some(ground) = Playground::new() else {
+    let Some(ground) = TestHierarchy::new() else {
         return;
     };
     let group = ground.root.cgroup(&ground.path);
@@ -101,7 +101,7 @@ fn usage_throttling_pressure_and_freezing_are_read() {
 
 #[test]
 fn written_values_report_what_was_there() {
-    let Some(ground) = Playground::new() else {
+    let Some(ground) = TestHierarchy::new() else {
         return;
     };
     let group = ground.root.cgroup(&ground.path);

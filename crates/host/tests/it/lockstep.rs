@@ -9,7 +9,7 @@
 //! After every step both must have returned the same error number, or none, and every file in [`WATCHED`]
 //! must have the same content in every group: side effects of the kernel count too.
 
-use crate::support::{CONTROLLERS, Playground};
+use crate::support::{CONTROLLERS, TestHierarchy};
 use koord_host::root::{KernelWriter, RealWriter};
 use koord_host::{CgroupPath, Controller, Root, Version, fake};
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +68,7 @@ const TREES: [(&str, Controller); 6] = [
 ];
 
 /// A machine, real or fake.
-struct Side {
+struct LockstepMachine {
     root: Root,
     writer: Arc<dyn KernelWriter>,
     base: CgroupPath,
@@ -76,7 +76,7 @@ struct Side {
     groups: Vec<String>,
 }
 
-impl Side {
+impl LockstepMachine {
     fn group(&self, group: &str) -> CgroupPath {
         match group {
             "." => self.base.clone(),
@@ -187,10 +187,10 @@ impl fmt::Display for Difference {
 
 /// Two machines that run equal steps, and two processes.
 pub(crate) struct Lockstep {
-    _ground: Playground,
+    _ground: TestHierarchy,
     _tree: fake::Tree,
-    real: Side,
-    fake: Side,
+    real: LockstepMachine,
+    fake: LockstepMachine,
     processes: Vec<Child>,
     removed: bool,
     /// Differences after the last step.
@@ -200,7 +200,7 @@ pub(crate) struct Lockstep {
 impl Lockstep {
     /// Creates both groups. Returns `None`, recorded as a skipped test, where the real one cannot be created.
     pub(crate) fn new() -> Option<Self> {
-        let ground = Playground::new()?;
+        let ground = TestHierarchy::new()?;
         let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
         let tree = match ground.root.version() {
             Version::V1 => fake::Tree::hybrid(online.trim()),
@@ -211,7 +211,7 @@ impl Lockstep {
             .cgroup(&ground.path)
             .create(&CONTROLLERS)
             .unwrap();
-        let side = |root: &Root, writer| Side {
+        let side = |root: &Root, writer| LockstepMachine {
             root: root.clone(),
             writer,
             base: ground.path.clone(),

@@ -15,12 +15,12 @@ pub(crate) const CONTROLLERS: [Controller; 6] = [
 ];
 
 /// A group on the real tree.
-pub(crate) struct Playground {
+pub(crate) struct TestHierarchy {
     pub(crate) root: Root,
     pub(crate) path: CgroupPath,
 }
 
-impl Playground {
+impl TestHierarchy {
     /// Creates the group, or records a skipped test.
     pub(crate) fn new() -> Option<Self> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -46,7 +46,7 @@ impl Playground {
     }
 }
 
-impl Drop for Playground {
+impl Drop for TestHierarchy {
     fn drop(&mut self) {
         let group = self.root.cgroup(&self.path);
         for _ in 0..200 {

@@ -12,7 +12,7 @@ use crate::conditions::Conditions;
 use crate::metrics::{AgentPart, Metrics};
 use jiff::Timestamp;
 use koord_host::target::Sysctl;
-use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, TargetKind, Written};
+use koord_host::{CgroupPath, FileWrite, HostError, Order, Resource, Root, Target, TargetKind};
 use rustc_hash::FxHashSet;
 use std::time::Instant;
 use write_cache::WriteCache;
@@ -340,7 +340,7 @@ impl Executor {
         };
         self.measure(intent, &done, began);
         match done {
-            Ok(Written { changed, old, .. }) => {
+            Ok(FileWrite { changed, old, .. }) => {
                 if changed {
                     applied.written += 1;
                     self.audit(intent, value, Some(old.clone()), at.wall);
@@ -373,7 +373,7 @@ impl Executor {
         }
     }
 
-    fn measure(&self, intent: &Intent, done: &koord_host::Result<Written>, began: Instant) {
+    fn measure(&self, intent: &Intent, done: &koord_host::Result<FileWrite>, began: Instant) {
         let Some(metrics) = &self.metrics else { return };
         let milliseconds = began.elapsed().as_secs_f64() * 1000.0;
         let kind = intent.target.kind();

@@ -6,7 +6,7 @@ use koord_api::qos::KubeQos;
 use koord_api::slo::{NodeMetric, NodeSLO, NodeSLOSpec};
 use koord_app::{Clock, Context};
 use koord_host::cgroup::resource::{shares_to_weight, weight_to_shares};
-use koord_host::process::{Spawn, Spawned, Spawner};
+use koord_host::process::{ChildProcess, Spawn, Spawner};
 use koord_host::root::Controller;
 use koord_host::testing::{eventually, skip};
 use koord_host::{Cgroup, CgroupPath, Resource, Root, Target, Version, features};
@@ -151,7 +151,7 @@ struct TestGroups {
     root: Root,
     top: CgroupPath,
     spawner: Spawner,
-    processes: Vec<Spawned>,
+    processes: Vec<ChildProcess>,
 }
 
 impl TestGroups {

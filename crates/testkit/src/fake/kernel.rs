@@ -3,7 +3,7 @@
 use super::resctrl::{FakeResctrl, ResctrlHardware};
 use super::{Attempt, files, knobs, processes, rules};
 use koord_host::CpuSet;
-use koord_host::core_sched::Cookie;
+use koord_host::core_sched::CookieOperation;
 use koord_host::root::KernelWriter;
 use std::fs;
 use std::io;
@@ -198,7 +198,7 @@ impl KernelWriter for FakeKernel {
 
     /// Applies `cookie` to a process. A process with a file `core_sched_cookie` in procfs runs on a kernel
     /// with core scheduling; the file holds its cookie.
-    fn core_sched(&self, proc: &Path, pid: u32, cookie: Cookie) -> io::Result<u64> {
+    fn core_sched(&self, proc: &Path, pid: u32, cookie: CookieOperation) -> io::Result<u64> {
         let mut state = self.lock();
         let file = |pid: u32| proc.join(format!("{pid}/core_sched_cookie"));
         let read = |pid: u32| match fs::read_to_string(file(pid)) {
@@ -208,13 +208,13 @@ impl KernelWriter for FakeKernel {
         };
         let old: u64 = read(pid)?;
         let new = match cookie {
-            Cookie::Get => return Ok(old),
-            Cookie::New => {
+            CookieOperation::Get => return Ok(old),
+            CookieOperation::New => {
                 state.cookies += 1;
                 state.cookies
             }
-            Cookie::From(from) => read(from)?,
-            Cookie::Clear => 0,
+            CookieOperation::From(from) => read(from)?,
+            CookieOperation::Clear => 0,
         };
         fs::write(file(pid), format!("{new}\n"))?;
         Ok(new)
