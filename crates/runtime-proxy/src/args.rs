@@ -1,6 +1,6 @@
 //! The command line, with upstream's names and defaults.
 
-use crate::{Mode, Options, OptionsError, Skip};
+use crate::{Mode, Options, OptionsError, SkipLabel};
 use clap::Parser;
 use koord_api::GoDuration;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ impl Args {
             hooks: self.runtime_hook_server_config_dir.clone(),
             hook_timeout: positive("runtime-hook-timeout", &self.runtime_hook_timeout)?,
             drain_timeout: self.drain_timeout.to_std().unwrap_or_default(),
-            skip: Skip {
+            skip: SkipLabel {
                 key: self.runtime_hook_server_key.clone(),
                 value: self.runtime_hook_server_val.clone(),
             },
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(options.hooks, Path::new("/etc/runtime/hookserver.d"));
         assert_eq!(
             options.skip,
-            Skip {
+            SkipLabel {
                 key: "runtimeproxy.koordinator.sh/skip-hookserver".to_owned(),
                 value: "true".to_owned(),
             }

@@ -6,7 +6,7 @@
 
 mod apply;
 
-use crate::Skip;
+use crate::SkipLabel;
 use crate::hooks::{Hook, Hooks, Refusal};
 use crate::merge;
 use crate::store::lookup::Runtime;
@@ -100,7 +100,7 @@ pub(crate) struct Decider {
     pub(crate) hooks: Hooks,
     pub(crate) store: Store,
     pub(crate) runtime: Runtime,
-    pub(crate) skip: Skip,
+    pub(crate) skip: SkipLabel,
 }
 
 impl Decider {
@@ -139,7 +139,7 @@ impl Decider {
         labels.get(&self.skip.key) == Some(&self.skip.value)
     }
 
-    async fn run_pod(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
+    async fn run_pod(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::RunPodSandboxRequest::decode(message.clone())?;
         let mut pod = pod(request.config.unwrap_or_default(), request.runtime_handler);
         if self.exempt(&pod.labels) {
@@ -159,7 +159,7 @@ impl Decider {
         Ok(Ok((message, PostCall::Ran(pod))))
     }
 
-    async fn create_container(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
+    async fn create_container(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::CreateContainerRequest::decode(message.clone())?;
         let config = request.config.unwrap_or_default();
         // The request contains the same, except for what a hook changed in the pod.
@@ -225,7 +225,7 @@ impl Decider {
         Ok(Ok((message, PostCall::Created(container))))
     }
 
-    async fn update_container(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
+    async fn update_container(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::UpdateContainerResourcesRequest::decode(message.clone())?;
         let id = request.container_id;
         let hook = Hook::PreUpdateContainerResources;
@@ -267,7 +267,7 @@ impl Decider {
     }
 
     /// Decides about calls that contain only an id, and are never changed.
-    async fn by_id(&self, call: Call, message: &Bytes) -> Outcome<PostCall> {
+    async fn by_id(&self, call: Call, message: &Bytes) -> HookResult<PostCall> {
         Ok(match call {
             Call::StartContainer => {
                 let id = cri::StartContainerRequest::decode(message.clone())?.container_id;
@@ -436,7 +436,7 @@ impl Decider {
 }
 
 /// The outer result is whether the request could be decoded, the inner one whether the call may proceed.
-type Outcome<T> = Result<Result<T, Refusal>, UnreadableRequest>;
+type HookResult<T> = Result<Result<T, Refusal>, UnreadableRequest>;
 
 /// Returns the hook request for a pod.
 fn pod(config: cri::PodSandboxConfig, runtime_handler: String) -> PodSandboxHookRequest {

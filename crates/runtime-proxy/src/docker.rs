@@ -11,7 +11,7 @@ mod names;
 
 use crate::hooks::{Hook, Hooks, Refusal};
 use crate::store::{Container, Store};
-use crate::{Skip, grpc, merge};
+use crate::{SkipLabel, grpc, merge};
 use bytes::Bytes;
 use engine::{ContainerInspect, Engine, EngineError};
 use fields::{HOST_CONFIG, LABELS};
@@ -31,7 +31,7 @@ pub(crate) type Body = Either<Incoming, Full<Bytes>>;
 
 /// Why a request is not sent to the engine, or failed.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum DockerError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]
@@ -40,7 +40,7 @@ enum Failure {
     Body(Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl Failure {
+impl DockerError {
     /// Returns the error response in dockerd's format.
     fn answer(&self) -> Response<Body> {
         let status = match self {
@@ -73,14 +73,14 @@ enum ContainerRole {
 pub(crate) struct Docker {
     hooks: Hooks,
     store: Store,
-    skip: Skip,
+    skip: SkipLabel,
     engine: Engine,
     /// Connections that were upgraded from HTTP: attach and exec.
     tunnels: TaskTracker,
 }
 
 impl Docker {
-    pub(crate) fn new(socket: &Path, hooks: Hooks, skip: Skip) -> Self {
+    pub(crate) fn new(socket: &Path, hooks: Hooks, skip: SkipLabel) -> Self {
         Self {
             hooks,
             store: Store::default(),
@@ -107,7 +107,7 @@ impl Docker {
     /// Handles a request and returns the response.
     pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
         let answer = match Route::from_request(request.method(), request.uri()) {
-            None => self.pass(request).await.map_err(Failure::from),
+            None => self.pass(request).await.map_err(DockerError::from),
             Some(Route::Create(name)) => self.create(&name, request).await,
             Some(Route::Start(id)) => self.start(&id, request).await,
             Some(Route::Stop(id)) => self.stop(&id, request).await,
@@ -207,7 +207,7 @@ impl Docker {
         &self,
         name: &Name,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<Body>, DockerError> {
         let (head, body) = request.into_parts();
         let body = read_body(body).await?;
         let decided = match serde_json::from_slice::<Map<String, Value>>(&body) {
@@ -310,7 +310,11 @@ impl Docker {
         Ok(Some((changed(&before, &config), role)))
     }
 
-    async fn start(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
+    async fn start(
+        &self,
+        id: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, DockerError> {
         let mut role = self.lookup_for_hook(Hook::PreStartContainer, id).await?;
         if role.is_none() {
             // A failed lookup for a hook that runs afterwards does not fail the call.
@@ -343,7 +347,11 @@ impl Docker {
         Ok(response)
     }
 
-    async fn stop(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
+    async fn stop(
+        &self,
+        id: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, DockerError> {
         let mut role = None;
         for hook in [Hook::PostStopContainer, Hook::PostStopPodSandbox] {
             if role.is_none() {
@@ -381,7 +389,7 @@ impl Docker {
         &self,
         id: &str,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<Body>, DockerError> {
         let hook = Hook::PreUpdateContainerResources;
         let Some((id, ContainerRole::Container(role))) = self.lookup_for_hook(hook, id).await?
         else {
@@ -423,7 +431,7 @@ impl Docker {
         &self,
         id: &str,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<Body>, DockerError> {
         let response = self.pass(request).await?;
         if response.status().is_success() {
             self.remove_from_store(id);
@@ -455,9 +463,9 @@ fn changed(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<By
         .map(Bytes::from)
 }
 
-async fn read_body(body: Incoming) -> Result<Bytes, Failure> {
+async fn read_body(body: Incoming) -> Result<Bytes, DockerError> {
     let body = Limited::new(body, grpc::MESSAGE).collect().await;
-    Ok(body.map_err(Failure::Body)?.to_bytes())
+    Ok(body.map_err(DockerError::Body)?.to_bytes())
 }
 
 /// Returns the hook request for a pod, from the configuration of its pause container.

@@ -42,7 +42,7 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 #[derive(Debug)]
 pub(crate) struct Backend {
     path: Arc<Path>,
-    sender: Mutex<Option<SendRequest<Outgoing>>>,
+    sender: Mutex<Option<SendRequest<RequestBody>>>,
     /// Held while connecting, so that only one connection is made.
     dial: tokio::sync::Mutex<()>,
 }
@@ -60,7 +60,7 @@ impl Backend {
     /// results in the status UNAVAILABLE.
     pub(crate) async fn send(
         &self,
-        mut request: Request<Outgoing>,
+        mut request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
         let path = request.uri().path_and_query().cloned();
         *request.uri_mut() = local(path);
@@ -88,7 +88,7 @@ impl Backend {
         }
     }
 
-    fn connected(&self) -> Option<SendRequest<Outgoing>> {
+    fn connected(&self) -> Option<SendRequest<RequestBody>> {
         let sender = self.sender.lock();
         sender
             .as_ref()
@@ -96,7 +96,7 @@ impl Backend {
             .cloned()
     }
 
-    async fn sender(&self) -> Result<SendRequest<Outgoing>, ConnectError> {
+    async fn sender(&self) -> Result<SendRequest<RequestBody>, ConnectError> {
         if let Some(sender) = self.connected() {
             return Ok(sender);
         }
@@ -184,12 +184,12 @@ fn was_reset(error: &hyper::Error) -> bool {
 
 /// Request body for the runtime: a stream or one message. Neither adds a content length that the kubelet did
 /// not send.
-pub(crate) enum Outgoing {
+pub(crate) enum RequestBody {
     Passing(Incoming),
     Whole(Option<Bytes>),
 }
 
-impl Body for Outgoing {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -216,7 +216,7 @@ impl Body for Outgoing {
 pub(crate) type OnSuccess = Box<dyn FnOnce(Option<Bytes>) -> BoxFuture<'static, ()> + Send>;
 
 /// Response body for the kubelet.
-pub(crate) enum Answer {
+pub(crate) enum ResponseBody {
     /// Headers only.
     Empty,
     /// The runtime's response as a stream.
@@ -226,12 +226,12 @@ pub(crate) enum Answer {
         until: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     },
     /// The runtime's response as a stream that is captured as well.
-    Watched(Box<Watched>),
+    Watched(Box<CapturedBody>),
     /// Ended by a status of the proxy.
     Over,
 }
 
-pub(crate) struct Watched {
+pub(crate) struct CapturedBody {
     from: Incoming,
     captured: Option<BytesMut>,
     done: Option<OnSuccess>,
@@ -239,9 +239,9 @@ pub(crate) struct Watched {
     last: Option<(http::HeaderMap, BoxFuture<'static, ()>)>,
 }
 
-impl Answer {
+impl ResponseBody {
     pub(crate) fn watched(from: Incoming, done: OnSuccess) -> Self {
-        Self::Watched(Box::new(Watched {
+        Self::Watched(Box::new(CapturedBody {
             from,
             captured: Some(BytesMut::new()),
             done: Some(done),
@@ -257,7 +257,7 @@ impl Answer {
     }
 }
 
-impl Watched {
+impl CapturedBody {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         loop {
             if let Some((_, doing)) = &mut self.last {
@@ -292,7 +292,7 @@ impl Watched {
     }
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -341,8 +341,8 @@ impl Body for Answer {
     }
 }
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer").finish_non_exhaustive()
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
     }
 }

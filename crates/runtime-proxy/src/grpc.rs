@@ -20,7 +20,7 @@ pub(crate) enum Code {
 
 /// Why the body of a unary call is not a single message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unframed {
+pub(crate) enum FrameError {
     #[error("compressed messages are not supported")]
     Compressed,
     #[error("body of {0} bytes is not a single gRPC message")]
@@ -28,16 +28,16 @@ pub(crate) enum Unframed {
 }
 
 /// Returns the only message of a call.
-pub(crate) fn unframe(body: &Bytes) -> Result<Bytes, Unframed> {
+pub(crate) fn unframe(body: &Bytes) -> Result<Bytes, FrameError> {
     let Some((&[flag, a, b, c, d], message)) = body.split_first_chunk::<PREFIX>() else {
-        return Err(Unframed::Length(body.len()));
+        return Err(FrameError::Length(body.len()));
     };
     if u32::from_be_bytes([a, b, c, d]) as usize != message.len() {
-        return Err(Unframed::Length(body.len()));
+        return Err(FrameError::Length(body.len()));
     }
     match flag {
         0 => Ok(body.slice(PREFIX..)),
-        _ => Err(Unframed::Compressed),
+        _ => Err(FrameError::Compressed),
     }
 }
 
@@ -100,11 +100,11 @@ mod tests {
     #[test]
     fn bodies_that_are_no_message_are_refused() {
         let body = |bytes: &'static [u8]| unframe(&Bytes::from_static(bytes));
-        assert_eq!(body(b""), Err(Unframed::Length(0)));
-        assert_eq!(body(b"\0\0\0\0"), Err(Unframed::Length(4)));
-        assert_eq!(body(b"\0\0\0\0\x02a"), Err(Unframed::Length(6)));
-        assert_eq!(body(b"\0\0\0\0\0a"), Err(Unframed::Length(6)));
-        assert_eq!(body(b"\x01\0\0\0\x01a"), Err(Unframed::Compressed));
+        assert_eq!(body(b""), Err(FrameError::Length(0)));
+        assert_eq!(body(b"\0\0\0\0"), Err(FrameError::Length(4)));
+        assert_eq!(body(b"\0\0\0\0\x02a"), Err(FrameError::Length(6)));
+        assert_eq!(body(b"\0\0\0\0\0a"), Err(FrameError::Length(6)));
+        assert_eq!(body(b"\x01\0\0\0\x01a"), Err(FrameError::Compressed));
     }
 
     #[test]

@@ -46,7 +46,7 @@ const LINGER: Duration = Duration::from_secs(30 * 60);
 
 /// The label that exempts a pod from hooks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Skip {
+pub struct SkipLabel {
     /// The label's key.
     pub key: String,
     /// The label's value.
@@ -78,7 +78,7 @@ pub struct Options {
     /// Time for calls in progress on shutdown.
     pub drain_timeout: Duration,
     /// Pods with this label are exempt from hooks.
-    pub skip: Skip,
+    pub skip: SkipLabel,
 }
 
 /// An invalid flag.

@@ -7,7 +7,8 @@
 use crate::call::{Call, Decider, PostCall};
 use crate::docker::Docker;
 use crate::forward::{
-    Answer, Backend, CONNECTION_WINDOW, HEADERS, Outgoing, RESTARTS, STREAM_WINDOW, SendError,
+    Backend, CONNECTION_WINDOW, HEADERS, RESTARTS, RequestBody, ResponseBody, STREAM_WINDOW,
+    SendError,
 };
 use crate::grpc::{self, Code};
 use bytes::{Bytes, BytesMut};
@@ -277,37 +278,37 @@ struct Connection {
 
 impl Connection {
     /// Handles a call; an error resets it.
-    async fn call(&self, request: Request<Incoming>) -> Result<Response<Answer>, SendError> {
+    async fn call(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, SendError> {
         self.called.cancel();
         let path = request.uri().path();
         if let Some(call) = Call::from_path(path) {
             return Box::pin(self.intercept(call, request)).await;
         }
         let until = (path == EVENTS).then(|| self.drain.clone());
-        let request = request.map(Outgoing::Passing);
+        let request = request.map(RequestBody::Passing);
         let Some(until) = until else {
-            let answer = |from| Answer::Passing { from, until: None };
+            let answer = |from| ResponseBody::Passing { from, until: None };
             return self.forward(request, answer).await;
         };
         let cancelled = Some(Box::pin(until.clone().cancelled_owned()));
         tokio::select! {
             // The runtime responds with the first event, which may take long.
             () = until.cancelled() => {
-                Ok(Answer::refusal(Code::Unavailable, RESTARTS))
+                Ok(ResponseBody::refusal(Code::Unavailable, RESTARTS))
             }
-            answer = self.forward(request, |from| Answer::Passing { from, until: cancelled }) => answer,
+            answer = self.forward(request, |from| ResponseBody::Passing { from, until: cancelled }) => answer,
         }
     }
 
     async fn forward(
         &self,
-        request: Request<Outgoing>,
-        answer: impl FnOnce(Incoming) -> Answer,
-    ) -> Result<Response<Answer>, SendError> {
+        request: Request<RequestBody>,
+        answer: impl FnOnce(Incoming) -> ResponseBody,
+    ) -> Result<Response<ResponseBody>, SendError> {
         match self.backend.send(request).await {
             Ok(response) => Ok(response.map(answer)),
             Err(error @ SendError::Unavailable { .. }) => {
-                Ok(Answer::refusal(Code::Unavailable, &error.to_string()))
+                Ok(ResponseBody::refusal(Code::Unavailable, &error.to_string()))
             }
             Err(error) => Err(error),
         }
@@ -317,14 +318,14 @@ impl Connection {
         &self,
         call: Call,
         request: Request<Incoming>,
-    ) -> Result<Response<Answer>, SendError> {
+    ) -> Result<Response<ResponseBody>, SendError> {
         let (mut head, body) = request.into_parts();
         let Some(body) = read_request(body).await.map_err(SendError::Request)? else {
             let text = format!(
                 "{call:?}: the request is larger than {} bytes",
                 grpc::MESSAGE
             );
-            return Ok(Answer::refusal(Code::ResourceExhausted, &text));
+            return Ok(ResponseBody::refusal(Code::ResourceExhausted, &text));
         };
         let decision = match grpc::unframe(&body) {
             Ok(message) => {
@@ -349,7 +350,7 @@ impl Connection {
         };
         let (body, post_call) = match decision {
             Ok(decision) => decision,
-            Err(refusal) => return Ok(Answer::refusal(Code::Unknown, &refusal.to_string())),
+            Err(refusal) => return Ok(ResponseBody::refusal(Code::Unknown, &refusal.to_string())),
         };
         let decider = self.decider.clone();
         let on_response = move |answer: Option<Bytes>| {
@@ -359,9 +360,11 @@ impl Connection {
             };
             Box::pin(doing) as futures::future::BoxFuture<'static, ()>
         };
-        let request = Request::from_parts(head, Outgoing::Whole(Some(body)));
-        self.forward(request, |from| Answer::watched(from, Box::new(on_response)))
-            .await
+        let request = Request::from_parts(head, RequestBody::Whole(Some(body)));
+        self.forward(request, |from| {
+            ResponseBody::watched(from, Box::new(on_response))
+        })
+        .await
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum WireError {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum WireType {
     Varint,
     /// Text, bytes or a message.
     Sized,
@@ -40,9 +40,9 @@ enum Kind {
 #[derive(Debug, Clone)]
 struct Field {
     number: u32,
-    kind: Kind,
+    kind: WireType,
     bytes: Bytes,
-    /// Offset in `bytes` of the value of a [`Kind::Varint`] or the content of a [`Kind::Sized`].
+    /// Offset in `bytes` of the value of a [`WireType::Varint`] or the content of a [`WireType::Sized`].
     content: usize,
 }
 
@@ -55,7 +55,7 @@ impl Field {
         bytes.put_slice(content);
         Self {
             number,
-            kind: Kind::Sized,
+            kind: WireType::Sized,
             bytes: bytes.freeze(),
             content: content_start,
         }
@@ -68,7 +68,7 @@ impl Field {
         encode_varint(value, &mut bytes);
         Self {
             number,
-            kind: Kind::Varint,
+            kind: WireType::Varint,
             bytes: bytes.freeze(),
             content: content_start,
         }
@@ -116,7 +116,7 @@ impl Message {
     }
 
     /// Returns the index of the last occurrence of a field, which is the effective one of a single value.
-    fn last(&self, number: u32, kind: Kind) -> Option<usize> {
+    fn last(&self, number: u32, kind: WireType) -> Option<usize> {
         self.fields
             .iter()
             .rposition(|field| field.number == number && field.kind == kind)
@@ -126,7 +126,7 @@ impl Message {
     pub(crate) fn set_int(&mut self, number: u32, value: i64) {
         // Negative numbers take ten bytes.
         let value = value.cast_unsigned();
-        let index = self.last(number, Kind::Varint);
+        let index = self.last(number, WireType::Varint);
         let now = index.and_then(|index| self.fields.get(index)?.value());
         if now.unwrap_or_default() == value {
             return;
@@ -136,7 +136,7 @@ impl Message {
 
     /// Sets a string; an empty one removes the field, as in proto3.
     pub(crate) fn set_text(&mut self, number: u32, value: &[u8]) {
-        let index = self.last(number, Kind::Sized);
+        let index = self.last(number, WireType::Sized);
         let now = index.and_then(|index| Some(self.fields.get(index)?.content()));
         if now.unwrap_or_default() == value {
             return;
@@ -164,7 +164,7 @@ impl Message {
         number: u32,
         change: impl FnOnce(&mut Message) -> Result<(), WireError>,
     ) -> Result<(), WireError> {
-        let same = |field: &Field| field.number == number && field.kind == Kind::Sized;
+        let same = |field: &Field| field.number == number && field.kind == WireType::Sized;
         let mut before = BytesMut::new();
         for field in self.fields.iter().filter(|field| same(field)) {
             before.put_slice(&field.content());
@@ -192,7 +192,7 @@ impl Message {
         value: &[u8],
     ) -> Result<(), WireError> {
         for field in self.fields.iter_mut().rev() {
-            if field.number != number || field.kind != Kind::Sized {
+            if field.number != number || field.kind != WireType::Sized {
                 continue;
             }
             let before = field.content();
@@ -214,7 +214,7 @@ impl Message {
     }
 
     fn text(&self, number: u32) -> Bytes {
-        self.last(number, Kind::Sized)
+        self.last(number, WireType::Sized)
             .and_then(|index| Some(self.fields.get(index)?.content()))
             .unwrap_or_default()
     }
@@ -239,7 +239,7 @@ fn forward(bytes: &Bytes, at: &mut usize, by: u64) -> Result<(), WireError> {
 }
 
 /// Skips the field at `at`; returns its number, its kind, and the offset of its content.
-fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> {
+fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, WireType, usize), WireError> {
     let mut groups: Vec<u32> = Vec::new();
     let mut first = None;
     loop {
@@ -254,29 +254,29 @@ fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> 
         let kind = match key & 7 {
             0 => {
                 varint(bytes, at)?;
-                Kind::Varint
+                WireType::Varint
             }
             1 => {
                 forward(bytes, at, 8)?;
-                Kind::Other
+                WireType::Other
             }
             2 => {
                 let len = varint(bytes, at)?;
                 content = *at;
                 forward(bytes, at, len)?;
-                Kind::Sized
+                WireType::Sized
             }
             3 => {
                 if groups.len() == DEPTH {
                     return Err(WireError::TooDeep(start));
                 }
                 groups.push(number);
-                Kind::Other
+                WireType::Other
             }
-            4 if groups.pop() == Some(number) => Kind::Other,
+            4 if groups.pop() == Some(number) => WireType::Other,
             5 => {
                 forward(bytes, at, 4)?;
-                Kind::Other
+                WireType::Other
             }
             _ => return Err(invalid_key),
         };

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
-use world::{Body, Client, TestEnv, frame, hear, reply, serve};
+use world::{Body, GrpcClient, TestEnv, frame, hear, reply, serve};
 
 /// Environment variable that makes the test program run the proxy.
 const PROXY: &str = "KOORD_TEST_IS_PROXY";
@@ -131,13 +131,13 @@ async fn no_call_fails_when_one_process_follows_another() {
     let mut pids = vec![wait()];
     assert_eq!(pids[0], family.first.id().to_string());
     for _ in 0..3 {
-        let before = Client::connect(&world.options.listen).await;
+        let before = GrpcClient::connect(&world.options.listen).await;
         let run = before.call("/runtime.v1.RuntimeService/RunPodSandbox", frame(b""));
         let follow = async {
             has_come.recv().await.unwrap();
             signal("-HUP", pids.last().unwrap());
             pids.push(wait());
-            let after = Client::connect(&world.options.listen).await;
+            let after = GrpcClient::connect(&world.options.listen).await;
             let got = after
                 .call("/runtime.v1.RuntimeService/Status", frame(b""))
                 .await;
@@ -184,7 +184,7 @@ async fn no_call_of_new_connections_fails_in_many_reloads() {
             tokio::spawn(async move {
                 let (mut calls, mut failed) = (0, Vec::new());
                 while !enough.is_cancelled() {
-                    let client = Client::connect(&listen).await;
+                    let client = GrpcClient::connect(&listen).await;
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(..4))).await;
                     calls += 1;
                     let got = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use koord_app::Context;
 use koord_host::CgroupPath;
 use koord_host::root::Controller;
-use koord_runtime_proxy::Skip;
+use koord_runtime_proxy::SkipLabel;
 use koord_testkit::testing::Groups;
 use koordlet::runtime::{Config, Mode};
 use koordlet::states::{Driver, Layout};
@@ -198,7 +198,7 @@ impl Proxy {
             hooks: hooks.to_owned(),
             hook_timeout: Duration::from_secs(5),
             drain_timeout: Duration::from_secs(5),
-            skip: Skip {
+            skip: SkipLabel {
                 key: String::new(),
                 value: String::new(),
             },

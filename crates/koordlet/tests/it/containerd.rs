@@ -180,7 +180,7 @@ impl ContainerdFixture {
             hooks: directory.to_owned(),
             hook_timeout: within,
             drain_timeout: Duration::from_secs(30),
-            skip: koord_runtime_proxy::Skip {
+            skip: koord_runtime_proxy::SkipLabel {
                 key: "skip".to_owned(),
                 value: "true".to_owned(),
             },

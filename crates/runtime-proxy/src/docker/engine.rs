@@ -60,7 +60,7 @@ pub(super) struct ContainerInspect {
 /// The fields of an inspect response that are used.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Inspected {
+struct InspectResponse {
     id: String,
     name: String,
     #[serde(default)]
@@ -167,7 +167,7 @@ impl Engine {
         let Some(body) = self.get(&path).await? else {
             return Ok(None);
         };
-        let read: Inspected =
+        let read: InspectResponse =
             serde_json::from_slice(&body).map_err(|error| invalid_answer(&path, error))?;
         let mut config = read.config;
         config.insert(super::HOST_CONFIG.to_owned(), read.host_config);

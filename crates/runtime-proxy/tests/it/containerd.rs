@@ -2,19 +2,19 @@
 
 use crate::hook_calls::Hooks;
 use crate::passthrough::methods;
-use crate::world::{Client, Got, TestEnv, frame};
+use crate::world::{ClientResponse, GrpcClient, TestEnv, frame};
 use koord_host::testing::{Containerd, Groups, IMAGE};
 use koord_rpc::cri;
 use prost::Message;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A containerd of this test's own, and the group of its pods.
-pub(crate) struct Machine {
+pub(crate) struct ContainerdFixture {
     pub(crate) containerd: Containerd,
     groups: Groups,
 }
 
-impl Machine {
+impl ContainerdFixture {
     /// Returns `None`, with a message, if containerd is not installed.
     #[track_caller]
     pub(crate) fn start() -> Option<Self> {
@@ -86,12 +86,12 @@ impl Machine {
     }
 }
 
-fn id<M: Message + Default>(got: &Got, of: impl Fn(M) -> String) -> String {
+fn id<M: Message + Default>(got: &ClientResponse, of: impl Fn(M) -> String) -> String {
     assert_eq!(got.status().0, "0", "{got:?}");
     of(M::decode(got.body.slice(5..)).unwrap())
 }
 
-async fn shares(client: &Client, id: &str) -> i64 {
+async fn shares(client: &GrpcClient, id: &str) -> i64 {
     let request = cri::ContainerStatusRequest {
         container_id: id.to_owned(),
         verbose: false,
@@ -116,14 +116,14 @@ fn kernel(parent: &str, id: &str) -> Option<String> {
 
 #[tokio::test]
 async fn every_method_answers_as_containerd_itself() {
-    let Some(machine) = Machine::start() else {
+    let Some(machine) = ContainerdFixture::start() else {
         return;
     };
     let mut world = TestEnv::new();
     world.options.runtime = machine.containerd.socket();
     let _proxy = world.proxy().await;
-    let direct = Client::connect(&world.options.runtime).await;
-    let through = Client::connect(&world.options.listen).await;
+    let direct = GrpcClient::connect(&world.options.runtime).await;
+    let through = GrpcClient::connect(&world.options.listen).await;
     let mut paths = methods();
     paths.push("/runtime.v1.RuntimeService/FromTheFuture".to_owned());
     paths.push("/containerd.services.version.v1.Version/Version".to_owned());
@@ -145,7 +145,7 @@ async fn every_method_answers_as_containerd_itself() {
 
 #[tokio::test]
 async fn crictl_operations_work() {
-    let Some(machine) = Machine::start() else {
+    let Some(machine) = ContainerdFixture::start() else {
         return;
     };
     let mut world = TestEnv::new();
@@ -155,7 +155,7 @@ async fn crictl_operations_work() {
     let _hooks = hooks.serve(&socket);
     world.register("koordlet.json", &socket, "Fail", &crate::hook_calls::ALL);
     let _proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
 
     let run = cri::RunPodSandboxRequest {
         config: Some(machine.sandbox("one")),

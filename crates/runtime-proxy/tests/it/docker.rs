@@ -142,7 +142,7 @@ impl Engine {
     }
 }
 
-struct Stage {
+struct DockerFixture {
     world: TestEnv,
     engine: Arc<Engine>,
     hooks: Hooks,
@@ -150,7 +150,7 @@ struct Stage {
     _serving: [JoinHandle<()>; 2],
 }
 
-async fn stage(hooks: Hooks, policy: &str) -> Stage {
+async fn stage(hooks: Hooks, policy: &str) -> DockerFixture {
     let mut world = TestEnv::new();
     world.options.mode = Mode::Docker;
     world.options.hook_timeout = Duration::from_secs(5);
@@ -160,7 +160,7 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
     let hook_server = hooks.serve(&socket);
     world.register("koordlet.json", &socket, policy, &ALL);
     let proxy = world.proxy().await;
-    Stage {
+    DockerFixture {
         world,
         engine,
         hooks,
@@ -169,7 +169,7 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
     }
 }
 
-impl Stage {
+impl DockerFixture {
     async fn send(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
         let stream = self.connect().await;
         Self::send_over(stream, method, path, body).await
@@ -372,7 +372,7 @@ async fn connected_client_is_served_once_during_shutdown() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     stage.proxy.context.shutdown.cancel();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (status, _) = Stage::send_over(stream, "GET", "/version", Value::Null).await;
+    let (status, _) = DockerFixture::send_over(stream, "GET", "/version", Value::Null).await;
     assert_eq!(status, 200);
 }
 

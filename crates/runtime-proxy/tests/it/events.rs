@@ -1,7 +1,7 @@
 //! GetContainerEvents of a real containerd, byte by byte.
 
-use crate::containerd::Machine;
-use crate::world::{Client, TestEnv, frame};
+use crate::containerd::ContainerdFixture;
+use crate::world::{GrpcClient, TestEnv, frame};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
 use koord_rpc::cri;
@@ -80,16 +80,16 @@ fn event(bytes: &mut BytesMut) -> Option<cri::ContainerEventResponse> {
 
 #[tokio::test]
 async fn the_events_of_a_runtime_come_byte_by_byte() {
-    let Some(machine) = Machine::start() else {
+    let Some(machine) = ContainerdFixture::start() else {
         return;
     };
     let mut world = TestEnv::new();
     world.options.runtime = world.path("tap.sock");
     let server_bytes = tap(&world.options.runtime, &machine.containerd.socket());
     let _proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     let full = Full::new(frame(b"")).map_err(|never| match never {});
-    let request = Client::request("/runtime.v1.RuntimeService/GetContainerEvents")
+    let request = GrpcClient::request("/runtime.v1.RuntimeService/GetContainerEvents")
         .body(full.boxed_unsync())
         .unwrap();
     // Its headers come with the first event.

@@ -1,7 +1,7 @@
 //! Tests of calls with hooks.
 
 use crate::passthrough::UNKNOWN;
-use crate::world::{Client, RecordedCall, Serving, TestEnv, frame, reply};
+use crate::world::{GrpcClient, RecordedCall, ServerTask, TestEnv, frame, reply};
 use bytes::Bytes;
 use koord_rpc::cri;
 use koord_rpc::hooks::runtime_hook_service_server::{RuntimeHookService, RuntimeHookServiceServer};
@@ -234,18 +234,18 @@ fn create() -> cri::CreateContainerRequest {
     }
 }
 
-struct Stage {
+struct HookFixture {
     world: TestEnv,
     hooks: Hooks,
     _hook_server: JoinHandle<()>,
-    _runtime: Serving,
+    _runtime: ServerTask,
     recorded: Arc<Mutex<Vec<RecordedCall>>>,
-    client: Client,
+    client: GrpcClient,
     _proxy: crate::world::Proxy,
 }
 
 /// Starts runtime, hook server with this policy, and proxy.
-async fn stage(hooks: Hooks, policy: &str) -> Stage {
+async fn stage(hooks: Hooks, policy: &str) -> HookFixture {
     let mut world = TestEnv::new();
     if hooks.hangs {
         world.options.hook_timeout = Duration::from_millis(50);
@@ -255,8 +255,8 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
     world.register("koordlet.json", &socket, policy, &ALL);
     let (runtime, recorded) = world.runtime(answer);
     let proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
-    Stage {
+    let client = GrpcClient::connect(&world.options.listen).await;
+    HookFixture {
         world,
         hooks,
         _hook_server: hook_server,
@@ -328,13 +328,13 @@ fn answer(path: &str, _: &Bytes) -> http::Response<crate::world::Body> {
     reply(frame(&message), "0")
 }
 
-impl Stage {
+impl HookFixture {
     /// Returns the last request that the runtime got.
     fn last(&self) -> Bytes {
         self.recorded.lock().last().unwrap().body.slice(5..)
     }
 
-    async fn run(&self) -> crate::world::Got {
+    async fn run(&self) -> crate::world::ClientResponse {
         let request = cri::RunPodSandboxRequest {
             config: Some(sandbox()),
             runtime_handler: "runc".to_owned(),
@@ -533,7 +533,7 @@ async fn invalid_runtime_responses_are_passed_on() {
         world.register("koordlet.json", &socket, policy, &ALL);
         let (_runtime, recorded) = world.runtime(|_, _| reply(frame(NONSENSE), "0"));
         let _proxy = world.proxy().await;
-        let client = Client::connect(&world.options.listen).await;
+        let client = GrpcClient::connect(&world.options.listen).await;
         let run = cri::RunPodSandboxRequest {
             config: Some(sandbox()),
             runtime_handler: String::new(),
@@ -636,7 +636,7 @@ async fn registrations_come_change_and_go_while_the_proxy_runs() {
     let file = stage.world.options.hooks.join("koordlet.json");
     // Runs pods until the change was noticed: who was asked last says so.
     let count = |hooks: &Hooks| hooks.calls.lock().len();
-    async fn until(stage: &Stage, seen: impl Fn() -> bool) {
+    async fn until(stage: &HookFixture, seen: impl Fn() -> bool) {
         while !seen() {
             assert_eq!(stage.run().await.status().0, "0");
         }

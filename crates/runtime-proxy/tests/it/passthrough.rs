@@ -1,6 +1,6 @@
 //! Tests of calls that are passed through unchanged.
 
-use crate::world::{Body, Client, TestEnv, frame, hear, reply, serve, trailers};
+use crate::world::{Body, GrpcClient, TestEnv, frame, hear, reply, serve, trailers};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt, StreamBody};
@@ -39,8 +39,8 @@ async fn every_method_has_the_bytes_it_had() {
     let answer = answered.clone();
     let (_runtime, recorded) = world.runtime(move |_, _| reply(answer.clone(), "0"));
     let _proxy = world.proxy().await;
-    let direct = Client::connect(&world.options.runtime).await;
-    let through = Client::connect(&world.options.listen).await;
+    let direct = GrpcClient::connect(&world.options.runtime).await;
+    let through = GrpcClient::connect(&world.options.listen).await;
     let mut paths = methods();
     assert_eq!(paths.len(), 43, "{paths:?}");
     paths.extend(
@@ -92,8 +92,8 @@ async fn failures_of_the_runtime_are_the_kubelets() {
         response
     });
     let _proxy = world.proxy().await;
-    let direct = Client::connect(&world.options.runtime).await;
-    let through = Client::connect(&world.options.listen).await;
+    let direct = GrpcClient::connect(&world.options.runtime).await;
+    let through = GrpcClient::connect(&world.options.listen).await;
     for path in [
         "/runtime.v1.RuntimeService/RunPodSandbox",
         "/runtime.v1.RuntimeService/Status",
@@ -106,7 +106,7 @@ async fn failures_of_the_runtime_are_the_kubelets() {
 }
 
 /// Sends back what comes, frame by frame.
-fn echo(world: &TestEnv) -> crate::world::Serving {
+fn echo(world: &TestEnv) -> crate::world::ServerTask {
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
             if request.uri().path().ends_with("/Version") {
@@ -128,10 +128,10 @@ async fn streams_pass_in_both_directions_at_once() {
     let world = TestEnv::new();
     let _runtime = echo(&world);
     let _proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     let (send, frames) = mpsc::unbounded_channel();
     let body = StreamBody::new(UnboundedReceiverStream::new(frames));
-    let request = Client::request("/runtime.v1.RuntimeService/GetContainerEvents")
+    let request = GrpcClient::request("/runtime.v1.RuntimeService/GetContainerEvents")
         .body(BodyExt::boxed_unsync(body))
         .unwrap();
     let mut answer = client.send(request).await.unwrap().into_body();
@@ -155,7 +155,7 @@ async fn messages_of_16_mib_pass() {
     let world = TestEnv::new();
     let (_runtime, recorded) = world.runtime(|_, body| reply(body.clone(), "0"));
     let _proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     let mut message = vec![0x92, 0x03, 0xf5, 0xff, 0xff, 0x07];
     message.resize(16 << 20, b'a');
     let body = frame(&message);
@@ -195,7 +195,7 @@ async fn a_call_that_the_kubelet_gives_up_ends_at_the_runtime() {
     });
     let _runtime = serve(&world.options.runtime, handler);
     let _proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     for path in [
         "/runtime.v1.RuntimeService/ExecSync",
         "/runtime.v1.RuntimeService/CreateContainer",
@@ -225,7 +225,7 @@ async fn a_runtime_that_is_away_is_unavailable_until_it_is_back() {
     let world = TestEnv::new();
     let (runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
     let _proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     let path = "/runtime.v1.RuntimeService/Status";
     assert_eq!(client.call(path, frame(&[])).await.status().0, "0");
     drop(runtime);
@@ -280,7 +280,7 @@ async fn calls_in_progress_are_finished_when_the_proxy_stops() {
     });
     let _runtime = serve(&world.options.runtime, handler);
     let proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     let events = client.call("/runtime.v1.RuntimeService/GetContainerEvents", frame(&[]));
     let run = client.call("/runtime.v1.RuntimeService/RunPodSandbox", frame(&[]));
     let stop = async {
@@ -315,7 +315,7 @@ async fn waiting_event_stream_does_not_delay_shutdown() {
     });
     let _runtime = serve(&world.options.runtime, handler);
     let proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
     let events = client.call("/runtime.v1.RuntimeService/GetContainerEvents", frame(b""));
     let stop = async {
         tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -335,8 +335,8 @@ async fn connected_client_can_call_once_during_shutdown() {
     let world = TestEnv::new();
     let (_runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
     let proxy = world.proxy().await;
-    let client = Client::connect(&world.options.listen).await;
-    let _silent = Client::connect(&world.options.listen).await;
+    let client = GrpcClient::connect(&world.options.listen).await;
+    let _silent = GrpcClient::connect(&world.options.listen).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let stopped = tokio::time::Instant::now();
     proxy.context.shutdown.cancel();

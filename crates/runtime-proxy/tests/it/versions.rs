@@ -2,7 +2,9 @@
 
 use crate::hook_calls::{ALL, Hooks};
 use crate::passthrough::UNKNOWN;
-use crate::world::{Body, Client, RecordedCall, Serving, TestEnv, frame, hear, reply, serve};
+use crate::world::{
+    Body, GrpcClient, RecordedCall, ServerTask, TestEnv, frame, hear, reply, serve,
+};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response};
@@ -16,7 +18,7 @@ use std::sync::Arc;
 fn runtime(
     world: &TestEnv,
     answer: impl Fn(&str) -> Response<Body> + Send + Sync + 'static,
-) -> (Serving, Arc<Mutex<Vec<RecordedCall>>>) {
+) -> (ServerTask, Arc<Mutex<Vec<RecordedCall>>>) {
     let recorded: Arc<Mutex<Vec<RecordedCall>>> = Arc::default();
     let (all, answer) = (recorded.clone(), Arc::new(answer));
     let handler = Arc::new(move |request: Request<Incoming>| {
@@ -57,8 +59,8 @@ async fn other_api_versions_pass_without_hooks() {
     world.register("koordlet.json", &socket, "Fail", &ALL);
     world.options.hook_timeout = std::time::Duration::from_secs(60);
     let _proxy = world.proxy().await;
-    let direct = Client::connect(&world.options.runtime).await;
-    let through = Client::connect(&world.options.listen).await;
+    let direct = GrpcClient::connect(&world.options.runtime).await;
+    let through = GrpcClient::connect(&world.options.listen).await;
     recorded.lock().clear();
     let request = cri::VersionRequest {
         version: "v2".to_owned(),

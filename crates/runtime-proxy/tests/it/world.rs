@@ -9,7 +9,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use koord_app::Context;
-use koord_runtime_proxy::{Mode, Options, RunError, Skip};
+use koord_runtime_proxy::{Mode, Options, RunError, SkipLabel};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,13 +30,13 @@ pub(crate) struct RecordedCall {
 
 /// The response that a client received.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Got {
+pub(crate) struct ClientResponse {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) trailers: HeaderMap,
 }
 
-impl Got {
+impl ClientResponse {
     /// Returns status and message of the call, from trailers or headers.
     pub(crate) fn status(&self) -> (String, String) {
         let value_of = |name| {
@@ -76,18 +76,18 @@ type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response<Body
 
 /// Serves HTTP/2 on a socket until it is dropped, and then breaks every connection off.
 #[derive(Debug)]
-pub(crate) struct Serving(JoinHandle<()>);
+pub(crate) struct ServerTask(JoinHandle<()>);
 
-impl Drop for Serving {
+impl Drop for ServerTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-pub(crate) fn serve(socket: &Path, handler: Handler) -> Serving {
+pub(crate) fn serve(socket: &Path, handler: Handler) -> ServerTask {
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket).unwrap();
-    Serving(tokio::spawn(async move {
+    ServerTask(tokio::spawn(async move {
         let mut connections = tokio::task::JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
             let handler = handler.clone();
@@ -120,9 +120,9 @@ pub(crate) async fn hear(request: Request<Incoming>) -> RecordedCall {
 
 /// A connection to a socket, as a kubelet has one.
 #[derive(Debug)]
-pub(crate) struct Client(SendRequest<Body>);
+pub(crate) struct GrpcClient(SendRequest<Body>);
 
-impl Client {
+impl GrpcClient {
     pub(crate) async fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).await.unwrap();
         let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
@@ -150,7 +150,11 @@ impl Client {
     }
 
     /// Sends a call with this body; fails if it is reset or the connection breaks.
-    pub(crate) async fn try_call(&self, path: &str, body: Bytes) -> Result<Got, hyper::Error> {
+    pub(crate) async fn try_call(
+        &self,
+        path: &str,
+        body: Bytes,
+    ) -> Result<ClientResponse, hyper::Error> {
         let body = Full::new(body).map_err(|never| match never {});
         let request = Self::request(path)
             .body(BodyExt::boxed_unsync(body))
@@ -158,19 +162,19 @@ impl Client {
         let (head, body) = self.send(request).await?.into_parts();
         let all = body.collect().await?;
         let trailers = all.trailers().cloned().unwrap_or_default();
-        Ok(Got {
+        Ok(ClientResponse {
             headers: head.headers,
             body: all.to_bytes(),
             trailers,
         })
     }
 
-    pub(crate) async fn call(&self, path: &str, body: Bytes) -> Got {
+    pub(crate) async fn call(&self, path: &str, body: Bytes) -> ClientResponse {
         self.try_call(path, body).await.unwrap()
     }
 
     /// Sends a CRI call.
-    pub(crate) async fn cri<M: prost::Message>(&self, method: &str, message: &M) -> Got {
+    pub(crate) async fn cri<M: prost::Message>(&self, method: &str, message: &M) -> ClientResponse {
         let path = format!("/runtime.v1.RuntimeService/{method}");
         self.call(&path, frame(&message.encode_to_vec())).await
     }
@@ -194,7 +198,7 @@ impl TestEnv {
             hooks: path("hookserver.d"),
             hook_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(60),
-            skip: Skip {
+            skip: SkipLabel {
                 key: "runtimeproxy.koordinator.sh/skip-hookserver".to_owned(),
                 value: "true".to_owned(),
             },
@@ -223,7 +227,7 @@ impl TestEnv {
     pub(crate) fn runtime(
         &self,
         answer: impl Fn(&str, &Bytes) -> Response<Body> + Send + Sync + 'static,
-    ) -> (Serving, Arc<Mutex<Vec<RecordedCall>>>) {
+    ) -> (ServerTask, Arc<Mutex<Vec<RecordedCall>>>) {
         let recorded: Arc<Mutex<Vec<RecordedCall>>> = Arc::default();
         let all = recorded.clone();
         let answer = Arc::new(answer);
