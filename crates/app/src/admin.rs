@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+type HealthCheck = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 /// Returns true if a family of metrics, given by name, is for users and other components.
 type IsExternal = fn(&str) -> bool;
 type Page = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
@@ -53,7 +53,7 @@ pub enum Exposure {
 #[derive(Clone)]
 pub struct Admin {
     registry: Registry,
-    ready: Vec<(&'static str, Check)>,
+    ready: Vec<(&'static str, HealthCheck)>,
     pages: Vec<(&'static str, Page)>,
     routes: Router,
     slis: Option<Slis>,
@@ -147,7 +147,7 @@ impl Admin {
             ("/internal-metrics", Some(false)),
             ("/external-metrics", Some(true)),
         ] {
-            let shown = Shown {
+            let shown = EndpointMetrics {
                 registry: self.registry.clone(),
                 only: self.external.zip(external),
             };
@@ -238,7 +238,7 @@ pub fn refuse_profiles<'a>(
     Box::pin(serve_routes(no_profiles(), address, shutdown))
 }
 
-type Readiness = (Arc<Vec<(&'static str, Check)>>, Option<Slis>);
+type Readiness = (Arc<Vec<(&'static str, HealthCheck)>>, Option<Slis>);
 
 async fn ready(State((checks, slis)): State<Readiness>) -> Response {
     slis::observe(slis.as_ref(), "ping", "readyz", true);
@@ -266,12 +266,12 @@ async fn ready(State((checks, slis)): State<Readiness>) -> Response {
 
 /// The metrics of one endpoint: all, or those whose name is external or not.
 #[derive(Clone)]
-struct Shown {
+struct EndpointMetrics {
     registry: Registry,
     only: Option<(IsExternal, bool)>,
 }
 
-async fn text(State(shown): State<Shown>) -> Response {
+async fn text(State(shown): State<EndpointMetrics>) -> Response {
     let mut families = shown.registry.gather();
     if let Some((is_external, external)) = shown.only {
         families.retain(|family| is_external(family.name()) == external);

@@ -10,13 +10,13 @@ use x509_cert::time::{Time, Validity};
 
 /// The fields of a certificate that are read. TLS accepts certificates with other fields that this decoder
 /// rejects, such as an extension whose identifier has a large number.
-struct Parts<'a> {
+struct CertificateFields<'a> {
     validity: AnyRef<'a>,
     subject: AnyRef<'a>,
 }
 
 /// Reads the parts of a certificate (DER).
-fn decode(certificate: &[u8]) -> Option<Parts<'_>> {
+fn decode(certificate: &[u8]) -> Option<CertificateFields<'_>> {
     let certificate = AnyRef::from_der(certificate).ok()?;
     let signed = AnyRef::decode(&mut SliceReader::new(certificate.value()).ok()?).ok()?;
     let mut fields = SliceReader::new(signed.value()).ok()?;
@@ -27,7 +27,7 @@ fn decode(certificate: &[u8]) -> Option<Parts<'_>> {
     }
     next()?;
     next()?;
-    Some(Parts {
+    Some(CertificateFields {
         validity: next()?,
         subject: next()?,
     })

@@ -1,7 +1,7 @@
 //! Frame of a daemon's program: flags, logs, signals, exit code.
 
 use crate::admin::Exposure;
-use crate::flags::{self, FlagError, Parsed};
+use crate::flags::{self, FlagError, ParsedFlags};
 use crate::{Context, console};
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
@@ -52,7 +52,7 @@ where
     A: clap::Parser,
     F: Future<Output = Result<()>>,
 {
-    let Parsed { args, logging } = match flags::parse::<A>(argv) {
+    let ParsedFlags { args, logging } = match flags::parse::<A>(argv) {
         Ok(parsed) => parsed,
         Err(FlagError::Clap(error)) => error.exit(),
         Err(error) => {

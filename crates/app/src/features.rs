@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// Maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum FeatureStage {
     /// Off by default; `AllAlpha` switches all of them.
     Alpha,
     /// `AllBeta` switches all of them.
@@ -19,7 +19,7 @@ pub struct Gate {
     /// The name on the command line.
     pub name: &'static str,
     /// Maturity of the feature: alpha, beta or stable.
-    pub stage: Stage,
+    pub stage: FeatureStage,
     /// True if it is on by default.
     pub default: bool,
 }
@@ -30,7 +30,7 @@ impl Gate {
     pub const fn alpha(name: &'static str, default: bool) -> Self {
         Self {
             name,
-            stage: Stage::Alpha,
+            stage: FeatureStage::Alpha,
             default,
         }
     }
@@ -40,7 +40,7 @@ impl Gate {
     pub const fn beta(name: &'static str, default: bool) -> Self {
         Self {
             name,
-            stage: Stage::Beta,
+            stage: FeatureStage::Beta,
             default,
         }
     }
@@ -103,12 +103,12 @@ impl Gates {
                 value: value.to_owned(),
             })?;
             match name {
-                "AllAlpha" => groups.push((Stage::Alpha, on)),
-                "AllBeta" => groups.push((Stage::Beta, on)),
+                "AllAlpha" => groups.push((FeatureStage::Alpha, on)),
+                "AllBeta" => groups.push((FeatureStage::Beta, on)),
                 _ => {
                     let gate = table.iter().find(|gate| gate.name == name);
                     let gate = gate.ok_or_else(|| GateError::Unknown(name.to_owned()))?;
-                    if gate.stage == Stage::Stable && !on {
+                    if gate.stage == FeatureStage::Stable && !on {
                         return Err(GateError::Locked(name.to_owned()));
                     }
                     gates.set.insert(gate.name, on);
@@ -159,7 +159,7 @@ mod tests {
         Gate::beta("Known", true),
         Gate {
             name: "Done",
-            stage: Stage::Stable,
+            stage: FeatureStage::Stable,
             default: true,
         },
     ];

@@ -56,7 +56,7 @@ impl FlagError {
 
 /// A parsed command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parsed<A> {
+pub struct ParsedFlags<A> {
     /// The component's own flags.
     pub args: A,
     /// Logging options from klog's flags.
@@ -70,12 +70,12 @@ pub struct Parsed<A> {
 /// On unknown flags and values that do not fit; the text names flag and value.
 pub fn parse<A: clap::Parser>(
     argv: impl IntoIterator<Item = OsString>,
-) -> Result<Parsed<A>, FlagError> {
+) -> Result<ParsedFlags<A>, FlagError> {
     let mut command = readable(A::command());
     let (argv, logging) = normalize(&command, argv)?;
     let args = A::from_arg_matches(&command.try_get_matches_from_mut(argv)?)
         .map_err(|error| error.format(&mut command))?;
-    Ok(Parsed { args, logging })
+    Ok(ParsedFlags { args, logging })
 }
 
 /// Adds `--version`, and puts each flag's help text on lines of its own, because many flags have long names.
@@ -260,7 +260,7 @@ mod tests {
         ignored: Option<String>,
     }
 
-    fn run(line: &str) -> Result<Parsed<Args>, FlagError> {
+    fn run(line: &str) -> Result<ParsedFlags<Args>, FlagError> {
         parse(
             std::iter::once("prog")
                 .chain(line.split_whitespace())

@@ -76,26 +76,26 @@ impl<B: MetricVecBuilder> Vector for MetricVec<B> {
 }
 
 /// Gauges that expire.
-pub type ExpiringGauges = Expiring<<GaugeVec as Vector>::Builder>;
+pub type ExpiringGauges = ExpiringVec<<GaugeVec as Vector>::Builder>;
 
 /// A vector of metrics whose series are removed when they have not been used for a while, so that deleted
 /// pods and nodes do not stay in the text forever. Clones share the series.
 #[derive(Clone)]
-pub struct Expiring<B: MetricVecBuilder> {
+pub struct ExpiringVec<B: MetricVecBuilder> {
     vector: MetricVec<B>,
     touched: Arc<Mutex<HashMap<Vec<String>, Instant>>>,
     life: Duration,
 }
 
-impl<B: MetricVecBuilder> std::fmt::Debug for Expiring<B> {
+impl<B: MetricVecBuilder> std::fmt::Debug for ExpiringVec<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Expiring")
+        f.debug_struct("ExpiringVec")
             .field("series", &self.touched.lock().len())
             .finish()
     }
 }
 
-impl<B: MetricVecBuilder> Expiring<B> {
+impl<B: MetricVecBuilder> ExpiringVec<B> {
     /// Creates the vector. Its series expire `life` after their last use.
     #[must_use]
     pub fn new(vector: MetricVec<B>, life: Duration) -> Self {
@@ -139,7 +139,7 @@ impl<B: MetricVecBuilder> Expiring<B> {
     }
 }
 
-impl<B: MetricVecBuilder> Collector for Expiring<B> {
+impl<B: MetricVecBuilder> Collector for ExpiringVec<B> {
     fn desc(&self) -> Vec<&Desc> {
         self.vector.desc()
     }
@@ -171,7 +171,7 @@ mod tests {
     async fn untouched_series_vanish() {
         let registry = Registry::new();
         let vector = GaugeVec::new(Opts::new("usage", "Usage"), &["node"]).unwrap();
-        let vector = Expiring::new(vector, Duration::from_secs(300));
+        let vector = ExpiringVec::new(vector, Duration::from_secs(300));
         let vector = register(&registry, vector).unwrap();
         vector.with(&["a"]).unwrap().set(1.0);
         vector.with(&["b"]).unwrap().set(2.0);

@@ -10,7 +10,7 @@ use crate::config::{ConfigError, Configuration};
 use clap::{ArgAction, Parser};
 use koord_app::features::{GateError, Gates};
 use koord_app::flags;
-use koord_app::flags::accepted::{Accepted, LOG, METRICS, Row, SERVING, Table};
+use koord_app::flags::accepted::{IgnoredFlags, LOG, METRICS, Row, SERVING, Table};
 use koord_kube::lease::ElectionArgs;
 use koord_kube::secure::SecureServingArgs;
 use std::net::{IpAddr, SocketAddr};
@@ -66,7 +66,7 @@ pub struct Args {
     pub feature_gates: String,
     /// Upstream flags that are accepted without effect.
     #[command(flatten)]
-    pub accepted: Accepted<Upstreams>,
+    pub accepted: IgnoredFlags<Upstreams>,
 }
 
 /// Table of upstream's flags that have no effect here.

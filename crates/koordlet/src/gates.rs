@@ -52,7 +52,7 @@ macro_rules! gates {
         /// Names, stages and defaults, in the order of [`Gate::ALL`].
         pub const GATES: &[features::Gate] = &[$(features::Gate {
             name: stringify!($name),
-            stage: features::Stage::$stage,
+            stage: features::FeatureStage::$stage,
             default: $default,
         },)+];
     };

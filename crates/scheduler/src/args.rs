@@ -12,7 +12,7 @@ use crate::framework::Registry;
 use crate::runtime::Options;
 use clap::{ArgAction, Parser};
 use koord_app::features::{GateError, Gates};
-use koord_app::flags::accepted::Accepted;
+use koord_app::flags::accepted::IgnoredFlags;
 use koord_app::flags::{self, Selection};
 use koord_kube::lease::ElectionArgs;
 use koord_kube::secure::SecureServingArgs;
@@ -95,7 +95,7 @@ pub struct Args {
     pub bind_annotations_with_binding: bool,
     /// The rest of upstream's flags.
     #[command(flatten)]
-    pub accepted: Accepted<Upstreams>,
+    pub accepted: IgnoredFlags<Upstreams>,
 }
 
 /// The error of an invalid command line.

@@ -1,6 +1,6 @@
 //! Feature gates: Koordinator's for the scheduler, and those of kube-scheduler 1.35.
 
-use koord_app::features::{Gate, Stage};
+use koord_app::features::{FeatureStage, Gate};
 
 /// All accepted feature gates, with upstream's defaults.
 pub const GATES: &[Gate] = &[
@@ -203,7 +203,7 @@ pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
 const fn stable(name: &'static str) -> Gate {
     Gate {
         name,
-        stage: Stage::Stable,
+        stage: FeatureStage::Stable,
         default: true,
     }
 }

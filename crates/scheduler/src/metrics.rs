@@ -352,9 +352,9 @@ impl Metrics {
         )?;
         for gate in crate::gates::GATES {
             let stage = match gate.stage {
-                koord_app::features::Stage::Alpha => "ALPHA",
-                koord_app::features::Stage::Beta => "BETA",
-                koord_app::features::Stage::Stable => "",
+                koord_app::features::FeatureStage::Alpha => "ALPHA",
+                koord_app::features::FeatureStage::Beta => "BETA",
+                koord_app::features::FeatureStage::Stable => "",
             };
             let on = gates.get(gate.name).copied().unwrap_or(gate.default);
             features

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 
 /// Format of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FlagFormat {
     /// Any text.
     Text,
     /// A boolean in Go's format.
@@ -19,10 +19,10 @@ pub enum Kind {
     /// A Go duration.
     Duration,
 }
-use Kind::{Duration, Number, Switch, Text};
+use FlagFormat::{Duration, Number, Switch, Text};
 
 /// Name, kind, default, and the note about the replacement.
-pub type Row = (&'static str, Kind, &'static str, &'static str);
+pub type Row = (&'static str, FlagFormat, &'static str, &'static str);
 
 /// The flags of one program.
 pub trait Table {
@@ -61,18 +61,18 @@ pub const LOG: &[Row] = &[
 ];
 
 /// The flags of a [`Table`] that were set to something else than their default.
-pub struct Accepted<T> {
+pub struct IgnoredFlags<T> {
     set: Vec<(&'static str, String, &'static str)>,
     of: PhantomData<fn() -> T>,
 }
 
-impl<T> fmt::Debug for Accepted<T> {
+impl<T> fmt::Debug for IgnoredFlags<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Accepted").field(&self.set).finish()
+        f.debug_tuple("IgnoredFlags").field(&self.set).finish()
     }
 }
 
-impl<T> Clone for Accepted<T> {
+impl<T> Clone for IgnoredFlags<T> {
     fn clone(&self) -> Self {
         Self {
             set: self.set.clone(),
@@ -81,7 +81,7 @@ impl<T> Clone for Accepted<T> {
     }
 }
 
-impl<T> Accepted<T> {
+impl<T> IgnoredFlags<T> {
     /// Returns a line for each flag that was set and has no effect.
     pub fn notes(&self) -> impl Iterator<Item = String> + '_ {
         self.set
@@ -94,7 +94,7 @@ fn rows<T: Table>() -> impl Iterator<Item = &'static Row> {
     T::PARTS.iter().copied().flatten()
 }
 
-fn check(kind: Kind, value: &str) -> Result<String, String> {
+fn check(kind: FlagFormat, value: &str) -> Result<String, String> {
     let fits = match kind {
         Text => Ok(()),
         Switch => boolean(value).map(drop).map_err(|e| e.to_string()),
@@ -104,7 +104,7 @@ fn check(kind: Kind, value: &str) -> Result<String, String> {
     fits.map(|()| value.to_owned())
 }
 
-fn same(kind: Kind, value: &str, default: &str) -> bool {
+fn same(kind: FlagFormat, value: &str, default: &str) -> bool {
     match kind {
         Switch => boolean(value).ok() == boolean(default).ok(),
         Duration => duration(value).ok() == duration(default).ok(),
@@ -112,7 +112,7 @@ fn same(kind: Kind, value: &str, default: &str) -> bool {
     }
 }
 
-impl<T: Table> clap::Args for Accepted<T> {
+impl<T: Table> clap::Args for IgnoredFlags<T> {
     fn augment_args(mut command: Command) -> Command {
         for (name, kind, default, instead) in rows::<T>() {
             let kind = *kind;
@@ -137,7 +137,7 @@ impl<T: Table> clap::Args for Accepted<T> {
     }
 }
 
-impl<T: Table> FromArgMatches for Accepted<T> {
+impl<T: Table> FromArgMatches for IgnoredFlags<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let set = rows::<T>().filter_map(|(name, kind, default, instead)| {
             let value = matches.get_one::<String>(name)?;

@@ -1,7 +1,7 @@
 //! Feature gates. Upstream's programs other than the scheduler share one set of gates, so a manifest may name
 //! any of them.
 
-use koord_app::features::{Gate, Gates, Stage};
+use koord_app::features::{FeatureStage, Gate, Gates};
 
 /// Every gate that may be set, with upstream's defaults.
 pub const GATES: &[Gate] = &[
@@ -15,7 +15,7 @@ pub const GATES: &[Gate] = &[
     Gate::beta("LoggingBetaOptions", true),
     Gate {
         name: "ComponentSLIs",
-        stage: Stage::Stable,
+        stage: FeatureStage::Stable,
         default: true,
     },
     // Gates of koord-manager.

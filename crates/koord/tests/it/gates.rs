@@ -1,22 +1,22 @@
 //! Feature gates of all programs against upstream's. Upstream's manager and descheduler parse `--feature-gates` with
 //! one map, so a value that both get must not stop one of them; the scheduler's map has some of the same names.
 
-use koord_app::features::{Gate, Gates, Stage};
+use koord_app::features::{FeatureStage, Gate, Gates};
 use std::collections::BTreeMap;
 
 /// Gates whose default differs from upstream's on purpose, in the manager only.
 const OTHER_DEFAULT: [&str; 1] = ["ConfigMapValidatingWebhook"];
 
 /// Upstream's map: stages and defaults by name.
-fn upstream() -> BTreeMap<&'static str, (Stage, bool)> {
+fn upstream() -> BTreeMap<&'static str, (FeatureStage, bool)> {
     let lines = include_str!("../../../manager/tests/it/upstream-flags.txt").lines();
     let gates = lines.filter_map(|line| {
         let mut fields = line.strip_prefix("gate ")?.split(' ');
         let (name, stage, default) = (fields.next()?, fields.next()?, fields.next()?);
         let stage = if stage == "BETA" {
-            Stage::Beta
+            FeatureStage::Beta
         } else {
-            Stage::Alpha
+            FeatureStage::Alpha
         };
         (!name.starts_with("All")).then_some((name, (stage, default == "true")))
     });

@@ -11,7 +11,7 @@ use crate::states::kubelet::KubeletMetrics;
 use crate::states::malformed::BadInput;
 use crate::states::slo::SuppressPolicy;
 use crate::states::{ContainerInfo, NodeInfo, PodInfo};
-use koord_app::metrics::{Expiring, ExpiringGauges, Vector};
+use koord_app::metrics::{ExpiringGauges, ExpiringVec, Vector};
 use koord_host::CpuSet;
 use prometheus::core::Collector;
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
@@ -176,7 +176,7 @@ pub enum AgentPart {
     Audit,
 }
 
-type ExpiringCounters = Expiring<<IntCounterVec as Vector>::Builder>;
+type ExpiringCounters = ExpiringVec<<IntCounterVec as Vector>::Builder>;
 
 /// The agent's metrics. Nothing is recorded before the node's name is set.
 #[derive(Debug, Clone)]
@@ -251,11 +251,13 @@ impl Metrics {
         let gauge = |family: Family| register(registry, family.gauge());
         let counter = |family: Family| register(registry, family.counter());
         let expiring = |family: Family| {
-            let vector = family.gauge().map(|vector| Expiring::new(vector, LIFE));
+            let vector = family.gauge().map(|vector| ExpiringVec::new(vector, LIFE));
             register(registry, vector)
         };
         let expiring_counter = |family: Family| {
-            let vector = family.counter().map(|vector| Expiring::new(vector, LIFE));
+            let vector = family
+                .counter()
+                .map(|vector| ExpiringVec::new(vector, LIFE));
             register(registry, vector)
         };
         let histogram = |family: Family, buckets| register(registry, family.histogram(buckets));

@@ -1,7 +1,7 @@
 //! Flags of upstream's scheduler that are accepted without effect.
 
 use koord_app::flags::accepted::{
-    Kind::{Duration, Number, Switch, Text},
+    FlagFormat::{Duration, Number, Switch, Text},
     LOG, METRICS, Row, SERVING, Table,
 };
 
