@@ -108,7 +108,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let open_files = limits::raise_open_files();
     tracing::debug!(?open_files, "limit of open files");
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
-    metrics.started(&options.node_name, ctx.clock.now().as_second());
+    metrics.record_start(&options.node_name, ctx.clock.now().as_second());
     options.audit.set_metrics(metrics.clone());
     let status = StatusHandle::new(states.malformed_inputs.clone(), states.conditions.clone());
     status.update(|status| {
@@ -557,7 +557,7 @@ impl MainLoop {
                     let now = self.now(origin);
                     let TickOutcome { evictions: due, strategy_states, notes, guard, .. } = self.agent.tick(now);
                     let took = began.elapsed();
-                    self.metrics.ticked(took.as_secs_f64());
+                    self.metrics.record_tick(took.as_secs_f64());
                     let collectors = self.agent.collectors();
                     self.status.show_errors(self.agent.strategy_errors());
                     let listed = self.states.pods.load_full();

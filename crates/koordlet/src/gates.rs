@@ -124,7 +124,7 @@ impl Gates {
     }
 
     /// Returns the open gates that do less than upstream's, each with the text to log at start.
-    pub fn lacking(&self) -> impl Iterator<Item = (Gate, &'static str)> + '_ {
+    pub fn limited_gates(&self) -> impl Iterator<Item = (Gate, &'static str)> + '_ {
         let open = Gate::ALL.iter().filter(|gate| self.is_on(**gate));
         open.filter_map(|gate| match gate.effect() {
             Works => None,
@@ -137,7 +137,7 @@ impl Gates {
     pub fn announce(&self) {
         let usual = Self::default();
         let mut nothing: Vec<(&str, Vec<&str>)> = Vec::new();
-        for (gate, why) in self.lacking() {
+        for (gate, why) in self.limited_gates() {
             if usual.is_on(gate) {
                 tracing::info!(
                     gate = gate.name(),
@@ -233,7 +233,8 @@ mod tests {
 
     #[test]
     fn open_gates_without_effect_are_listed() {
-        let names = |gates: &Gates| -> Vec<_> { gates.lacking().map(|(g, _)| g.name()).collect() };
+        let names =
+            |gates: &Gates| -> Vec<_> { gates.limited_gates().map(|(g, _)| g.name()).collect() };
         let mut gates: Gates = "AllAlpha=false,AllBeta=false".parse().unwrap();
         assert!(names(&gates).is_empty());
         for gate in [Gate::BatchResource, Gate::TCNetworkQoS, Gate::Libpfm4] {

@@ -158,7 +158,7 @@ impl Measure {
                     .with(Signal::Cpi, self.cpi.get(&pod.id).copied()),
                 false => Readings::default(),
             },
-            held_up: pod.held_up(),
+            throttled_share: pod.throttled_share(),
         });
         Some(views.collect())
     }

@@ -10,7 +10,7 @@ fn entry(message: &str) -> Entry {
     Entry::new(Subject::Node, 1, "r", message.to_owned())
 }
 
-fn at(second: i64) -> Timestamp {
+fn time_at(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
 }
 
@@ -25,7 +25,7 @@ fn files(dir: &Path) -> Config {
 
 fn write(log: &Log, messages: impl Iterator<Item = u32>) {
     for n in messages {
-        log.record(at(n.into()), entry(&format!("m{n}")));
+        log.record(time_at(n.into()), entry(&format!("m{n}")));
     }
 }
 
@@ -102,7 +102,7 @@ fn rotation_while_reading_loses_and_repeats_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(files(dir.path()));
     let padding = "x".repeat(1000);
-    let record = |n: u32| log.record(at(n.into()), entry(&format!("m{n} {padding}")));
+    let record = |n: u32| log.record(time_at(n.into()), entry(&format!("m{n} {padding}")));
     (0..10_000).for_each(record);
     let first = log.page(None, 2048).unwrap();
     // Every file that is read now is renamed or removed meanwhile.
@@ -128,7 +128,7 @@ fn files_rotate_and_are_bounded() {
     });
     let long = "x".repeat(300_000);
     for n in 0..40 {
-        log.record(at(n), entry(&long));
+        log.record(time_at(n), entry(&long));
     }
     log.flush();
     let all = fs::read_dir(dir.path().join("audit")).unwrap();
@@ -176,7 +176,7 @@ fn verbosity_drops_details() {
         let log = Log::open(config(verbose));
         for level in 0..6 {
             log.record(
-                at(0),
+                time_at(0),
                 Entry {
                     level,
                     ..entry("m")
@@ -256,7 +256,7 @@ fn a_failed_rotation_repeats_nothing() {
     log.flush();
     // Larger than a file may be, so the log must rotate, but the directory is missing.
     fs::rename(&path, &away).unwrap();
-    log.record(at(3), entry(&"x".repeat(3 << 20)));
+    log.record(time_at(3), entry(&"x".repeat(3 << 20)));
     fs::rename(&away, &path).unwrap();
     let page = messages(&log.page(None, 100).unwrap());
     assert!(page[0].starts_with('x'));

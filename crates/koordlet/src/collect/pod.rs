@@ -31,7 +31,7 @@ pub struct GroupCollector {
     pub throttled: Option<f64>,
     /// Throttled time per elapsed time. Counted per CPU, so it exceeds 1 when several CPUs are throttled at
     /// once.
-    pub held_up: Option<f64>,
+    pub throttled_share: Option<f64>,
 }
 
 /// Selects what to sample in addition to CPU usage.
@@ -121,11 +121,11 @@ impl GroupCollector {
 
     fn update_throttling(&mut self, now_ns: u64, stat: Option<CpuStat>) {
         let Some(now) = stat else {
-            (self.throttled, self.periods, self.held_up) = (None, None, None);
+            (self.throttled, self.periods, self.throttled_share) = (None, None, None);
             self.throttled_time.reset();
             return;
         };
-        self.held_up = self.throttled_time.update(now_ns, now.throttled_ns);
+        self.throttled_share = self.throttled_time.update(now_ns, now.throttled_ns);
         let before = self.periods.replace((now.nr_periods, now.nr_throttled));
         self.throttled = before.map(|(periods, throttled)| {
             let periods = now.nr_periods.saturating_sub(periods);
@@ -167,7 +167,7 @@ impl GroupCollector {
 
     fn clear(&mut self) {
         (self.cpu, self.memory, self.memory_with_cache) = (None, None, None);
-        (self.throttled, self.held_up) = (None, None);
+        (self.throttled, self.throttled_share) = (None, None);
     }
 }
 
@@ -209,8 +209,11 @@ impl TrackedPod {
     /// Returns the largest share of time (0–1) for which one of the pod's containers was throttled by its own
     /// limit.
     #[must_use]
-    pub fn held_up(&self) -> f64 {
-        let each = self.containers.iter().filter_map(|c| c.usage.held_up);
+    pub fn throttled_share(&self) -> f64 {
+        let each = self
+            .containers
+            .iter()
+            .filter_map(|c| c.usage.throttled_share);
         each.fold(0.0, f64::max).clamp(0.0, 1.0)
     }
 

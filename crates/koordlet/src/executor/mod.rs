@@ -349,7 +349,8 @@ impl Executor {
                 }
                 if !back {
                     let original = changed.then_some(old);
-                    self.cache.wrote(intent, value, exact, original, at.ms);
+                    self.cache
+                        .record_write(intent, value, exact, original, at.ms);
                 }
             }
             Err(error) if error.is_gone() || error.is_unsupported() => {
@@ -395,7 +396,7 @@ impl Executor {
             TargetKind::Resctrl(_) => "resctrl",
             TargetKind::Process(_) => "process",
         };
-        metrics.wrote(kind, ok, milliseconds);
+        metrics.record_write(kind, ok, milliseconds);
     }
 
     fn audit(&self, intent: &Intent, value: &str, old: Option<String>, wall: Timestamp) {

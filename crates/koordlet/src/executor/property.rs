@@ -420,7 +420,7 @@ impl BatchCoverage {
     }
 }
 
-fn on_the_fake(version: Version) {
+fn run_on_fake(version: Version) {
     let reached = RefCell::new(BatchCoverage::default());
     let config = Config {
         cases: 64,
@@ -451,12 +451,12 @@ fn on_the_fake(version: Version) {
 
 #[test]
 fn random_trees_on_v1() {
-    on_the_fake(Version::V1);
+    run_on_fake(Version::V1);
 }
 
 #[test]
 fn random_trees_on_v2() {
-    on_the_fake(Version::V2);
+    run_on_fake(Version::V2);
 }
 
 #[test]

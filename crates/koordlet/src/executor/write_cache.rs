@@ -97,7 +97,7 @@ impl WriteCache {
 
     /// Records that `target` has `value` now. `exact` is true for the intended value, false for an
     /// intermediate step. `original` is the previous content if it was changed.
-    pub(super) fn wrote(
+    pub(super) fn record_write(
         &mut self,
         intent: &Intent,
         value: &str,

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     /// Returns a client whose API server refuses every request.
-    fn nobody() -> Client {
+    fn refusing_client() -> Client {
         let refused = |_: http::Request<koord_kube::client::Body>| async {
             Err::<http::Response<koord_kube::client::Body>, _>(std::io::Error::other("not asked"))
         };
@@ -245,7 +245,9 @@ mod tests {
         let path = dir.path().join("config.yaml");
         let read = async |text: &str| {
             std::fs::write(&path, text).unwrap();
-            let read = ConfigSource::File(path.clone()).read(&nobody(), "n").await;
+            let read = ConfigSource::File(path.clone())
+                .read(&refusing_client(), "n")
+                .await;
             read.map(|read| (read.policy, read.scope))
         };
         let kind = "kind: KubeletConfiguration\n";
@@ -286,7 +288,9 @@ mod tests {
             ),
         ] {
             std::fs::write(&path, format!("{kind}{text}")).unwrap();
-            let read = ConfigSource::File(path.clone()).read(&nobody(), "n").await;
+            let read = ConfigSource::File(path.clone())
+                .read(&refusing_client(), "n")
+                .await;
             let reserved = read.unwrap().reserved;
             assert_eq!(
                 (reserved.memory, reserved.memory_percent),
@@ -298,7 +302,7 @@ mod tests {
         let error = read(&format!("{kind}evictionHard: {{memory.available: much}}")).await;
         assert!(error.unwrap_err().contains("invalid value \"much\""));
         let missing = ConfigSource::File("/nonexistent/config.yaml".into());
-        let error = missing.read(&nobody(), "n").await.unwrap_err();
+        let error = missing.read(&refusing_client(), "n").await.unwrap_err();
         assert!(error.contains("/nonexistent"), "{error}");
     }
 }

@@ -353,7 +353,7 @@ impl Metrics {
     }
 
     /// Sets the node's name, once, and records the start time of the agent.
-    pub fn started(&self, node: &str, unix_seconds: i64) {
+    pub fn record_start(&self, node: &str, unix_seconds: i64) {
         let _ = self.0.node.set(node.to_owned());
         self.set(&self.0.start_time, &[], unix_seconds as f64);
     }
@@ -498,7 +498,7 @@ impl Metrics {
     }
 
     /// Removes the series of a container's cookie.
-    pub fn cookie_gone(&self, container: &Container, group: &str, cookie: u64) {
+    pub fn remove_cookie(&self, container: &Container, group: &str, cookie: u64) {
         let cookie = cookie.to_string();
         if let Some(labels) = self.labels(&cookie_labels(container, group, &cookie)) {
             self.0.cookies.remove(&labels);
@@ -621,7 +621,7 @@ impl Metrics {
     }
 
     /// Records a kernel write: the kind of file, and its duration.
-    pub fn wrote(&self, kind: &str, ok: bool, milliseconds: f64) {
+    pub fn record_write(&self, kind: &str, ok: bool, milliseconds: f64) {
         let labels = [kind, if ok { "success" } else { "failed" }];
         if let Ok(histogram) = self.0.updates.get_metric_with_label_values(&labels) {
             histogram.observe(milliseconds);
@@ -629,7 +629,7 @@ impl Metrics {
     }
 
     /// Records the duration of a tick.
-    pub fn ticked(&self, seconds: f64) {
+    pub fn record_tick(&self, seconds: f64) {
         self.set(&self.0.tick, &[], seconds);
     }
 

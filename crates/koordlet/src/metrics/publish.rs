@@ -62,7 +62,7 @@ mod tests {
     fn text(record: impl FnOnce(&Metrics)) -> String {
         let registry = Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("n1", 0);
+        metrics.record_start("n1", 0);
         record(&metrics);
         koord_app::metrics::encode(&registry).unwrap()
     }

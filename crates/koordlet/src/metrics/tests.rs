@@ -114,7 +114,7 @@ fn record(metrics: &Metrics) {
         cpu: 0.5,
         memory: 4096.0,
     }]);
-    metrics.ticked(0.01);
+    metrics.record_tick(0.01);
     metrics
         .bad_input()
         .count("NodeSLO", "cpuSuppressThresholdPercent");
@@ -166,7 +166,7 @@ fn record(metrics: &Metrics) {
 fn names_types_and_labels_are_upstreams() {
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
-    metrics.started("n1", 1);
+    metrics.record_start("n1", 1);
     record(&metrics);
     let families = registry.gather();
     let mut recorded = BTreeMap::new();
@@ -200,7 +200,7 @@ fn names_types_and_labels_are_upstreams() {
 fn values_carry_upstreams_units() {
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
-    metrics.started("n1", 1);
+    metrics.record_start("n1", 1);
     record(&metrics);
     let text = koord_app::metrics::encode(&registry).unwrap();
     for line in [
@@ -260,7 +260,7 @@ fn metrics_are_empty_before_the_node_is_known() {
 async fn metrics_of_removed_objects_are_removed() {
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
-    metrics.started("n1", 1);
+    metrics.record_start("n1", 1);
     let text = || koord_app::metrics::encode(&registry).unwrap();
     record(&metrics);
     assert!(text().contains("container_cpi{"), "shown once");
@@ -305,6 +305,6 @@ async fn metrics_of_removed_objects_are_removed() {
     }
     metrics.cookie(&other, "g", 7);
     assert!(text().contains("container_core_sched_cookie{"));
-    metrics.cookie_gone(&other, "g", 7);
+    metrics.remove_cookie(&other, "g", 7);
     assert!(!text().contains("container_core_sched_cookie{"));
 }

@@ -40,14 +40,14 @@ fn machine(places: &[(u32, u32, u32)], kib: &[u64]) -> MachineInfo {
 }
 
 /// Upstream's machine of `Test_reportNodeTopology`: two NUMA nodes of two cores.
-fn eight() -> MachineInfo {
+fn eight_cpu_machine() -> MachineInfo {
     let places: Vec<_> = (0..8).map(|cpu| (cpu / 2, cpu / 4, cpu / 4)).collect();
     machine(&places, &[263_432_804, 263_432_000])
 }
 
 /// Upstream's machine of `Test_getNodeReserved` and of the kubelet's tests: twelve CPUs, sockets and
 /// NUMA nodes in turn.
-fn twelve() -> MachineInfo {
+fn twelve_cpu_machine() -> MachineInfo {
     let places: Vec<_> = (0..12).map(|cpu| (cpu % 6, cpu % 2, cpu % 2)).collect();
     machine(&places, &[1 << 20, 1 << 20])
 }
@@ -86,7 +86,7 @@ fn kubelet(config: Value) -> Config {
     config
 }
 
-fn fixed() -> Config {
+fn static_config() -> Config {
     kubelet(json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "2000m"}}))
 }
 
@@ -112,10 +112,10 @@ struct Case {
 impl Case {
     fn new() -> Self {
         Self {
-            machine: eight(),
+            machine: eight_cpu_machine(),
             node: node(json!({})),
             pods: four_pods(),
-            kubelet: Some(fixed()),
+            kubelet: Some(static_config()),
             state: "",
             huge_pages: false,
         }
@@ -356,7 +356,7 @@ fn exclusive_cpus_reads_cpu_manager_state() {
 /// Upstream's `TestGetStaticCPUManagerPolicyReservedCPUs`, and configurations that its kubelet rejects.
 #[test]
 fn kubelet_reserved_returns_cpus_of_static_policy() {
-    let topology = cpus::topology(&twelve());
+    let topology = cpus::topology(&twelve_cpu_machine());
     for (config, wanted) in [
         (
             json!({"evictionHard": {"imagefs.available": "15%", "memory.available": "300Mi"},
@@ -390,7 +390,7 @@ fn kubelet_reserved_returns_cpus_of_static_policy() {
 /// Upstream's `Test_getNodeReserved`.
 #[test]
 fn reservations_come_to_cpus() {
-    let topology = cpus::topology(&twelve());
+    let topology = cpus::topology(&twelve_cpu_machine());
     for (text, wanted) in [
         (None, "{}"),
         (Some("{}"), "{}"),

@@ -61,7 +61,7 @@ pub(super) fn zones(
                 .iter()
                 .map(|(name, capacity)| {
                     let allocatable =
-                        less(*capacity, node_reserved.get(name).copied().unwrap_or(0));
+                        reduced(*capacity, node_reserved.get(name).copied().unwrap_or(0));
                     ResourceInfo {
                         name: (*name).to_owned(),
                         capacity: *capacity,
@@ -110,7 +110,7 @@ fn part(milli: i128, count: i128) -> i128 {
 }
 
 /// Returns `amount` minus `milli` thousandths of a unit, at least 0.
-fn less(amount: Quantity, milli: i128) -> Quantity {
+fn reduced(amount: Quantity, milli: i128) -> Quantity {
     let nanos = milli.saturating_mul(NANOS_PER_UNIT / 1000);
     quantity::Quantity::from_nanos((amount.nanos() - nanos).max(0), amount.format())
 }

@@ -49,12 +49,15 @@ pub fn by_pod(pods: &[PodForecast], allocatable: Amounts) -> Estimate {
             None => unpredicted = plus(unpredicted, pod.request),
             Some(peak) => {
                 unreclaimable = plus(unreclaimable, peak);
-                reclaimable = plus(reclaimable, above_zero(minus(pod.request, peak)));
+                reclaimable = plus(reclaimable, clamp_to_zero(subtract(pod.request, peak)));
             }
         }
     }
     Estimate {
-        reclaimable: smaller(reclaimable, above_zero(minus(allocatable, unreclaimable))),
+        reclaimable: smaller(
+            reclaimable,
+            clamp_to_zero(subtract(allocatable, unreclaimable)),
+        ),
         peak: plus(unreclaimable, unpredicted),
     }
 }
@@ -65,8 +68,8 @@ pub fn by_pod(pods: &[PodForecast], allocatable: Amounts) -> Estimate {
 pub fn by_class(requests: Amounts, unreclaimable: Amounts, allocatable: Amounts) -> Estimate {
     Estimate {
         reclaimable: smaller(
-            above_zero(minus(requests, unreclaimable)),
-            above_zero(minus(allocatable, unreclaimable)),
+            clamp_to_zero(subtract(requests, unreclaimable)),
+            clamp_to_zero(subtract(allocatable, unreclaimable)),
         ),
         peak: unreclaimable,
     }
@@ -122,7 +125,7 @@ pub fn estimate<'a>(
     let by_class = by_class(requests, unreclaimable, allocatable);
     let published = Estimate {
         reclaimable: smaller(by_pod.reclaimable, by_class.reclaimable),
-        peak: larger(by_pod.peak, by_class.peak),
+        peak: max_amounts(by_pod.peak, by_class.peak),
     };
     Reclaimable {
         by_pod,
@@ -146,7 +149,7 @@ fn plus(a: Amounts, b: Amounts) -> Amounts {
     }
 }
 
-fn minus(a: Amounts, b: Amounts) -> Amounts {
+fn subtract(a: Amounts, b: Amounts) -> Amounts {
     Amounts {
         cpu: a.cpu.saturating_sub(b.cpu),
         memory: a.memory.saturating_sub(b.memory),
@@ -160,13 +163,13 @@ fn smaller(a: Amounts, b: Amounts) -> Amounts {
     }
 }
 
-fn larger(a: Amounts, b: Amounts) -> Amounts {
+fn max_amounts(a: Amounts, b: Amounts) -> Amounts {
     Amounts {
         cpu: a.cpu.max(b.cpu),
         memory: a.memory.max(b.memory),
     }
 }
 
-fn above_zero(a: Amounts) -> Amounts {
-    larger(a, Amounts::default())
+fn clamp_to_zero(a: Amounts) -> Amounts {
+    max_amounts(a, Amounts::default())
 }

@@ -149,7 +149,7 @@ impl CpuSuppress {
 
     /// Returns whether the CPU sets of the BE class are not managed any more.
     #[must_use]
-    pub fn leaves_cpusets(&self) -> bool {
+    pub fn ignores_cpusets(&self) -> bool {
         self.cpuset == LimiterState::Recovered
     }
 

@@ -158,7 +158,7 @@ impl Planner for GuardPlanner {
                     key: pod.id,
                     vote: vote(pod.info),
                     load: pod.cpu?,
-                    throttled: pod.held_up,
+                    throttled: pod.throttled_share,
                     readings: pod.readings,
                 })
             })
@@ -210,7 +210,7 @@ impl Planner for GuardPlanner {
 }
 
 /// Returns why this node cannot limit the memory bandwidth of batch work; `None` if it can.
-fn no_bandwidth(view: &View<'_>) -> Option<&'static str> {
+fn bandwidth_problem(view: &View<'_>) -> Option<&'static str> {
     if !view.facts.settings.gates.is_on(Gate::RdtResctrl) {
         return Some("gate RdtResctrl is closed");
     }
@@ -225,7 +225,7 @@ fn no_bandwidth(view: &View<'_>) -> Option<&'static str> {
 }
 
 /// Returns the levers that this node lacks, and why, except bandwidth.
-fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
+fn missing_levers(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     let (facts, machine) = (&view.facts, view.facts.machine);
     let mut absent = Vec::new();
     let idle = facts.slo.extension.be_cpu_idle;
@@ -259,18 +259,18 @@ impl GuardPlanner {
             .bandwidth
             .is_none_or(|(at, _)| view.tick.saturating_sub(at) >= RESCTRL_CHECK_TICKS);
         if old {
-            self.bandwidth = Some((view.tick, no_bandwidth(view)));
+            self.bandwidth = Some((view.tick, bandwidth_problem(view)));
         }
     }
 
-    fn absent(&self, view: &View<'_>) -> Vec<(Lever, &'static str)> {
+    fn missing_levers(&self, view: &View<'_>) -> Vec<(Lever, &'static str)> {
         let why = self.bandwidth.and_then(|(_, why)| why);
         let bandwidth = why.map(|why| (Lever::Bandwidth, why));
-        absent(view).into_iter().chain(bandwidth).collect()
+        missing_levers(view).into_iter().chain(bandwidth).collect()
     }
 
     fn levers(&self, view: &View<'_>) -> Vec<Lever> {
-        let absent = self.absent(view);
+        let absent = self.missing_levers(view);
         let is_present = |lever: &Lever| absent.iter().all(|(other, _)| other != lever);
         Lever::ALL.into_iter().filter(is_present).collect()
     }

@@ -121,7 +121,7 @@ impl Planner for Control {
                 };
                 let batch = class == QosClass::Be;
                 let narrowed = match batch && self.narrowed {
-                    true => &narrow(settings, order),
+                    true => &limit_bandwidth(settings, order),
                     false => settings,
                 };
                 let (lines, errors) = resctrl::class_lines(&hardware, narrowed);
@@ -202,7 +202,7 @@ fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
 
 /// Returns a class's settings with at most the bandwidth of the guard's limit `order`, and all of it if
 /// neither is set. Invalid settings are kept, so that they are reported.
-fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
+fn limit_bandwidth(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
     let percent = match settings.mba_percent {
         Some(configured @ 1..=100) => configured.min(order.unwrap_or(100)),
         Some(other) if order.is_none() => other,

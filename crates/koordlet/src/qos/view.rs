@@ -103,7 +103,7 @@ pub struct PodView<'a> {
     pub readings: Readings,
     /// Largest share of time (0–1) for which one of the containers was throttled by its own limit; 0 without
     /// such a limit, and while no strategy needs it.
-    pub held_up: f64,
+    pub throttled_share: f64,
 }
 
 /// Reads current values of the kernel on demand. It writes nothing.

@@ -243,7 +243,7 @@ mod tests {
             }
         }
 
-        async fn wanted(&self) {
+        async fn wait_for_resync(&self) {
             let wanted = self.states.resync_requested();
             let limit = Duration::from_secs(60);
             timeout(limit, wanted)
@@ -264,17 +264,17 @@ mod tests {
             let machine = Machine::start(tree, false);
             // The first of a node is found by looking for the kubelet's own group.
             machine.tree.group("kubepods/burstable/podu1").unwrap();
-            machine.wanted().await;
+            machine.wait_for_resync().await;
             // From here on inotify reports changes.
             machine.tree.group("kubepods/burstable/podu2").unwrap();
-            machine.wanted().await;
+            machine.wait_for_resync().await;
             for _ in RESYNC_DELAYS {
-                machine.wanted().await;
+                machine.wait_for_resync().await;
             }
             machine.tree.group("kubepods/burstable/podu1/c1").unwrap();
-            machine.wanted().await;
+            machine.wait_for_resync().await;
             machine.tree.group("kubepods/besteffort/podu3").unwrap();
-            machine.wanted().await;
+            machine.wait_for_resync().await;
         }
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let quiet = machine.states.resync_requested();
         assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
         machine.tree.group("kubepods/podnew").unwrap();
-        machine.wanted().await;
+        machine.wait_for_resync().await;
         let new_pod = CgroupPath::new("kubepods/podnew").unwrap();
         machine.tree.vanish(&new_pod).unwrap();
         let quiet = machine.states.resync_requested();

@@ -169,7 +169,7 @@ impl NodeInfo {
                 .with(
                     annotations::NODE_RESOURCE_AMPLIFICATION_RATIO,
                     last.map(|last| last.amplification.clone()),
-                    |text| AmplificationRatios::parse(text).map(above_one),
+                    |text| AmplificationRatios::parse(text).map(ratios_above_one),
                 )
                 .unwrap_or_default(),
             network_bandwidth: reader.with(
@@ -271,7 +271,7 @@ fn normalization_ratio(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Opti
     read.flatten()
 }
 
-fn above_one(ratios: AmplificationRatios) -> BTreeMap<String, f64> {
+fn ratios_above_one(ratios: AmplificationRatios) -> BTreeMap<String, f64> {
     let mut ratios = ratios.0;
     ratios.retain(|_, ratio| *ratio > 1.0 && *ratio <= extension::MAX_AMPLIFICATION);
     ratios

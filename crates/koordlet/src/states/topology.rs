@@ -101,7 +101,7 @@ impl TopologyInfo {
     /// Returns the CPUs that batch work must not use whatever its pools: those reserved by the kubelet or the
     /// node, or exclusive to SYSTEM pods.
     #[must_use]
-    pub fn kept_back(&self) -> CpuSet {
+    pub fn excluded_cpus(&self) -> CpuSet {
         let mut cpus = self.reserved.clone();
         if let Some(manager) = &self.cpu_manager {
             cpus = cpus.union(&manager.reserved);
@@ -219,13 +219,13 @@ mod tests {
         assert_eq!(info.be_shared_pools[1].cpus.len(), 0);
         assert_eq!(info.kubelet_cpus.len(), 1);
         assert_eq!(info.kubelet_cpus["u"].to_string(), "3-4");
-        assert_eq!(info.kept_back().to_string(), "0-2");
+        assert_eq!(info.excluded_cpus().to_string(), "0-2");
         let shared = r#"{"cpuset":"1","cpusetExclusive":false}"#;
         let (info, _) = read(
             &json!({annotations::NODE_SYSTEM_QOS_RESOURCE: shared}),
             None,
         );
-        assert!(info.kept_back().is_empty() && !info.is_static());
+        assert!(info.excluded_cpus().is_empty() && !info.is_static());
     }
 
     #[test]

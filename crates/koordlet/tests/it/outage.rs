@@ -536,7 +536,7 @@ async fn api_mode_kills_no_pod_during_a_server_outage() {
 /// The guard decides by the node's own signals. A lever held at the start of the outage is released to check
 /// whether the harm returns, is applied again if it does, and released when the harm ends, without waiting
 /// for any response. The results are reported when the server is back.
-async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
+async fn run_guard_without_server(connectivity: Connectivity) {
     let mut slo = slo(65);
     slo["spec"]["extensions"]["cpuSuppress"]["mode"] = json!("pressure");
     let mut node = Node::with(EvictionMode::Api, slo).await;
@@ -608,10 +608,10 @@ async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
 
 #[tokio::test(start_paused = true)]
 async fn the_guard_goes_on_without_a_server_that_refuses() {
-    the_guard_goes_on_without_a_server(Connectivity::Refused).await;
+    run_guard_without_server(Connectivity::Refused).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_guard_goes_on_without_a_server_that_hangs() {
-    the_guard_goes_on_without_a_server(Connectivity::Hangs).await;
+    run_guard_without_server(Connectivity::Hangs).await;
 }

@@ -55,7 +55,7 @@ impl Rig {
         self.tree.root().read_target(&target).unwrap().unwrap()
     }
 
-    fn no_refusals(&self) {
+    fn assert_no_refusals(&self) {
         let writes = self.tree.writes();
         let refused: Vec<_> = writes
             .iter()
@@ -168,7 +168,7 @@ fn containers_and_sandboxes_run_on_their_cpus() {
     rig.pass();
     assert_eq!(rig.cpus("kubepods/podlsr/pause"), "2-3");
     assert_eq!(rig.cpus("kubepods/burstable/podls/c1"), "0-1");
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn host_applications_have_the_shared_cpus() {
         {"name": "nginx", "qos": "LS"}, {"name": "gone", "qos": "LS"}, {"name": "x", "qos": "LSR"}]}));
     rig.pass();
     assert_eq!(rig.cpus("host-latency-sensitive/nginx"), "0-1");
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn group_identity_reaches_every_group_and_goes_again() {
     for (path, _) in groups {
         assert_eq!(rig.bvt(path), "0", "{path}");
     }
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn processes_die_in_the_order_that_annotations_ask_for() {
         rig.pass();
     }
     assert_eq!(adj(&rig, 74), "-500");
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn groups_of_pods_share_cookies() {
     rig.slo(slo("groupIdentity"));
     rig.pass();
     assert_eq!(cookies(&rig), ["0"; 6]);
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn a_kernel_without_cookies_is_left_alone() {
     for _ in 0..12 {
         rig.pass();
     }
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }
 
 #[test]
@@ -382,5 +382,5 @@ fn groups_of_unknown_containers_keep_their_cpus() {
     ] {
         assert_eq!(rig.cpus(path), want, "{path}");
     }
-    rig.no_refusals();
+    rig.assert_no_refusals();
 }

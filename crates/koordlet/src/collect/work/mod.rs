@@ -139,7 +139,7 @@ impl WorkMeter {
         if matches!(self.stage, SourceState::New) && !self.pods.is_empty() {
             match PacketProgram::load() {
                 Ok(program) => self.stage = SourceState::Ready(Box::new(program)),
-                Err(error) => self.give_up(&error),
+                Err(error) => self.stop_counting(&error),
             }
         }
         self.attach(now_ns / 1_000_000);
@@ -175,7 +175,7 @@ impl WorkMeter {
             match source.attach(&self.root.cgroup(&pod.group)) {
                 Ok(counter) => pod.counter = counter,
                 Err(error) if error.is_unsupported() => {
-                    self.give_up(&error);
+                    self.stop_counting(&error);
                     return;
                 }
                 Err(error) => self.errors.add(error),
@@ -183,7 +183,7 @@ impl WorkMeter {
         }
     }
 
-    fn give_up(&mut self, error: &HostError) {
+    fn stop_counting(&mut self, error: &HostError) {
         tracing::warn!(part = "packets", %error, "packet counting unavailable, stopping it");
         self.stage = SourceState::Unavailable(error.to_string());
         for pod in &mut self.pods {

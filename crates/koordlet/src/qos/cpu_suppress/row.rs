@@ -93,7 +93,7 @@ impl Planner for SuppressPlanner {
         let quota = view.kernel.number(view.batch, Resource::CfsQuota);
         let by_cpuset =
             slo.enabled && mode == SuppressMode::Upstream && policy == SuppressPolicy::Cpuset;
-        let recovering = slo.known && !self.rule.leaves_cpusets();
+        let recovering = slo.known && !self.rule.ignores_cpusets();
         let partition = slo.enabled && plan.guard.partition.is_some();
         let wanted = by_cpuset || partition || recovering;
         let cpusets = !by_pools && quota.is_some() && wanted;
@@ -204,7 +204,7 @@ pub(crate) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
         cpus.extend(system.flat_map(|system| system.cpus.iter()));
     }
     if let Some(topology) = view.facts.topology {
-        cpus.extend(topology.kept_back().iter());
+        cpus.extend(topology.excluded_cpus().iter());
     }
     cpus
 }

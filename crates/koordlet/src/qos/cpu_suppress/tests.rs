@@ -243,7 +243,7 @@ fn a_partition_is_set_and_taken_back() {
     rig.step();
     assert_eq!(rig.cpus.to_string(), "0-15");
     rig.step();
-    assert!(rig.strategy.leaves_cpusets());
+    assert!(rig.strategy.ignores_cpusets());
 }
 
 #[test]

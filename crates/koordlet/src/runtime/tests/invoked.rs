@@ -58,7 +58,7 @@ fn node() -> Node {
 }
 
 /// Returns a pod with an RDMA adapter that does not exist.
-fn astray() -> PodSandbox {
+fn misplaced_sandbox() -> PodSandbox {
     let mut pod = batch_pod();
     let key = "scheduling.koordinator.sh/device-allocated".to_owned();
     let devices = r#"{"rdma":[{"minor":0,"id":"../0000:3b:00.0"}]}"#;
@@ -96,14 +96,16 @@ async fn hooks_that_the_runtime_asks_for_are_counted() {
     let plugin = rig.plugin(Policy::Ignore);
     let request = container(nri_resources(2, 0, 0, ""));
     // Hooks are not counted for these.
-    plugin.synchronize(&[astray()], std::slice::from_ref(&request));
+    plugin.synchronize(&[misplaced_sandbox()], std::slice::from_ref(&request));
     assert_eq!(rig.invoked().await, lines(&[]));
     let event = koord_rpc::nri::Event::RunPodSandbox;
-    plugin.event(event, &astray(), None).unwrap();
+    plugin.event(event, &misplaced_sandbox(), None).unwrap();
     assert_eq!(rig.invoked().await, lines(&SANDBOX));
-    plugin.create(&astray(), &request).unwrap();
+    plugin.create(&misplaced_sandbox(), &request).unwrap();
     let requested = nri_resources(2, 0, 0, "");
-    plugin.update(&astray(), &request, &requested).unwrap();
+    plugin
+        .update(&misplaced_sandbox(), &request, &requested)
+        .unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
     assert_eq!(rig.invoked().await, lines(&all));
 }
@@ -116,13 +118,13 @@ async fn hooks_that_the_proxy_asks_for_are_counted() {
     let _stop = rig.start(&config);
     let mut client = client(&config).await;
     let request = ContainerResourceHookRequest {
-        pod_annotations: astray().annotations,
+        pod_annotations: misplaced_sandbox().annotations,
         ..hook_request()
     };
     let pod = PodSandboxHookRequest {
         pod_meta: meta(),
-        labels: astray().labels,
-        annotations: astray().annotations,
+        labels: misplaced_sandbox().labels,
+        annotations: misplaced_sandbox().annotations,
         cgroup_parent: "/kubepods/besteffort/podu".to_owned(),
         ..PodSandboxHookRequest::default()
     };

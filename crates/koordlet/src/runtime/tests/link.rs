@@ -67,11 +67,11 @@ pub(super) async fn client(
         request_timeout: i64::try_from(patience.as_millis()).unwrap(),
         ..ConfigureRequest::default()
     };
-    plugin.configure(&request, &within()).await.unwrap();
+    plugin.configure(&request, &call_options()).await.unwrap();
     (runtime, plugin)
 }
 
-fn within() -> ttrpc::Options {
+fn call_options() -> ttrpc::Options {
     ttrpc::Options::default()
 }
 
@@ -115,7 +115,7 @@ impl Rig {
     }
 
     /// Returns the total duration of all answers of one kind, in milliseconds.
-    fn took(&self, labels: &[(&str, &str)]) -> f64 {
+    fn request_seconds(&self, labels: &[(&str, &str)]) -> f64 {
         let name = "koordlet_runtime_request_duration_milliseconds";
         let sum = |metric: &prometheus::proto::Metric| metric.get_histogram().get_sample_sum();
         self.read(name, labels, sum)
@@ -165,7 +165,7 @@ async fn plugin_answers_runtime_again_after_its_restart() {
         let (runtime, plugin) = RegisteredRuntime::accept(&listener).await;
         let plugin = PluginClient(ttrpc::Client::new(plugin));
         let configured = plugin
-            .configure(&ConfigureRequest::default(), &within())
+            .configure(&ConfigureRequest::default(), &call_options())
             .await;
         // RunPodSandbox, CreateContainer and UpdateContainer; the fourth has no hook by default.
         assert_eq!(configured.unwrap().events, 0b1000_1001);
@@ -174,14 +174,17 @@ async fn plugin_answers_runtime_again_after_its_restart() {
             containers: vec![container(nri_resources(2, 0, 0, ""))],
             more: false,
         };
-        let answer = plugin.synchronize(&existing, &within()).await.unwrap();
+        let answer = plugin
+            .synchronize(&existing, &call_options())
+            .await
+            .unwrap();
         assert_eq!(answer.update.len(), 1);
         until(|| rig.connected() > 0.0).await;
         let pod = Some(batch_pod());
         if dedicated {
             let run_request = RunPodSandboxRequest { pod };
             plugin
-                .run_pod_sandbox(&run_request, &within())
+                .run_pod_sandbox(&run_request, &call_options())
                 .await
                 .unwrap();
         } else {
@@ -190,13 +193,19 @@ async fn plugin_answers_runtime_again_after_its_restart() {
                 pod,
                 container: None,
             };
-            plugin.state_change(&state_change, &within()).await.unwrap();
+            plugin
+                .state_change(&state_change, &call_options())
+                .await
+                .unwrap();
         }
         let shares = rig.tree.raw(&group, Resource::CpuShares).unwrap();
         assert_eq!(shares.trim(), "512");
         rig.tree.feed(&group, Resource::CpuShares, "2\n").unwrap();
         let request = create_request();
-        let answer = plugin.create_container(&request, &within()).await.unwrap();
+        let answer = plugin
+            .create_container(&request, &call_options())
+            .await
+            .unwrap();
         assert_eq!(adjusted(&answer), batch_values());
         drop(listener);
         let lost = rig.lost();
@@ -206,7 +215,7 @@ async fn plugin_answers_runtime_again_after_its_restart() {
 }
 
 /// Returns a pod with a container that was created without the agent, as a runtime lists them.
-fn missed(number: usize) -> (PodSandbox, Container) {
+fn unadjusted_pod(number: usize) -> (PodSandbox, Container) {
     let pod = PodSandbox {
         id: format!("sandbox{number}"),
         uid: format!("u{number}"),
@@ -228,7 +237,7 @@ async fn synchronize_in_parts_is_answered_with_the_last_part() {
     let listener = grpc::listen(&config.nri.socket).unwrap();
     let _stop = rig.start(&config);
     let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
-    let (pods, containers): (Vec<_>, Vec<_>) = (0..200).map(missed).unzip();
+    let (pods, containers): (Vec<_>, Vec<_>) = (0..200).map(unadjusted_pod).unzip();
     for (pods, containers) in [
         (vec![], containers[..120].to_vec()),
         (pods[..150].to_vec(), vec![]),
@@ -239,7 +248,7 @@ async fn synchronize_in_parts_is_answered_with_the_last_part() {
             containers,
             more: true,
         };
-        let answer = plugin.synchronize(&part, &within()).await.unwrap();
+        let answer = plugin.synchronize(&part, &call_options()).await.unwrap();
         // Otherwise a runtime assumes that the plugin does not support parts.
         assert_eq!((answer.update.len(), answer.more), (0, true));
         assert_eq!(rig.connected(), 0.0);
@@ -249,7 +258,7 @@ async fn synchronize_in_parts_is_answered_with_the_last_part() {
         containers: containers[150..].to_vec(),
         more: false,
     };
-    let answer = plugin.synchronize(&last, &within()).await.unwrap();
+    let answer = plugin.synchronize(&last, &call_options()).await.unwrap();
     assert!(!answer.more);
     let ids: Vec<_> = answer
         .update
@@ -264,7 +273,7 @@ async fn synchronize_in_parts_is_answered_with_the_last_part() {
     }
     until(|| rig.connected() > 0.0).await;
     // Parts from one runtime are not combined with those of the next one.
-    let answer = plugin.synchronize(&last, &within()).await.unwrap();
+    let answer = plugin.synchronize(&last, &call_options()).await.unwrap();
     assert_eq!(answer.update, []);
 }
 
@@ -322,7 +331,7 @@ async fn synchronize_accepts_one_message_of_many_megabytes() {
     let (_runtime, mut plugin) = RegisteredRuntime::accept(&listener).await;
     let configure = ConfigureRequest::default();
     let _: koord_rpc::nri::ConfigureResponse = call(&mut plugin, 1, "Configure", &configure).await;
-    let (pods, mut containers): (Vec<_>, Vec<_>) = (0..300).map(missed).unzip();
+    let (pods, mut containers): (Vec<_>, Vec<_>) = (0..300).map(unadjusted_pod).unzip();
     for container in &mut containers {
         container.args = vec!["x".repeat(32 << 10)];
     }
@@ -387,7 +396,7 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
     assert_about(last_attempt.elapsed(), 3.0);
     assert_eq!((rig.connected(), rig.lost()), (0.0, 5.0));
     let nothing = SynchronizeRequest::default();
-    plugin.synchronize(&nothing, &within()).await.unwrap();
+    plugin.synchronize(&nothing, &call_options()).await.unwrap();
     until(|| rig.connected() > 0.0).await;
     // After a connection, the delay starts over.
     let last_attempt = Instant::now();
@@ -396,7 +405,10 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
     assert_about(last_attempt.elapsed(), 1.0);
     assert_eq!((rig.connected(), rig.lost()), (0.0, 6.0));
     let request = create_request();
-    let answer = plugin.create_container(&request, &within()).await.unwrap();
+    let answer = plugin
+        .create_container(&request, &call_options())
+        .await
+        .unwrap();
     assert_eq!(adjusted(&answer), batch_values());
 }
 
@@ -420,7 +432,7 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     let _stop = rig.start(&config);
     let (runtime, plugin) = client(&listener, Duration::from_millis(200)).await;
     let nothing = SynchronizeRequest::default();
-    plugin.synchronize(&nothing, &within()).await.unwrap();
+    plugin.synchronize(&nothing, &call_options()).await.unwrap();
     let request = CreateContainerRequest {
         pod: Some(pod),
         ..create_request()
@@ -431,16 +443,19 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     };
     let numbers = without_numbers(&rig);
     for seconds in [1.0, 2.0] {
-        let answer = plugin.create_container(&request, &within()).await.unwrap();
+        let answer = plugin
+            .create_container(&request, &call_options())
+            .await
+            .unwrap();
         assert_eq!(answer, CreateContainerResponse::default());
         assert_eq!((answered("failed"), answered("succeeded")), (seconds, 0.0));
     }
-    let took = rig.took(&[("event", "CREATE_CONTAINER"), ("status", "failed")]);
+    let took = rig.request_seconds(&[("event", "CREATE_CONTAINER"), ("status", "failed")]);
 
     // The connection stays open, and other requests are answered meanwhile.
     let other_request = create_request();
     let answer = plugin
-        .create_container(&other_request, &within())
+        .create_container(&other_request, &call_options())
         .await
         .unwrap();
     assert_eq!(adjusted(&answer), batch_values());
@@ -464,7 +479,10 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     std::fs::write(&numbers, "10:121\n").unwrap();
     // Four fifths of the runtime's timeout each.
     assert!(took >= 320.0, "{took} ms");
-    let answer = plugin.create_container(&request, &within()).await.unwrap();
+    let answer = plugin
+        .create_container(&request, &call_options())
+        .await
+        .unwrap();
     let devices = answer.adjust.unwrap().linux.unwrap().devices;
     assert_eq!(devices.len(), 2);
 }
@@ -488,7 +506,7 @@ async fn slow_hook_server_answers_by_failure_policy() {
         let labels = [("event", "PreCreateContainer"), ("status", "failed")];
         let duration = rig.metric("koordlet_runtime_request_duration_milliseconds", &labels);
         assert_eq!(duration, 1.0);
-        let took = rig.took(&labels);
+        let took = rig.request_seconds(&labels);
         std::fs::write(&numbers, "10:121\n").unwrap();
         assert!(took >= 1600.0, "{took} ms");
         (request, answer)

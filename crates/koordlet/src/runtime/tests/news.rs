@@ -70,7 +70,7 @@ fn waiting(name: &str, message: &str) -> Value {
              "state": {"waiting": {"reason": "CreateContainerError", "message": message}}}]}})
 }
 
-fn both(one: &str, other: &str, field: &str) -> String {
+fn conflict_message(one: &str, other: &str, field: &str) -> String {
     format!("failed to generate spec: plugins {one:?} and {other:?} both tried to set {field}")
 }
 
@@ -90,7 +90,7 @@ async fn plugin_conflict_is_reported_once() {
         conflicts.update(&pods);
         rig.metric("koordlet_nri_contested_containers", &[])
     };
-    let shares = |name| waiting(name, &both(OWN, "10-other", "CPU shares"));
+    let shares = |name| waiting(name, &conflict_message(OWN, "10-other", "CPU shares"));
     assert_eq!(look(vec![waiting("a", "back-off pulling image")]), 0.0);
     assert_eq!(look(vec![shares("a")]), 1.0);
     let ctx = [OWN, "10-other", "CPU shares", "web of shop/a"];
@@ -100,17 +100,17 @@ async fn plugin_conflict_is_reported_once() {
     assert_eq!(look(vec![]), 0.0);
     assert_eq!(look(vec![shares("b")]), 1.0);
     // Something else, from the other side, and another agent of this name.
-    let memory = waiting("c", &both("00-a", OWN, "memory limit"));
-    let own = waiting("d", &both(OWN, OWN, "CPU shares"));
+    let memory = waiting("c", &conflict_message("00-a", OWN, "memory limit"));
+    let own = waiting("d", &conflict_message(OWN, OWN, "CPU shares"));
     // Conflicts between other plugins are ignored.
-    let other_conflict = waiting("e", &both("00-a", "10-other", "CPU shares"));
+    let other_conflict = waiting("e", &conflict_message("00-a", "10-other", "CPU shares"));
     assert_eq!(look(vec![shares("b"), memory, own, other_conflict]), 3.0);
     let ctx = ["00-a", "memory limit", "web of shop/c"];
     expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
     let ctx = ["two plugins with the name", OWN, "web of shop/d"];
     expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
     // Another value that the same plugin sets.
-    let memory = waiting("f", &both(OWN, "10-other", "memory limit"));
+    let memory = waiting("f", &conflict_message(OWN, "10-other", "memory limit"));
     assert_eq!(look(vec![shares("b"), memory]), 2.0);
     let ctx = ["10-other", "memory limit", "web of shop/f"];
     expect_event(&mut events, "RuntimePluginConflict", &ctx).await;

@@ -143,7 +143,7 @@ fn normalized() -> (Rig, PodSandbox) {
 }
 
 /// Returns the quota that a hook server sets for a request.
-async fn hooked(rig: &Rig, config: &Config, pod: &PodSandbox, quota: i64) -> i64 {
+async fn quota_with_hook(rig: &Rig, config: &Config, pod: &PodSandbox, quota: i64) -> i64 {
     let request = ContainerResourceHookRequest {
         pod_labels: pod.labels.clone(),
         pod_annotations: pod.annotations.clone(),
@@ -165,7 +165,7 @@ async fn behind_a_proxy_that_asks_too_a_quota_is_scaled_once() {
     let (mut rig, pod) = normalized();
     let mut events = rig.events();
     let hooks = rig.config(Mode::Proxy);
-    let scaled = hooked(&rig, &hooks, &pod, 200_000).await;
+    let scaled = quota_with_hook(&rig, &hooks, &pod, 200_000).await;
     assert_eq!(scaled, 100_000);
     assert!(registered(&hooks).is_some(), "as one of another server");
     let plugin = rig.plugin(Policy::Ignore);

@@ -69,7 +69,7 @@ impl FakeKubelet {
                 let (acceptor, to) = (acceptor.clone(), to.clone());
                 tokio::spawn(async move {
                     if let Ok(stream) = acceptor.accept(stream).await {
-                        converse(stream, &to).await;
+                        serve_connection(stream, &to).await;
                     }
                 });
             }
@@ -97,7 +97,7 @@ impl FakeKubelet {
         self.inner.lock().pods = Some(answer);
     }
 
-    fn seen(&self) -> Vec<(String, bool)> {
+    fn requests(&self) -> Vec<(String, bool)> {
         self.inner.lock().seen.clone()
     }
 
@@ -118,7 +118,7 @@ impl Drop for FakeKubelet {
 }
 
 /// Answers requests without bodies, one after another.
-async fn converse(
+async fn serve_connection(
     mut stream: tokio_rustls::server::TlsStream<tokio::net::TcpStream>,
     to: &Mutex<FakeState>,
 ) {
@@ -172,7 +172,7 @@ fn pod(name: &str) -> Value {
 }
 
 /// Returns an API client that must not be used.
-fn nobody() -> Client {
+fn unused_client() -> Client {
     connect(
         "http://127.0.0.1:1",
         &Trust::Any,
@@ -185,7 +185,13 @@ fn nobody() -> Client {
 fn kubelet(options: Options, states: &Arc<States>) -> KubeletClient {
     let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
     let metrics = metrics.kubelet().clone();
-    KubeletClient::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
+    KubeletClient::new(
+        options,
+        states.clone(),
+        unused_client(),
+        "n".to_owned(),
+        metrics,
+    )
 }
 
 /// Returns how many pods it lists.
@@ -270,7 +276,7 @@ async fn pods_and_configuration_come_over_tls() {
     bench.poll().await;
     let paths: Vec<_> = bench
         .fake
-        .seen()
+        .requests()
         .into_iter()
         .map(|(path, _)| path)
         .collect();
@@ -326,14 +332,14 @@ async fn a_replaced_token_is_read_again() {
     fake.inner.lock().token = Some("new".to_owned());
     std::fs::write(&file, "new").unwrap();
     assert_eq!(count(&mut kubelet).await.unwrap(), 1);
-    let authorized: Vec<_> = fake.seen().into_iter().map(|(_, ok)| ok).collect();
+    let authorized: Vec<_> = fake.requests().into_iter().map(|(_, ok)| ok).collect();
     assert_eq!(authorized, [true, false, true]);
     // Refused again: one retry only, and the error has the reason.
     fake.inner.lock().token = Some("other".to_owned());
     let error = count(&mut kubelet).await.unwrap_err();
     assert!(matches!(&error, KubeletError::Request { .. }), "{error}");
     assert!(error.to_string().contains("Unauthorized"), "{error}");
-    assert_eq!(fake.seen().len(), 5);
+    assert_eq!(fake.requests().len(), 5);
 }
 
 #[tokio::test]
@@ -440,7 +446,7 @@ async fn pods_missing_in_first_lists_of_restarted_kubelet_stay() {
 }
 
 #[tokio::test]
-async fn a_wish_is_answered_at_once_and_not_without_end() {
+async fn poll_on_request_is_immediate_and_bounded() {
     let mut bench = Bench::new(|_| ()).await;
     bench.fake.pods(&[pod("a")]);
     bench.poll.interval = Duration::from_secs(3600);
@@ -468,7 +474,7 @@ async fn a_wish_is_answered_at_once_and_not_without_end() {
     wait_for_pods(2).await;
     // A hundred simultaneous requests are one.
     let lists = fake
-        .seen()
+        .requests()
         .iter()
         .filter(|(path, _)| path == "/pods")
         .count();
@@ -547,7 +553,7 @@ async fn kubelet_certificate_is_verified_by_its_file() {
     let refused = count(&mut kubelet(options.clone(), &states)).await;
     let error = refused.unwrap_err().to_string();
     assert!(error.contains("pki/kubelet.crt"), "{error}");
-    assert_eq!(fake.seen(), [], "no token is shown before");
+    assert_eq!(fake.requests(), [], "no token is shown before");
     std::fs::create_dir(dir.path().join("pki")).unwrap();
     std::fs::write(dir.path().join("pki/kubelet.crt"), &fake.certificate).unwrap();
     let accepted = count(&mut kubelet(options, &states)).await;

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use koord_host::fake::Tree;
 
-    fn words_of(driver: Option<Driver>, root: Option<&str>) -> CgroupHint {
+    fn cgroup_hint(driver: Option<Driver>, root: Option<&str>) -> CgroupHint {
         CgroupHint {
             driver,
             cgroup_root: root.map(str::to_owned),
@@ -301,7 +301,7 @@ mod tests {
     fn kubelet_configuration_precedes_directories() {
         use Driver::{Cgroupfs, Systemd};
         use Source::{Configz, Directories, File, Flag, Guess};
-        let says = |driver| Some(words_of(Some(driver), None));
+        let says = |driver| Some(cgroup_hint(Some(driver), None));
         let process = |flag: Option<CgroupHint>, file: Option<CgroupHint>| {
             Some(KubeletProcess {
                 flag: flag.unwrap_or_default(),
@@ -351,7 +351,7 @@ mod tests {
         check("", None, process(None, None), &[], (plain, Guess, false));
         // cgroupRoot: our own setting, the kubelet's, kind's.
         let (kind, slices) = ("kubelet/kubepods", "kubelet.slice/kubelet-kubepods.slice");
-        let rooted = |driver, root| Some(words_of(Some(driver), Some(root)));
+        let rooted = |driver, root| Some(cgroup_hint(Some(driver), Some(root)));
         check(
             "",
             rooted(Systemd, "/kubelet"),
@@ -445,7 +445,7 @@ mod tests {
             (detected.layout.driver(), detected.source),
             (Driver::Cgroupfs, Source::Directories)
         );
-        let hint = words_of(Some(Driver::Cgroupfs), None);
+        let hint = cgroup_hint(Some(Driver::Cgroupfs), None);
         assert!(finder.detect(Some(&hint)).settled);
     }
 }

@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    fn shown(pods: &[PodInfo]) -> Vec<String> {
+    fn held_cpus(pods: &[PodInfo]) -> Vec<String> {
         let cpus = |pod: &PodInfo| pod.cpus.as_ref().map(ToString::to_string);
         pods.iter()
             .map(|pod| cpus(pod).unwrap_or_default())
@@ -148,18 +148,18 @@ mod tests {
                 let both_pods = || [pod("a", thief, "3-4", 2000), existing[0].clone()];
                 let mut pods = both_pods();
                 let conflicts = resolve_cpu_conflicts(&mut pods, &existing);
-                assert_eq!(shown(&pods), ["", "2-3"], "{holder:?} {thief:?}");
+                assert_eq!(held_cpus(&pods), ["", "2-3"], "{holder:?} {thief:?}");
                 let expected = "CPUs 3 of 3-4 are held by pod default/b: not used";
                 assert_eq!(conflicts["default/a"], expected);
                 // The next list has the same result.
                 let last = pods.clone();
                 resolve_cpu_conflicts(&mut pods, &last);
-                assert_eq!(shown(&pods), ["", "2-3"], "{holder:?} {thief:?}");
+                assert_eq!(held_cpus(&pods), ["", "2-3"], "{holder:?} {thief:?}");
                 // Its CPUs come back when the other one has ended.
                 pods[1].phase = Phase::Succeeded;
                 let last = pods.clone();
                 assert!(resolve_cpu_conflicts(&mut pods, &last).is_empty());
-                assert_eq!(shown(&pods), ["3-4", "2-3"], "{holder:?} {thief:?}");
+                assert_eq!(held_cpus(&pods), ["3-4", "2-3"], "{holder:?} {thief:?}");
             }
         }
     }
@@ -172,12 +172,12 @@ mod tests {
             pod("b", QosClass::Lsr, "2-3", 2000),
         ];
         let conflicts = resolve_cpu_conflicts(&mut pods, &[]);
-        assert_eq!(shown(&pods), ["", "2-3"]);
+        assert_eq!(held_cpus(&pods), ["", "2-3"]);
         assert_eq!(conflicts.len(), 1);
         // Pods without a claim to be alone share.
         let mut pods = ["a", "b"].map(|name| pod(name, QosClass::Ls, "0-1", 2000));
         assert!(resolve_cpu_conflicts(&mut pods, &[]).is_empty());
-        assert_eq!(shown(&pods), ["0-1", "0-1"]);
+        assert_eq!(held_cpus(&pods), ["0-1", "0-1"]);
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
         for _ in 0..2 {
             let last = pods.clone();
             assert_eq!(resolve_cpu_conflicts(&mut pods, &last).len(), 1);
-            assert_eq!(shown(&pods), ["3", "7"]);
+            assert_eq!(held_cpus(&pods), ["3", "7"]);
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
         ] {
             let mut new = pod("n", qos, cpus, 2000);
             let refused = check_new_pod(&mut new, &listed);
-            assert_eq!(shown(&[new]), [expected], "{qos:?} {cpus}");
+            assert_eq!(held_cpus(&[new]), [expected], "{qos:?} {cpus}");
             assert_eq!(refused.is_some(), expected.is_empty());
         }
     }
