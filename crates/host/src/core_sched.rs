@@ -67,12 +67,12 @@ pub fn call(pid: u32, cookie: CookieOperation) -> io::Result<u64> {
         // creator: a short-lived thread keeps this process's own cookie out of it.
         CookieOperation::From(from) => {
             let from = libc::pid_t::try_from(from).unwrap_or(-1);
-            aside(move || {
+            run_on_own_thread(move || {
                 prctl(SHARE_FROM, from, THREAD, None)?;
                 prctl(SHARE_TO, pid, PROCESS, None)
             })?;
         }
-        CookieOperation::Clear => aside(move || {
+        CookieOperation::Clear => run_on_own_thread(move || {
             let own = get(0)?;
             if own != 0 {
                 let text = "this process has a cookie itself and cannot take one off another";
@@ -84,7 +84,7 @@ pub fn call(pid: u32, cookie: CookieOperation) -> io::Result<u64> {
     get(pid)
 }
 
-fn aside<T: Send + 'static>(
+fn run_on_own_thread<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     std::thread::Builder::new()
@@ -153,11 +153,11 @@ mod tests {
         assert!(!root.write_target(&target(12), "from 11").unwrap().changed);
         assert!(cookie(11) != "0" && cookie(11) == cookie(12) && cookie(13) == "0");
         assert_eq!(
-            root.target_says(&target(12), "from 11").unwrap(),
+            root.target_holds(&target(12), "from 11").unwrap(),
             Some(true)
         );
         assert_eq!(
-            root.target_says(&target(13), "from 11").unwrap(),
+            root.target_holds(&target(13), "from 11").unwrap(),
             Some(false)
         );
         root.write_target(&target(13), "new").unwrap();

@@ -141,7 +141,7 @@ impl HostError {
     /// Returns whether the group, process or file does not exist (any more).
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.os_error().is_some_and(gone)
+        self.os_error().is_some_and(is_gone_code)
     }
 
     /// Returns whether the resource does not exist on this kernel or in this cgroup version.
@@ -169,7 +169,7 @@ impl HostError {
 
 /// Returns whether an error number means that something no longer exists. ENOENT: no such file; ENODEV: open
 /// cgroup file of a removed group; ESRCH: process is gone.
-pub(crate) fn gone(code: i32) -> bool {
+pub(crate) fn is_gone_code(code: i32) -> bool {
     matches!(
         code,
         libc::ENOENT | libc::ENODEV | libc::ESRCH | libc::ENOTDIR
@@ -177,7 +177,7 @@ pub(crate) fn gone(code: i32) -> bool {
 }
 
 pub(crate) fn is_gone(error: &io::Error) -> bool {
-    error.raw_os_error().is_some_and(gone)
+    error.raw_os_error().is_some_and(is_gone_code)
 }
 
 fn excerpt(content: &str) -> String {

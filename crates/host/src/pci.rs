@@ -21,7 +21,7 @@ pub struct PciLocation {
 ///
 /// # Errors
 /// When the driver's directory is there and cannot be listed.
-pub fn of_driver(root: &Root, driver: &str) -> Result<Vec<String>> {
+pub fn list_by_driver(root: &Root, driver: &str) -> Result<Vec<String>> {
     let dir = root.sys(&format!("bus/pci/drivers/{driver}"));
     let names = names(&dir)?.unwrap_or_default();
     let names = names.into_iter().map(|name| name.to_ascii_lowercase());
@@ -36,7 +36,7 @@ pub fn place(root: &Root, address: &str) -> Result<Option<PciLocation>> {
     if !is_address(address) {
         return Ok(None);
     }
-    match real(&root.sys(&format!("bus/pci/devices/{address}")))? {
+    match resolve_link(&root.sys(&format!("bus/pci/devices/{address}")))? {
         Some(dir) => place_of(root, &dir).map(Some),
         None => Ok(None),
     }
@@ -117,7 +117,7 @@ pub(crate) fn names(dir: &Path) -> Result<Option<Vec<String>>> {
 }
 
 /// Resolves a symbolic link of sysfs; `None` if it does not exist.
-pub(crate) fn real(link: &Path) -> Result<Option<PathBuf>> {
+pub(crate) fn resolve_link(link: &Path) -> Result<Option<PathBuf>> {
     match fs::canonicalize(link) {
         Ok(path) => Ok(Some(path)),
         Err(error) if is_gone(&error) => Ok(None),
@@ -181,8 +181,8 @@ mod tests {
             root_complex: "pci000a:3a".to_owned(),
         };
         assert_eq!(place(root, address).unwrap(), Some(expected));
-        assert_eq!(of_driver(root, "nvidia").unwrap(), [address]);
-        assert!(of_driver(root, "amdgpu").unwrap().is_empty());
+        assert_eq!(list_by_driver(root, "nvidia").unwrap(), [address]);
+        assert!(list_by_driver(root, "amdgpu").unwrap().is_empty());
         tree.put(&format!("{dir}/numa_node"), "1\n").unwrap();
         assert_eq!(place(root, address).unwrap().unwrap().numa_node, 1);
         tree.put(&format!("{dir}/numa_node"), "left\n").unwrap();

@@ -190,7 +190,7 @@ fn start(root: &Root, spawn: &Spawn) -> Result<ChildProcess> {
         }
     };
     let has_terminal = terminal.is_some();
-    let identity = Identity::of(spawn)?;
+    let identity = Identity::from_spawn(spawn)?;
     let parent = rustix::process::getpid();
     // SAFETY: the hook runs in the forked child before exec. It only makes system calls that are
     // async-signal-safe (setsid, ioctl, write, umask, setns, unshare, fchdir, chroot, chdir, prctl, capset,

@@ -41,12 +41,12 @@ pub fn verbs(root: &Root, address: &str) -> Result<CharDevice> {
         names.push(entry.map_err(failed)?.file_name());
     }
     names.sort_unstable();
-    let name = names.first().ok_or_else(|| failed(absent()))?;
+    let name = names.first().ok_or_else(|| failed(not_found()))?;
     let name = name.to_string_lossy();
     numbered(root, &name, &directory.join(&*name).join("dev"))
 }
 
-fn absent() -> io::Error {
+fn not_found() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOENT)
 }
 
@@ -57,7 +57,7 @@ fn numbered(root: &Root, name: &str, file: &Path) -> Result<CharDevice> {
             numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
         numbers.ok_or_else(|| Malformed::new("numbers such as 231:192", text))
     })?;
-    let (major, minor) = numbers.ok_or_else(|| HostError::io("read", file, absent()))?;
+    let (major, minor) = numbers.ok_or_else(|| HostError::io("read", file, not_found()))?;
     Ok(CharDevice {
         path: format!("/dev/infiniband/{name}"),
         major,

@@ -34,7 +34,7 @@ impl Default for Scratch {
 ///
 /// # Errors
 /// Any other failure.
-pub(crate) fn once<T>(path: &Path, each: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+pub(crate) fn read_once<T>(path: &Path, each: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
     let mut first = [0; 4096];
     let mut read = || {
         let mut file = File::open(path)?;
@@ -208,12 +208,12 @@ mod tests {
         for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000] {
             let content: String = ('a'..='z').cycle().take(length).collect();
             std::fs::write(&path, &content).unwrap();
-            let found = once(&path, |bytes| bytes.to_vec()).unwrap().unwrap();
+            let found = read_once(&path, |bytes| bytes.to_vec()).unwrap().unwrap();
             assert_eq!(found, content.as_bytes(), "{length}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(once(&path, <[u8]>::len).unwrap(), None);
-        assert!(once(temp.path(), <[u8]>::len).is_err());
+        assert_eq!(read_once(&path, <[u8]>::len).unwrap(), None);
+        assert!(read_once(temp.path(), <[u8]>::len).is_err());
     }
 
     /// The kernel returns a long list in pieces.

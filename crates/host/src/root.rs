@@ -318,7 +318,7 @@ impl Root {
         path: &Path,
         parse: impl FnOnce(&str) -> std::result::Result<T, Malformed>,
     ) -> Result<Option<T>> {
-        reader::once(path, |bytes| parse(&String::from_utf8_lossy(bytes)))?
+        reader::read_once(path, |bytes| parse(&String::from_utf8_lossy(bytes)))?
             .transpose()
             .map_err(|malformed| HostError::malformed(path, malformed))
     }

@@ -133,7 +133,7 @@ impl Cgroup {
         }
     }
 
-    fn parsed<T>(
+    fn read_parsed<T>(
         &self,
         resource: Resource,
         parse: impl FnOnce(&str) -> std::result::Result<T, Malformed>,
@@ -186,7 +186,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn cpuset(&self) -> Result<Option<CpuSet>> {
-        self.parsed(Resource::CpusetCpus, cpuset::parse)
+        self.read_parsed(Resource::CpusetCpus, cpuset::parse)
     }
 
     /// Returns the CPUs that the group can actually use.
@@ -194,7 +194,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn effective_cpuset(&self) -> Result<Option<CpuSet>> {
-        self.parsed(Resource::CpusetCpusEffective, cpuset::parse)
+        self.read_parsed(Resource::CpusetCpusEffective, cpuset::parse)
     }
 
     /// Returns the CPU time used so far, in nanoseconds.
@@ -212,7 +212,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn cpu_stat(&self) -> Result<Option<CpuStat>> {
-        self.parsed(Resource::CpuStat, CpuStat::parse)
+        self.read_parsed(Resource::CpuStat, CpuStat::parse)
     }
 
     /// Returns the memory charged to the group, in bytes, page cache included.
@@ -220,7 +220,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn memory_usage(&self) -> Result<Option<u64>> {
-        self.parsed(Resource::MemoryUsage, reader::number)
+        self.read_parsed(Resource::MemoryUsage, reader::number)
     }
 
     /// Returns the memory limit in bytes; -1 is unlimited.
@@ -236,7 +236,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn memory_stat(&self) -> Result<Option<MemoryStat>> {
-        self.parsed(
+        self.read_parsed(
             Resource::MemoryStat,
             stat::memory_stat_parser(self.root.version()),
         )
@@ -248,7 +248,7 @@ impl Cgroup {
     /// As [`Cgroup::value`].
     pub fn memory_numa_pages(&self) -> Result<Option<Vec<(u32, u64)>>> {
         let version = self.root.version();
-        self.parsed(Resource::MemoryNumaStat, |text| {
+        self.read_parsed(Resource::MemoryNumaStat, |text| {
             stat::numa_pages(version, text)
         })
     }
@@ -258,7 +258,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn oom_kills(&self) -> Result<Option<u64>> {
-        self.parsed(Resource::MemoryEvents, stat::oom_kills)
+        self.read_parsed(Resource::MemoryEvents, stat::oom_kills)
     }
 
     /// Returns the pressure of `kind`; `None` when the group is gone or the kernel keeps no PSI for it.
@@ -266,7 +266,7 @@ impl Cgroup {
     /// # Errors
     /// As [`Cgroup::value`].
     pub fn pressure(&self, kind: PressureKind) -> Result<Option<Pressure>> {
-        match self.parsed(kind.resource(), Pressure::parse) {
+        match self.read_parsed(kind.resource(), Pressure::parse) {
             Err(error) if error.is_unsupported() => Ok(None),
             other => other,
         }

@@ -493,7 +493,7 @@ impl Resource {
     }
 
     /// Returns true if a file with the content `current` already has the value `value`.
-    pub(crate) fn says(self, version: Version, current: &str, value: &str) -> bool {
+    pub(crate) fn holds(self, version: Version, current: &str, value: &str) -> bool {
         match self.row().kind {
             ValueKind::List => match (cpuset::parse(current), cpuset::parse(value)) {
                 (Ok(current), Ok(value)) => current == value,
@@ -505,7 +505,7 @@ impl Resource {
             }),
             ValueKind::DeviceText => split_device(value).is_some_and(|(device, wanted)| {
                 let device = device.parse::<BlockDevice>();
-                device.is_ok_and(|key| fields_say(&self.decode_line(version, current, key), wanted))
+                device.is_ok_and(|key| has_fields(&self.decode_line(version, current, key), wanted))
             }),
             // Writing a pid is an action, not a state.
             ValueKind::Pid | ValueKind::ReadOnly => false,
@@ -588,7 +588,7 @@ fn split_device(value: &str) -> Option<(&str, &str)> {
 
 /// Returns whether every `key=value` of `wanted` is in `present`, in any order. The kernel shows percentages
 /// with decimals.
-fn fields_say(present: &str, wanted: &str) -> bool {
+fn has_fields(present: &str, wanted: &str) -> bool {
     let same = |a: &str, b: &str| match (a.split_once('='), b.split_once('=')) {
         (Some((key, a)), Some((other, b))) if key == other => {
             a == b || matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b)
@@ -727,7 +727,7 @@ mod tests {
             (R::BlkioCostModel, Version::V1, "", "8:0 ctrl=auto", true),
         ] {
             assert_eq!(
-                resource.says(version, current, value),
+                resource.holds(version, current, value),
                 same,
                 "{resource:?} {current}"
             );
@@ -759,7 +759,7 @@ mod tests {
                     };
                     let number = matches!(resource.row().kind, ValueKind::Range(..));
                     let valid = number && resource.validate(&value).is_ok();
-                    let says = resource.says(version, content, &value);
+                    let says = resource.holds(version, content, &value);
                     assert!(!valid || says, "{resource:?} {version:?} {content:?}");
                 }
             }

@@ -89,7 +89,7 @@ macro_rules! functions {
 
         #[allow(unsafe_code, reason = "symbols have no types")]
         impl Functions {
-            fn of(handle: &Handle) -> Result<Self, NvmlError> {
+            fn load(handle: &Handle) -> Result<Self, NvmlError> {
                 let error_string = handle.symbol(c"nvmlErrorString")?;
                 // SAFETY: this is the function's type in nvml.h, and it is there as long as the handle.
                 let error_string = unsafe {
@@ -146,7 +146,7 @@ impl Handle {
         // is the driver's, named by the user.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(absent(loader_said()));
+            return Err(absent(loader_error()));
         }
         Ok(Self(handle))
     }
@@ -167,7 +167,7 @@ impl Handle {
 }
 
 #[allow(unsafe_code, reason = "the loader has no safe interface")]
-fn loader_said() -> String {
+fn loader_error() -> String {
     // SAFETY: what is returned is valid until this thread calls the loader again.
     let said = unsafe { libc::dlerror() };
     if said.is_null() {
@@ -211,7 +211,7 @@ unsafe impl Sync for Library {}
 impl Library {
     pub(super) fn load(path: &Path) -> Result<Self, NvmlError> {
         let handle = Handle::open(path)?;
-        let functions = Functions::of(&handle)?;
+        let functions = Functions::load(&handle)?;
         // SAFETY: as nvml.h has it; nothing has been called before.
         let code = unsafe { (functions.init)() };
         if code != SUCCESS {

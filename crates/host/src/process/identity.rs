@@ -25,7 +25,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub(super) fn of(spawn: &Spawn) -> Result<Self> {
+    pub(super) fn from_spawn(spawn: &Spawn) -> Result<Self> {
         let dir = match &spawn.dir {
             None => None,
             Some(dir) => Some(CString::new(dir.as_os_str().as_bytes()).map_err(|_| {

@@ -1,7 +1,7 @@
 //! Inventory of RDMA adapters.
 
 use crate::error::{HostError, Malformed, Result};
-use crate::pci::{PciLocation, is_address, name_of, names, place_of, real};
+use crate::pci::{PciLocation, is_address, name_of, names, place_of, resolve_link};
 use crate::root::Root;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub fn adapters(root: &Root) -> Result<Adapters> {
     let mut by_function: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
     let mut found = Adapters::default();
     for name in names(&class)?.unwrap_or_default() {
-        match real(&class.join(&name).join("device")) {
+        match resolve_link(&class.join(&name).join("device")) {
             Ok(Some(function)) if is_address(&name_of(&function)) => {
                 by_function.entry(function).or_default().push(name);
             }
@@ -92,7 +92,7 @@ fn adapter(root: &Root, function: &Path, devices: Vec<String>) -> Result<Option<
     for name in names(function)?.unwrap_or_default() {
         let number = name.strip_prefix("virtfn");
         if number.is_some_and(|number| number.parse::<u32>().is_ok())
-            && let Some(virtual_function) = real(&function.join(&name))?
+            && let Some(virtual_function) = resolve_link(&function.join(&name))?
         {
             functions.push(name_of(&virtual_function));
         }

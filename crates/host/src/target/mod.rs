@@ -353,7 +353,7 @@ impl Target {
     }
 
     /// Returns whether the file with content `current` already holds `value`.
-    fn says(&self, root: &Root, current: &str, value: &str) -> bool {
+    fn holds(&self, root: &Root, current: &str, value: &str) -> bool {
         match self {
             Self::Cgroup { group, resource } => {
                 let version = root.version();
@@ -363,13 +363,13 @@ impl Target {
                         .iter()
                         .any(|it| group.name().ends_with(it))
                 };
-                resource.says(version, current, value)
+                resource.holds(version, current, value)
                     || (*resource == Resource::CfsQuota
                         && is_unit()
                         && is_rounded_quota(version, current, value))
             }
             Self::CgroupLine { resource, key, .. } => {
-                resource.says(root.version(), current, &format!("{key} {value}"))
+                resource.holds(root.version(), current, &format!("{key} {value}"))
             }
             Self::Resctrl {
                 file: ResctrlFile::Schemata(schema),
@@ -472,7 +472,7 @@ impl Root {
     ///
     /// # Errors
     /// As [`Root::read_target`].
-    pub fn target_says(&self, target: &Target, value: &str) -> Result<Option<bool>> {
+    pub fn target_holds(&self, target: &Target, value: &str) -> Result<Option<bool>> {
         if let Target::Resctrl {
             file: ResctrlFile::Directory,
             ..
@@ -488,7 +488,7 @@ impl Root {
             };
         }
         let path = target.path(self)?;
-        self.read_short(&path, |content| Ok(target.says(self, content, value)))
+        self.read_short(&path, |content| Ok(target.holds(self, content, value)))
     }
 
     /// Writes `value` to `target` unless it has it already.
@@ -583,7 +583,7 @@ impl Root {
             previous.is_some_and(|it| it != encoded && it.trim() == current.trim())
         };
         let changed =
-            !target.says(self, &current, value) || (target.is_written_in_forms() && is_previous());
+            !target.holds(self, &current, value) || (target.is_written_in_forms() && is_previous());
         if changed {
             self.write(&path, &encoded)?;
         } else if target.resource() == Some(Resource::CpuShares)

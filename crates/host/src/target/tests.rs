@@ -123,7 +123,7 @@ fn one_device_has_one_line() {
     assert_eq!(Resource::BlkioReadIops.decode_line(v2, content, key), "0");
     assert_eq!(BlkioReadBps.encode(v2, "8:16 7", content), "8:16 rbps=7");
     assert_eq!(BlkioReadBps.encode(v2, "8:16 0", content), "8:16 rbps=max");
-    assert!(BlkioWriteIops.says(v2, content, "8:16 120"));
+    assert!(BlkioWriteIops.holds(v2, content, "8:16 120"));
     assert_eq!(
         BlkioCostWeight.decode_line(v2, "default 100\n8:0 50\n", key),
         "100"
@@ -214,15 +214,15 @@ fn memory_sizes_are_compared_in_pages_and_max_is_a_size() {
     let (v1, v2) = (crate::Version::V1, crate::Version::V2);
     let page = i64::try_from(rustix::param::page_size()).unwrap();
     let kept = (70_000_000 / page * page).to_string();
-    assert!(MemoryMin.says(v2, &kept, "70000000"));
-    assert!(MemoryLimit.says(v1, &kept, "70000000"));
-    assert!(!MemoryMin.says(v2, &kept, "80000000"));
-    assert!(!MemoryLimit.says(v2, "max\n", "70000000"));
-    assert!(MemoryLimit.says(v2, "max\n", "-1"));
-    assert!(!MemoryLimit.says(v1, "0\n", "-1"), "-1 is no small size");
+    assert!(MemoryMin.holds(v2, &kept, "70000000"));
+    assert!(MemoryLimit.holds(v1, &kept, "70000000"));
+    assert!(!MemoryMin.holds(v2, &kept, "80000000"));
+    assert!(!MemoryLimit.holds(v2, "max\n", "70000000"));
+    assert!(MemoryLimit.holds(v2, "max\n", "-1"));
+    assert!(!MemoryLimit.holds(v1, "0\n", "-1"), "-1 is no small size");
     for value in ["max", "9223372036854775807"] {
         assert!(MemoryHigh.validate(value).is_ok());
-        assert!(MemoryHigh.says(v2, "max\n", value));
+        assert!(MemoryHigh.holds(v2, "max\n", value));
         assert_eq!(MemoryHigh.encode(v2, value, "0\n"), "max");
     }
     assert!(MemoryLimit.validate("max").is_err());

@@ -82,7 +82,7 @@ impl Nvidia {
         if self.loaded.is_some() {
             return;
         }
-        let addresses = match pci::of_driver(&self.root, "nvidia") {
+        let addresses = match pci::list_by_driver(&self.root, "nvidia") {
             Ok(addresses) => addresses,
             Err(error) => {
                 self.wrong = vec![Malformed::new("", "", &error)];

@@ -193,7 +193,7 @@ impl Executor {
             .take_originals(wanted)
             .into_iter()
             .filter(|change| {
-                root.target_says(&change.target, &change.written)
+                root.target_holds(&change.target, &change.written)
                     .is_ok_and(|says| says == Some(true))
             })
             .map(|change| Intent {

@@ -328,7 +328,7 @@ fn run(
             for (resource, value) in files {
                 let target = Target::cgroup(group, *resource);
                 if root.cgroup(group).supports(*resource) {
-                    let says = root.target_says(&target, value).unwrap();
+                    let says = root.target_holds(&target, value).unwrap();
                     let now = root.read_target(&target).unwrap();
                     prop_assert_eq!(says, Some(true), "step {} {}: {:?}", step, target, now);
                 }
