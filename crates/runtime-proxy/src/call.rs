@@ -135,14 +135,14 @@ impl Decider {
         }
     }
 
-    fn exempt(&self, labels: &BTreeMap<String, String>) -> bool {
+    fn is_exempt(&self, labels: &BTreeMap<String, String>) -> bool {
         labels.get(&self.skip.key) == Some(&self.skip.value)
     }
 
     async fn run_pod(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::RunPodSandboxRequest::decode(message.clone())?;
         let mut pod = pod(request.config.unwrap_or_default(), request.runtime_handler);
-        if self.exempt(&pod.labels) {
+        if self.is_exempt(&pod.labels) {
             return Ok(Ok((message.clone(), PostCall::Ran(pod))));
         }
         let answer = match self.hooks.pod(Hook::PreRunPodSandbox, &pod).await {
@@ -188,7 +188,7 @@ impl Decider {
         if !requested_pod.cgroup_parent.is_empty() {
             hook_request.pod_cgroup_parent = requested_pod.cgroup_parent.clone();
         }
-        if self.exempt(&hook_request.pod_labels) {
+        if self.is_exempt(&hook_request.pod_labels) {
             return Ok(Ok((message.clone(), PostCall::Created(container))));
         }
         let answer = match self
@@ -240,7 +240,7 @@ impl Decider {
             let resources = hook_request.container_resources.get_or_insert_default();
             merge::update(resources, &merge::resources(linux));
         }
-        if self.exempt(&hook_request.pod_labels) {
+        if self.is_exempt(&hook_request.pod_labels) {
             return Ok(Ok((message.clone(), PostCall::Updated(id, container))));
         }
         let answer = match self.hooks.container(hook, hook_request).await {
@@ -315,7 +315,7 @@ impl Decider {
                 _ => return Ok(PostCall::Nothing),
             },
         };
-        if self.exempt(&container.request.pod_labels) {
+        if self.is_exempt(&container.request.pod_labels) {
             return Ok(PostCall::Nothing);
         }
         // A start request has no field that a response could change.
@@ -416,7 +416,7 @@ impl Decider {
                 self.store.remove_container(&id);
             }
             PostCall::StoppedPod(id, pod) => {
-                if let Some(pod) = pod.filter(|pod| !self.exempt(&pod.labels)) {
+                if let Some(pod) = pod.filter(|pod| !self.is_exempt(&pod.labels)) {
                     // The call is done: response and failure of the hook have no effect.
                     let _ = self.hooks.pod(Hook::PostStopPodSandbox, &pod).await;
                 }
@@ -428,7 +428,7 @@ impl Decider {
     }
 
     async fn notify(&self, hook: Hook, request: &ContainerResourceHookRequest) {
-        if !self.exempt(&request.pod_labels) {
+        if !self.is_exempt(&request.pod_labels) {
             // The call is done: response and failure of the hook have no effect.
             let _ = self.hooks.container(hook, request).await;
         }

@@ -49,7 +49,7 @@ impl DockerError {
             Self::Body(_) => StatusCode::BAD_REQUEST,
         };
         let text = serde_json::json!({ "message": self.to_string() }).to_string();
-        let mut response = Response::new(own(text.into()));
+        let mut response = Response::new(full_body(text.into()));
         *response.status_mut() = status;
         let json = header::HeaderValue::from_static("application/json");
         response.headers_mut().insert(header::CONTENT_TYPE, json);
@@ -57,7 +57,7 @@ impl DockerError {
     }
 }
 
-fn own(bytes: Bytes) -> Body {
+fn full_body(bytes: Bytes) -> Body {
     Either::Right(Full::new(bytes))
 }
 
@@ -107,7 +107,7 @@ impl Docker {
     /// Handles a request and returns the response.
     pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
         let answer = match Route::from_request(request.method(), request.uri()) {
-            None => self.pass(request).await.map_err(DockerError::from),
+            None => self.forward(request).await.map_err(DockerError::from),
             Some(Route::Create(name)) => self.create(&name, request).await,
             Some(Route::Start(id)) => self.start(&id, request).await,
             Some(Route::Stop(id)) => self.stop(&id, request).await,
@@ -120,7 +120,7 @@ impl Docker {
         })
     }
 
-    async fn pass(&self, mut request: Request<Incoming>) -> Result<Response<Body>, EngineError> {
+    async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<Body>, EngineError> {
         let upgrade = request.headers().contains_key(header::UPGRADE);
         let client = upgrade.then(|| hyper::upgrade::on(&mut request));
         let mut response = self.engine.send(request.map(Either::Left)).await?;
@@ -133,7 +133,7 @@ impl Docker {
         Ok(response.map(Either::Left))
     }
 
-    fn exempt(&self, labels: &BTreeMap<String, String>) -> bool {
+    fn is_exempt(&self, labels: &BTreeMap<String, String>) -> bool {
         labels.get(&self.skip.key) == Some(&self.skip.value)
     }
 
@@ -211,7 +211,7 @@ impl Docker {
         let (head, body) = request.into_parts();
         let body = read_body(body).await?;
         let decided = match serde_json::from_slice::<Map<String, Value>>(&body) {
-            Ok(config) => self.decide(name, config).await?,
+            Ok(config) => self.run_create_hook(name, config).await?,
             Err(error) => {
                 let problem = format!("failed to decode the body of a create request: {error}");
                 self.hooks
@@ -243,11 +243,11 @@ impl Docker {
                 tracing::warn!("failed to find the container id in the engine's response to create")
             }
         }
-        Ok(Response::from_parts(head, own(answer)))
+        Ok(Response::from_parts(head, full_body(answer)))
     }
 
     /// Calls the hook for a creation. Returns the changed body, if it changed, and what to store.
-    async fn decide(
+    async fn run_create_hook(
         &self,
         name: &Name,
         mut config: Map<String, Value>,
@@ -255,7 +255,7 @@ impl Docker {
         let before = config.clone();
         let Some(sandbox) = fields::sandbox_of(&config) else {
             let mut pod = pod(name, &config);
-            if !self.exempt(&pod.labels)
+            if !self.is_exempt(&pod.labels)
                 && let Some(answer) = self.hooks.pod(Hook::PreRunPodSandbox, &pod).await?
             {
                 merge::entries(&mut pod.labels, &answer.labels);
@@ -273,7 +273,7 @@ impl Docker {
                 }
             }
             return Ok(Some((
-                changed(&before, &config),
+                encode_if_changed(&before, &config),
                 ContainerRole::Pod(Arc::new(pod)),
             )));
         };
@@ -287,7 +287,7 @@ impl Docker {
         };
         let mut container = container(name, &config, sandbox, sandbox_pod.as_deref());
         let hook_request = &mut container.request;
-        if !self.exempt(&hook_request.pod_labels)
+        if !self.is_exempt(&hook_request.pod_labels)
             && let Some(answer) = self.hooks.container(hook, hook_request).await?
         {
             let annotations = &mut hook_request.container_annotations;
@@ -307,7 +307,7 @@ impl Docker {
             }
         }
         let role = ContainerRole::Container(Arc::new(container));
-        Ok(Some((changed(&before, &config), role)))
+        Ok(Some((encode_if_changed(&before, &config), role)))
     }
 
     async fn start(
@@ -325,7 +325,7 @@ impl Docker {
         }
         let container = match role {
             Some((_, ContainerRole::Container(container)))
-                if !self.exempt(&container.request.pod_labels) =>
+                if !self.is_exempt(&container.request.pod_labels) =>
             {
                 Some(container)
             }
@@ -336,7 +336,7 @@ impl Docker {
                 .container(Hook::PreStartContainer, &container.request)
                 .await?;
         }
-        let response = self.pass(request).await?;
+        let response = self.forward(request).await?;
         if let Some(container) = container.filter(|_| response.status().is_success()) {
             // The call is done: response and failure of the hook have no effect.
             let _ = self
@@ -358,7 +358,7 @@ impl Docker {
                 role = self.lookup_for_hook(hook, id).await.unwrap_or_default();
             }
         }
-        let response = self.pass(request).await?;
+        let response = self.forward(request).await?;
         // The status of a container that was already stopped is 304.
         if !response.status().is_success() && response.status() != StatusCode::NOT_MODIFIED {
             return Ok(response);
@@ -366,7 +366,7 @@ impl Docker {
         // The call is done: response and failure of the hook have no effect.
         match role {
             Some((id, ContainerRole::Container(container))) => {
-                if !self.exempt(&container.request.pod_labels) {
+                if !self.is_exempt(&container.request.pod_labels) {
                     let _ = self
                         .hooks
                         .container(Hook::PostStopContainer, &container.request)
@@ -375,7 +375,7 @@ impl Docker {
                 self.store.remove_container(&id);
             }
             Some((id, ContainerRole::Pod(pod))) => {
-                if !self.exempt(&pod.labels) {
+                if !self.is_exempt(&pod.labels) {
                     let _ = self.hooks.pod(Hook::PostStopPodSandbox, &pod).await;
                 }
                 self.store.remove_pod(&id);
@@ -393,7 +393,7 @@ impl Docker {
         let hook = Hook::PreUpdateContainerResources;
         let Some((id, ContainerRole::Container(role))) = self.lookup_for_hook(hook, id).await?
         else {
-            return Ok(self.pass(request).await?);
+            return Ok(self.forward(request).await?);
         };
         let (head, body) = request.into_parts();
         let body = read_body(body).await?;
@@ -404,7 +404,7 @@ impl Docker {
                 let hook_request = &mut container.request;
                 let resources = hook_request.container_resources.get_or_insert_default();
                 merge::update(resources, &fields::resources(&update));
-                if !self.exempt(&hook_request.pod_labels)
+                if !self.is_exempt(&hook_request.pod_labels)
                     && let Some(answer) = self.hooks.container(hook, hook_request).await?
                     && let Some(answered) = &answer.container_resources
                 {
@@ -412,7 +412,7 @@ impl Docker {
                     merge::answer(resources, answered);
                     fields::put_update(&mut update, resources);
                 }
-                (changed(&before, &update).unwrap_or(body), true)
+                (encode_if_changed(&before, &update).unwrap_or(body), true)
             }
             Err(error) => {
                 let problem = format!("failed to decode the body of an update request: {error}");
@@ -432,7 +432,7 @@ impl Docker {
         id: &str,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, DockerError> {
-        let response = self.pass(request).await?;
+        let response = self.forward(request).await?;
         if response.status().is_success() {
             self.remove_from_store(id);
         }
@@ -451,12 +451,14 @@ impl Docker {
     ) -> Result<Response<Incoming>, EngineError> {
         // Set again for the changed body.
         head.headers.remove(header::CONTENT_LENGTH);
-        self.engine.send(Request::from_parts(head, own(body))).await
+        self.engine
+            .send(Request::from_parts(head, full_body(body)))
+            .await
     }
 }
 
 /// Returns the object as JSON text if it changed.
-fn changed(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<Bytes> {
+fn encode_if_changed(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<Bytes> {
     (before != after)
         .then(|| serde_json::to_vec(after).ok())
         .flatten()

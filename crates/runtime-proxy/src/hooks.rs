@@ -106,7 +106,7 @@ impl Hooks {
                 _ => client.pre_run_pod_sandbox_hook(request).await,
             }
         };
-        self.judge(hook, &server, &pod, self.limit(answer).await)
+        self.check_response(hook, &server, &pod, self.limit(answer).await)
     }
 
     /// Calls a container hook, like [`Self::pod`].
@@ -132,7 +132,7 @@ impl Hooks {
                 _ => client.pre_create_container_hook(request).await,
             }
         };
-        self.judge(hook, &server, &pod, self.limit(answer).await)
+        self.check_response(hook, &server, &pod, self.limit(answer).await)
     }
 
     async fn limit<T>(
@@ -148,7 +148,7 @@ impl Hooks {
         }
     }
 
-    fn judge<T>(
+    fn check_response<T>(
         &self,
         hook: Hook,
         server: &Registration,
@@ -171,7 +171,7 @@ impl Hooks {
             error,
             "hook failed, applying its failure policy"
         );
-        refused(server.policy, error)
+        apply_policy(server.policy, error)
     }
 
     /// Applies the failure policy to a hook that cannot be called because of `problem`.
@@ -184,11 +184,11 @@ impl Hooks {
             return Ok(None);
         };
         tracing::warn!(hook = hook.name(), policy = ?server.policy, problem, "failed to call hook, applying its failure policy");
-        refused(server.policy, problem)
+        apply_policy(server.policy, problem)
     }
 }
 
-fn refused<T>(policy: Policy, problem: String) -> Result<Option<T>, Refusal> {
+fn apply_policy<T>(policy: Policy, problem: String) -> Result<Option<T>, Refusal> {
     match policy {
         Policy::Ignore => Ok(None),
         Policy::Fail => Err(Refusal(problem)),

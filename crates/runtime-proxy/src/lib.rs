@@ -149,7 +149,7 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
         tokio::select! {
             () = server.accept(&listener) => {}
             () = context.shutdown.cancelled() => {
-                server.leave(listener).await;
+                server.stop_listening(listener).await;
                 let finish = server.finish();
                 if tokio::time::timeout(options.drain_timeout, finish).await.is_err() {
                     tracing::warn!(timeout = ?options.drain_timeout, "stopping with calls in progress");

@@ -234,7 +234,7 @@ pub(crate) fn follow(
     let registrations = Registrations::default();
     let published = registrations.clone();
     let mut directory = Directory::new(dir);
-    let mut watched = begin(&directory);
+    let mut watched = start_watch(&directory);
     directory.publish(&published);
     let following = async move {
         let mut rescan = tokio::time::interval(RESCAN);
@@ -259,7 +259,7 @@ pub(crate) fn follow(
                 _ = rescan.tick() => {}
             }
             if watched.is_none() {
-                watched = begin(&directory);
+                watched = start_watch(&directory);
             }
             directory.publish(&published);
         }
@@ -267,7 +267,7 @@ pub(crate) fn follow(
     (registrations, following)
 }
 
-fn begin(directory: &Directory) -> Option<AsyncFd<OwnedFd>> {
+fn start_watch(directory: &Directory) -> Option<AsyncFd<OwnedFd>> {
     let watched = directory.make().and_then(|()| watch(&directory.path));
     watched
         .inspect_err(|error| {

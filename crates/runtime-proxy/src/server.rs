@@ -166,7 +166,7 @@ impl Server {
 
     /// Stops listening. Clients that already connected to this process' own socket are served, since no other
     /// process will.
-    pub(crate) async fn leave(&self, listener: Listener) {
+    pub(crate) async fn stop_listening(&self, listener: Listener) {
         if listener.created.is_some() {
             listener.unlink();
             while let Some(Ok((stream, _))) =

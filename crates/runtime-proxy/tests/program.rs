@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
-use world::{Body, GrpcClient, TestEnv, frame, hear, reply, serve};
+use world::{Body, GrpcClient, TestEnv, frame, record_call, reply, serve};
 
 /// Environment variable that makes the test program run the proxy.
 const PROXY: &str = "KOORD_TEST_IS_PROXY";
@@ -40,8 +40,8 @@ fn main() {
         });
         return;
     }
-    runtime.block_on(no_call_fails_when_one_process_follows_another());
-    runtime.block_on(no_call_of_new_connections_fails_in_many_reloads());
+    runtime.block_on(restart_fails_no_call());
+    runtime.block_on(reloads_fail_no_call_of_new_connections());
 }
 
 /// The first process and all that follow it, which are of its process group: none outlives the test,
@@ -76,7 +76,7 @@ fn announced(notify: &UnixDatagram) -> String {
 }
 
 /// Returns true if a process runs; a zombie has no command line.
-fn runs(pid: &str) -> bool {
+fn is_running(pid: &str) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline"));
     line.is_ok_and(|line| !line.is_empty())
 }
@@ -109,7 +109,7 @@ fn start(world: &TestEnv) -> (Family, UnixDatagram) {
 
 /// Verifies that an existing connection of a kubelet ends when its calls are done, and that a new one goes to
 /// the new process.
-async fn no_call_fails_when_one_process_follows_another() {
+async fn restart_fails_no_call() {
     let world = TestEnv::new();
     let (came, mut has_come) = mpsc::unbounded_channel::<()>();
     let go = Arc::new(Notify::new());
@@ -117,7 +117,7 @@ async fn no_call_fails_when_one_process_follows_another() {
     let handler = Arc::new(move |request: http::Request<hyper::body::Incoming>| {
         let (came, gate) = (came.clone(), gate.clone());
         let answer: BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            if hear(request).await.path.ends_with("/RunPodSandbox") {
+            if record_call(request).await.path.ends_with("/RunPodSandbox") {
                 came.send(()).unwrap();
                 gate.notified().await;
             }
@@ -155,7 +155,7 @@ async fn no_call_fails_when_one_process_follows_another() {
     assert_eq!(pids.len(), 4);
     signal("-TERM", &last);
     // The last process ends when it is asked to, those before it when they have followers.
-    let ended = async || pids.iter().all(|pid| !runs(pid)).then_some(());
+    let ended = async || pids.iter().all(|pid| !is_running(pid)).then_some(());
     eventually("end of all processes", ended).await;
 }
 
@@ -164,11 +164,11 @@ const RELOADS: usize = 100;
 
 /// Verifies many reloads while clients call. Each call has its own connection, which exists for a moment
 /// before the call is made, and no call is repeated.
-async fn no_call_of_new_connections_fails_in_many_reloads() {
+async fn reloads_fail_no_call_of_new_connections() {
     let world = TestEnv::new();
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            hear(request).await;
+            record_call(request).await;
             reply(frame(b""), "0")
         });
         answer

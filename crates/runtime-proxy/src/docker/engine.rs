@@ -1,6 +1,6 @@
 //! Client of the Docker engine.
 
-use super::{Body, own};
+use super::{Body, full_body};
 use crate::forward::DIAL;
 use bytes::Bytes;
 use http::{HeaderName, Request, Response, StatusCode, Uri, header};
@@ -125,7 +125,7 @@ impl Engine {
     /// Sends the proxy's own GET request; returns `None` if the object does not exist.
     async fn get(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
         let exchange = async {
-            let mut request = Request::new(own(Bytes::new()));
+            let mut request = Request::new(full_body(Bytes::new()));
             let uri = Uri::try_from(format!("{API}{path}"));
             *request.uri_mut() = uri.map_err(|error| invalid_answer(path, error))?;
             let host = header::HeaderValue::from_static("docker");

@@ -45,7 +45,7 @@ impl Runtime {
             pod_sandbox_id: id.to_owned(),
             verbose: true,
         };
-        let answer = found(limit(client.pod_sandbox_status(request)).await)?;
+        let answer = some_if_found(limit(client.pod_sandbox_status(request)).await)?;
         Ok(answer.and_then(|answer| Some(pod(answer.status?, &answer.info))))
     }
 
@@ -67,7 +67,7 @@ impl Runtime {
             container_id: id.to_owned(),
             verbose: true,
         };
-        let Some(answer) = found(limit(client.container_status(request)).await)? else {
+        let Some(answer) = some_if_found(limit(client.container_status(request)).await)? else {
             return Ok(None);
         };
         let request = container(answer.status.unwrap_or_default(), &answer.info);
@@ -87,7 +87,7 @@ async fn limit<T>(
     }
 }
 
-fn found<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
+fn some_if_found<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(status) if status.code() == Code::NotFound => Ok(None),

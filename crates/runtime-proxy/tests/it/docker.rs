@@ -150,7 +150,7 @@ struct DockerFixture {
     _serving: [JoinHandle<()>; 2],
 }
 
-async fn stage(hooks: Hooks, policy: &str) -> DockerFixture {
+async fn start_fixture(hooks: Hooks, policy: &str) -> DockerFixture {
     let mut world = TestEnv::new();
     world.options.mode = Mode::Docker;
     world.options.hook_timeout = Duration::from_secs(5);
@@ -245,7 +245,7 @@ fn container(sandbox: &str) -> Value {
 
 #[tokio::test]
 async fn a_pod_of_docker_is_adjusted() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let (sandbox_id, _) = stage.pod().await;
 
     let mut expected = sandbox();
@@ -287,7 +287,7 @@ async fn a_pod_of_docker_is_adjusted() {
 
 #[tokio::test]
 async fn hooks_run_on_update_start_and_stop() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let (sandbox_id, id) = stage.pod().await;
     let path = |id: &str, verb: &str| format!("/containers/{id}/{verb}");
 
@@ -345,7 +345,7 @@ async fn hooks_run_on_update_start_and_stop() {
 
 #[tokio::test]
 async fn a_proxy_that_was_restarted_asks_the_engine() {
-    let mut stage = stage(Hooks::default(), "Fail").await;
+    let mut stage = start_fixture(Hooks::default(), "Fail").await;
     let (_, id) = stage.pod().await;
     stage.proxy.context.shutdown.cancel();
     stage.proxy.running.await.unwrap().unwrap();
@@ -367,7 +367,7 @@ async fn a_proxy_that_was_restarted_asks_the_engine() {
 
 #[tokio::test(start_paused = true)]
 async fn connected_client_is_served_once_during_shutdown() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let stream = stage.connect().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     stage.proxy.context.shutdown.cancel();
@@ -378,7 +378,7 @@ async fn connected_client_is_served_once_during_shutdown() {
 
 #[tokio::test]
 async fn foreign_containers_pass_unchanged() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let config = json!({"Image": "tool", "HostConfig": {"CpuShares": 7}});
     let id = stage.create("tool", config.clone()).await;
     assert_eq!(stage.engine.last("POST", "create?name=tool"), config);
@@ -404,7 +404,7 @@ async fn foreign_containers_pass_unchanged() {
 async fn failure_policy_decides_on_hooks_and_bodies() {
     let malformed = || Bytes::from_static(b"{\"HostConfig\": ");
     for (policy, expected) in [("Ignore", 201), ("Fail", 500)] {
-        let stage = stage(Hooks::failing(), policy).await;
+        let stage = start_fixture(Hooks::failing(), policy).await;
         let path = "/containers/create?name=k8s_POD_web-0_shop_4d0a_1";
         let (status, answer) = stage.send("POST", path, sandbox()).await;
         assert_eq!(status, expected);
@@ -439,7 +439,7 @@ async fn failure_policy_decides_on_hooks_and_bodies() {
 
 #[tokio::test]
 async fn an_attached_stream_goes_both_ways_until_both_have_ended() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let mut stream = UnixStream::connect(&stage.world.options.listen)
         .await
         .unwrap();
@@ -471,7 +471,7 @@ async fn missing_engine_fails_start_and_later_requests() {
     let error = error.to_string();
     assert!(error.contains("does not speak the Docker API"), "{error}");
 
-    let stage = stage(Hooks::default(), "Ignore").await;
+    let stage = start_fixture(Hooks::default(), "Ignore").await;
     std::fs::remove_file(&stage.world.options.runtime).unwrap();
     let (status, answer) = stage.send("GET", "/_ping", Value::Null).await;
     assert_eq!(status, 502);

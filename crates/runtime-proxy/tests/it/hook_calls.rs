@@ -245,7 +245,7 @@ struct HookFixture {
 }
 
 /// Starts runtime, hook server with this policy, and proxy.
-async fn stage(hooks: Hooks, policy: &str) -> HookFixture {
+async fn start_fixture(hooks: Hooks, policy: &str) -> HookFixture {
     let mut world = TestEnv::new();
     if hooks.hangs {
         world.options.hook_timeout = Duration::from_millis(50);
@@ -345,7 +345,7 @@ impl HookFixture {
 
 #[tokio::test]
 async fn a_pods_day() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     assert_eq!(stage.run().await.status().0, "0");
     let ran = cri::RunPodSandboxRequest::decode(stage.last()).unwrap();
     let mut wanted = sandbox();
@@ -437,7 +437,7 @@ async fn a_pods_day() {
 
 #[tokio::test]
 async fn unknown_fields_survive_a_changed_request() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     // Unknown fields at every level on the way to what is changed.
     let nested = |number: u8, inner: &[u8]| {
         let inner = [inner, UNKNOWN].concat();
@@ -476,7 +476,7 @@ async fn failure_policy_decides_on_failed_hooks() {
             "code = DeadlineExceeded desc = no answer within 50ms",
         ),
     ] {
-        let ignoring = stage(hooks.clone(), "Ignore").await;
+        let ignoring = start_fixture(hooks.clone(), "Ignore").await;
         assert_eq!(ignoring.run().await.status().0, "0");
         let request = cri::RunPodSandboxRequest::decode(ignoring.last()).unwrap();
         assert_eq!(
@@ -485,7 +485,7 @@ async fn failure_policy_decides_on_failed_hooks() {
             "as the kubelet wanted it"
         );
 
-        let failing = stage(hooks, "Fail").await;
+        let failing = start_fixture(hooks, "Fail").await;
         let (code, text) = failing.run().await.status();
         assert_eq!(code, "2");
         assert!(
@@ -503,7 +503,7 @@ async fn failure_policy_decides_on_failed_hooks() {
 #[tokio::test]
 async fn failure_policy_decides_on_invalid_requests() {
     for (policy, recorded) in [("Ignore", 2), ("Fail", 0)] {
-        let stage = stage(Hooks::default(), policy).await;
+        let stage = start_fixture(Hooks::default(), policy).await;
         let path = "/runtime.v1.RuntimeService/CreateContainer";
         let mut compressed = frame(&create().encode_to_vec()).to_vec();
         compressed[0] = 1;
@@ -575,7 +575,7 @@ async fn invalid_runtime_responses_are_passed_on() {
 
 #[tokio::test]
 async fn exempt_pods_are_nobodys_business() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let mut config = sandbox();
     let (key, value) = ("runtimeproxy.koordinator.sh/skip-hookserver", "true");
     config.labels.insert(key.to_owned(), value.to_owned());
@@ -597,7 +597,7 @@ async fn exempt_pods_are_nobodys_business() {
 
 #[tokio::test]
 async fn restarted_proxy_looks_up_running_pods() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let update = cri::UpdateContainerResourcesRequest {
         container_id: "c1".to_owned(),
         linux: Some(cri::LinuxContainerResources {
@@ -629,33 +629,33 @@ async fn restarted_proxy_looks_up_running_pods() {
 
 #[tokio::test]
 async fn registrations_come_change_and_go_while_the_proxy_runs() {
-    let stage = stage(Hooks::default(), "Fail").await;
+    let stage = start_fixture(Hooks::default(), "Fail").await;
     let other = Hooks::default();
     let socket = stage.world.path("other.sock");
     let _server = other.serve(&socket);
     let file = stage.world.options.hooks.join("koordlet.json");
     // Runs pods until the change was noticed: who was asked last says so.
     let count = |hooks: &Hooks| hooks.calls.lock().len();
-    async fn until(stage: &HookFixture, seen: impl Fn() -> bool) {
+    async fn wait_until(stage: &HookFixture, seen: impl Fn() -> bool) {
         while !seen() {
             assert_eq!(stage.run().await.status().0, "0");
         }
     }
-    until(&stage, || count(&stage.hooks) == 1).await;
+    wait_until(&stage, || count(&stage.hooks) == 1).await;
     // Half a file says nothing, so what it said before stays.
     std::fs::write(&file, "{\"remote-endpoint\":").unwrap();
-    until(&stage, || count(&stage.hooks) == 5).await;
+    wait_until(&stage, || count(&stage.hooks) == 5).await;
     // The first name counts.
     stage
         .world
         .register("a.json", &socket, "Fail", &["PreRunPodSandbox"]);
-    until(&stage, || count(&other) == 2).await;
+    wait_until(&stage, || count(&other) == 2).await;
     std::fs::remove_file(stage.world.options.hooks.join("a.json")).unwrap();
     let before = count(&stage.hooks);
-    until(&stage, || count(&stage.hooks) > before).await;
+    wait_until(&stage, || count(&stage.hooks) > before).await;
     stage
         .world
         .register("koordlet.json", &socket, "Fail", &["PreRunPodSandbox"]);
     let before = count(&other);
-    until(&stage, || count(&other) > before).await;
+    wait_until(&stage, || count(&other) > before).await;
 }

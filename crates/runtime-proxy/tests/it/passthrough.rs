@@ -1,6 +1,6 @@
 //! Tests of calls that are passed through unchanged.
 
-use crate::world::{Body, GrpcClient, TestEnv, frame, hear, reply, serve, trailers};
+use crate::world::{Body, GrpcClient, TestEnv, frame, record_call, reply, serve, trailers};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt, StreamBody};
@@ -110,7 +110,7 @@ fn echo(world: &TestEnv) -> crate::world::ServerTask {
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
             if request.uri().path().ends_with("/Version") {
-                hear(request).await;
+                record_call(request).await;
                 return reply(frame(&[]), "0");
             }
             let mut answer = Response::new(BodyExt::boxed_unsync(request.into_body()));
@@ -183,7 +183,7 @@ async fn a_call_that_the_kubelet_gives_up_ends_at_the_runtime() {
     let handler = Arc::new(move |request: http::Request<hyper::body::Incoming>| {
         let (came, gone) = (came.clone(), gone.clone());
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            if hear(request).await.path.ends_with("/Version") {
+            if record_call(request).await.path.ends_with("/Version") {
                 return reply(frame(&[]), "0");
             }
             // Dropped when the call is reset.
@@ -264,7 +264,7 @@ async fn calls_in_progress_are_finished_when_the_proxy_stops() {
     let handler = Arc::new(move |request: http::Request<hyper::body::Incoming>| {
         let (came, gate) = (came.clone(), gate.clone());
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            let path = hear(request).await.path;
+            let path = record_call(request).await.path;
             if path.ends_with("/Version") {
                 return reply(frame(&[]), "0");
             }
@@ -306,7 +306,11 @@ async fn waiting_event_stream_does_not_delay_shutdown() {
     let world = TestEnv::new();
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            if hear(request).await.path.ends_with("/GetContainerEvents") {
+            if record_call(request)
+                .await
+                .path
+                .ends_with("/GetContainerEvents")
+            {
                 std::future::pending::<()>().await;
             }
             reply(frame(b""), "0")

@@ -3,7 +3,7 @@
 use crate::hook_calls::{ALL, Hooks};
 use crate::passthrough::UNKNOWN;
 use crate::world::{
-    Body, GrpcClient, RecordedCall, ServerTask, TestEnv, frame, hear, reply, serve,
+    Body, GrpcClient, RecordedCall, ServerTask, TestEnv, frame, record_call, reply, serve,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -24,7 +24,7 @@ fn runtime(
     let handler = Arc::new(move |request: Request<Incoming>| {
         let (all, answer) = (all.clone(), answer.clone());
         let answer: BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            let recorded = hear(request).await;
+            let recorded = record_call(request).await;
             let answer = answer(&recorded.path);
             all.lock().push(recorded);
             answer

@@ -105,7 +105,7 @@ pub(crate) fn serve(socket: &Path, handler: Handler) -> ServerTask {
     }))
 }
 
-pub(crate) async fn hear(request: Request<Incoming>) -> RecordedCall {
+pub(crate) async fn record_call(request: Request<Incoming>) -> RecordedCall {
     let (head, body) = request.into_parts();
     let body = body
         .collect()
@@ -234,7 +234,7 @@ impl TestEnv {
         let handler: Handler = Arc::new(move |request| {
             let (all, answer) = (all.clone(), answer.clone());
             Box::pin(async move {
-                let recorded = hear(request).await;
+                let recorded = record_call(request).await;
                 if recorded.path.ends_with("/Version") {
                     return reply(frame(&[]), "0");
                 }
