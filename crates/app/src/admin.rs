@@ -213,7 +213,7 @@ async fn serve_routes(
 
 /// Returns routes for clients of Go's profiles: none exist here, and the response names the alternative.
 /// Everything below `/debug/pprof` is answered with 501.
-pub fn no_profiles() -> Router {
+pub fn refused_profile_routes() -> Router {
     let text = format!(
         "This program is not written in Go and has no /debug/pprof. To see where its time goes: \
          perf record -g -p {}\n",
@@ -226,7 +226,7 @@ pub fn no_profiles() -> Router {
         .route("/debug/pprof/{*rest}", refuse)
 }
 
-/// Serves [`no_profiles`] on `address` until `shutdown`.
+/// Serves [`refused_profile_routes`] on `address` until `shutdown`.
 ///
 /// # Errors
 ///
@@ -235,7 +235,7 @@ pub fn refuse_profiles<'a>(
     address: SocketAddr,
     shutdown: CancellationToken,
 ) -> BoxFuture<'a, Result<SocketAddr, AdminError>> {
-    Box::pin(serve_routes(no_profiles(), address, shutdown))
+    Box::pin(serve_routes(refused_profile_routes(), address, shutdown))
 }
 
 type Readiness = (Arc<Vec<(&'static str, HealthCheck)>>, Option<Slis>);
@@ -291,10 +291,10 @@ mod tests {
     use tokio::net::TcpStream;
 
     async fn get(address: SocketAddr, path: &str) -> String {
-        ask(address, "GET", path).await
+        send_request(address, "GET", path).await
     }
 
-    async fn ask(address: SocketAddr, method: &str, path: &str) -> String {
+    async fn send_request(address: SocketAddr, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request =
             format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -351,7 +351,7 @@ mod tests {
         ] {
             assert!(slis.contains(line), "{line}: {slis}");
         }
-        let answer = ask(address, "DELETE", "/metrics/slis").await;
+        let answer = send_request(address, "DELETE", "/metrics/slis").await;
         assert!(answer.ends_with("metrics reset\n"), "{answer}");
         let slis = get(address, "/metrics/slis").await;
         assert!(!slis.contains("ping"), "{slis}");

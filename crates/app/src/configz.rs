@@ -17,13 +17,16 @@ pub struct GoNames {
 impl GoNames {
     /// Returns `value` with Go's names.
     #[must_use]
-    pub fn of(&self, value: Value) -> Value {
+    pub fn rename_fields(&self, value: Value) -> Value {
         match value {
             Value::Object(fields) => {
                 let fields = fields.into_iter().map(|field| self.field(field));
                 fields.collect::<Map<_, _>>().into()
             }
-            Value::Array(list) => list.into_iter().map(|value| self.of(value)).collect(),
+            Value::Array(list) => list
+                .into_iter()
+                .map(|value| self.rename_fields(value))
+                .collect(),
             other => other,
         }
     }
@@ -35,7 +38,7 @@ impl GoNames {
             Value::Array(list) if list.is_empty() => Value::Null,
             Value::Null if is(self.zero) => 0.into(),
             value if is(self.as_they_are) => value,
-            value => self.of(value),
+            value => self.rename_fields(value),
         };
         let special = self.special.iter().find(|(name, _)| *name == key);
         let name = match special {

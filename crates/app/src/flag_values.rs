@@ -13,7 +13,7 @@ pub struct FlagValueError {
     problem: &'static str,
 }
 
-fn wrong<T>(what: &'static str, value: &str, problem: &'static str) -> Result<T, FlagValueError> {
+fn invalid<T>(what: &'static str, value: &str, problem: &'static str) -> Result<T, FlagValueError> {
     Err(FlagValueError {
         what,
         value: value.to_owned(),
@@ -30,7 +30,7 @@ pub fn boolean(value: &str) -> Result<bool, FlagValueError> {
     match value {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => wrong("boolean", value, "must be true or false"),
+        _ => invalid("boolean", value, "must be true or false"),
     }
 }
 
@@ -42,7 +42,7 @@ pub fn boolean(value: &str) -> Result<bool, FlagValueError> {
 pub fn number(value: &str) -> Result<f64, FlagValueError> {
     match value.parse() {
         Ok(number) if f64::is_finite(number) => Ok(number),
-        _ => wrong("number", value, "must be a number"),
+        _ => invalid("number", value, "must be a number"),
     }
 }
 
@@ -55,13 +55,13 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
     const WHAT: &str = "duration";
     let digits = value.strip_prefix('+').unwrap_or(value);
     if digits.starts_with('-') {
-        return wrong(WHAT, value, "must not be negative");
+        return invalid(WHAT, value, "must not be negative");
     }
     if digits == "0" {
         return Ok(Duration::ZERO);
     }
     if digits.is_empty() {
-        return wrong(WHAT, value, "is empty");
+        return invalid(WHAT, value, "is empty");
     }
     let mut rest = digits;
     let mut total: u128 = 0;
@@ -72,7 +72,7 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
             None => ("", after),
         };
         if whole.is_empty() && fraction.is_empty() {
-            return wrong(WHAT, value, "is not a number with a unit");
+            return invalid(WHAT, value, "is not a number with a unit");
         }
         let (unit, after) = split(after, |byte| byte != b'.' && !byte.is_ascii_digit());
         let nanos: u128 = match unit {
@@ -82,11 +82,11 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
             "s" => 1_000_000_000,
             "m" => 60_000_000_000,
             "h" => 3_600_000_000_000,
-            "" => return wrong(WHAT, value, "missing unit"),
-            _ => return wrong(WHAT, value, "unknown unit"),
+            "" => return invalid(WHAT, value, "missing unit"),
+            _ => return invalid(WHAT, value, "unknown unit"),
         };
         let Some(part) = part(whole, fraction, nanos) else {
-            return wrong(WHAT, value, "is too long");
+            return invalid(WHAT, value, "is too long");
         };
         total += part;
         rest = after;
@@ -94,7 +94,7 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
     match u64::try_from(total) {
         // Go's durations end at 2^63-1 ns.
         Ok(nanos) if i64::try_from(nanos).is_ok() => Ok(Duration::from_nanos(nanos)),
-        _ => wrong(WHAT, value, "is too long"),
+        _ => invalid(WHAT, value, "is too long"),
     }
 }
 
@@ -144,7 +144,7 @@ pub fn map(value: &str) -> Result<BTreeMap<String, String>, FlagValueError> {
             Some((key, value)) if !key.trim().is_empty() => {
                 Ok((key.trim().to_owned(), value.trim().to_owned()))
             }
-            _ => wrong("pair", &pair, "must be key=value"),
+            _ => invalid("pair", &pair, "must be key=value"),
         })
         .collect()
 }
@@ -166,12 +166,12 @@ pub fn bind_address(value: &str) -> Result<Option<SocketAddr>, FlagValueError> {
                 IpAddr::V4(Ipv4Addr::UNSPECIFIED),
                 port,
             ))),
-            Err(_) => wrong(WHAT, value, "the port must be a number up to 65535"),
+            Err(_) => invalid(WHAT, value, "the port must be a number up to 65535"),
         };
     }
     match value.replace("localhost:", "127.0.0.1:").parse() {
         Ok(address) => Ok(Some(address)),
-        Err(_) => wrong(WHAT, value, "must be [ip]:port"),
+        Err(_) => invalid(WHAT, value, "must be [ip]:port"),
     }
 }
 
@@ -217,7 +217,7 @@ impl Selection {
             name != "*" && !known.contains(&name)
         });
         match unknown {
-            Some(entry) => wrong("name", entry, "is not known"),
+            Some(entry) => invalid("name", entry, "is not known"),
             None => Ok(()),
         }
     }

@@ -99,7 +99,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn waits(bucket: &mut TokenBucket, now: Duration, count: usize) -> Vec<u128> {
+    fn measure_waits(bucket: &mut TokenBucket, now: Duration, count: usize) -> Vec<u128> {
         let wait = |_| bucket.reserve(now).as_millis();
         (0..count).map(wait).collect()
     }
@@ -122,10 +122,10 @@ mod tests {
     #[test]
     fn reservations_wait_for_future_tokens() {
         let mut bucket = TokenBucket::new(ms(200), 2);
-        assert_eq!(waits(&mut bucket, ms(0), 4), [0, 0, 200, 400]);
+        assert_eq!(measure_waits(&mut bucket, ms(0), 4), [0, 0, 200, 400]);
         // The next token is reserved already.
-        assert_eq!(waits(&mut bucket, ms(200), 2), [400, 600]);
-        assert_eq!(waits(&mut bucket, ms(60_000), 3), [0, 0, 200]);
+        assert_eq!(measure_waits(&mut bucket, ms(200), 2), [400, 600]);
+        assert_eq!(measure_waits(&mut bucket, ms(60_000), 3), [0, 0, 200]);
     }
 
     #[test]
@@ -151,10 +151,10 @@ mod tests {
     #[test]
     fn changed_interval_keeps_the_tokens() {
         let mut bucket = TokenBucket::new(ms(100), 4);
-        assert_eq!(waits(&mut bucket, ms(0), 3), [0, 0, 0]);
+        assert_eq!(measure_waits(&mut bucket, ms(0), 3), [0, 0, 0]);
         bucket.set_interval(ms(1000), ms(50));
         // One token and a half are there.
-        assert_eq!(waits(&mut bucket, ms(50), 2), [0, 500]);
+        assert_eq!(measure_waits(&mut bucket, ms(50), 2), [0, 500]);
         let mut never = TokenBucket::new(Duration::MAX, u32::MAX);
         never.set_interval(Duration::MAX, ms(1));
         assert!(never.take(ms(1)));

@@ -104,7 +104,7 @@ fn check(kind: FlagFormat, value: &str) -> Result<String, String> {
     fits.map(|()| value.to_owned())
 }
 
-fn same(kind: FlagFormat, value: &str, default: &str) -> bool {
+fn is_default(kind: FlagFormat, value: &str, default: &str) -> bool {
     match kind {
         Switch => boolean(value).ok() == boolean(default).ok(),
         Duration => duration(value).ok() == duration(default).ok(),
@@ -141,7 +141,7 @@ impl<T: Table> FromArgMatches for IgnoredFlags<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let set = rows::<T>().filter_map(|(name, kind, default, instead)| {
             let value = matches.get_one::<String>(name)?;
-            (!same(*kind, value, default)).then(|| (*name, value.clone(), *instead))
+            (!is_default(*kind, value, default)).then(|| (*name, value.clone(), *instead))
         });
         Ok(Self {
             set: set.collect(),

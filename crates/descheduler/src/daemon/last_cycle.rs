@@ -102,7 +102,7 @@ impl LastCycle {
     /// Returns all routes in addition to health and metrics: `/configz` with `config` by the names of
     /// upstream's Go fields, `DELETE /metrics` and, with `enableProfiling`, those below `/debug`.
     pub fn routes(&self, config: &Configuration) -> Router {
-        let shown = NAMES.of(serde_json::to_value(config).unwrap_or_default());
+        let shown = NAMES.rename_fields(serde_json::to_value(config).unwrap_or_default());
         let shown = json!({"componentconfig": shown});
         let routes = Router::new()
             .route("/metrics", delete(reset))
@@ -116,7 +116,7 @@ impl LastCycle {
         }
         routes
             .merge(self.router())
-            .merge(admin::no_profiles())
+            .merge(admin::refused_profile_routes())
             .route("/debug/flags/v", any(set_verbosity))
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn hide_keys(config: &mut Value) {
 
 /// Returns `value` with upstream's field names.
 pub(super) fn to_upstream_names(value: Value) -> Value {
-    NAMES.of(value)
+    NAMES.rename_fields(value)
 }
 
 #[cfg(test)]
