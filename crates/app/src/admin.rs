@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_wants_profiles_is_told_what_there_is() {
+    async fn profile_request_gets_not_implemented() {
         let shutdown = CancellationToken::new();
         let any = "127.0.0.1:0".parse().unwrap();
         let address = refuse_profiles(any, shutdown.clone()).await.unwrap();

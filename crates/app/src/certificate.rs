@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_of_a_client_is_nobody() {
+    fn invalid_client_certificate_has_no_subject() {
         assert_eq!(
             subject(&certificate(&[(DnType::OrganizationName, "x")])),
             None

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn types_of_cpus_are_told_where_they_differ() {
+    fn cpu_types_of_hybrid_machine_are_listed() {
         let sys = Sys::new("0", &[(0, "0-7", 1, "10")]);
         let types = || cpu_types(&Root::below(sys.0.path()).unwrap()).map_err(|e| e.to_string());
         assert_eq!(types().unwrap(), BTreeMap::new());

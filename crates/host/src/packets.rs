@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_cannot_be_counted_it_is_said() {
+    fn attach_without_support_returns_reason() {
         let program = match PacketProgram::load() {
             Ok(program) => program,
             Err(error) => {

@@ -146,7 +146,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn directories_that_come_and_go_are_told_in_order() {
+    fn directory_changes_are_reported_in_order() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("kubepods");
         let mut watch = Watch::new().unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_told_as_lost() {
+    fn queue_overflow_is_reported_as_lost() {
         let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
         let limit: usize = limit.trim().parse().unwrap();
         let temp = tempfile::tempdir().unwrap();

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_says_what_it_uses_and_is_registered_once() {
+    fn process_metrics_are_registered_once() {
         let registry = Registry::new();
         register_process(&registry).unwrap();
         register_process(&registry).unwrap();

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn physical_functions_are_told_with_their_virtual_ones() {
+    fn adapters_list_virtual_functions() {
         let tree = Tree::hybrid("0").unwrap();
         let root = tree.root();
         assert!(

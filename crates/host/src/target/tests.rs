@@ -301,7 +301,7 @@ fn block_limits_of_v2_share_a_line() {
 
 /// The kernel's documentation of cgroup v2 describes `memory.reclaim` so.
 #[test]
-fn reclaiming_less_than_was_asked_for_is_no_failure() {
+fn partial_reclaim_succeeds() {
     let tree = Tree::v2("0-1").unwrap();
     let group = tree.group("kubepods/podx").unwrap();
     let target = Target::cgroup(&group, Resource::MemoryReclaim);

@@ -97,7 +97,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn only_the_names_that_were_asked_for_count() {
+    fn change_of_other_name_is_ignored() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("kubelet");
         let mut files = Files::new().unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_counts_where_none_is_asked_for_and_a_directory_that_goes() {
+    fn watch_without_names_reports_any_change_and_removal() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("pods");
         fs::create_dir(&dir).unwrap();

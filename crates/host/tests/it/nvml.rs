@@ -62,7 +62,7 @@ fn gpus_are_those_of_the_library() {
 }
 
 #[test]
-fn critical_xids_are_told_and_those_of_applications_are_not() {
+fn only_critical_xids_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let Some(fake) = fake(dir.path()) else {
         return;

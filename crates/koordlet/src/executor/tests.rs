@@ -227,7 +227,7 @@ fn a_burst_never_exceeds_its_quota() {
 }
 
 #[test]
-fn a_changed_pod_is_looked_at_again() {
+fn changed_pod_is_checked_again() {
     let mut rig = Rig::new();
     let pod = rig.group("kubepods/podx");
     let leaf = rig.group("kubepods/podx/c");

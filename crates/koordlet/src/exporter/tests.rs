@@ -237,7 +237,7 @@ fn taken_counts_listed_resources_of_a_container() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_does_not_answer_is_named() {
+async fn unresponsive_kubelet_is_named() {
     let error = read_kubelet(Kubelet::default())
         .await
         .unwrap_err()

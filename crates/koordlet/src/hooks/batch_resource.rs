@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_speak_where_the_spec_does_not() {
+    fn annotations_apply_without_spec() {
         let spec = r#"{"containers":{"a":{"requests":{"kubernetes.io/batch-cpu":"500"},
             "limits":{"kubernetes.io/batch-cpu":"500","kubernetes.io/batch-memory":"2Gi"}}}}"#;
         let pod = pod(json!({

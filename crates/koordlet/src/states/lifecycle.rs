@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_inotify_new_pods_are_found_by_looking() {
+    async fn new_pods_are_found_by_polling_without_inotify() {
         let tree = Tree::hybrid("0-1").unwrap();
         tree.group("kubepods/besteffort/podold").unwrap();
         let machine = Machine::start(tree, true);

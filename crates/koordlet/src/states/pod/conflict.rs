@@ -86,7 +86,7 @@ mod tests {
         }
     }
     #[test]
-    fn init_containers_are_looked_at_too() {
+    fn init_containers_are_checked() {
         let message = "plugins \"00-a\" and \"10-b\" both tried to set CPU shares";
         let waits = |name: &str, message: &str| {
             serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false,

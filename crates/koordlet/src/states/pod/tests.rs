@@ -121,7 +121,7 @@ fn noted(notes: &serde_json::Value, last: Option<&PodInfo>) -> (PodInfo, Vec<Mal
 }
 
 #[test]
-fn everything_hooks_and_strategies_ask_for() {
+fn pod_has_all_inputs_of_hooks_and_strategies() {
     let (pod, malformed) = noted(&json!({}), None);
     assert_eq!(malformed, []);
     assert_eq!((pod.priority_value, pod.sub_priority), (9100, Some(1200)));
