@@ -106,7 +106,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let features = features::probe(&root)?;
     announce(&features, &options);
     let open_files = limits::raise_open_files();
-    tracing::debug!(?open_files, "limit of open files");
+    tracing::debug!(?open_files, "set the limit of open files");
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.record_start(&options.node_name, ctx.clock.now().as_second());
     options.audit.set_metrics(metrics.clone());
@@ -324,7 +324,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
             on = row.on,
             every_ms = row.every_ms,
             by = crate::status::mechanism(row.name, &row.claims),
-            "strategy"
+            "configured strategy"
         );
     }
     let needs = Needs::default();
@@ -335,7 +335,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
             every_ms = row.every_ms,
             source = row.source,
             why = row.why,
-            "collector"
+            "configured collector"
         );
     }
     tracing::info!(

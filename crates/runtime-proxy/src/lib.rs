@@ -144,7 +144,7 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
     })?;
     ready();
     hot_restart::announce();
-    tracing::info!(socket = %options.listen.display(), runtime = %options.runtime.display(), "serving");
+    tracing::info!(socket = %options.listen.display(), runtime = %options.runtime.display(), "runtime proxy started");
     loop {
         tokio::select! {
             () = server.accept(&listener) => {}

@@ -484,7 +484,7 @@ impl HookResponder {
             if self.policy == Policy::Fail {
                 return Err(HookError::Hook { hook, error });
             }
-            tracing::warn!(hook, of = pod.name, error, "failed to compute hook value");
+            tracing::warn!(hook, pod = pod.name, error, "failed to compute hook value");
         }
         Ok(())
     }
