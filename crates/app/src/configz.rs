@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 pub struct GoNames {
     /// Names of fields that hold maps or API objects: the keys inside are not renamed.
     pub as_they_are: &'static [&'static str],
-    /// Other names that differ by more than a capital: as in the file, and in Go.
+    /// Names that differ by more than a capital, as in the file and in Go.
     pub special: &'static [(&'static str, &'static str)],
     /// Names of numeric fields that are shown as 0 if they are unset, not as null.
     pub zero: &'static [&'static str],

@@ -13,7 +13,7 @@ pub use crate::flag_values::{
 use clap::{Arg, ArgAction, Command};
 use std::ffi::OsString;
 
-/// Reason why a command line is not run: it is invalid, or asks for help or the version.
+/// Reason why a command line is not run: it is invalid, or requests help or the version.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagError {
     /// The flag does not exist.

@@ -30,12 +30,12 @@ pub enum LoggingError {
     /// `RUST_LOG` does not parse.
     #[error("RUST_LOG {value:?}: {source}")]
     Filter {
-        /// Its value.
+        /// Value of the variable.
         value: String,
         /// The parser's error.
         source: tracing_subscriber::filter::ParseError,
     },
-    /// Another logger is set up already.
+    /// A logger is set up already.
     #[error("logging is set up already: {0}")]
     Twice(#[source] tracing_subscriber::util::TryInitError),
 }

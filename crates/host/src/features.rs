@@ -78,7 +78,7 @@ pub fn probe(root: &Root) -> Result<KernelFeatures> {
     probe_at(root, &CgroupPath::root())
 }
 
-/// Like [`probe`], but probes `group` first. A negative result for a group that does not exist yet means
+/// Probes the kernel like [`probe`], but `group` first. A negative result for a group that does not exist yet means
 /// nothing: probe again.
 ///
 /// # Errors

@@ -25,7 +25,7 @@ const HIDDEN: &str = "mode=0000,size=4k";
 #[derive(Debug)]
 pub struct MountNamespace {
     pub(crate) namespace: OwnedFd,
-    /// Its root directory as seen by this process, which may run in another one.
+    /// Root directory as seen by this process, which may run in another one.
     pub(crate) root: OwnedFd,
     /// The devpts instance of the namespace, which no other namespace shares.
     pub(crate) terminals: OwnedFd,

@@ -10,11 +10,11 @@ use std::fs;
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NumaNode {
-    /// Its number.
+    /// Number.
     pub id: u32,
-    /// Its online CPUs; none where there is only memory, as with CXL.
+    /// Online CPUs; none where there is only memory, as with CXL.
     pub cpus: CpuSet,
-    /// All its memory in bytes, huge pages included.
+    /// Memory in bytes, huge pages included.
     pub memory: u64,
     /// Number of huge pages by their size in bytes.
     pub huge_pages: BTreeMap<u64, u64>,

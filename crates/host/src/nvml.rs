@@ -22,15 +22,15 @@ pub const XIDS_OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its UUID, such as `GPU-1f…`.
+    /// UUID, such as `GPU-1f…`.
     pub uuid: String,
     /// Product name, such as `NVIDIA A100-SXM4-80GB`; empty where the library does not report it.
     pub name: String,
     /// The number of its device file.
     pub minor: i32,
-    /// Its memory in bytes.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Its PCI address, such as `0000:3b:00.0`, in small letters.
+    /// PCI address, such as `0000:3b:00.0`, in small letters.
     pub address: String,
 }
 

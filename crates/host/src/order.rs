@@ -5,7 +5,7 @@ use crate::cpuset;
 /// Constraint between the value of a target and those of its parents and children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// No constraint.
+    /// Files may be written in any order.
     Plain,
     /// A number that a child should not exceed: larger is looser, -1 is no limit. Grows from the
     /// root down, shrinks from the leaves up.

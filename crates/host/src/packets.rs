@@ -3,8 +3,8 @@
 //! A program of some forty instructions runs where a packet of a counted group leaves IP, loopback
 //! included, and adds one to a number of the group that it is attached to, whichever group below sent
 //! it. Packets of TCP without payload (acknowledgements, the begin and end of a connection) are left
-//! out: how many there are depends on timing and not on the work done. The kernel sees large messages
-//! before they are cut up, so an answer of up to 64 KiB written at once is one packet.
+//! out: how many there are depends on timing and not on the work done. The program runs on large messages
+//! before they are segmented, so an answer of up to 64 KiB written at once is one packet.
 //!
 //! Needs the unified tree, Linux 5.7 and CAP_BPF with CAP_NET_ADMIN (or CAP_SYS_ADMIN). Each group is
 //! attached by a link, which the kernel removes when its descriptor is closed: nothing stays behind

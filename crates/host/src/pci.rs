@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 /// Location of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PciLocation {
-    /// Its address, such as `0000:3b:00.0`.
+    /// Address, such as `0000:3b:00.0`.
     pub address: String,
-    /// Its NUMA node; 0 where the kernel reports none.
+    /// NUMA node; 0 where the kernel reports none.
     pub numa_node: i32,
     /// The root complex above it, such as `pci0000:3a`; empty where sysfs shows none.
     pub root_complex: String,
@@ -42,7 +42,7 @@ pub fn place(root: &Root, address: &str) -> Result<Option<PciLocation>> {
     }
 }
 
-/// Like [`place`], for the function whose resolved directory is `dir`.
+/// Returns the location like [`place`], for the function whose resolved directory is `dir`.
 pub(crate) fn place_of(root: &Root, dir: &Path) -> Result<PciLocation> {
     let node = root.read_with(&dir.join("numa_node"), |text| {
         let node = text.trim().parse::<i32>();
@@ -82,7 +82,7 @@ pub fn is_address(text: &str) -> bool {
         && hex(function, 1)
 }
 
-/// `pci0000:3a`; domains are hexadecimal.
+/// Returns true for the name of a root complex, such as `pci0000:3a`; domains are hexadecimal.
 fn is_root_complex(name: &str) -> bool {
     let Some((domain, bus)) = name
         .strip_prefix("pci")

@@ -39,11 +39,11 @@ pub struct Spawn {
     pub gid: Option<u32>,
     /// Supplementary groups. When `None`, this process's, or none under another user or group.
     pub groups: Option<Vec<u32>>,
-    /// All capabilities that it can ever have as user 0; this process's when `None`.
+    /// Bounding set: capabilities that it can ever have as user 0; this process's when `None`.
     pub capabilities: Option<Capabilities>,
     /// True if programs that it runs cannot raise its rights, for example by set-user-ID.
     pub no_new_privileges: bool,
-    /// Its view of the files; this process's when `None`.
+    /// View of the files; this process's when `None`.
     pub namespace: Option<Arc<MountNamespace>>,
     /// Kind of its standard streams.
     pub streams: Streams,

@@ -125,7 +125,7 @@ struct RootData {
     version: Version,
     v1: Vec<(Controller, PathBuf)>,
     unified: Option<PathBuf>,
-    /// Each mounted tree once, by its real path, with the v1 controllers that it carries.
+    /// Mounted trees, each once, by their real path, with the v1 controllers that they carry.
     trees: Vec<(PathBuf, Vec<Controller>)>,
     writer: Arc<dyn KernelWriter>,
     /// True if the runtime was seen to use the quadratic formula of weights.
@@ -158,7 +158,7 @@ impl Root {
         Self::build(dirs, Path::new("/"), Arc::new(RealWriter))
     }
 
-    /// Like [`Root::below`], with every change going through `writer`.
+    /// Opens a machine like [`Root::below`], with every change going through `writer`.
     ///
     /// # Errors
     /// As [`Root::system`].
@@ -312,7 +312,7 @@ impl Root {
             .transpose()
     }
 
-    /// Like [`Root::read_with`], with fewer system calls for a file of short records, such as a group's.
+    /// Reads a file like [`Root::read_with`], with fewer system calls for a file of short records, such as a group's.
     pub(crate) fn read_short<T>(
         &self,
         path: &Path,

@@ -79,7 +79,7 @@ pub fn set_fifo(priority: i32) -> Result<()> {
     set_fifo_of(ThreadTarget::Current, priority)
 }
 
-/// Like [`set_fifo`], for another thread.
+/// Sets the policy of [`set_fifo`] for another thread.
 ///
 /// # Errors
 /// As [`set_fifo`], or when the thread is gone.
@@ -121,7 +121,7 @@ pub fn slice(target: ThreadTarget) -> Result<Option<Duration>> {
     Ok((runtime > 0).then(|| Duration::from_nanos(runtime)))
 }
 
-/// Requests a time slice for `target`, a thread of the normal policy: the shorter, the sooner it gets the CPU
+/// Sets the time slice of `target`, a thread of the normal policy: the shorter, the sooner it gets the CPU
 /// when it wakes. `None` for the scheduler's default. Kernels from 6.12 on accept 0.1 to 100 ms; older ones
 /// ignore it, as [`slice()`] shows.
 ///

@@ -27,7 +27,7 @@ pub enum Level {
 pub struct Classes(u8);
 
 impl Classes {
-    /// Every class.
+    /// The set of all classes.
     pub const ALL: Self = Self(0b11_1111);
     /// The class BE.
     pub const BE: Self = Self::only(&[QosClass::Be]);

@@ -45,7 +45,7 @@ impl Condition {
     }
 }
 
-/// All active conditions. Clones share the same state.
+/// Active conditions. Clones share the same state.
 #[derive(Debug, Clone, Default)]
 pub struct Conditions(Arc<Mutex<ConditionState>>);
 
@@ -83,7 +83,7 @@ impl Conditions {
         }
     }
 
-    /// Like [`Self::set`], but without a log line, for callers that log more themselves. Returns true if
+    /// Adds a condition like [`Self::set`], but without a log line, for callers that log more themselves. Returns true if
     /// `object` did not have the condition before.
     pub fn set_quietly(&self, condition: Condition, object: &str, message: &str) -> bool {
         let mut inner = self.0.lock();

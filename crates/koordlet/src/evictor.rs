@@ -43,13 +43,13 @@ pub const REASON: &str = "evicted";
 /// Means of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictionMode {
-    /// Through the API; by killing if the API server does not answer, fails, or does not offer evictions.
+    /// Evicts through the API; kills the containers if the API server does not answer, fails, or does not offer evictions.
     /// Disruption budgets are respected.
     #[default]
     ApiThenKill,
-    /// Through the API only.
+    /// Evicts through the API only.
     Api,
-    /// By killing only, without an API request.
+    /// Kills the containers, without an API request.
     Kill,
 }
 
@@ -113,7 +113,7 @@ pub enum EvictionOutcome {
 pub struct EvictionResult {
     /// The requested eviction.
     pub eviction: Eviction,
-    /// Its outcome.
+    /// Outcome of the eviction.
     pub outcome: EvictionOutcome,
 }
 
@@ -177,7 +177,7 @@ impl Evictor {
         (Self { queue, in_flight }, results)
     }
 
-    /// Requests an eviction. Returns `false` if that of the pod is already in flight, or the queue is full.
+    /// Enqueues an eviction. Returns `false` if that of the pod is already in flight, or the queue is full.
     pub fn try_evict(&self, eviction: Eviction) -> bool {
         let uid = eviction.uid.clone();
         let mut in_flight = self.in_flight.lock();
@@ -314,7 +314,7 @@ impl Worker {
         }
     }
 
-    /// Requests the eviction from the API server.
+    /// Sends the eviction to the API server.
     async fn request_eviction(
         &self,
         eviction: &Eviction,

@@ -95,7 +95,7 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
     Ok(nodes.collect())
 }
 
-/// Requests the allocatable resources of `machine` and the resources assigned to containers from the kubelet
+/// Lists the allocatable resources of `machine` and the resources assigned to containers, from the kubelet
 /// at `socket`.
 ///
 /// # Errors

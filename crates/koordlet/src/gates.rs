@@ -13,11 +13,11 @@ pub use koord_app::features::GateError;
 /// Effect of an open gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// All of upstream's effect.
+    /// The gate has upstream's full effect.
     Works,
-    /// Less than upstream's effect; the text describes what is missing.
+    /// The gate has less than upstream's effect; the text describes what is missing.
     Partly(&'static str),
-    /// No effect; the text has the reason.
+    /// The gate has no effect; the text has the reason.
     Nothing(&'static str),
 }
 

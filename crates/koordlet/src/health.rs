@@ -17,7 +17,7 @@ pub enum State {
     Idle,
     /// Switched off.
     Off,
-    /// Not supported by this kernel or this build.
+    /// Unsupported by this kernel or this build.
     Unavailable,
     /// Enabled, but failing.
     Failing,
@@ -27,7 +27,7 @@ pub enum State {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Collector {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// State of the collector.
     pub state: State,

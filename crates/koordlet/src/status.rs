@@ -27,7 +27,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Strategy {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// State of the strategy.
     pub state: State,
@@ -47,7 +47,7 @@ pub struct Strategy {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GateStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// True if the gate is open.
     pub on: bool,
@@ -59,7 +59,7 @@ pub struct GateStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Kernel {
-    /// Its release.
+    /// Release.
     pub release: String,
     /// Cgroup hierarchy: v1, v2 or hybrid.
     pub cgroups: String,
@@ -79,7 +79,7 @@ pub struct Device {
     pub kind: String,
     /// Minor number within the kind.
     pub minor: i32,
-    /// Its id.
+    /// Id.
     pub id: String,
     /// `healthy`, or a description of the problem.
     pub health: String,
@@ -129,7 +129,7 @@ pub struct Status {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ActiveCondition {
-    /// Its name, such as `WriteRefused`.
+    /// Name, such as `WriteRefused`.
     pub condition: String,
     /// The file, container or pod that has it.
     pub object: String,

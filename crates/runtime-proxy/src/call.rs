@@ -62,7 +62,7 @@ impl Call {
     }
 }
 
-/// What to do after the runtime has processed the call.
+/// Action after the runtime has processed the call.
 #[derive(Debug)]
 pub(crate) enum PostCall {
     Nothing,
@@ -85,7 +85,7 @@ pub(crate) struct Decision {
     pub(crate) post_call: PostCall,
 }
 
-/// Why a request cannot be decoded.
+/// Reason why a request cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 enum UnreadableRequest {
     #[error("failed to decode the request: {0}")]

@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 /// A body: streamed from the other side, or created here.
 pub(crate) type Body = Either<Incoming, Full<Bytes>>;
 
-/// Why a request is not sent to the engine, or failed.
+/// Reason why a request is not sent to the engine, or failed.
 #[derive(Debug, thiserror::Error)]
 enum DockerError {
     #[error(transparent)]

@@ -133,7 +133,7 @@ fn local(path: Option<PathAndQuery>) -> Uri {
     Uri::from_parts(parts).unwrap_or_default()
 }
 
-/// Why a connection cannot be made, or broke.
+/// Reason why a connection cannot be made, or broke.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error(transparent)]
@@ -144,7 +144,7 @@ pub(crate) enum ConnectError {
     Http(#[from] hyper::Error),
 }
 
-/// Why there is no response of the runtime.
+/// Reason why the runtime did not respond.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
     /// Connecting failed, or the connection broke.

@@ -18,7 +18,7 @@ pub(crate) enum Code {
     Unavailable = 14,
 }
 
-/// Why the body of a unary call is not a single message.
+/// Reason why the body of a unary call is not a single message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
     #[error("compressed messages are not supported")]

@@ -46,7 +46,7 @@ impl Hook {
 #[error("hook server err: {0}")]
 pub(crate) struct Refusal(pub(crate) String);
 
-/// All registered hook servers.
+/// Registered hook servers.
 #[derive(Debug)]
 pub(crate) struct Hooks {
     registrations: Registrations,

@@ -36,7 +36,7 @@ pub(crate) struct Registration {
     pub(crate) hooks: Vec<String>,
 }
 
-/// All registrations, sorted by file name.
+/// Registrations, sorted by file name.
 pub(crate) type Registrations = Arc<ArcSwap<Vec<Arc<Registration>>>>;
 
 #[derive(Debug, thiserror::Error)]

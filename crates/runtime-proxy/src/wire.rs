@@ -13,7 +13,7 @@ use prost::encoding::{decode_varint, encode_varint};
 /// Maximum depth of nested groups, as in common decoders.
 const DEPTH: usize = 100;
 
-/// Why bytes are not a message.
+/// Reason why bytes are not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireError {
     /// The message ends inside a field.
@@ -36,7 +36,7 @@ enum WireType {
     Other,
 }
 
-/// One encoded field: its key and its value.
+/// Encoded field: its key and its value.
 #[derive(Debug, Clone)]
 struct Field {
     number: u32,

@@ -154,7 +154,7 @@ async fn restart_fails_no_call() {
     pids.dedup();
     assert_eq!(pids.len(), 4);
     signal("-TERM", &last);
-    // The last process ends when it is asked to, those before it when they have followers.
+    // The last process ends on SIGTERM, those before it when they have been replaced.
     let ended = async || pids.iter().all(|pid| !is_running(pid)).then_some(());
     eventually("end of all processes", ended).await;
 }

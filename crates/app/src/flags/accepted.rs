@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 /// Format of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlagFormat {
-    /// Any text.
+    /// A text.
     Text,
     /// A boolean in Go's format.
     Switch,

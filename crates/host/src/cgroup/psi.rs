@@ -14,7 +14,7 @@ pub enum PressureKind {
 }
 
 impl PressureKind {
-    /// All three.
+    /// All kinds of pressure.
     pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Io];
 
     /// Returns the cgroup file with the pressure of this kind.

@@ -119,7 +119,7 @@ struct ResourceRow {
 }
 
 impl Resource {
-    /// Every resource.
+    /// All resources.
     pub const ALL: [Self; 44] = [
         Self::CpuShares,
         Self::CfsQuota,
@@ -435,7 +435,7 @@ impl Resource {
         self.encode_with(version, WeightFormula::Linear, value, current)
     }
 
-    /// Like [`Self::encode`], with weights by `formula`.
+    /// Encodes a value like [`Self::encode`], with weights by `formula`.
     pub(crate) fn encode_with(
         self,
         version: Version,
@@ -586,7 +586,7 @@ fn split_device(value: &str) -> Option<(&str, &str)> {
     (digits(major) && digits(minor)).then(|| (device, rest.trim()))
 }
 
-/// Returns whether every `key=value` of `wanted` is in `present`, in any order. The kernel shows percentages
+/// Returns true if `present` has every `key=value` of `wanted`, in any order. The kernel shows percentages
 /// with decimals.
 fn has_fields(present: &str, wanted: &str) -> bool {
     let same = |a: &str, b: &str| match (a.split_once('='), b.split_once('=')) {

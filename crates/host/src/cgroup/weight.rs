@@ -20,7 +20,7 @@ pub enum WeightFormula {
 }
 
 impl WeightFormula {
-    /// Every formula.
+    /// All formulas.
     pub const ALL: [Self; 2] = [Self::Linear, Self::Quadratic];
 
     /// Returns the weight (1 to 10000) of `shares`.

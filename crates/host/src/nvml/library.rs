@@ -200,7 +200,7 @@ impl fmt::Debug for Library {
     }
 }
 
-// SAFETY: NVML may be called from any thread, as its documentation says; the handle is only closed.
+// SAFETY: NVML may be called from any thread, according to its documentation; the handle is only closed.
 #[allow(unsafe_code, reason = "a library that is safe for threads")]
 unsafe impl Send for Library {}
 // SAFETY: as above.
@@ -335,7 +335,7 @@ impl Drop for Library {
 /// Returns the error for a result code, with the library's description of it.
 #[allow(unsafe_code, reason = "a function of a C library")]
 fn failure(functions: &Functions, call: &'static str, code: c_int) -> NvmlError {
-    // SAFETY: any number may be asked for.
+    // SAFETY: any number is a valid argument.
     let words = unsafe { (functions.error_string)(code) };
     if words.is_null() {
         return NvmlError::answer(call, format!("code {code}"));

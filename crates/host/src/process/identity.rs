@@ -99,7 +99,7 @@ fn take_identity(identity: &Identity) -> io::Result<()> {
     let is_root = rustix::process::geteuid().is_root();
     // Only root can change them, and only root can become another user.
     if let (Some(groups), true) = (&identity.groups, is_root) {
-        // SAFETY: the pointer is to as many ids as the count says.
+        // SAFETY: the pointer is to as many ids as the count.
         if unsafe { libc::setgroups(groups.len(), groups.as_ptr()) } == -1 {
             return Err(io::Error::last_os_error());
         }

@@ -7,7 +7,7 @@ use crate::root::Root;
 /// Counters of a block device since boot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskStat {
-    /// Its name below `/dev`.
+    /// Name below `/dev`.
     pub name: String,
     /// Reads done.
     pub reads: u64,

@@ -73,7 +73,7 @@ impl CpuTicks {
 pub struct ProcStat {
     /// The sum over all CPUs.
     pub total: CpuTicks,
-    /// Each online CPU, by number.
+    /// Ticks of each online CPU, by number.
     pub cpus: Vec<(u32, CpuTicks)>,
     /// Boot time of the machine in seconds since 1970; 0 when the line is missing.
     pub boot_time: u64,
@@ -90,7 +90,7 @@ impl ProcStat {
         Ok(stat)
     }
 
-    /// Like [`ProcStat::parse`], into an existing value: no allocation when the CPUs are unchanged.
+    /// Parses a file like [`ProcStat::parse`], into an existing value: no allocation when the CPUs are unchanged.
     ///
     /// # Errors
     /// As [`ProcStat::parse`]; the value is then partly updated.

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Partitioning capabilities of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheInfo {
-    /// Every bit that a mask may have.
+    /// Mask with all bits that a mask may have.
     pub mask: u64,
     /// Minimum number of bits of a mask.
     pub min_bits: u32,
@@ -173,7 +173,7 @@ pub fn allocates(root: &Root) -> Result<(bool, bool)> {
 
 /// Returns whether resctrl is not mounted but can be: the kernel has a mount point for it, and the processor
 /// can partition cache or bandwidth. The kernel creates the mount point only for such hardware, but also for
-/// hardware that can only monitor; the flags tell them apart, which ARM does not have.
+/// hardware that can only monitor; the flags distinguish them, which ARM does not have.
 ///
 /// # Errors
 /// When a file cannot be read or parsed.

@@ -105,7 +105,7 @@ pub enum Schema {
 }
 
 impl Schema {
-    /// Every resource.
+    /// All resources.
     pub const ALL: [Self; 7] = [
         Self::L2,
         Self::L2Code,

@@ -352,7 +352,7 @@ impl Target {
         })
     }
 
-    /// Returns whether the file with content `current` already holds `value`.
+    /// Returns true if the file with content `current` already holds `value`.
     fn holds(&self, root: &Root, current: &str, value: &str) -> bool {
         match self {
             Self::Cgroup { group, resource } => {
@@ -500,7 +500,7 @@ impl Root {
         self.write_target_after(target, value, None)
     }
 
-    /// Like [`Root::write_target`], but keeps a value that another program wrote in an equivalent form, such
+    /// Writes a target like [`Root::write_target`], but keeps a value that another program wrote in an equivalent form, such
     /// as a weight, unless the file still has `previous`, another value that this process wrote last.
     ///
     /// # Errors
@@ -520,7 +520,7 @@ impl Root {
         )
     }
 
-    /// Like [`Root::write_target`], for a value that was read from this very target: it may be one that koord
+    /// Writes a target like [`Root::write_target`], with a value that was read from this very target: it may be one that koord
     /// would not choose, such as a knob outside the range that it writes.
     ///
     /// # Errors

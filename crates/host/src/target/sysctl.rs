@@ -36,7 +36,7 @@ struct SysctlRow {
 }
 
 impl Sysctl {
-    /// Every knob.
+    /// All knobs.
     pub const ALL: [Self; 7] = [
         Self::MinFreeKbytes,
         Self::WatermarkScaleFactor,

@@ -45,7 +45,7 @@ struct CollectorState {
     is_active: bool,
 }
 
-/// All collectors of the loop and what they have measured.
+/// Collectors of the loop, with the samples and the state of the objects that they measure.
 #[derive(Debug)]
 pub(crate) struct Measure {
     pub(crate) store: Store,

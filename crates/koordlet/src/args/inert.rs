@@ -14,7 +14,7 @@ pub struct IgnoredFlag {
 
 macro_rules! inert {
     ($($why:literal: { $($field:ident $name:literal = $default:literal;)+ })+) => {
-        /// All ignored flags.
+        /// Flags that are accepted without effect.
         pub const IGNORED_FLAGS: &[IgnoredFlag] = &[$($(
             IgnoredFlag { name: $name, default: $default, why: $why },
         )+)+];

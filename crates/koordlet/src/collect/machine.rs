@@ -16,10 +16,10 @@ pub struct HugePages {
     pub free: u64,
 }
 
-/// One NUMA node.
+/// NUMA node of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its number.
+    /// Number of the NUMA node.
     pub id: u32,
     /// Memory of the NUMA node; `None` if the kernel does not report it.
     pub memory: Option<MemInfo>,

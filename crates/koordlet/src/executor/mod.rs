@@ -25,14 +25,14 @@ pub enum WriteSubject {
     Group,
     /// The node.
     Node {
-        /// Its name.
+        /// Name.
         name: String,
     },
     /// A pod.
     Pod {
-        /// Its namespace.
+        /// Namespace.
         namespace: String,
-        /// Its name.
+        /// Name.
         name: String,
     },
     /// A container.
@@ -129,7 +129,7 @@ impl Executor {
         }
     }
 
-    /// Also records the duration of each change in `metrics`.
+    /// Records the duration of each change in `metrics`.
     #[must_use]
     pub fn measured(mut self, metrics: Metrics) -> Self {
         self.metrics = Some(metrics);

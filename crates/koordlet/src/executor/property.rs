@@ -22,7 +22,7 @@ type Files = BTreeMap<Resource, String>;
 struct Script {
     /// Parent of each group except the first, as an index modulo the number of groups before it.
     parents: Vec<u8>,
-    /// One byte per file, for each state and group.
+    /// Value of each file as one byte, by state and group.
     states: Vec<Vec<[u8; 10]>>,
 }
 

@@ -100,7 +100,7 @@ impl ConfigSource {
     }
 }
 
-/// Requests the configuration from the kubelet at `server`.
+/// Reads the configuration of the kubelet at `server`.
 async fn configz(
     server: &str,
     path: &str,

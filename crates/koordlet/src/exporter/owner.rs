@@ -12,13 +12,13 @@ const RESOURCE_WRITERS: [&str; 2] = ["koordinator-manager", "koord-manager"];
 /// Fields that an exporter writes.
 const FIELDS: [&str; 3] = ["f:zones", "f:attributes", "f:topologyPolicies"];
 
-/// When the exporter overwrites content of another exporter.
+/// Condition under which the exporter overwrites content of another exporter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TakeOver {
-    /// Never.
+    /// Content of another exporter is never overwritten.
     #[default]
     Never,
-    /// If the content's field manager has this name.
+    /// Content is overwritten if its field manager has this name.
     From(&'static str),
     /// Always.
     Always,

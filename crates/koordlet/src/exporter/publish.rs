@@ -22,7 +22,7 @@ pub enum PublishOutcome {
 /// Failure to publish a report.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PublishError {
-    /// Another exporter writes the object. Waiting does not help.
+    /// Content of another exporter must not be overwritten. A retry does not help.
     #[error(
         "NodeResourceTopology {node} is written by {other}: two exporters would write over each \
          other. Stop one of them; --take-over has this one write, and so has deleting the object"

@@ -49,7 +49,7 @@ pub struct ExporterSettings {
     pub exclude: BTreeSet<String>,
     /// True if the report is written; otherwise it is only logged.
     pub publish: bool,
-    /// When to overwrite content of another exporter.
+    /// Condition under which content of another exporter is overwritten.
     pub take_over: TakeOver,
 }
 

@@ -205,7 +205,7 @@ async fn list_reports_and_skips_invalid_entries() {
 }
 
 /// Upstream's TestPodScanner: which resources of a container's entry count, with and without a device's NUMA
-/// node. CPUs in the lists are exclusive to the container; upstream asks the API server to decide that, which
+/// node. CPUs in the lists are exclusive to the container; upstream queries the API server to decide that, which
 /// differs only in its last row, a pod with 1500 milli-CPUs for which no kubelet lists any.
 #[test]
 fn taken_counts_listed_resources_of_a_container() {

@@ -135,7 +135,7 @@ mod tests {
         list
     }
 
-    /// Requests and limits of batch CPU, each with 2Gi of memory.
+    /// Returns a container with this request and limit of batch CPU, each with 2Gi of memory.
     fn container(name: &str, request: Option<i64>, limit: Option<i64>) -> Value {
         let list = |cpu: Option<i64>| amounts(cpu, cpu.map(|_| "2Gi"));
         json!({"name": name, "resources": {"requests": list(request), "limits": list(limit)}})

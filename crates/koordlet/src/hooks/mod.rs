@@ -231,7 +231,7 @@ pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
     run_hooks(&HookTarget { pod, scope }, rules)
 }
 
-/// Like [`desired`], but calls `around` for each active hook, which runs it.
+/// Returns the values of [`desired`], but calls `around` for each active hook, which runs it.
 pub(crate) fn desired_around(
     pod: &PodInfo,
     container: Option<&ContainerInfo>,

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Time without a report until the node gets an event. A starting agent does not know the kubelet's
-/// configuration yet, and a single write may fail.
+/// Time without a report until the node gets an event. The kubelet's configuration is missing
+/// right after the start, and a single write may fail.
 const EVENT_DELAY: Duration = Duration::from_secs(10);
 
 /// Reason of the event.

@@ -36,7 +36,7 @@ pub(crate) struct Inputs<'a> {
 /// Content of the report.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Report {
-    /// All annotations that koordlet owns, in written form.
+    /// Annotations that koordlet owns, as text.
     pub(crate) annotations: BTreeMap<&'static str, String>,
     /// The labels that koordlet owns. `None` for a label to remove.
     pub(crate) labels: BTreeMap<&'static str, Option<String>>,
@@ -56,7 +56,7 @@ pub(crate) enum FactsError {
     /// A NUMA node without known memory.
     #[error("memory of NUMA node {0} is not known")]
     Memory(u32),
-    /// No online CPU was found.
+    /// The machine has no online CPU.
     #[error("no online CPU is known")]
     NoCpus,
     /// The kubelet's file is malformed.

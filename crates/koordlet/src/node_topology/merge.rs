@@ -23,7 +23,7 @@ const OLD_FINGERPRINT: &str = "topology.node.k8s.io/fingerprint";
 pub(crate) struct Object<K> {
     #[serde(default)]
     pub(crate) metadata: ObjectMeta,
-    /// All other fields.
+    /// Fields other than the metadata.
     #[serde(flatten)]
     pub(crate) fields: Map<String, Value>,
     /// True if the object has the older version, which has no attributes.

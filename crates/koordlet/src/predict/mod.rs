@@ -88,7 +88,7 @@ pub struct Forecast {
     pub memory_p98: i64,
 }
 
-/// All models of this node.
+/// Models of the pods and classes of this node.
 #[derive(Debug)]
 pub struct Predictor {
     config: Config,

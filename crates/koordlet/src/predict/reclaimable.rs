@@ -18,7 +18,7 @@ pub struct Estimate {
     pub peak: Amounts,
 }
 
-/// Both estimates and what is published.
+/// Estimates by pod and by class, and the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reclaimable {
     /// Estimate from the pods' models.

@@ -175,7 +175,7 @@ struct ApplyResult {
     changes: bool,
 }
 
-/// One run of the strategy.
+/// Run of the block I/O strategy in one tick.
 struct BlkioRun<'t, 'v> {
     view: &'t View<'v>,
     plan: &'t mut Plan,

@@ -122,7 +122,7 @@ pub struct SuppressPlan {
 /// State of a limiting file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum LimiterState {
-    /// Not read since the start: an earlier run may have left a limit.
+    /// The file was not read since the start: an earlier run may have left a limit.
     #[default]
     Unknown,
     /// The file limits batch work.
@@ -269,7 +269,7 @@ impl CpuSuppress {
         outcome.writes.push(wanted);
     }
 
-    /// Pressure mode without a cap: removes any quota, including one set by another program.
+    /// Removes any quota, including one set by another program, in pressure mode without a cap.
     fn release_quota(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
         self.quota = LimiterState::Recovered;
         if class.quota < 0 {

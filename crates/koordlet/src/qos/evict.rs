@@ -53,7 +53,7 @@ impl Evict {
         }
     }
 
-    /// Like [`Evict::new`], with a cooldown before the first eviction, too.
+    /// Creates a planner like [`Evict::new`], with a cooldown before the first eviction, too.
     #[must_use]
     pub fn with_initial_cooldown(features: &'static [Feature], cool_down_ms: u64) -> Self {
         Self {

@@ -22,7 +22,7 @@ pub const NAME: &str = "CgroupReconcile";
 /// Returns the value of one file; `None` if it is not set.
 type ValueGetter = fn(&Values) -> Option<i64>;
 
-/// Every file, with the getter of its value.
+/// Files that the strategy writes, with the getter of each value.
 const FILES: [(Resource, ValueGetter); 12] = [
     (Resource::MemoryMin, |values| values.min),
     (Resource::MemoryLow, |values| values.low),

@@ -49,7 +49,7 @@ pub trait Planner: fmt::Debug + Send {
     /// Decides. Called every [`StrategySpec::every`], in the order of the table.
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan);
 
-    /// Called when an eviction that this strategy requested was accepted.
+    /// Handles the acceptance of an eviction that this strategy requested.
     fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
         let _ = (eviction, now_ms);
     }

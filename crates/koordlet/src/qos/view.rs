@@ -258,7 +258,7 @@ pub struct View<'a> {
     pub batch_cpu: Option<i64>,
     /// Earlier evictions and refusals.
     pub eviction_history: &'a EvictionHistory,
-    /// All samples.
+    /// Samples of all collectors.
     pub store: &'a Store,
     /// The local disks, for block I/O; `None` before they were read.
     pub storage: Option<&'a Storage>,

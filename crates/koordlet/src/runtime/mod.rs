@@ -6,8 +6,8 @@
 //! values later.
 //!
 //! Responses are computed from the current pods and [`Rules`](crate::hooks::Rules), by the functions that the
-//! reconciler uses. Missing values of a new pod are taken from the request. Neither the API server nor the
-//! kubelet is asked. To avoid conflicting writers, a running container gets only those values that the
+//! reconciler uses. Missing values of a new pod are taken from the request. No request is sent to
+//! the API server or the kubelet. To avoid conflicting writers, a running container gets only those values that the
 //! runtime is about to change, CPU lists of batch pods are left to CPUSuppress, and of several agents of a
 //! machine only one adjusts containers, in any mode (module `hook_lock`).
 
@@ -45,11 +45,11 @@ pub(crate) use responder::STAGES;
 /// Integration with the container runtime at container creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Through the runtime, with this agent as its NRI plugin.
+    /// The runtime calls this agent as its NRI plugin.
     Nri,
-    /// Through koord-runtime-proxy, with this agent as its hook server.
+    /// koord-runtime-proxy calls this agent as its hook server.
     Proxy,
-    /// None: values are set in the next tick after the creation.
+    /// The runtime is not involved: values are set in the next tick after the creation.
     #[default]
     Standalone,
 }

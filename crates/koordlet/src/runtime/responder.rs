@@ -326,7 +326,7 @@ impl HookResponder {
         self.running_at(Some(HookPoint::UpdateContainer), pod, container)
     }
 
-    /// Like [`Self::updated`], for an existing container without a request.
+    /// Returns the adjustment of an existing container without a request, like [`Self::updated`].
     pub(super) fn running(
         &self,
         pod: &PodRequest,
@@ -431,7 +431,7 @@ impl HookResponder {
             }
         }
         if matches!(resolved, ResolvedPod::FromRequest(_)) {
-            // The agent's next tick must know the pod.
+            // The agent's next tick needs the pod.
             self.ctx.states.resync_pods();
         }
         match failed {

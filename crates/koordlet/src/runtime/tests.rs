@@ -312,7 +312,7 @@ async fn the_hook_server_is_registered_and_answers() {
     assert_eq!(answer.unwrap().into_inner().labels, request.labels);
 }
 
-/// Otherwise a container would stay unadjusted, regardless of the proxy's failure policy.
+/// Without the wait a container would stay unadjusted, regardless of the proxy's failure policy.
 #[tokio::test]
 async fn server_waits_for_first_rules() {
     let rig = Rig::new();

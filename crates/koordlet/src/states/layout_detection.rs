@@ -120,7 +120,7 @@ mod tests {
         ));
         let quiet = states.resync_requested();
         assert!(timeout(Duration::from_secs(60), quiet).await.is_err());
-        // The first pod: the directories tell.
+        // With the first pod, the layout is read from the directories.
         tree.group("kubepods/burstable/podu1").unwrap();
         states.resync_requested().await;
         let layout = states.layout_or(&setting);

@@ -19,8 +19,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of searches for directories that are not watched yet.
 const WATCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Delays after which pods are read again when a cgroup appeared: the kubelet learns of a container from the
-/// runtime, and only then lists its id.
+/// Delays after which pods are read again when a cgroup appeared: the kubelet receives the id of a
+/// container from the runtime, and only then lists it.
 const RESYNC_DELAYS: [Duration; 3] = [
     Duration::from_millis(300),
     Duration::from_secs(1),
@@ -29,7 +29,7 @@ const RESYNC_DELAYS: [Duration; 3] = [
 
 const CLASSES: [KubeQos; 3] = [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort];
 
-/// Requests a read of the pods whenever a pod's or container's directory appears, until `shutdown`. Without
+/// Triggers a read of the pods whenever a pod's or container's directory appears, until `shutdown`. Without
 /// inotify it searches for new pods every second.
 pub(crate) async fn watch(
     root: Root,

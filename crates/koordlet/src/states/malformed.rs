@@ -74,7 +74,7 @@ impl BadInput {
     }
 }
 
-/// All malformed inputs that are present. Clones share the same list.
+/// Malformed inputs that are present. Clones share the same list.
 #[derive(Debug, Clone, Default)]
 pub struct MalformedInputs(Arc<Mutex<MalformedState>>);
 

@@ -80,7 +80,7 @@ impl States {
         self.settled.store(settled, Ordering::Relaxed);
     }
 
-    /// Requests a read of the pods now.
+    /// Triggers a read of the pods now.
     pub fn resync_pods(&self) {
         self.resync.notify_one();
     }
@@ -90,7 +90,7 @@ impl States {
         self.resync.notified().await;
     }
 
-    /// Requests a layout detection now, because the kubelet's configuration changed.
+    /// Triggers a layout detection now, because the kubelet's configuration changed.
     pub(crate) fn request_layout_detection(&self) {
         self.relook.notify_one();
     }

@@ -63,9 +63,9 @@ impl SystemQos {
 /// The Node object, reduced to what the agent needs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeInfo {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its UID.
+    /// UID.
     pub uid: String,
     /// `status.capacity`.
     pub capacity: Amounts,

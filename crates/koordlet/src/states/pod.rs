@@ -65,7 +65,7 @@ pub enum Role {
 /// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerInfo {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Kind of the container.
     pub role: Role,

@@ -121,7 +121,7 @@ pub struct Slo {
     pub memory_lower_percent: Option<i64>,
     /// The extension `cpuSuppress`.
     pub extension: SuppressExtension,
-    /// Every section with its defaults, and disabled features of a class neutralized; see
+    /// Sections with their defaults, and disabled features of a class neutralized; see
     /// [`koord_api::slo::defaults::effective`].
     pub spec: Arc<NodeSLOSpec>,
     /// Services outside Kubernetes, in the order of the NodeSLO.

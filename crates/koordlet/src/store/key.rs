@@ -34,7 +34,7 @@ macro_rules! metrics {
         }
 
         impl Metric {
-            /// Every metric.
+            /// All metrics.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
             /// Returns the name in logs, debug output and the snapshot file.
@@ -114,7 +114,7 @@ pub(super) enum Retention {
     Layered,
     /// Every second for 75 seconds, for values that only strategies read.
     Short,
-    /// Only the newest sample, because older ones are not needed and there are many such series.
+    /// Newest sample only, because older ones are not needed and there are many such series.
     Newest,
 }
 

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 /// Offset added to every time, so that samples from before the monotonic clock's zero have one, too.
 const BEFORE_MS: u64 = 86_400_000;
 
-/// All series of the agent. Times are milliseconds of the monotonic clock.
+/// Series of all metrics of the agent. Times are milliseconds of the monotonic clock.
 #[derive(Debug, Default)]
 pub struct Store {
     subjects: FxHashMap<SeriesSubject, Vec<(Metric, Series)>>,
@@ -41,7 +41,7 @@ impl Store {
         self.push_at(key, now_ms.saturating_add(BEFORE_MS), value);
     }
 
-    /// Like [`Store::push`], at a time of the store's own clock.
+    /// Adds a sample like [`Store::push`], at a time of the store's own clock.
     fn push_at(&mut self, key: Key, at: u64, value: f64) {
         let metrics = self.subjects.entry(key.0).or_default();
         match metrics.iter_mut().find(|(metric, _)| *metric == key.1) {

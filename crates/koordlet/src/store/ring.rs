@@ -156,7 +156,7 @@ enum Rings {
         fine: Box<Ring<f32>>,
         coarse: Box<Ring<f32>>,
     },
-    /// Only the newest sample.
+    /// Holds the newest sample only.
     None,
 }
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 const CPU: Metric = Metric::CpuUsage;
 
-/// Every sample ever pushed.
+/// Reference implementation: keeps every sample that was pushed.
 #[derive(Default)]
 struct NaiveSeries(Vec<(u64, f64)>);
 

@@ -134,7 +134,7 @@ impl Record {
 }
 
 /// Returns a client with the permissions of the manifests. The list of nodes waits until the single node was
-/// requested, because the kubelet's address is needed before the informer knows it.
+/// requested, because the kubelet's address is needed before the informer has it.
 fn limited(service: Client, record: Arc<Record>) -> Client {
     let granted = Arc::new(granted());
     in_process(service_fn(move |request: Request<Body>| {

@@ -380,7 +380,7 @@ async fn writes_set_the_field_manager() {
     assert_eq!(names, [&json!("koordlet")], "{writers:?}");
 }
 
-/// With the gate disabled nothing is written, but the agent knows the pools.
+/// A disabled gate writes nothing, but the agent has the pools.
 #[tokio::test(start_paused = true)]
 async fn a_closed_gate_writes_nothing() {
     let rig = Rig::start().await;
@@ -422,7 +422,7 @@ async fn this_machine_is_reported() {
     assert_eq!(cpus.sum::<usize>(), online.len());
 }
 
-/// With a kubelet that assigns CPUs itself.
+/// The kubelet of this test assigns exclusive CPUs itself.
 #[tokio::test]
 async fn a_static_cpu_manager_is_reported() {
     let clock = Clock::system();

@@ -33,7 +33,7 @@ const API: &str = "/v1.39";
 const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_RESPONSE: usize = 16 << 20;
 
-/// Why a request to the engine failed.
+/// Failure of a request to the engine.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EngineError {
     #[error("failed to connect to the Docker engine at {}: {error}", path.display())]

@@ -65,10 +65,10 @@ fn files_are_read_again_when_they_changed() {
     assert_eq!(
         registered_as(&dir, "d.json"),
         None,
-        "never read, so it says nothing"
+        "never read, so it has no registration"
     );
 
-    // Half a file keeps what it said, and a whole one says the new.
+    // Half a file keeps the last registration, and a whole one replaces it.
     fs::write(path("a.json"), &first[..10]).unwrap();
     dir.scan().unwrap();
     assert_eq!(
@@ -82,7 +82,7 @@ fn files_are_read_again_when_they_changed() {
         Some(at("/two!", Policy::Ignore, &[]))
     );
 
-    // Put back with the time that it had: another inode says so.
+    // A replacement with the same time is found by its inode.
     let modified = fs::metadata(path("a.json")).unwrap().modified().unwrap();
     fs::write(path("x"), r#"{"remote-endpoint":"/six!"}"#).unwrap();
     fs::File::options()

@@ -95,7 +95,7 @@ fn some_if_found<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
     }
 }
 
-/// What containerd and CRI-O add to a verbose status. Missing or differently formed fields are ignored: they
+/// Fields that containerd and CRI-O add to a verbose status. Missing or differently formed fields are ignored: they
 /// are optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

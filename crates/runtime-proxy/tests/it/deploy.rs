@@ -66,7 +66,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
         return;
     };
     let text = String::from_utf8_lossy(&output.stderr);
-    // It may tell of other units of the machine.
+    // The output may have lines for other units of the machine.
     let lines_of_units = text
         .lines()
         .filter(|line| line.contains("koord-runtime-proxy"));

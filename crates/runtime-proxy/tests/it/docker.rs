@@ -87,7 +87,7 @@ impl Engine {
             tokio::spawn(async move {
                 let mut stream = TokioIo::new(upgrade.await.unwrap());
                 let mut input = Vec::new();
-                // Until the client has said all.
+                // Reads until the client has closed its side.
                 stream.read_to_end(&mut input).await.unwrap();
                 input.reverse();
                 stream.write_all(&input).await.unwrap();
@@ -249,7 +249,7 @@ async fn a_pod_of_docker_is_adjusted() {
     let (sandbox_id, _) = stage.pod().await;
 
     let mut expected = sandbox();
-    // As the hook server said, in Docker's form.
+    // The values of the hook server's response, in Docker's form.
     expected["HostConfig"]["CgroupParent"] = "sub".into();
     assert_eq!(stage.engine.last("POST", "_4d0a_1"), expected);
 
@@ -452,7 +452,7 @@ async fn an_attached_stream_goes_both_ways_until_both_have_ended() {
         answer.push(stream.read_u8().await.unwrap());
     }
     assert!(answer.starts_with(b"HTTP/1.1 101 "));
-    // A proxy that is asked to stop ends no stream.
+    // A stopping proxy ends no stream.
     stage.proxy.context.shutdown.cancel();
     stream.write_all(&input).await.unwrap();
     stream.shutdown().await.unwrap();

@@ -520,7 +520,7 @@ async fn failure_policy_decides_on_invalid_requests() {
     }
 }
 
-/// Answers that are no messages, also to what the proxy itself asks about pods and containers.
+/// Responses that are no messages, also to the proxy's own requests for pods and containers.
 #[tokio::test]
 async fn invalid_runtime_responses_are_passed_on() {
     const NONSENSE: &[u8] = b"\x0a\x7f\xffnonsense";
@@ -538,7 +538,7 @@ async fn invalid_runtime_responses_are_passed_on() {
             config: Some(sandbox()),
             runtime_handler: String::new(),
         };
-        // What it said of the pod is the kubelet's to judge.
+        // The response is passed on: the kubelet checks it.
         let got = client.cri("RunPodSandbox", &run).await;
         assert_eq!(
             (got.status().0.as_str(), &got.body),
@@ -584,7 +584,7 @@ async fn exempt_pods_are_nobodys_business() {
         runtime_handler: String::new(),
     };
     stage.client.cri("RunPodSandbox", &request).await;
-    // Its containers too, whatever the request says of the pod.
+    // Its containers are skipped, too, whatever labels the request has for the pod.
     stage.client.cri("CreateContainer", &create()).await;
     let created = cri::CreateContainerRequest::decode(stage.last()).unwrap();
     assert_eq!(created, create());
@@ -634,7 +634,7 @@ async fn registrations_come_change_and_go_while_the_proxy_runs() {
     let socket = stage.world.path("other.sock");
     let _server = other.serve(&socket);
     let file = stage.world.options.hooks.join("koordlet.json");
-    // Runs pods until the change was noticed: who was asked last says so.
+    // Runs pods until the change was read, which the number of calls of each server shows.
     let count = |hooks: &Hooks| hooks.calls.lock().len();
     async fn wait_until(stage: &HookFixture, seen: impl Fn() -> bool) {
         while !seen() {
@@ -642,7 +642,7 @@ async fn registrations_come_change_and_go_while_the_proxy_runs() {
         }
     }
     wait_until(&stage, || count(&stage.hooks) == 1).await;
-    // Half a file says nothing, so what it said before stays.
+    // Half a file is invalid, so the previous registration stays.
     std::fs::write(&file, "{\"remote-endpoint\":").unwrap();
     wait_until(&stage, || count(&stage.hooks) == 5).await;
     // The first name counts.

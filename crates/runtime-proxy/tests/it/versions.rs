@@ -53,7 +53,7 @@ async fn other_api_versions_pass_without_hooks() {
         true => reply(version(), "0"),
         false => reply(frame(b"\x0a\x02id"), "0"),
     });
-    // Whatever it were asked about would fail.
+    // Every call of this hook server would fail.
     let (hooks, socket) = (Hooks::failing(), world.path("koordlet.sock"));
     let _hooks = hooks.serve(&socket);
     world.register("koordlet.json", &socket, "Fail", &ALL);

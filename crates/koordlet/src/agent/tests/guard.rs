@@ -265,7 +265,7 @@ fn a_clean_stop_lets_go_of_every_lever() {
     }
 }
 
-/// A started agent does not know of levers that a killed one held, and releases them.
+/// A started agent releases the levers that a killed one held.
 #[test]
 fn restarted_agent_releases_levers_of_a_killed_one() {
     for cure in [

@@ -181,7 +181,7 @@ fn windows_go_on_after_a_restart() {
         first.step(BUSY);
     }
     first.agent.save(first.now());
-    // The next process sees the same machine, ten seconds later by the wall clock.
+    // The next process runs on the same machine, ten seconds later by the wall clock.
     let mut second = Rig::with(settings.clone());
     second.jumped = 210;
     second.step(BUSY);

@@ -60,10 +60,10 @@ impl PacketSource for PacketProgram {
 enum SourceState {
     /// Switched off.
     Off,
-    /// Not needed yet.
+    /// The source is not needed yet.
     New,
     Ready(Box<dyn PacketSource>),
-    /// Not supported by this machine, with the reason.
+    /// The machine does not support the source; with the reason.
     Unavailable(String),
 }
 

@@ -384,7 +384,7 @@ async fn agent_exporter_takes_over_the_agents_zones() {
     let api = fixture.api();
     let apply = Patch::Apply(&object);
     api.patch(NODE, &before, &apply).await.unwrap();
-    // A standalone exporter cannot know whether the agent continues to run.
+    // For a standalone exporter, the agent may still be running.
     assert!(fixture.once().await.is_err());
     let settings = ExporterSettings {
         take_over: TakeOver::From(crate::node_topology::FIELD_MANAGER),

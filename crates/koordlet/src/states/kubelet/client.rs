@@ -28,7 +28,7 @@ const DEFAULT_PORT: u16 = 10250;
 /// Error of a request to the kubelet.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// No client can be created.
+    /// A client cannot be created.
     #[error("kubelet: {0}")]
     Endpoint(#[from] endpoint::EndpointError),
     /// The Node object cannot be read.

@@ -41,7 +41,7 @@ struct FakeState {
 struct FakeKubelet {
     inner: Arc<Mutex<FakeState>>,
     url: String,
-    /// Its certificate, as PEM.
+    /// Certificate, as PEM.
     certificate: String,
     shutdown: CancellationToken,
 }

@@ -33,7 +33,7 @@ pub enum Source {
     File,
     /// The directories that exist.
     Directories,
-    /// None: a guess.
+    /// The layout is a guess.
     Guess,
 }
 
@@ -201,7 +201,7 @@ impl LayoutFinder {
         let line = read(pid, "cmdline").unwrap_or_default();
         let flags: Vec<&str> = line.split('\0').collect();
         let config = flag(&flags, "config").unwrap_or(DEFAULT_CONFIG);
-        // The path as the kubelet sees it.
+        // The path in the kubelet's mount namespace.
         let config = match config.strip_prefix('/') {
             Some(absolute) => format!("root/{absolute}"),
             None => format!("cwd/{config}"),

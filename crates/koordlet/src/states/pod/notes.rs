@@ -17,12 +17,12 @@ use std::collections::BTreeMap;
 /// Policy for pods that may share a physical core with a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CoreSchedPolicy {
-    /// Pods of its core scheduling group.
+    /// Pods of its core scheduling group may.
     #[default]
     Group,
-    /// No restriction: core scheduling does not apply.
+    /// Core scheduling does not apply: any pod may.
     None,
-    /// No other pods.
+    /// Other pods may not.
     Exclusive,
 }
 
@@ -86,7 +86,7 @@ pub(super) static NONE: PodSettings = PodSettings {
     gpu_isolation: None,
 };
 
-/// All parsed annotations and labels.
+/// Parsed annotations and labels of a pod.
 pub(super) struct ParsedAnnotations {
     pub(super) notes: Option<Box<PodSettings>>,
     /// CPUs from `resource-status`; never empty.
