@@ -181,7 +181,7 @@ mod tests {
     fn served(gates: Gates) -> (HttpState, Metrics) {
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("n1", 7);
+        metrics.record_start("n1", 7);
         let served = HttpState {
             registry,
             audit: Log::default(),

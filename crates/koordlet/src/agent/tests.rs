@@ -78,7 +78,7 @@ impl Rig {
         let states = Arc::new(States::default());
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("n", 0);
+        metrics.record_start("n", 0);
         let log = audit::Log::default();
         let service = tree.group("kubepods/burstable/podls").unwrap();
         let class = tree.group("kubepods/besteffort").unwrap();

@@ -200,7 +200,7 @@ fn full_disk_is_logged_and_counted_and_loses_no_events() {
     });
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
-    metrics.started("n1", 0);
+    metrics.record_start("n1", 0);
     log.set_metrics(metrics);
     write(&log, 0..3);
     log.flush();

@@ -163,7 +163,7 @@ mod tests {
     fn error_stands_until_all_turns_are_clean() {
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("n1", 0);
+        metrics.record_start("n1", 0);
         let mut log = CollectErrorLog::new(metrics);
         log.record("pods", 2, round(&["/a", "/b"]));
         log.record("numa", 1, round(&["/c"]));

@@ -127,7 +127,7 @@ mod tests {
         let tree = Tree::v2("0-1").unwrap();
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("node", 0);
+        metrics.record_start("node", 0);
         let mut job = PsiCollector::new(tree.root().clone(), states(), metrics, Duration::ZERO);
         job.round().unwrap();
         let group = tree.group("kubepods/besteffort/podu/c1").unwrap();
@@ -169,7 +169,7 @@ mod tests {
         tree.group("kubepods/besteffort/podu/c1").unwrap();
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("node", 0);
+        metrics.record_start("node", 0);
         let states = states();
         let mut pods = states.pods.load_full().unwrap().as_ref().clone();
         pods[0].phase = Phase::Succeeded;

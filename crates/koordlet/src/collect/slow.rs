@@ -402,7 +402,7 @@ mod tests {
         ];
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("n1", 0);
+        metrics.record_start("n1", 0);
         let facts: Arc<SlowResults> = Arc::default();
         let mut schedule = JobSchedule::new(jobs, facts.clone(), metrics);
         let mut now = Duration::ZERO;

@@ -95,7 +95,7 @@ impl Rig {
 
     fn start(&self, mode: EvictionMode) -> (Evictor, mpsc::Receiver<EvictionResult>) {
         let metrics = Metrics::new(&self.registry).unwrap();
-        metrics.started("n1", 0);
+        metrics.record_start("n1", 0);
         let parts = EvictorDeps {
             client: in_process(self.server.clone()),
             recorder: Recorder::silent(),

@@ -431,7 +431,7 @@ fn write_duration_is_recorded_for_changes_only() {
     let registry = prometheus::Registry::new();
     let mut rig = Rig::new();
     let metrics = crate::metrics::Metrics::new(&registry).unwrap();
-    metrics.started("n1", 0);
+    metrics.record_start("n1", 0);
     rig.executor = Executor::new(rig.tree.root().clone(), rig.log.clone(), 0).measured(metrics);
     let group = rig.group("kubepods/podx");
     for _ in 0..3 {

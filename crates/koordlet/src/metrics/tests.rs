@@ -103,7 +103,7 @@ fn record(metrics: &Metrics) {
             .collect(),
     );
     metrics.oom_score_adj(&container(), -100);
-    metrics.wrote("cgroup", true, 0.02);
+    metrics.record_write("cgroup", true, 0.02);
     metrics.kubelet().record("get", "/pods/", 200, 0.01);
     metrics.hook_invoked("BatchResource", "PreCreateContainer", true, 0.1);
     metrics.reconciled("pod", "cpu.shares", true, 0.1);

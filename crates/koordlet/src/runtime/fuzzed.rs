@@ -46,7 +46,7 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
     let rules = Rules::from_sources(sources, None);
     let stages = responder::ActiveStages::new(&[], &settings.gates);
     let metrics = Metrics::new(&prometheus::Registry::new()).expect("metrics");
-    metrics.started("n", 0);
+    metrics.record_start("n", 0);
     let ctx = HookContext {
         states: Arc::default(),
         rules: Arc::new(Some(Arc::new(rules)).into()),

@@ -68,7 +68,7 @@ impl Rig {
         };
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
-        metrics.started("n", 0);
+        metrics.record_start("n", 0);
         let root = tree.root().clone();
         Self {
             ctx: HookContext {

@@ -28,7 +28,7 @@ fn states(top: &CgroupPath, containers: &[&str]) -> Arc<States> {
 fn collector(root: &Root, states: Arc<States>) -> (CpiCollector, prometheus::Registry) {
     let registry = prometheus::Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
-    metrics.started("node", 0);
+    metrics.record_start("node", 0);
     let job = CpiCollector::new(root.clone(), states, Arc::default(), metrics, EVERY, WINDOW);
     (job, registry)
 }

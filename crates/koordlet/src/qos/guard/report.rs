@@ -43,7 +43,7 @@ impl GuardPlanner {
             signals: self.coverage.signals().map(|s| s.to_string()).collect(),
             levers: levers.iter().map(ToString::to_string).collect(),
             absent: self
-                .absent(view)
+                .missing_levers(view)
                 .into_iter()
                 .map(|(lever, why)| MissingFeature {
                     mechanism: lever.to_string(),
