@@ -67,6 +67,7 @@ fn outermost(paths: &[PathBuf]) -> Vec<PathBuf> {
     real
 }
 
+/// Moves the calling thread to a new mount namespace with these hidden and writable directories.
 #[allow(unsafe_code, reason = "unshare can take file descriptors away")]
 fn build(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<MountNamespace> {
     // SAFETY: with NEWNS alone the table of file descriptors stays shared.

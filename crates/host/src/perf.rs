@@ -215,6 +215,7 @@ fn failure(event: Event, error: io::Error) -> HostError {
     unsafe_code,
     reason = "a system call that neither rustix nor libc wraps"
 )]
+/// Opens a counter of an event on one CPU for the cgroup with the open directory `group`.
 fn open(event: Event, group: RawFd, cpu: u32, leader: RawFd) -> io::Result<File> {
     let (kind, config) = event.code();
     let attributes = Attributes {

@@ -163,6 +163,7 @@ impl Spawner {
     unsafe_code,
     reason = "std's pre_exec, to enter the groups between fork and exec"
 )]
+/// Starts a process in its cgroups, with its identity and streams.
 fn start(root: &Root, spawn: &Spawn) -> Result<ChildProcess> {
     let mut entrances = Vec::with_capacity(spawn.cgroups.len());
     for path in &spawn.cgroups {

@@ -166,6 +166,7 @@ impl Root {
         Self::build(Dirs::below(prefix), prefix, writer)
     }
 
+    /// Detects the cgroup hierarchies of a machine.
     fn build(dirs: Dirs, prefix: &Path, writer: Arc<dyn KernelWriter>) -> Result<Self> {
         let mountinfo = dirs.proc.join("self/mountinfo");
         let mut mounts = match fs::read_to_string(&mountinfo) {

@@ -146,6 +146,7 @@ pub fn set_slice(target: ThreadTarget, slice: Option<Duration>) -> Result<()> {
     })
 }
 
+/// Returns the scheduling attributes of a thread.
 #[allow(unsafe_code, reason = "system call that neither rustix nor libc wraps")]
 fn attributes(target: ThreadTarget) -> Result<libc::sched_attr> {
     let size = std::mem::size_of::<libc::sched_attr>();

@@ -153,6 +153,7 @@ pub(crate) fn node_ids(root: &Root) -> Result<Vec<u32>> {
     Ok(nodes.into_iter().collect())
 }
 
+/// Returns the id of the L3 cache of a CPU; `None` if the kernel reports none.
 fn l3_id(root: &Root, cpu: u32) -> Result<Option<u32>> {
     let dir = root.sys(&format!("devices/system/cpu/cpu{cpu}/cache"));
     let entries = match fs::read_dir(&dir) {

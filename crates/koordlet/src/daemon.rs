@@ -83,6 +83,7 @@ pub fn run(
     Box::pin(run_inner(options, client, ctx))
 }
 
+/// Starts all parts of the agent and runs its loop until shutdown.
 async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result<(), Error> {
     if options.node_name.is_empty() {
         return Err(Error::NodeName);
@@ -501,6 +502,7 @@ struct MainLoop {
 }
 
 impl MainLoop {
+    /// Runs the loop until shutdown: ticks, requests and results of evictions.
     async fn run(
         mut self,
         mut inbox: mpsc::Receiver<Request>,
@@ -615,6 +617,7 @@ impl MainLoop {
     }
 }
 
+/// Runs the loop on a thread of its own, with real-time priority if `priority` is above 0.
 async fn on_own_thread(
     driver: MainLoop,
     inbox: mpsc::Receiver<Request>,

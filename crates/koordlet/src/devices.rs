@@ -82,6 +82,7 @@ impl DeviceReporter {
         }
     }
 
+    /// Reports the devices in the Device object of the node, until shutdown.
     async fn report(self, stored: Store<Device>) {
         let Self {
             node,

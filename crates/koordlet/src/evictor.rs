@@ -266,6 +266,7 @@ impl Worker {
         running.join_all().await;
     }
 
+    /// Evicts a pod by the configured mode, and records the result.
     async fn evict(&self, eviction: &Eviction) -> EvictionOutcome {
         let refusal = if self.config.mode == EvictionMode::Kill {
             None

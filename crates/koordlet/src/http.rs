@@ -98,6 +98,7 @@ struct AuditQuery {
     after: Option<u64>,
 }
 
+/// Serves a page of the audit log, or the records after a sequence number.
 async fn serve_events(
     State(log): State<Log>,
     Query(query): Query<AuditQuery>,

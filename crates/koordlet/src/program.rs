@@ -42,6 +42,7 @@ pub fn run_exporter(argv: Vec<OsString>) -> ExitCode {
     daemon::start_on(daemon::one_thread, argv, export)
 }
 
+/// Runs the standalone exporter, once or until shutdown.
 async fn export(args: ExporterArgs, context: Context) -> Result<()> {
     let (settings, root) = args.settings()?;
     let connection = Connection {

@@ -159,6 +159,7 @@ impl Decider {
         Ok(Ok((message, PostCall::Ran(pod))))
     }
 
+    /// Calls the hook for a creation and applies its response to the message.
     async fn create_container(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::CreateContainerRequest::decode(message.clone())?;
         let config = request.config.unwrap_or_default();
@@ -225,6 +226,7 @@ impl Decider {
         Ok(Ok((message, PostCall::Created(container))))
     }
 
+    /// Calls the hook for an update of resources and applies its response to the message.
     async fn update_container(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::UpdateContainerResourcesRequest::decode(message.clone())?;
         let id = request.container_id;

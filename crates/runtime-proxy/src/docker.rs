@@ -203,6 +203,7 @@ impl Docker {
         }
     }
 
+    /// Handles the creation of a container: calls its hook, forwards the request, and stores the container.
     async fn create(
         &self,
         name: &Name,
@@ -310,6 +311,7 @@ impl Docker {
         Ok(Some((encode_if_changed(&before, &config), role)))
     }
 
+    /// Handles the start of a container, with a hook before and one after it.
     async fn start(
         &self,
         id: &str,
@@ -347,6 +349,7 @@ impl Docker {
         Ok(response)
     }
 
+    /// Handles the stop of a container: forwards it, calls the hook, and removes the container from the store.
     async fn stop(
         &self,
         id: &str,
@@ -385,6 +388,7 @@ impl Docker {
         Ok(response)
     }
 
+    /// Handles an update of resources: calls its hook and forwards the changed request.
     async fn update(
         &self,
         id: &str,

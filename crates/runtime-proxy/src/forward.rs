@@ -96,6 +96,7 @@ impl Backend {
             .cloned()
     }
 
+    /// Returns the connection to the runtime, opening one if there is none.
     async fn sender(&self) -> Result<SendRequest<RequestBody>, ConnectError> {
         if let Some(sender) = self.connected() {
             return Ok(sender);
@@ -258,6 +259,7 @@ impl ResponseBody {
 }
 
 impl CapturedBody {
+    /// Polls the next frame; holds trailers of a successful call back until `OnSuccess` has completed.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         loop {
             if let Some((_, doing)) = &mut self.last {

@@ -194,6 +194,7 @@ impl Server {
         }
     }
 
+    /// Serves a connection to the Docker API.
     fn serve_docker(&self, stream: UnixStream, docker: Arc<Docker>) {
         let called = CancellationToken::new();
         let end = end_of(self.drain.clone(), called.clone());
@@ -221,6 +222,7 @@ impl Server {
         });
     }
 
+    /// Serves a connection to the CRI.
     fn serve_cri(&self, stream: UnixStream, runtime: &Arc<Path>, decider: &Arc<Decider>) {
         let handler = Connection {
             backend: Backend::new(runtime.clone()),
@@ -314,6 +316,7 @@ impl Connection {
         }
     }
 
+    /// Handles a call with hooks: decodes it, decides, and forwards the result.
     async fn intercept(
         &self,
         call: Call,

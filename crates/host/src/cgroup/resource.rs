@@ -167,6 +167,7 @@ impl Resource {
         Self::NetClsClassid,
     ];
 
+    /// Returns name, files and kind of values of the resource.
     #[rustfmt::skip]
     fn row(self) -> ResourceRow {
         use ValueKind::{Device, DeviceText, Limit, List, Pid, Quota, Range, ReadOnly};

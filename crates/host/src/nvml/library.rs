@@ -392,6 +392,7 @@ impl EventSet {
         Ok(true)
     }
 
+    /// Waits at most `patience` for an XID error; returns `None` if there was none.
     pub(super) fn wait(&self, patience: Duration) -> Result<Option<Xid>, NvmlError> {
         let mut event = EventData {
             device: NvmlDevice(ptr::null_mut()),

@@ -95,6 +95,7 @@ fn enter(namespace: &MountNamespace, capabilities: Option<Capabilities>) -> io::
     unsafe_code,
     reason = "raw set*id calls: rustix sets them per thread on purpose"
 )]
+/// Takes groups, capabilities and user id of `identity`, in the forked child.
 fn take_identity(identity: &Identity) -> io::Result<()> {
     let is_root = rustix::process::geteuid().is_root();
     // Only root can change them, and only root can become another user.

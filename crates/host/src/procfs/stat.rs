@@ -39,6 +39,7 @@ impl CpuTicks {
             .saturating_add(self.steal)
     }
 
+    /// Parses the fields after the name of a CPU; `line` is for errors.
     fn parse(fields: &str, line: &str) -> std::result::Result<Self, Malformed> {
         let mut values = [0u64; 8];
         let mut fields = fields.split_ascii_whitespace();

@@ -70,6 +70,7 @@ pub fn adapters(root: &Root) -> Result<Adapters> {
     Ok(found)
 }
 
+/// Returns the adapter of a PCI function with RDMA devices; `None` for virtual functions and other classes.
 fn adapter(root: &Root, function: &Path, devices: Vec<String>) -> Result<Option<Adapter>> {
     let class = root.read_with(&function.join("class"), |text| {
         let number = text.trim().strip_prefix("0x");

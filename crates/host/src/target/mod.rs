@@ -543,6 +543,8 @@ impl Root {
         }
     }
 
+    /// Writes a validated value unless the target holds it. An equivalent form of the value is kept, unless the
+    /// file still has `previous`.
     fn put_target(
         &self,
         target: &Target,

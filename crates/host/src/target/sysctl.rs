@@ -47,6 +47,7 @@ impl Sysctl {
         Self::PagecacheLimitEnabled,
     ];
 
+    /// Returns name, file and range of the knob.
     #[rustfmt::skip]
     fn row(self) -> SysctlRow {
         let proc = |name, path, min, max, expected| SysctlRow { name, sysfs: false, path, min, max, expected };

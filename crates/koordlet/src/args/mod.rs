@@ -208,6 +208,7 @@ impl Args {
         })
     }
 
+    /// Returns the agent's settings. Fails on an invalid flag.
     fn settings(&self, gates: Gates) -> Result<Settings, ArgsError> {
         let (qos, collectors) = (&self.qos, &self.collectors);
         let suppress_mode: SuppressMode = qos.cpu_suppress_mode.parse()?;
@@ -338,6 +339,7 @@ impl Args {
         }
     }
 
+    /// Returns the configuration of the integration with the container runtime. Fails on an invalid flag.
     fn runtime(&self) -> Result<runtime::Config, ArgsError> {
         let flags = &self.runtime;
         let flag_error = |flag, why: &dyn Display| ArgsError::Runtime {

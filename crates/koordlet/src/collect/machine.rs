@@ -104,6 +104,7 @@ impl MachineInfo {
     }
 }
 
+/// Returns the huge pages of a NUMA node, sorted by size; none if the kernel has no such files.
 fn read_huge_pages(root: &Root, node: u32) -> Result<Vec<HugePages>, HostError> {
     let relative = format!("devices/system/node/node{node}/hugepages");
     let mut sizes = Vec::new();

@@ -52,6 +52,7 @@ struct StorageScan {
 }
 
 impl StorageScan {
+    /// Adds the block device `name`, with its disks and its volume group.
     fn add(&mut self, root: &Root, class: &Path, name: &str) -> Result<(), HostError> {
         let dir = class.join(name);
         let device = format!("/dev/{name}");
@@ -84,6 +85,7 @@ impl StorageScan {
         Ok(())
     }
 
+    /// Reads the mount points of the node's block devices.
     fn read_mounts(&mut self, root: &Root) -> Result<(), HostError> {
         // The agent may run in another mount namespace; the first process is in the node's.
         let mounts = root.read(&root.proc("1/mountinfo"))?;

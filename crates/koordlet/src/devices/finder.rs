@@ -77,6 +77,7 @@ impl DeviceFinder {
     }
 }
 
+/// Returns the RDMA device of an adapter, with its virtual functions.
 fn adapter(adapter: &Adapter) -> Detected {
     let place = &adapter.place;
     let functions = adapter.functions.iter();

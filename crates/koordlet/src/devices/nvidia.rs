@@ -78,6 +78,7 @@ impl Nvidia {
         (report, vec![("NVIDIA GPUs".to_owned(), wrong)])
     }
 
+    /// Loads the library if the machine has NVIDIA functions; after a failure, only some rounds later.
     fn load(&mut self) {
         if self.loaded.is_some() {
             return;
@@ -111,6 +112,7 @@ impl Nvidia {
 }
 
 impl LoadedLibrary {
+    /// Loads the library and lists its GPUs; `addresses` are the functions bound to its driver.
     fn new(root: &Root, library: &Path, addresses: &[String]) -> Result<Self, NvmlError> {
         let nvml = Nvml::load(library)?;
         let (gpus, lost) = nvml.gpus()?;

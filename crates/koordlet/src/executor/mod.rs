@@ -321,6 +321,7 @@ impl Executor {
         intent.target.order().loosened(&current, &intent.value)
     }
 
+    /// Writes a value, or restores it if `back`, and records the result.
     fn write(
         &mut self,
         intent: &Intent,
@@ -399,6 +400,7 @@ impl Executor {
         metrics.record_write(kind, ok, milliseconds);
     }
 
+    /// Records a write in the audit log.
     fn audit(&self, intent: &Intent, value: &str, old: Option<String>, wall: Timestamp) {
         let kind = match intent.subject {
             WriteSubject::Group => audit::Subject::Group,

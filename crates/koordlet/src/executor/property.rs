@@ -343,6 +343,7 @@ fn run(
 }
 
 impl BatchCoverage {
+    /// Counts the effects of a batch that changed the files of the groups.
     fn count(&mut self, shape: &GroupTree, before: &[Files], after: &[Files]) {
         let number = |files: &Files, resource| match files.get(&resource).map(String::as_str) {
             Some("-1") => i64::MAX,
@@ -387,6 +388,7 @@ impl BatchCoverage {
         self.deep += u32::from(deepest >= Some(4));
     }
 
+    /// Asserts that the cases had every effect that the test is for.
     fn assert_interesting(&self, version: Version) {
         let Self {
             quota_up,
@@ -420,6 +422,7 @@ impl BatchCoverage {
     }
 }
 
+/// Runs random batches on a fake kernel.
 fn run_on_fake(version: Version) {
     let reached = RefCell::new(BatchCoverage::default());
     let config = Config {

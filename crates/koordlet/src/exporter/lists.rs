@@ -39,6 +39,7 @@ pub(super) fn taken(container: &ContainerResources, problems: &mut Problems) -> 
     share(container.0, container.1, container.2, problems)
 }
 
+/// Returns the resources of a list's entry; invalid entries are added to `problems`.
 fn share(
     cpus: &[i64],
     memory: &[ContainerMemory],

@@ -300,6 +300,7 @@ impl Exporter {
         self.report = report.ok();
     }
 
+    /// Returns the report of the current lists. The outcome of each step is recorded.
     async fn collect_report(&self) -> Result<Report, ()> {
         let failed = |step, why: String| self.record_step(step, Err(why));
         let machine =

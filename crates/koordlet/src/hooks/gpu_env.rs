@@ -23,6 +23,7 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
+/// Sets the environment variables and mounts of the container's GPUs.
 fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     let Some(container) = target.container() else {
         return;

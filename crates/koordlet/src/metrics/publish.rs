@@ -24,6 +24,7 @@ impl Metrics {
     }
 }
 
+/// Returns the batch and mid resources of the pod's containers.
 fn resource_rows(pod: &PodInfo) -> Vec<ReclaimedResources> {
     let mut rows = Vec::new();
     for container in &pod.containers {

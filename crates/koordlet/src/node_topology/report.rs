@@ -112,6 +112,7 @@ impl TopologyReporter {
         WatchedObject { store, absent }
     }
 
+    /// Writes the report if the object lacks it; does nothing before the node and the pods were received.
     async fn report_once(&mut self, watched: Option<&WatchedObject>) -> Result<(), ReportError> {
         let states = self.deps.states.clone();
         let (Some(node), Some(pods)) = (states.node.load_full(), states.pods.load_full()) else {

@@ -135,6 +135,7 @@ impl Planner for BlockIo {
 }
 
 impl BlockIo {
+    /// Plans the I/O limits of running pods, and removes them from pods that lost their settings.
     fn pods(&mut self, round: &mut BlkioRun<'_, '_>, storage: &Storage) {
         let view = round.view;
         let mut listed = FxHashSet::default();

@@ -134,6 +134,7 @@ impl Planner for CpuBurst {
 }
 
 impl CpuBurst {
+    /// Returns the pods that may burst, with their configuration.
     fn candidates<'a>(&mut self, view: &View<'a>) -> Vec<Candidate<'a>> {
         let every = view.facts.settings.reconcile_interval_ms;
         if self.reconcile.due(view, every).is_some() {

@@ -49,6 +49,7 @@ pub const STRATEGY: StrategySpec = StrategySpec {
     },
 };
 
+/// Returns the need to evict because batch work gets too little of its CPU request.
 fn satisfaction(
     feature: &'static str,
     pass: &mut EvictionPass,
@@ -95,6 +96,7 @@ fn satisfaction(
     (release > 0).then_some((task, why))
 }
 
+/// Returns the need to evict because the node's CPU usage is above its threshold.
 fn usage(
     feature: &'static str,
     pass: &mut EvictionPass,

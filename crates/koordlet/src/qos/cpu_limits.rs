@@ -125,6 +125,7 @@ pub fn base(pod: &PodInfo, container: &ContainerInfo, facts: &Facts<'_>) -> i64 
     cpu_limit::normalized(quota, ratio(pod, facts))
 }
 
+/// Returns the rule for the CPU quota of a pod.
 fn rule(pod: &PodInfo, facts: &Facts<'_>, batch_lifted: bool) -> Rule {
     let gates = &facts.settings.gates;
     match pod.qos {

@@ -217,6 +217,7 @@ impl CpuSuppress {
         ))
     }
 
+    /// Plans the CFS quota of the batch class for its budget.
     fn limit_by_quota(
         &mut self,
         input: &Input<'_>,
@@ -287,6 +288,7 @@ impl CpuSuppress {
         outcome.writes.push(wanted);
     }
 
+    /// Removes the CFS quota of the batch class, until the kernel has no quota.
     fn recover_quota(
         &mut self,
         input: &Input<'_>,
@@ -315,6 +317,7 @@ impl CpuSuppress {
         outcome.writes.push(wanted);
     }
 
+    /// Plans the CPU set of the batch class for its budget.
     fn limit_by_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
         let Some((budget, _)) = Self::budget(input, input.slo.suppress_percent) else {
             return;

@@ -146,6 +146,7 @@ pub fn pods(view: &View<'_>) -> Vec<EvictionPod> {
     view.pods().map(|pod| to_candidate(view, pod)).collect()
 }
 
+/// Converts a pod to a candidate of the eviction rules.
 fn to_candidate(view: &View<'_>, pod: &PodView<'_>) -> EvictionPod {
     let info = pod.info;
     let request = request(info);

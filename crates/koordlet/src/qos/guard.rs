@@ -349,6 +349,7 @@ impl GuardPlanner {
         });
     }
 
+    /// Returns the targets of the levers for `settings`.
     fn targets(&self, view: &View<'_>, settings: &LeverSettings<u64>) -> LeverTargets {
         let cap = match settings.pause {
             true => Some(0),

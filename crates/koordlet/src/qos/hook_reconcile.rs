@@ -248,6 +248,7 @@ impl RuntimeHooks {
         problems
     }
 
+    /// Plans `oom_score_adj` of the container's processes.
     fn oom_score(
         &self,
         view: &View<'_>,

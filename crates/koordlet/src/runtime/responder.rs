@@ -227,6 +227,8 @@ impl HookResponder {
         clippy::disallowed_methods,
         reason = "plugin responses are computed on threads that may block, without tokio's clock"
     )]
+    /// Waits until the pod is listed if a hook adds device files, because only the list shows whether the pod
+    /// requests them. Without a list, no device files are added.
     fn check_devices(
         &self,
         pod: &PodRequest,

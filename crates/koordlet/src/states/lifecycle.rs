@@ -117,6 +117,7 @@ impl PodGroups {
         any
     }
 
+    /// Triggers reads of the pods on changes of watched directories; polls if the watch fails.
     async fn follow(&self, mut watch: AsyncFd<Watch>) {
         let mut resyncs: Vec<Instant> = Vec::new();
         let mut layout = self.states.layout_or(&self.setting);

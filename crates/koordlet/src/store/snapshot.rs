@@ -66,6 +66,7 @@ impl Snapshot {
         Ok(Some(snapshot))
     }
 
+    /// Parses the content of a snapshot file. Fails if it is incomplete or too old.
     fn parse(bytes: &[u8], wall_ms: u64) -> Result<Self, SnapshotError> {
         const CUT: SnapshotError = SnapshotError::Format("metric snapshot is incomplete");
         let (body, sum) = bytes.split_last_chunk::<8>().ok_or(CUT)?;

@@ -29,6 +29,7 @@ fn verdict(verdict: Verdict) -> &'static str {
 }
 
 impl GuardPlanner {
+    /// Returns the status of the guard.
     pub(super) fn status(
         &self,
         view: &View<'_>,
@@ -66,6 +67,7 @@ impl GuardPlanner {
         }
     }
 
+    /// Returns the status of a service.
     fn service(&self, state: &ServiceState<u64>, now_ms: u64) -> GuardService {
         let (signal, value, expected, margin) = match state.signal {
             Some((signal, value, expected, margin)) => {

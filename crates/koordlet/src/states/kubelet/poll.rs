@@ -141,6 +141,7 @@ impl KubeletPoller {
         }
     }
 
+    /// Reads the list of pods from the kubelet and publishes it.
     async fn pods(&mut self, now: u64) -> Result<(), KubeletError> {
         let states = self.states.clone();
         let before = states.pods.load_full();
