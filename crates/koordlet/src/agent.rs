@@ -203,11 +203,11 @@ impl Agent {
         let topology = self.states.topology.load_full();
         let context = (slo.clone(), node.clone(), topology.clone());
         let previous = self.last_context.replace(context);
-        let same = previous.is_some_and(|(old_slo, old_node, old_topology)| {
+        let is_unchanged = previous.is_some_and(|(old_slo, old_node, old_topology)| {
             let same_slo = Arc::ptr_eq(&old_slo, &slo) || old_slo == slo;
             same_slo && old_node == node && old_topology == topology
         });
-        self.facts_version += u64::from(!same);
+        self.facts_version += u64::from(!is_unchanged);
         let needs = {
             let facts = Facts {
                 settings: &self.settings,

@@ -128,11 +128,11 @@ impl DeviceReporter {
             let version = stored
                 .get(&key)
                 .and_then(|device| device.resource_version());
-            let wanted = (version, info.uid.clone(), report);
-            if written_report.as_ref() != Some(&wanted) {
-                let written = write(&client, owner, &wanted.2, Time(clock.now()));
+            let new_report = (version, info.uid.clone(), report);
+            if written_report.as_ref() != Some(&new_report) {
+                let written = write(&client, owner, &new_report.2, Time(clock.now()));
                 match timeout(WRITE_TIMEOUT, written).await {
-                    Ok(Ok(version)) => written_report = Some((version, wanted.1, wanted.2)),
+                    Ok(Ok(version)) => written_report = Some((version, new_report.1, new_report.2)),
                     Ok(Err(error)) => tracing::warn!(%error, "failed to report Device"),
                     Err(_) => tracing::warn!(
                         limit = ?WRITE_TIMEOUT,

@@ -116,10 +116,10 @@ pub async fn list(machine: &Machine, socket: &Path) -> Result<PodResourcesSnapsh
     let mut problems = lists::Problems::default();
     let allocatable = lists::allocatable(&allocatable, &mut problems);
     let containers = listed.pod_resources.iter().flat_map(|pod| &pod.containers);
-    let taken: Vec<export::Share> = containers
-        .map(|container| lists::taken(container, &mut problems))
+    let shares: Vec<export::Share> = containers
+        .map(|container| lists::container_share(container, &mut problems))
         .collect();
-    let mut zones = export::zones(machine, &allocatable, &taken);
+    let mut zones = export::zones(machine, &allocatable, &shares);
     zones.problems.extend(problems.messages);
     zones.is_contradictory |= problems.is_contradictory;
     let pods = listed.pod_resources.iter();

@@ -110,12 +110,12 @@ impl NodeEvents {
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         };
-        let more = match dropped {
+        let suffix = match dropped {
             0 => String::new(),
             n => format!(" ({n} events before this one are in the {elsewhere} only)"),
         };
         self.recorder
-            .event(about, severity, reason, format!("{message}{more}"));
+            .event(about, severity, reason, format!("{message}{suffix}"));
     }
 }
 

@@ -63,12 +63,12 @@ impl TrackedPods {
         root: &Root,
         store: &mut Store,
     ) -> Option<Vec<CgroupPath>> {
-        let same = match (&list, &self.list) {
+        let is_unchanged = match (&list, &self.list) {
             (Some(new), Some(old)) => Arc::ptr_eq(new, old),
             (None, None) => true,
             _ => false,
         };
-        if same {
+        if is_unchanged {
             return None;
         }
         let old_list = std::mem::replace(&mut self.list, list);
@@ -214,9 +214,9 @@ mod tests {
             changed_uids(pods.follow(two_pods, 0, root, &mut store)),
             ["poda", "podb"]
         );
-        let more = list(&["a", "b", "c"]);
+        let longer_list = list(&["a", "b", "c"]);
         assert_eq!(
-            changed_uids(pods.follow(more, 1, root, &mut store)),
+            changed_uids(pods.follow(longer_list, 1, root, &mut store)),
             ["podc"]
         );
         let fewer = list(&["a", "c"]);

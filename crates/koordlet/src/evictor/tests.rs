@@ -132,8 +132,8 @@ fn eviction(name: &str) -> Eviction {
 }
 
 async fn outcome(results: &mut mpsc::Receiver<EvictionResult>) -> (String, EvictionOutcome) {
-    let done = results.recv().await.unwrap();
-    (done.eviction.name, done.outcome)
+    let result = results.recv().await.unwrap();
+    (result.eviction.name, result.outcome)
 }
 
 fn nowhere() -> Root {
@@ -149,10 +149,10 @@ async fn an_accepted_eviction_is_recorded_and_counted() {
         outcome(&mut results).await,
         ("a".to_owned(), EvictionOutcome::Evicted)
     );
-    let sent = rig.server.seen.lock()[0].clone();
-    assert_eq!(sent["apiVersion"], "policy/v1");
-    assert_eq!(sent["deleteOptions"]["preconditions"]["uid"], "u-a");
-    assert_eq!(sent["deleteOptions"].get("gracePeriodSeconds"), None);
+    let request = rig.server.seen.lock()[0].clone();
+    assert_eq!(request["apiVersion"], "policy/v1");
+    assert_eq!(request["deleteOptions"]["preconditions"]["uid"], "u-a");
+    assert_eq!(request["deleteOptions"].get("gracePeriodSeconds"), None);
     let records = rig.audit.entries();
     assert_eq!((records.len(), records[0].level), (1, 0));
     assert_eq!(

@@ -333,14 +333,14 @@ impl Executor {
     ) {
         let target = &intent.target;
         let began = Instant::now();
-        let done = if back {
+        let result = if back {
             self.root.restore_target(target, value)
         } else {
             let previous = self.cache.last_written(target);
             self.root.write_target_after(target, value, previous)
         };
-        self.measure(intent, &done, began);
-        match done {
+        self.measure(intent, &result, began);
+        match result {
             Ok(FileWrite { changed, old, .. }) => {
                 if changed {
                     applied.written += 1;

@@ -286,10 +286,10 @@ fn run(
     let mut executor = Executor::new(root.clone(), Log::default(), Executor::FORCE_AFTER_MS);
     let mut before: Option<Vec<Files>> = None;
     for (step, raw) in script.states.iter().enumerate() {
-        let wanted = shape.state(raw);
+        let target_state = shape.state(raw);
         let mut intents = Vec::new();
         // Random order: the executor must find a valid one.
-        for (at, files) in wanted.iter().enumerate().rev() {
+        for (at, files) in target_state.iter().enumerate().rev() {
             for (resource, value) in files {
                 let target = Target::cgroup(&shape.groups[at].0, *resource);
                 // A batch may omit unchanged values.
@@ -323,7 +323,7 @@ fn run(
             executor.refusals()
         );
         prop_assert_eq!(&*watch.wrong.lock().unwrap(), &Vec::<String>::new());
-        for (at, files) in wanted.iter().enumerate() {
+        for (at, files) in target_state.iter().enumerate() {
             let group = &shape.groups[at].0;
             for (resource, value) in files {
                 let target = Target::cgroup(group, *resource);
@@ -335,9 +335,9 @@ fn run(
             }
         }
         if let Some(before) = &before {
-            reached.count(&shape, before, &wanted);
+            reached.count(&shape, before, &target_state);
         }
-        before = Some(wanted);
+        before = Some(target_state);
     }
     Ok(())
 }

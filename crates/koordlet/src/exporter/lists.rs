@@ -34,7 +34,7 @@ pub(super) fn allocatable(answer: &AllocatableResourcesResponse, problems: &mut 
     share(&answer.cpu_ids, &answer.memory, &answer.devices, problems)
 }
 
-pub(super) fn taken(container: &ContainerResources, problems: &mut Problems) -> Share {
+pub(super) fn container_share(container: &ContainerResources, problems: &mut Problems) -> Share {
     let container = (&container.cpu_ids, &container.memory, &container.devices);
     share(container.0, container.1, container.2, problems)
 }

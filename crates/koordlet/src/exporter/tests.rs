@@ -228,7 +228,7 @@ fn taken_counts_listed_resources_of_a_container() {
             ..ContainerResources::default()
         };
         let mut problems = lists::Problems::default();
-        let share = lists::taken(&container, &mut problems);
+        let share = lists::container_share(&container, &mut problems);
         assert_eq!(share.cpus.to_string(), want, "{cpus:?} {devices:?}");
         let ids = share.devices.iter().flat_map(|group| &group.ids);
         assert_eq!(ids.count(), count, "{devices:?}");

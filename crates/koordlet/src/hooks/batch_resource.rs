@@ -214,12 +214,12 @@ mod tests {
         for (name, node, qos, containers, want) in cases {
             let containers: Vec<Value> = containers.into_iter().cloned().collect();
             let pod = batch_pod(qos, &containers, &[]);
-            let wanted = desired(&pod, None, &node.rules());
-            assert_eq!(values(&wanted), want, "{name}");
+            let adjustment = desired(&pod, None, &node.rules());
+            assert_eq!(values(&adjustment), want, "{name}");
         }
         let with_bare = batch_pod("BE", &[limited, bare], &[]);
-        let wanted = desired(&with_bare, None, &plain.rules());
-        assert_eq!(values(&wanted), Some((512, -1, -1)));
+        let adjustment = desired(&with_bare, None, &plain.rules());
+        assert_eq!(values(&adjustment), Some((512, -1, -1)));
         assert!(desired_sandbox(&with_bare, &plain.rules()).is_empty());
     }
 
@@ -281,13 +281,13 @@ mod tests {
             ("none", &plain, json!({"name": "a"}), None),
         ] {
             let pod = batch_pod("BE", &[given, container("b", Some(1), Some(1))], &[]);
-            let wanted = desired(&pod, pod.containers.first(), &node.rules());
-            assert_eq!(values(&wanted), want, "{name}");
-            assert!(wanted.cpus.is_none() && wanted.problems.is_empty());
+            let adjustment = desired(&pod, pod.containers.first(), &node.rules());
+            assert_eq!(values(&adjustment), want, "{name}");
+            assert!(adjustment.cpus.is_none() && adjustment.problems.is_empty());
         }
         let service = batch_pod("LS", &[container("a", Some(500), Some(500))], &[]);
-        let wanted = desired(&service, service.containers.first(), &plain.rules());
-        assert_eq!(values(&wanted), None);
+        let adjustment = desired(&service, service.containers.first(), &plain.rules());
+        assert_eq!(values(&adjustment), None);
     }
 
     #[test]

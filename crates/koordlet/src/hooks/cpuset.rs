@@ -110,7 +110,7 @@ mod tests {
         let off = Node::default().keep_quotas();
         let pinned = json!({"cpuset": "2-3"});
         // More CPUs than the pod requests: an existing quota stays.
-        let taken = json!({"cpuset": "2-4"});
+        let exclusive_cpus = json!({"cpuset": "2-4"});
         for (qos, status, node, want) in [
             ("LS", &pinned, &on, Some(-1)),
             ("LSR", &pinned, &on, Some(-1)),
@@ -123,8 +123,8 @@ mod tests {
                 None,
             ),
             ("", &json!({}), &on, None),
-            ("LSR", &taken, &on, None),
-            ("LS", &taken, &on, None),
+            ("LSR", &exclusive_cpus, &on, None),
+            ("LS", &exclusive_cpus, &on, None),
             ("LSR", &pinned, &off, None),
             ("LSE", &pinned, &off, None),
         ] {

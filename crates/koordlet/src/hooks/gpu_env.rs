@@ -78,8 +78,8 @@ mod tests {
                     "koordinator.sh/gpu-memory":"16Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#}},
             "spec": {"containers": [{"name": "c"}]}}));
         let mounts = |node: Node| {
-            let wanted = desired(&half, half.containers.first(), &node.rules());
-            wanted.mounts.len()
+            let adjustment = desired(&half, half.containers.first(), &node.rules());
+            adjustment.mounts.len()
         };
         let gate = Gate::HamiCoreVGPUMonitor;
         let without = mounts(Node::default().open(Gate::GPUEnvInject));
@@ -106,10 +106,10 @@ mod tests {
             .open(Gate::GPUEnvInject)
             .open(Gate::HamiCoreVGPUMonitor);
         let rules = node.rules();
-        let wanted = desired(&half, half.containers.first(), &rules);
-        assert_eq!((wanted.env.len(), wanted.mounts.len()), (5, 3));
+        let adjustment = desired(&half, half.containers.first(), &rules);
+        assert_eq!((adjustment.env.len(), adjustment.mounts.len()), (5, 3));
         assert_eq!(
-            wanted.fresh_directory.map(|it| it.value).as_deref(),
+            adjustment.fresh_directory.map(|it| it.value).as_deref(),
             Some("/usr/local/vgpu/containers/pod-uid_container-name")
         );
         assert!(desired_sandbox(&half, &rules).env.is_empty());
@@ -122,8 +122,8 @@ mod tests {
         );
 
         let vague = pod(r#"{"gpu":[{"minor":1}]}"#);
-        let wanted = desired(&vague, vague.containers.first(), &rules);
-        assert_eq!(wanted.problems.len(), 1);
-        assert!(wanted.problems[0].value.contains("gpu-memory-ratio"));
+        let adjustment = desired(&vague, vague.containers.first(), &rules);
+        assert_eq!(adjustment.problems.len(), 1);
+        assert!(adjustment.problems[0].value.contains("gpu-memory-ratio"));
     }
 }

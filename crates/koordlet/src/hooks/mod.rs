@@ -251,12 +251,12 @@ fn run_hooks_around(
     rules: &Rules,
     mut around: impl FnMut(&'static Hook, &mut Adjustment, &dyn Fn(&mut Adjustment)),
 ) -> Adjustment {
-    let mut wanted = Adjustment::default();
+    let mut adjustment = Adjustment::default();
     for hook in HOOKS.iter().filter(|hook| rules.is_active(hook)) {
-        let run = |wanted: &mut Adjustment| (hook.run)(target, rules, wanted);
-        around(hook, &mut wanted, &run);
+        let run = |adjustment: &mut Adjustment| (hook.run)(target, rules, adjustment);
+        around(hook, &mut adjustment, &run);
     }
-    wanted
+    adjustment
 }
 
 /// Returns the desired values of the cgroup of a kubelet QoS class.
@@ -271,12 +271,12 @@ pub fn desired_class(class: KubeQos, rules: &Rules) -> Adjustment {
 /// Returns the desired values of the cgroup of a host application.
 #[must_use]
 pub fn desired_host_app(app: &HostApp, rules: &Rules) -> Adjustment {
-    let mut wanted = Adjustment {
+    let mut adjustment = Adjustment {
         bvt: group_identity::host_app_value(app.qos, rules),
         ..Adjustment::default()
     };
-    cpuset::set_host_app_cpus(app, rules, &mut wanted);
-    wanted
+    cpuset::set_host_app_cpus(app, rules, &mut adjustment);
+    adjustment
 }
 
 #[cfg(test)]

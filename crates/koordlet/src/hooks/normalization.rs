@@ -95,8 +95,8 @@ mod tests {
 
     fn quota(pod: &PodInfo, node: &Node, container: bool) -> Option<i64> {
         let container = container.then(|| &pod.containers[0]);
-        let wanted = desired(pod, container, &node.rules());
-        let quota = wanted.cfs_quota?;
+        let adjustment = desired(pod, container, &node.rules());
+        let quota = adjustment.cfs_quota?;
         assert_eq!(quota.by, NAME);
         Some(quota.value)
     }
@@ -175,8 +175,8 @@ mod tests {
     fn pods_with_cpus_of_their_own_are_not_scaled() {
         for labels in [json!({}), json!({"koordinator.sh/qosClass": "LS"})] {
             let pod = limited(labels, Some("2-3,34-35"), &[Some("1")]);
-            let wanted = desired(&pod, None, &node().ratio("1.2").rules());
-            assert_ne!(wanted.cfs_quota.map(|quota| quota.by), Some(NAME));
+            let adjustment = desired(&pod, None, &node().ratio("1.2").rules());
+            assert_ne!(adjustment.cfs_quota.map(|quota| quota.by), Some(NAME));
         }
     }
 }

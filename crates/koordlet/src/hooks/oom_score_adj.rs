@@ -60,8 +60,8 @@ mod tests {
                 "metadata": {"uid": "u", "annotations": notes},
                 "spec": {"containers": [{"name": "c1"}]}}));
             let rules = Node::default().open(Gate::OOMScoreAdj).rules();
-            let wanted = desired(&pod, pod.containers.first(), &rules);
-            assert_eq!(wanted.oom_score_adj.map(|it| it.value), want, "{notes}");
+            let adjustment = desired(&pod, pod.containers.first(), &rules);
+            assert_eq!(adjustment.oom_score_adj.map(|it| it.value), want, "{notes}");
             assert!(desired_sandbox(&pod, &rules).oom_score_adj.is_none());
             let closed = Node::default().rules();
             assert!(desired(&pod, pod.containers.first(), &closed).is_empty());

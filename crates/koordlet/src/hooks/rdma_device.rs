@@ -57,12 +57,12 @@ mod tests {
         };
         let pod_with_adapter = pod(r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#);
         let rules = Node::default().open(Gate::RDMADeviceInject).rules();
-        let wanted = desired(
+        let adjustment = desired(
             &pod_with_adapter,
             pod_with_adapter.containers.first(),
             &rules,
         );
-        let files: Vec<_> = wanted.devices.into_iter().map(|it| it.value).collect();
+        let files: Vec<_> = adjustment.devices.into_iter().map(|it| it.value).collect();
         let verbs = RdmaFile::Verbs("0000:3b:00.0".to_owned());
         assert_eq!(files, [RdmaFile::ConnectionManager, verbs]);
         assert!(desired_sandbox(&pod_with_adapter, &rules).is_empty());
@@ -78,7 +78,10 @@ mod tests {
         );
 
         let astray = pod(r#"{"rdma":[{"minor":0,"id":"../0000:3b:00.0"}]}"#);
-        let wanted = desired(&astray, astray.containers.first(), &rules);
-        assert_eq!((wanted.devices.len(), wanted.problems.len()), (0, 1));
+        let adjustment = desired(&astray, astray.containers.first(), &rules);
+        assert_eq!(
+            (adjustment.devices.len(), adjustment.problems.len()),
+            (0, 1)
+        );
     }
 }

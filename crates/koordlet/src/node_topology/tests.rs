@@ -166,7 +166,7 @@ fn a_node_as_upstream_reports_it() {
             format!(r#"{{"id":{cpu},"core":{core},"socket":{node},"node":{node}}}"#)
         })
         .collect();
-    let wanted = [
+    let expected = [
         (
             annotations::NODE_CPU_BASIC_INFO,
             r#"{"cpuModel":"XXX","hyperThreadEnabled":true,"turboEnabled":true,"vendorID":"GenuineIntel"}"#.to_owned(),
@@ -191,7 +191,7 @@ fn a_node_as_upstream_reports_it() {
         (annotations::NODE_RESERVATION, "{}".to_owned()),
         (annotations::NODE_SYSTEM_QOS_RESOURCE, "{}".to_owned()),
     ];
-    assert_eq!(report.annotations, wanted.into());
+    assert_eq!(report.annotations, expected.into());
     assert_eq!(report.policy, "None");
     assert_eq!(
         zone_text(&report.zones),
@@ -382,8 +382,8 @@ fn kubelet_reserved_returns_cpus_of_static_policy() {
         let reserved = reserved
             .map(|cpus| cpus.to_string())
             .map_err(|error| error.field);
-        let wanted = wanted.map(str::to_owned).map_err(str::to_owned);
-        assert_eq!(reserved, wanted, "{config}");
+        let expected = wanted.map(str::to_owned).map_err(str::to_owned);
+        assert_eq!(reserved, expected, "{config}");
     }
 }
 

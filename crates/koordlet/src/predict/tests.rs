@@ -306,8 +306,8 @@ fn full_and_read_only_disks_cost_the_files_only() {
     let mount = |options: &str| {
         let mut command = std::process::Command::new("mount");
         let command = command.args(["-t", "tmpfs", "-o", options, "tmpfs"]);
-        let done = command.arg(dir.path()).stderr(std::process::Stdio::null());
-        done.status().is_ok_and(|status| status.success())
+        let child_command = command.arg(dir.path()).stderr(std::process::Stdio::null());
+        child_command.status().is_ok_and(|status| status.success())
     };
     if !mount("ro") {
         koord_host::testing::skip("mount", "no file system can be mounted");

@@ -161,9 +161,9 @@ impl Planner for CpuLimits {
         plan.verify(round == Some(ReconcileReason::Periodic));
         let due = round.is_some();
         if due {
-            let here: FxHashSet<u64> = view.pods().map(|pod| pod.id).collect();
-            self.plans.retain(|id, _| here.contains(id));
-            self.checked.retain(|id| here.contains(id));
+            let current_ids: FxHashSet<u64> = view.pods().map(|pod| pod.id).collect();
+            self.plans.retain(|id, _| current_ids.contains(id));
+            self.checked.retain(|id| current_ids.contains(id));
         }
         let mut changed = due;
         for pod in view.pods().filter(|pod| pod.info.is_active()) {
@@ -185,9 +185,9 @@ impl Planner for CpuLimits {
                 continue;
             }
             let lifted = was.is_some_and(|was| was.rule == Rule::Lifted);
-            let same =
+            let is_unchanged =
                 was.is_some_and(|was| was.rule == rule && was.bursts.iter().copied().eq(bursts()));
-            if same && !due {
+            if is_unchanged && !due {
                 continue;
             }
             changed = true;
@@ -259,7 +259,7 @@ fn limits(
         let quota = view.kernel.number(group, Resource::CfsQuota);
         quota.filter(|_| !lifted)
     };
-    let mut wanted = Vec::new();
+    let mut planned = Vec::new();
     for (container, id) in super::cpu_burst::running(pod) {
         let (Some(write), Some(group)) = (Write::container(pod.info, container), &container.cgroup)
         else {
@@ -279,7 +279,7 @@ fn limits(
             quota_percent: burst.map_or(100, |burst| burst.quota_percent),
             buffer_percent: burst.map_or(0, |burst| burst.buffer_percent),
         };
-        wanted.push((write, wants, burst.map(|_| container)));
+        planned.push((write, wants, burst.map(|_| container)));
     }
     // A native pod's own quota also counts init containers, the largest of which may exceed the sum.
     let sum = (pod.info.resident_containers()).try_fold(0_i64, |sum, container| {
@@ -291,7 +291,7 @@ fn limits(
         Source::Batch => sum,
     };
     let own = Write::pod(pod.info);
-    let bursts = wanted
+    let bursts = planned
         .iter()
         .any(|(_, wants, _)| wants.raised.is_some_and(|quota| quota > 0));
     let present = match source {
@@ -299,12 +299,12 @@ fn limits(
         Source::Native if !bursts => quota_now(&pod.info.cgroup),
         _ => None,
     };
-    let containers: Vec<Container> = wanted.iter().map(|(_, wants, _)| *wants).collect();
+    let containers: Vec<Container> = planned.iter().map(|(_, wants, _)| *wants).collect();
     let of_pod = cpu_limit::pod(limit, source, present, &containers, ratio);
     if let Some(limits) = of_pod {
         push(view, plan, own, limits, source);
     }
-    for (write, wants, bursting) in wanted {
+    for (write, wants, bursting) in planned {
         let Some(limits) = cpu_limit::container(&wants, ratio) else {
             continue;
         };

@@ -258,16 +258,16 @@ impl CpuSuppress {
             usage.system(),
             input.reserved
         );
-        let mut wanted = write(
+        let mut intent = write(
             input,
             class.group,
             Resource::CfsQuota,
             quota.to_string(),
             &because,
         );
-        wanted.cacheable = false;
-        wanted.verbosity = if first { 1 } else { 3 };
-        outcome.writes.push(wanted);
+        intent.cacheable = false;
+        intent.verbosity = if first { 1 } else { 3 };
+        outcome.writes.push(intent);
     }
 
     /// Removes any quota, including one set by another program, in pressure mode without a cap.
@@ -277,15 +277,15 @@ impl CpuSuppress {
             return;
         }
         self.gate.wrote(input.now_ms);
-        let mut wanted = write(
+        let mut intent = write(
             input,
             class.group,
             Resource::CfsQuota,
             UNLIMITED.to_string(),
             "no service needs a cap",
         );
-        wanted.cacheable = false;
-        outcome.writes.push(wanted);
+        intent.cacheable = false;
+        outcome.writes.push(intent);
     }
 
     /// Removes the CFS quota of the batch class, until the kernel has no quota.
@@ -305,16 +305,16 @@ impl CpuSuppress {
             return;
         }
         self.gate.wrote(input.now_ms);
-        let mut wanted = write(
+        let mut intent = write(
             input,
             class.group,
             Resource::CfsQuota,
             UNLIMITED.to_string(),
             because,
         );
-        wanted.cacheable = false;
-        wanted.reason = RECOVER;
-        outcome.writes.push(wanted);
+        intent.cacheable = false;
+        intent.reason = RECOVER;
+        outcome.writes.push(intent);
     }
 
     /// Plans the CPU set of the batch class for its budget.
@@ -407,10 +407,10 @@ impl CpuSuppress {
                 Level::Container => cpus.clone(),
                 _ => above.clone(),
             };
-            let mut wanted = write(input, group, Resource::CpusetCpus, value, because);
-            wanted.level = level;
-            wanted.reason = reason;
-            outcome.writes.push(wanted);
+            let mut intent = write(input, group, Resource::CpusetCpus, value, because);
+            intent.level = level;
+            intent.reason = reason;
+            outcome.writes.push(intent);
         }
     }
 }

@@ -117,13 +117,13 @@ pub(super) fn by_allocatable(
         resources::MEMORY => Some(node.allocatable.memory),
         other => node.extended.get(other).copied(),
     };
-    let mut wanted = BTreeMap::new();
+    let mut releases = BTreeMap::new();
     let mut why = Vec::new();
     for (resource, amount) in requested(pods, limits.priority, dimension) {
         let have = allocatable(resource);
         let release = limits.release(amount, have);
         if release > 0 {
-            wanted.insert(resource, release);
+            releases.insert(resource, release);
             let have = have.unwrap_or(0);
             why.push(format!(
                 "{amount} of {resource} requested over {have} allocatable"
@@ -134,7 +134,7 @@ pub(super) fn by_allocatable(
     let task = EvictionTask {
         feature,
         measure,
-        wanted,
+        wanted: releases,
         candidates: by_priority(pods, feature, limits.priority, measure),
     };
     (!task.wanted.is_empty()).then(|| (task, why.join(", ")))

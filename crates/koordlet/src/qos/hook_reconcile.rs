@@ -121,19 +121,24 @@ impl Planner for RuntimeHooks {
         }
         self.cookies.end(&self.metrics, plan);
         for app in view.facts.slo.host_apps.iter() {
-            let wanted = desired_host_app(app, &rules);
-            if wanted.is_empty() {
+            let adjustment = desired_host_app(app, &rules);
+            if adjustment.is_empty() {
                 continue;
             }
             let group = view.facts.layout.host_app(app);
             if let Ok(group) = &group {
-                push(&Write::at(Level::Host, group, app.qos), &wanted, true, plan);
+                push(
+                    &Write::at(Level::Host, group, app.qos),
+                    &adjustment,
+                    true,
+                    plan,
+                );
             }
             let lost = group.err().map(|error| HookValue {
                 value: error.to_string(),
                 by: NAME,
             });
-            let problems = wanted.problems.into_iter().chain(lost).collect();
+            let problems = adjustment.problems.into_iter().chain(lost).collect();
             self.log_problems(&app.name, problems, &mut logged);
         }
         self.logged = logged;
@@ -211,9 +216,9 @@ impl RuntimeHooks {
         rules: &Rules,
         plan: &mut Plan,
     ) -> Vec<HookValue<String>> {
-        let wanted = desired(pod, None, rules);
-        push(&Write::pod(pod).reconciles("pod"), &wanted, false, plan);
-        let mut problems = wanted.problems;
+        let adjustment = desired(pod, None, rules);
+        push(&Write::pod(pod).reconciles("pod"), &adjustment, false, plan);
+        let mut problems = adjustment.problems;
         // The cgroup of a container in a virtual machine is in another kernel.
         if pod.runtime_class.as_deref() == Some("kata") {
             return problems;
@@ -225,25 +230,25 @@ impl RuntimeHooks {
                 continue;
             };
             let write = write.reconciles("container");
-            let wanted = desired(pod, Some(container), rules);
-            push(&write, &wanted, cpus, plan);
-            self.oom_score(view, pod, container, &write, &wanted, plan);
+            let adjustment = desired(pod, Some(container), rules);
+            push(&write, &adjustment, cpus, plan);
+            self.oom_score(view, pod, container, &write, &adjustment, plan);
             self.cookies
-                .container(view, pod, Some(container), &write, &wanted);
-            problems.extend(wanted.problems);
+                .container(view, pod, Some(container), &write, &adjustment);
+            problems.extend(adjustment.problems);
         }
-        let wanted = desired_sandbox(pod, rules);
-        let list = wanted
+        let adjustment = desired_sandbox(pod, rules);
+        let list = adjustment
             .cpus
             .as_ref()
             .is_some_and(|cpus| !cpus.value.is_empty());
-        let writes = wanted.bvt.is_some() || (cpus && list) || self.cookies.reads_processes();
+        let writes = adjustment.bvt.is_some() || (cpus && list) || self.cookies.reads_processes();
         if writes && let Some(group) = sandbox(view, pod) {
             let mut write = Write::pod(pod).reconciles("sandbox");
             write.level = Level::Container;
             write.target = Target::cgroup(&group, Resource::CpusetCpus);
-            push(&write, &wanted, cpus, plan);
-            self.cookies.container(view, pod, None, &write, &wanted);
+            push(&write, &adjustment, cpus, plan);
+            self.cookies.container(view, pod, None, &write, &adjustment);
         }
         problems
     }
@@ -338,16 +343,16 @@ fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
 /// Plans the writes of a class's cgroup, and of child cgroups that belong to no listed pod: they have the
 /// values of their class.
 fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan) {
-    let wanted = desired_class(class, rules);
+    let adjustment = desired_class(class, rules);
     let layout = view.facts.layout;
     let Ok(group) = layout.qos(class) else { return };
-    if wanted.is_empty() {
+    if adjustment.is_empty() {
         return;
     }
     let label = koord_api::qos::default_for_kube_qos(class);
     push(
         &Write::class(&group, label, view.facts.node_name()).reconciles("kubeqos"),
-        &wanted,
+        &adjustment,
         false,
         plan,
     );
@@ -363,14 +368,14 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
     {
         push(
             &Write::at(Level::Pod, &unlisted, label),
-            &wanted,
+            &adjustment,
             false,
             plan,
         );
         for child in children(&unlisted) {
             push(
                 &Write::at(Level::Container, &child, label),
-                &wanted,
+                &adjustment,
                 false,
                 plan,
             );

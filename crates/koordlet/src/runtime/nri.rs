@@ -77,8 +77,8 @@ fn events(responder: &HookResponder) -> Vec<Event> {
         // Older runtimes do not support a score in the response to CreateContainer.
         (Event::StartContainer, stages.oom_score()),
     ];
-    let wanted = all.into_iter().filter(|(_, wanted)| *wanted);
-    wanted.map(|(event, _)| event).collect()
+    let enabled_events = all.into_iter().filter(|(_, is_enabled)| *is_enabled);
+    enabled_events.map(|(event, _)| event).collect()
 }
 
 /// Configuration of the plugin in the runtime's files.
@@ -164,20 +164,20 @@ impl<'a> RuntimeResources<'a> {
 }
 
 /// Returns the resources that hooks set; `None` if they set none. An empty CPU list cannot be expressed.
-fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
+fn resources(adjustment: &Adjustment) -> Option<LinuxResources> {
     let value = |hook_value: &Option<HookValue<i64>>| hook_value.as_ref().map(|it| it.value);
-    let shares = value(&wanted.cpu_shares).and_then(|shares| u64::try_from(shares).ok());
+    let shares = value(&adjustment.cpu_shares).and_then(|shares| u64::try_from(shares).ok());
     let cpu = LinuxCpu {
         shares: shares.map(|value| OptionalUInt64 { value }),
-        quota: value(&wanted.cfs_quota).map(|value| OptionalInt64 { value }),
-        cpus: wanted
+        quota: value(&adjustment.cfs_quota).map(|value| OptionalInt64 { value }),
+        cpus: adjustment
             .cpus
             .as_ref()
             .map(|it| it.value.clone())
             .unwrap_or_default(),
         ..LinuxCpu::default()
     };
-    let limit = value(&wanted.memory_limit).map(|value| OptionalInt64 { value });
+    let limit = value(&adjustment.memory_limit).map(|value| OptionalInt64 { value });
     let resources = LinuxResources {
         cpu: (cpu != LinuxCpu::default()).then_some(cpu),
         memory: limit.map(|limit| LinuxMemory {
@@ -191,14 +191,17 @@ fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
 
 /// Returns the values of a new container in addition to the requested ones; `None` if there are none.
 fn adjustment(created: NewContainer) -> Option<ContainerAdjustment> {
-    let NewContainer { wanted, devices } = created;
-    let mut resources = resources(&wanted);
-    if let Some(group) = &wanted.resctrl {
+    let NewContainer {
+        adjustment: values,
+        devices,
+    } = created;
+    let mut resources = resources(&values);
+    if let Some(group) = &values.resctrl {
         resources.get_or_insert_default().rdt_class = Some(OptionalString {
             value: group.value.group.clone(),
         });
     }
-    let score = wanted.oom_score_adj.as_ref();
+    let score = values.oom_score_adj.as_ref();
     let devices = devices.into_iter().map(|device| LinuxDevice {
         path: device.path,
         r#type: "c".to_owned(),
@@ -214,11 +217,11 @@ fn adjustment(created: NewContainer) -> Option<ContainerAdjustment> {
         oom_score_adj: score.map(|it| OptionalInt { value: it.value }),
         ..LinuxContainerAdjustment::default()
     };
-    let env = wanted.env.into_iter().map(|it| KeyValue {
+    let env = values.env.into_iter().map(|it| KeyValue {
         key: it.value.0,
         value: it.value.1,
     });
-    let mounts = wanted.mounts.into_iter().map(|it| Mount {
+    let mounts = values.mounts.into_iter().map(|it| Mount {
         destination: it.value.destination,
         source: it.value.source,
         r#type: "bind".to_owned(),
@@ -233,7 +236,7 @@ fn adjustment(created: NewContainer) -> Option<ContainerAdjustment> {
     (adjustment != ContainerAdjustment::default()).then_some(adjustment)
 }
 
-fn update(id: &str, wanted: &Adjustment) -> Vec<ContainerUpdate> {
+fn update(id: &str, adjustment: &Adjustment) -> Vec<ContainerUpdate> {
     let update = |resources| ContainerUpdate {
         container_id: id.to_owned(),
         linux: Some(LinuxContainerUpdate {
@@ -242,43 +245,46 @@ fn update(id: &str, wanted: &Adjustment) -> Vec<ContainerUpdate> {
         // The container may have been removed meanwhile.
         ignore_failure: true,
     };
-    resources(wanted).map(update).into_iter().collect()
+    resources(adjustment).map(update).into_iter().collect()
 }
 
 /// Keeps only the values that a request is about to change; the others stay as their owners left them.
-fn only_requested(wanted: &mut Adjustment, requested: RuntimeResources<'_>) {
+fn only_requested(adjustment: &mut Adjustment, requested: RuntimeResources<'_>) {
     let keep = |hook_value: &mut Option<HookValue<i64>>, requested: i64| {
         if requested == 0 {
             *hook_value = None;
         }
     };
-    keep(&mut wanted.cpu_shares, requested.shares);
-    keep(&mut wanted.cfs_quota, requested.quota);
-    keep(&mut wanted.memory_limit, requested.memory);
+    keep(&mut adjustment.cpu_shares, requested.shares);
+    keep(&mut adjustment.cfs_quota, requested.quota);
+    keep(&mut adjustment.memory_limit, requested.memory);
     if requested.cpus.is_empty() {
-        wanted.cpus = None;
+        adjustment.cpus = None;
     }
 }
 
 /// Keeps only the values that differ from the runtime's record: recorded values were in place when the
 /// container was created, and other programs may have changed them since.
-fn only_missing(wanted: &mut Adjustment, recorded: RuntimeResources<'_>) {
+fn only_missing(adjustment: &mut Adjustment, recorded: RuntimeResources<'_>) {
     let drop = |hook_value: &mut Option<HookValue<i64>>, recorded: i64| {
         // An unset value is no limit.
-        let same = |value: i64| value == recorded || (value < 0 && recorded <= 0);
-        if hook_value.as_ref().is_some_and(|it| same(it.value)) {
+        let matches_recorded = |value: i64| value == recorded || (value < 0 && recorded <= 0);
+        if hook_value
+            .as_ref()
+            .is_some_and(|it| matches_recorded(it.value))
+        {
             *hook_value = None;
         }
     };
-    drop(&mut wanted.cpu_shares, recorded.shares);
-    drop(&mut wanted.cfs_quota, recorded.quota);
-    drop(&mut wanted.memory_limit, recorded.memory);
-    if wanted
+    drop(&mut adjustment.cpu_shares, recorded.shares);
+    drop(&mut adjustment.cfs_quota, recorded.quota);
+    drop(&mut adjustment.memory_limit, recorded.memory);
+    if adjustment
         .cpus
         .as_ref()
         .is_some_and(|it| it.value == recorded.cpus)
     {
-        wanted.cpus = None;
+        adjustment.cpus = None;
     }
 }
 
@@ -344,14 +350,14 @@ impl Plugin {
 }
 
 impl Handler for Plugin {
-    fn configure(&self, configuration: &str, wanted: Vec<Event>) -> Result<Vec<Event>, String> {
+    fn configure(&self, configuration: &str, subscribed: Vec<Event>) -> Result<Vec<Event>, String> {
         if configuration.trim().is_empty() {
-            return Ok(wanted);
+            return Ok(subscribed);
         }
         let read: Configuration = serde_saphyr::from_str(configuration)
             .map_err(|error| format!("configuration of the plugin: {error}"))?;
         if read.events.is_empty() {
-            return Ok(wanted);
+            return Ok(subscribed);
         }
         events_named(read.events.iter().map(String::as_str))
     }
@@ -377,11 +383,13 @@ impl Handler for Plugin {
             let record = linux.and_then(|linux| linux.resources.as_ref());
             // The recorded quota is that of hooks, not the one that the pod requested.
             let request = container_request(container, None);
-            let wanted = self.responder.running(&pod_request(pod), &request);
-            let wanted = self.apply_policy("Synchronize", &container.name, wanted);
-            let Ok(mut wanted) = wanted else { continue };
-            only_missing(&mut wanted, RuntimeResources::from_resources(record));
-            updates.extend(update(&container.id, &wanted));
+            let adjustment = self.responder.running(&pod_request(pod), &request);
+            let adjustment = self.apply_policy("Synchronize", &container.name, adjustment);
+            let Ok(mut adjustment) = adjustment else {
+                continue;
+            };
+            only_missing(&mut adjustment, RuntimeResources::from_resources(record));
+            updates.extend(update(&container.id, &adjustment));
         }
         tracing::info!(
             pods = pods.len(),
@@ -413,16 +421,16 @@ impl Handler for Plugin {
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String> {
         let request = container_request(container, Some(requested));
-        let wanted = self.responder.updated(&pod_request(pod), &request);
-        let mut wanted = self.apply_policy("UpdateContainer", &container.name, wanted)?;
+        let adjustment = self.responder.updated(&pod_request(pod), &request);
+        let mut adjustment = self.apply_policy("UpdateContainer", &container.name, adjustment)?;
         if self.is_proxied() {
-            wanted.cfs_quota = None;
+            adjustment.cfs_quota = None;
         }
         only_requested(
-            &mut wanted,
+            &mut adjustment,
             RuntimeResources::from_resources(Some(requested)),
         );
-        Ok(update(&container.id, &wanted))
+        Ok(update(&container.id, &adjustment))
     }
 
     fn event(
@@ -433,8 +441,8 @@ impl Handler for Plugin {
     ) -> Result<(), String> {
         match (event, container) {
             (Event::RunPodSandbox, _) => {
-                let done = self.responder.run_pod(&pod_request(pod)).map(drop);
-                self.apply_policy("RunPodSandbox", &pod.name, done)
+                let result = self.responder.run_pod(&pod_request(pod)).map(drop);
+                self.apply_policy("RunPodSandbox", &pod.name, result)
             }
             (Event::RemovePodSandbox, _) => {
                 // The pod's own objects are removed in the next tick.
@@ -445,10 +453,10 @@ impl Handler for Plugin {
                 let linux = container.linux.as_ref();
                 let group = linux.map_or("", |linux| linux.cgroups_path.as_str());
                 let request = container_request(container, None);
-                let done = self
+                let result = self
                     .responder
                     .container_started(&pod_request(pod), &request, group);
-                self.apply_policy("StartContainer", &container.name, done)
+                self.apply_policy("StartContainer", &container.name, result)
             }
             _ => Ok(()),
         }

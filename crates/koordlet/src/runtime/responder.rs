@@ -152,7 +152,7 @@ pub(super) enum HookError {
 /// Values of a new container.
 #[derive(Debug, Default)]
 pub(super) struct NewContainer {
-    pub(super) wanted: Adjustment,
+    pub(super) adjustment: Adjustment,
     /// The desired device files, with their device numbers on this machine.
     pub(super) devices: Vec<CharDevice>,
 }
@@ -208,10 +208,13 @@ impl HookResponder {
         pod: &PodRequest,
         container: &ContainerRequest,
     ) -> Result<NewContainer, HookError> {
-        let wanted = self.new_container(pod, container)?;
-        let wanted = self.check_devices(pod, container, wanted)?;
-        let devices = self.prepare_files(pod, &wanted)?;
-        Ok(NewContainer { wanted, devices })
+        let adjustment = self.new_container(pod, container)?;
+        let adjustment = self.check_devices(pod, container, adjustment)?;
+        let devices = self.prepare_files(pod, &adjustment)?;
+        Ok(NewContainer {
+            adjustment,
+            devices,
+        })
     }
 
     /// Returns whether the pod's requests are known, which its device files depend on: the pod is listed, or
@@ -233,13 +236,13 @@ impl HookResponder {
         &self,
         pod: &PodRequest,
         container: &ContainerRequest,
-        mut wanted: Adjustment,
+        mut adjustment: Adjustment,
     ) -> Result<Adjustment, HookError> {
-        let Some(by) = wanted.devices.first().map(|it| it.by) else {
-            return Ok(wanted);
+        let Some(by) = adjustment.devices.first().map(|it| it.by) else {
+            return Ok(adjustment);
         };
         if self.is_listed(pod)? {
-            return Ok(wanted);
+            return Ok(adjustment);
         }
         self.ctx.states.resync_pods();
         let requested = Instant::now();
@@ -249,11 +252,11 @@ impl HookResponder {
                 return self.container(None, pod, container, |_, _| {});
             }
         }
-        wanted.devices.clear();
+        adjustment.devices.clear();
         let value =
             "the pod is not listed: whether it asks for device files is not known".to_owned();
         self.report_problems(pod, &mut vec![HookValue { value, by }])?;
-        Ok(wanted)
+        Ok(adjustment)
     }
 
     /// Returns the desired values of a container that is about to be created. Reads and writes no file.
@@ -269,10 +272,10 @@ impl HookResponder {
     pub(super) fn prepare_files(
         &self,
         pod: &PodRequest,
-        wanted: &Adjustment,
+        adjustment: &Adjustment,
     ) -> Result<Vec<CharDevice>, HookError> {
-        let devices = self.devices(pod, wanted)?;
-        if let Some(directory) = &wanted.fresh_directory {
+        let devices = self.devices(pod, adjustment)?;
+        if let Some(directory) = &adjustment.fresh_directory {
             recreate_directory(&directory.value).map_err(|error| HookError::Directory {
                 path: directory.value.clone(),
                 error,
@@ -282,10 +285,14 @@ impl HookResponder {
     }
 
     /// Returns the desired device files: all of them or, if one is missing, none.
-    fn devices(&self, pod: &PodRequest, wanted: &Adjustment) -> Result<Vec<CharDevice>, HookError> {
+    fn devices(
+        &self,
+        pod: &PodRequest,
+        adjustment: &Adjustment,
+    ) -> Result<Vec<CharDevice>, HookError> {
         let root = &self.ctx.root;
         let mut devices = Vec::new();
-        for file in &wanted.devices {
+        for file in &adjustment.devices {
             let device = match &file.value {
                 RdmaFile::ConnectionManager => rdma::connection_manager(root),
                 RdmaFile::Verbs(address) => rdma::verbs(root, address),
@@ -306,10 +313,10 @@ impl HookResponder {
     pub(super) fn report_lost_files(
         &self,
         pod: &PodRequest,
-        wanted: &Adjustment,
+        adjustment: &Adjustment,
     ) -> Result<(), HookError> {
-        let mounts = wanted.mounts.first().map(|it| (it.by, "mounts"));
-        let devices = wanted.devices.first().map(|it| (it.by, "device files"));
+        let mounts = adjustment.mounts.first().map(|it| (it.by, "mounts"));
+        let devices = adjustment.devices.first().map(|it| (it.by, "device files"));
         let lost = mounts.into_iter().chain(devices);
         let problem = |(by, what)| HookValue {
             value: format!("{what} reach a container with --runtime-hooks-mode=nri only"),
@@ -343,9 +350,9 @@ impl HookResponder {
         pod: &PodRequest,
         container: &ContainerRequest,
     ) -> Result<Adjustment, HookError> {
-        self.container(at, pod, container, |pod, wanted| {
+        self.container(at, pod, container, |pod, adjustment| {
             if pod.kube_qos == KubeQos::BestEffort || pod.qos == QosClass::Be {
-                wanted.cpus = None;
+                adjustment.cpus = None;
             }
         })
     }
@@ -361,12 +368,12 @@ impl HookResponder {
         let Some((stage, name)) = at.and_then(HookPoint::stage) else {
             return desired(pod, container, rules);
         };
-        desired_around(pod, container, rules, |hook, wanted, run| {
-            let (begun, problems) = (Instant::now(), wanted.problems.len());
-            run(wanted);
+        desired_around(pod, container, rules, |hook, adjustment, run| {
+            let (begun, problems) = (Instant::now(), adjustment.problems.len());
+            run(adjustment);
             if hook.stages.contains(&stage) {
                 let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
-                let ok = wanted.problems.len() == problems;
+                let ok = adjustment.problems.len() == problems;
                 let metrics = &self.ctx.metrics;
                 metrics.hook_invoked(hook.upstream_name(), name, ok, milliseconds);
             }
@@ -387,10 +394,10 @@ impl HookResponder {
             return Ok(Adjustment::default());
         };
         let container: ContainerInfo = request::resolve_container(container, pod)?;
-        let mut wanted = self.run_hooks(at, pod, Some(&container), &rules);
-        self.report_problems(request, &mut wanted.problems)?;
-        then(pod, &mut wanted);
-        Ok(wanted)
+        let mut adjustment = self.run_hooks(at, pod, Some(&container), &rules);
+        self.report_problems(request, &mut adjustment.problems)?;
+        then(pod, &mut adjustment);
+        Ok(adjustment)
     }
 
     /// Returns the desired values of a pod's cgroup. They are also written, because a response cannot carry
@@ -402,17 +409,17 @@ impl HookResponder {
         let Some(pod) = resolved.pod() else {
             return Ok(Adjustment::default());
         };
-        let mut wanted = self.run_hooks(Some(HookPoint::RunPodSandbox), pod, None, &rules);
-        self.report_problems(request, &mut wanted.problems)?;
+        let mut adjustment = self.run_hooks(Some(HookPoint::RunPodSandbox), pod, None, &rules);
+        self.report_problems(request, &mut adjustment.problems)?;
         let number = |hook_value: &Option<HookValue<i64>>| {
             hook_value.as_ref().map(|it| it.value.to_string())
         };
-        let idle = wanted.cpu_idle.as_ref();
+        let idle = adjustment.cpu_idle.as_ref();
         let values = [
-            (Resource::CpuShares, number(&wanted.cpu_shares)),
-            (Resource::CfsQuota, number(&wanted.cfs_quota)),
-            (Resource::MemoryLimit, number(&wanted.memory_limit)),
-            (Resource::CpuBvtWarp, number(&wanted.bvt)),
+            (Resource::CpuShares, number(&adjustment.cpu_shares)),
+            (Resource::CfsQuota, number(&adjustment.cfs_quota)),
+            (Resource::MemoryLimit, number(&adjustment.memory_limit)),
+            (Resource::CpuBvtWarp, number(&adjustment.bvt)),
             (
                 Resource::CpuIdle,
                 idle.map(|it| i32::from(it.value).to_string()),
@@ -438,7 +445,7 @@ impl HookResponder {
         }
         match failed {
             Some(error) if self.policy == Policy::Fail => Err(error.into()),
-            _ => Ok(wanted),
+            _ => Ok(adjustment),
         }
     }
 
@@ -450,8 +457,8 @@ impl HookResponder {
         container: &ContainerRequest,
         group: &str,
     ) -> Result<(), HookError> {
-        let wanted = self.container(None, request, container, |_, _| {})?;
-        let Some(score) = wanted.oom_score_adj else {
+        let adjustment = self.container(None, request, container, |_, _| {})?;
+        let Some(score) = adjustment.oom_score_adj else {
             return Ok(());
         };
         let states = &self.ctx.states;

@@ -84,17 +84,17 @@ fn number(to: &mut i64, hook_value: Option<&HookValue<i64>>) {
 /// Returns the requested resources with the values of hooks; `None` remains `None` if hooks set no value.
 fn resources(
     requested: Option<LinuxContainerResources>,
-    wanted: &Adjustment,
+    adjustment: &Adjustment,
     cpus: bool,
 ) -> Option<LinuxContainerResources> {
     let mut resources = requested.clone().unwrap_or_default();
-    number(&mut resources.cpu_shares, wanted.cpu_shares.as_ref());
-    number(&mut resources.cpu_quota, wanted.cfs_quota.as_ref());
+    number(&mut resources.cpu_shares, adjustment.cpu_shares.as_ref());
+    number(&mut resources.cpu_quota, adjustment.cfs_quota.as_ref());
     number(
         &mut resources.memory_limit_in_bytes,
-        wanted.memory_limit.as_ref(),
+        adjustment.memory_limit.as_ref(),
     );
-    if let Some(cpus) = wanted.cpus.as_ref().filter(|_| cpus) {
+    if let Some(cpus) = adjustment.cpus.as_ref().filter(|_| cpus) {
         resources.cpuset_cpus.clone_from(&cpus.value);
     }
     (requested.is_some() || resources != LinuxContainerResources::default()).then_some(resources)
@@ -169,33 +169,33 @@ impl Service {
             return Ok(Response::new(echo(request)));
         }
         let creates = at == HookPoint::CreateContainer;
-        let wanted = self.0.respond(event, async {
+        let adjustment = self.0.respond(event, async {
             let (pod, container) = container_request(&request)?;
             if !creates {
                 return self.0.updated(&pod, &container);
             }
-            let wanted = self.0.new_container(&pod, &container)?;
-            if wanted.devices.is_empty() && wanted.fresh_directory.is_none() {
-                self.0.report_lost_files(&pod, &wanted)?;
-                return Ok(wanted);
+            let adjustment = self.0.new_container(&pod, &container)?;
+            if adjustment.devices.is_empty() && adjustment.fresh_directory.is_none() {
+                self.0.report_lost_files(&pod, &adjustment)?;
+                return Ok(adjustment);
             }
             let files = move |responder: &HookResponder| {
-                responder.prepare_files(&pod, &wanted)?;
-                responder.report_lost_files(&pod, &wanted)?;
-                Ok(wanted)
+                responder.prepare_files(&pod, &adjustment)?;
+                responder.report_lost_files(&pod, &adjustment)?;
+                Ok(adjustment)
             };
             self.0.run_blocking(files).await
         });
-        let wanted = wanted.await.map_err(failed)?;
+        let adjustment = adjustment.await.map_err(failed)?;
         let mut response = echo(request);
-        let resources = resources(response.container_resources.take(), &wanted, true);
+        let resources = resources(response.container_resources.take(), &adjustment, true);
         response.container_resources = resources;
         if creates {
-            if let Some(score) = &wanted.oom_score_adj {
+            if let Some(score) = &adjustment.oom_score_adj {
                 let resources = response.container_resources.get_or_insert_default();
                 resources.oom_score_adj = score.value;
             }
-            let env = wanted.env.into_iter().map(|it| it.value);
+            let env = adjustment.env.into_iter().map(|it| it.value);
             response.container_envs.extend(env);
         }
         Ok(Response::new(response))
@@ -220,11 +220,11 @@ impl RuntimeHookService for Service {
                     &question.cgroup_parent,
                 )?)
             };
-            let wanted = self
+            let adjustment = self
                 .0
                 .respond("PreRunPodSandbox", self.0.run_blocking(work));
-            let wanted = wanted.await.map_err(failed)?;
-            response.resources = resources(response.resources.take(), &wanted, false);
+            let adjustment = adjustment.await.map_err(failed)?;
+            response.resources = resources(response.resources.take(), &adjustment, false);
         }
         Ok(Response::new(response))
     }

@@ -245,9 +245,9 @@ mod tests {
         }
 
         async fn wait_for_resync(&self) {
-            let wanted = self.states.resync_requested();
+            let resync_request = self.states.resync_requested();
             let limit = Duration::from_secs(60);
-            timeout(limit, wanted)
+            timeout(limit, resync_request)
                 .await
                 .expect("pods are not read again");
         }

@@ -144,8 +144,8 @@ impl PodFixture<'_> {
             "metadata": {"name": name, "labels": labels},
             "spec": {"nodeName": NODE, "containers":
                 [{"name": "web", "image": "x", "resources": resources}]}}));
-        let made = self.api.create(&PostParams::default(), &pod).await.unwrap();
-        let uid = made.metadata.uid.unwrap();
+        let created = self.api.create(&PostParams::default(), &pod).await.unwrap();
+        let uid = created.metadata.uid.unwrap();
         let labels = [("koordinator.sh/qosClass", "BE")];
         let labels = if batch { &labels[..] } else { &[] };
         let sandbox = self.machine.pod(&uid, "besteffort", &[], labels).await;

@@ -454,8 +454,8 @@ async fn values_are_in_place_when_processes_begin() {
         "spec": {"nodeName": NODE, "containers": [{"name": "s", "image": "x",
             "resources": {"requests": resources, "limits": limit}}]}});
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(client.clone(), "default");
-    let made = pods.create(&PostParams::default(), &typed(object)).await;
-    let uid = made.unwrap().metadata.uid.unwrap();
+    let created = pods.create(&PostParams::default(), &typed(object)).await;
+    let uid = created.unwrap().metadata.uid.unwrap();
     let pinned = machine.pod(&uid, "burstable", &notes, &labels).await;
     let service = machine.container(&pinned, "s").await;
     assert_eq!(service.output_value("cpuset/cpuset.cpus"), "0");

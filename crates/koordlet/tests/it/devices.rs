@@ -244,8 +244,9 @@ async fn a_broken_file_is_named_and_takes_no_device_away() {
     rig.put("other", &other.to_string());
     let device = rig.until("five", |device| ids(device).len() == 5).await;
     rig.put("huawei", "[{");
-    let more = json!([other[0], {"uuid": "more", "minor": "10"}, {"uuid": "bad", "minor": "ten"}]);
-    rig.put("other", &more.to_string());
+    let file_content =
+        json!([other[0], {"uuid": "more", "minor": "10"}, {"uuid": "bad", "minor": "ten"}]);
+    rig.put("other", &file_content.to_string());
     let after = rig.until("six", |device| ids(device).len() == 6).await;
     assert_eq!(
         ids(&after),

@@ -140,10 +140,10 @@ fn limits_of_a_disk_stand_and_go() {
         current
     };
     let applied = reaches(true, "1073741824");
-    let taken = reaches(false, "0");
+    let removed = reaches(false, "0");
     root.cgroup(&top).remove().unwrap();
     assert_eq!(applied.as_deref(), Some("1073741824"), "{device}");
-    assert_eq!(taken.as_deref(), Some("0"));
+    assert_eq!(removed.as_deref(), Some("0"));
 }
 
 /// Groups below one of the test, with a busy process in each, removed at the end.
@@ -322,11 +322,11 @@ async fn the_agent_measures_and_enforces_on_this_kernel() {
     // busy loops may bring about.
     let class = ground.group("besteffort");
     eventually("the quota of the batch container", async || {
-        let wanted = match class.cfs_quota().unwrap() {
+        let expected = match class.cfs_quota().unwrap() {
             Some(-1) => Some(150_000),
             _ => Some(-1),
         };
-        (be_container.cfs_quota().unwrap() == wanted).then_some(())
+        (be_container.cfs_quota().unwrap() == expected).then_some(())
     })
     .await;
     wait_for_value(&be_container, Resource::MemoryLimit, 1 << 30).await;

@@ -114,14 +114,14 @@ impl Rig {
         let context = format!("{count} events");
         eventually_within(Duration::from_secs(300), &context, async || {
             let all = events.list(&ListParams::default()).await.unwrap().items;
-            let mine = all.into_iter().filter(|event| {
+            let node_events = all.into_iter().filter(|event| {
                 let about = &event.involved_object;
                 event.reason.as_deref() == Some("NodeTopologyNotReported")
                     && event.type_.as_deref() == Some("Warning")
                     && about.kind.as_deref() == Some("Node")
                     && about.name.as_deref() == Some(NODE)
             });
-            let messages: Vec<String> = mine.filter_map(|event| event.message).collect();
+            let messages: Vec<String> = node_events.filter_map(|event| event.message).collect();
             (messages.len() >= count).then_some(messages)
         })
         .await
@@ -159,13 +159,13 @@ async fn machines_of_two_four_and_eight_numa_nodes_are_reported_once() {
         let detail = detail.as_array().unwrap();
         assert_eq!(detail.len(), 4 * count as usize);
         for (cpu, place) in (0..).zip(detail) {
-            let wanted = json!({"id": cpu, "core": cpu / 2, "socket": cpu / 8, "node": cpu / 4});
-            assert_eq!(*place, wanted);
+            let expected = json!({"id": cpu, "core": cpu / 2, "socket": cpu / 8, "node": cpu / 4});
+            assert_eq!(*place, expected);
         }
-        let wanted: Vec<String> = (0..count)
+        let expected: Vec<String> = (0..count)
             .map(|node| format!("{}/{node} {}-{}", node / 2, node * 4, node * 4 + 3))
             .collect();
-        assert_eq!(pools(&object), wanted);
+        assert_eq!(pools(&object), expected);
         let zones = object["zones"].as_array().unwrap();
         assert_eq!(zones.len(), count as usize);
         for (node, zone) in zones.iter().enumerate() {

@@ -157,15 +157,16 @@ fn pools_need_no_suppression() {
     pools_hold(&rig, "closed");
     assert_eq!(rig.quota(), -1);
     // Another pod takes a CPU: the pools change at once, before the annotation is updated.
-    let mut taken = pod("lse2", "LSE", json!({}));
+    let mut exclusive_pod = pod("lse2", "LSE", json!({}));
     let key = "scheduling.koordinator.sh/resource-status".to_owned();
-    taken.metadata.annotations = Some([(key.clone(), json!({"cpuset": "4"}).to_string())].into());
+    exclusive_pod.metadata.annotations =
+        Some([(key.clone(), json!({"cpuset": "4"}).to_string())].into());
     let mut batch = batch_pod();
     batch.metadata.uid = Some("one".to_owned());
     let status =
         json!({"numaNodeResources": [{"node": 1, "resources": {"kubernetes.io/batch-cpu": "1"}}]});
     batch.metadata.annotations = Some([(key, status.to_string())].into());
-    rig.pods(vec![taken, batch]);
+    rig.pods(vec![exclusive_pod, batch]);
     rig.step(BUSY);
     assert_eq!(cpus_of(&rig, "/podone/c1"), "5-7", "7 and 6 are free now");
     assert_eq!(cpus_of(&rig, ""), "2-3,5-7");

@@ -387,10 +387,10 @@ fn memory_stalls_trigger_reclaim_from_batch_pods() {
     for _ in 0..30 {
         assert_eq!(second(&mut rig, false), 0, "no harm");
     }
-    let mut taken = 0;
+    let mut reclaimed = 0;
     for _ in 0..60 {
-        taken = second(&mut rig, taken == 0);
-        assert!((0..=16 * MIB).contains(&taken), "{taken}");
+        reclaimed = second(&mut rig, reclaimed == 0);
+        assert!((0..=16 * MIB).contains(&reclaimed), "{reclaimed}");
     }
     assert!(rig.guard_entry_count("Helped") >= 1);
     let guard = rig.agent.guard.clone().unwrap();

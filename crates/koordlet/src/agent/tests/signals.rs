@@ -10,12 +10,12 @@ use koord_model::guard::Signal;
 /// Returns an agent with simulated packet counts.
 fn counted() -> (Rig, SentPackets) {
     let mut rig = Rig::new();
-    let sent = SentPackets::default();
-    sent.set(&rig.service, 0);
+    let packets = SentPackets::default();
+    packets.set(&rig.service, 0);
     let root = rig.tree.root().clone();
-    rig.agent.measure.work = WorkMeter::with_source(root, Box::new(sent.clone()));
+    rig.agent.measure.work = WorkMeter::with_source(root, Box::new(packets.clone()));
     rig.suppress("pressure");
-    (rig, sent)
+    (rig, packets)
 }
 
 fn reading(rig: &Rig, uid: &str, signal: Signal) -> Option<f64> {

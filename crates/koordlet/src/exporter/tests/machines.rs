@@ -139,11 +139,11 @@ async fn eight_numa_nodes() {
     assert_eq!(zones.len(), 8);
     for (id, zone) in zones.iter().enumerate() {
         let free = u8::from(id != 5);
-        let wanted = format!("cpu 1/1/{free}");
+        let expected = format!("cpu 1/1/{free}");
         assert!(zone.starts_with(&format!("node-{id} ")), "{zone}");
         assert!(zone.contains(&format!(" {id}:10")), "{zone}");
         assert_eq!(zone.matches(":32").count(), 7, "{zone}");
-        assert!(zone.ends_with(&wanted), "{zone}");
+        assert!(zone.ends_with(&expected), "{zone}");
     }
 }
 

@@ -95,8 +95,8 @@ impl Planner for SuppressPlanner {
             slo.enabled && mode == SuppressMode::Upstream && policy == SuppressPolicy::Cpuset;
         let recovering = slo.known && !self.rule.ignores_cpusets();
         let partition = slo.enabled && plan.guard.partition.is_some();
-        let wanted = by_cpuset || partition || recovering;
-        let cpusets = !by_pools && quota.is_some() && wanted;
+        let needs_cpusets = by_cpuset || partition || recovering;
+        let cpusets = !by_pools && quota.is_some() && needs_cpusets;
         if quota.is_some() && (cpusets || view.tick % CPUSET_EVERY == 1) {
             self.cpuset = view.kernel.cpus(view.batch);
         }

@@ -416,8 +416,8 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
 fn without_numbers(rig: &Rig) -> std::path::PathBuf {
     let file = rig.tree.root().sys("class/misc/rdma_cm/dev");
     std::fs::remove_file(&file).unwrap();
-    let made = std::process::Command::new("mkfifo").arg(&file).status();
-    assert!(made.unwrap().success());
+    let status = std::process::Command::new("mkfifo").arg(&file).status();
+    assert!(status.unwrap().success());
     file
 }
 

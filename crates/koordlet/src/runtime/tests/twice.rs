@@ -203,12 +203,12 @@ async fn batch_values_are_the_same_from_both() {
         .pre_create_container_hook(hook_request())
         .await
         .unwrap();
-    let made = answer.into_inner().container_resources.unwrap();
+    let resources = answer.into_inner().container_resources.unwrap();
     let request = nri_resources(
-        made.cpu_shares.try_into().unwrap(),
-        made.cpu_quota,
-        made.memory_limit_in_bytes,
-        &made.cpuset_cpus,
+        resources.cpu_shares.try_into().unwrap(),
+        resources.cpu_quota,
+        resources.memory_limit_in_bytes,
+        &resources.cpuset_cpus,
     );
     let want = resource_values(Some(&request));
     let plugin = rig.plugin(Policy::Ignore);

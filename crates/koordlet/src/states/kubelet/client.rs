@@ -294,15 +294,15 @@ impl KubeletClient {
 
 /// Returns the URL of the kubelet of `node`.
 pub(crate) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, KubeletError> {
-    let wanted = match options.address_type.as_str() {
+    let address_type = match options.address_type.as_str() {
         known @ ("Hostname" | "InternalDNS" | "ExternalDNS" | "ExternalIP") => known,
         _ => "InternalIP",
     };
-    let address = node.addresses.iter().find(|(kind, _)| kind == wanted);
+    let address = node.addresses.iter().find(|(kind, _)| kind == address_type);
     let Some((_, address)) = address.filter(|(_, address)| !address.is_empty()) else {
         return Err(KubeletError::Address {
             node: node.name.clone(),
-            address_type: wanted.to_owned(),
+            address_type: address_type.to_owned(),
         });
     };
     let host = if address.contains(':') {

@@ -50,15 +50,15 @@ impl FakeKubelet {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        let certificate = made.cert.pem();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der());
+        let generated = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let certificate = generated.cert.pem();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(generated.signing_key.serialize_der());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key.unwrap())
+            .with_single_cert(vec![generated.cert.der().clone()], key.unwrap())
             .unwrap();
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let inner = Arc::<Mutex<FakeState>>::default();

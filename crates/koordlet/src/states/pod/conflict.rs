@@ -67,9 +67,10 @@ mod tests {
             "plugins \"a\" and \"b\" both tried to set {}",
             "é".repeat(200)
         );
-        let more = "the plugins said: plugins \"00-a\" and \"10-b\" both tried to set env A\ntrace";
+        let with_prefix =
+            "the plugins said: plugins \"00-a\" and \"10-b\" both tried to set env A\ntrace";
         for (text, want) in [
-            (more, conflict_text("00-a", "10-b", "env A")),
+            (with_prefix, conflict_text("00-a", "10-b", "env A")),
             (
                 plain,
                 conflict_text("00-koordlet_nri", "10-other", "CPU shares"),

@@ -23,11 +23,14 @@ fn missing_fields_get_defaults() {
     let default = Slo::default();
     assert_eq!((none.known, default.known), (true, false));
     assert_eq!(none.spec, default.spec);
-    let some = slo(&json!({"resourceUsedThresholdWithBE": {
+    let partial = slo(&json!({"resourceUsedThresholdWithBE": {
         "enable": true, "cpuSuppressPolicy": "cfsQuota", "memoryEvictThresholdPercent": 80}}));
-    assert!(some.enabled);
-    assert_eq!(some.policy, SuppressPolicy::CfsQuota);
-    assert_eq!((some.suppress_percent, some.memory_percent), (65, Some(80)));
+    assert!(partial.enabled);
+    assert_eq!(partial.policy, SuppressPolicy::CfsQuota);
+    assert_eq!(
+        (partial.suppress_percent, partial.memory_percent),
+        (65, Some(80))
+    );
     // An empty policy is upstream's default.
     let empty = slo(&json!({"resourceUsedThresholdWithBE": {"cpuSuppressPolicy": ""}}));
     assert_eq!(empty.policy, SuppressPolicy::Cpuset);
