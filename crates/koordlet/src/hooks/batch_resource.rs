@@ -47,7 +47,7 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     if target.class() != QosClass::Be {
         return;
     }
@@ -62,10 +62,10 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     } else {
         -1
     };
-    wanted.cpu_shares = hook_value(shares(amounts.cpu_request), NAME);
-    wanted.cfs_quota = hook_value(quota, NAME);
+    adjustment.cpu_shares = hook_value(shares(amounts.cpu_request), NAME);
+    adjustment.cfs_quota = hook_value(quota, NAME);
     let limit = amounts.memory_limit.filter(|bytes| *bytes > 0);
-    wanted.memory_limit = hook_value(limit.unwrap_or(-1), NAME);
+    adjustment.memory_limit = hook_value(limit.unwrap_or(-1), NAME);
 }
 
 fn shares(milli: Option<i64>) -> i64 {
@@ -147,11 +147,11 @@ mod tests {
             "spec": {"containers": containers, "initContainers": init}}))
     }
 
-    fn values(wanted: &Adjustment) -> Option<(i64, i64, i64)> {
+    fn values(adjustment: &Adjustment) -> Option<(i64, i64, i64)> {
         Some((
-            wanted.cpu_shares.as_ref()?.value,
-            wanted.cfs_quota.as_ref()?.value,
-            wanted.memory_limit.as_ref()?.value,
+            adjustment.cpu_shares.as_ref()?.value,
+            adjustment.cfs_quota.as_ref()?.value,
+            adjustment.memory_limit.as_ref()?.value,
         ))
     }
 

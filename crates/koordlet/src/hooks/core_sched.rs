@@ -25,7 +25,7 @@ pub(crate) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let pod = target.pod;
     if target.is_pod() || !TOUCHED.has(target.class()) {
         return;
@@ -42,7 +42,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
         },
         uid: &pod.uid,
     };
-    wanted.core_sched = hook_value(rules.core_sched.wanted(ask), NAME);
+    adjustment.core_sched = hook_value(rules.core_sched.wanted(ask), NAME);
 }
 
 #[cfg(test)]
@@ -71,7 +71,8 @@ mod tests {
                     "koordinator.sh/core-sched-policy": policy}},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = node.rules();
-            let core_sched_value = |wanted: Adjustment| wanted.core_sched.map(|it| it.value);
+            let core_sched_value =
+                |adjustment: Adjustment| adjustment.core_sched.map(|it| it.value);
             assert_eq!(
                 core_sched_value(desired(&pod, pod.containers.first(), &rules)),
                 want,

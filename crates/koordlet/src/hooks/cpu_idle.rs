@@ -27,7 +27,7 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let (pod, class) = (target.pod, target.class());
     if !target.is_pod() || !rules.cpu_idle || class == QosClass::System {
         return;
@@ -41,7 +41,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     if batch || core_sched {
         let idle = (batch && rules.batch_idle)
             || (core_sched && rules.core_sched.is_idle(pod.qos, pod.kube_qos));
-        wanted.cpu_idle = hook_value(idle, NAME);
+        adjustment.cpu_idle = hook_value(idle, NAME);
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let pod = target.pod;
     let own = pod.cpus.as_ref().map(ToString::to_string);
     if !target.is_pod() {
@@ -52,22 +52,22 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
             numa: &pod.notes().numa,
             batch_by_pool: rules.batch_by_pool,
         };
-        wanted.cpus =
+        adjustment.cpus =
             container_cpus(ask, rules.pools.as_ref()).and_then(|cpus| hook_value(cpus, NAME));
     }
     if pod.is_bound_by_its_cpus() && rules.unset_quota && PINNED.has(target.class()) {
-        wanted.cfs_quota = hook_value(-1, NAME);
+        adjustment.cfs_quota = hook_value(-1, NAME);
     }
 }
 
 /// Sets the CPUs of a host application.
-pub(super) fn set_host_app_cpus(app: &HostApp, rules: &Rules, wanted: &mut Adjustment) {
+pub(super) fn set_host_app_cpus(app: &HostApp, rules: &Rules, adjustment: &mut Adjustment) {
     if !rules.is_active(&HOOK) {
         return;
     }
     match host_app_cpus(app.qos, rules.pools.as_ref()) {
-        Ok(cpus) => wanted.cpus = cpus.and_then(|cpus| hook_value(cpus, NAME)),
-        Err(error) => wanted.problems.push(HookValue {
+        Ok(cpus) => adjustment.cpus = cpus.and_then(|cpus| hook_value(cpus, NAME)),
+        Err(error) => adjustment.problems.push(HookValue {
             value: error.to_string(),
             by: NAME,
         }),
@@ -99,8 +99,8 @@ mod tests {
         json!({"requests": {"cpu": "2"}})
     }
 
-    fn cpus(wanted: Adjustment) -> Option<String> {
-        wanted.cpus.map(|it| it.value)
+    fn cpus(adjustment: Adjustment) -> Option<String> {
+        adjustment.cpus.map(|it| it.value)
     }
 
     /// Upstream: `TestUnsetPodCPUQuota`, `TestUnsetContainerCPUQuota`.
@@ -131,12 +131,12 @@ mod tests {
             let pod = pod_with_status(qos, guaranteed(), status.clone());
             let rules = node.rules();
             let container = pod.containers.first();
-            for wanted in [
+            for adjustment in [
                 desired(&pod, None, &rules),
                 desired(&pod, container, &rules),
                 desired_sandbox(&pod, &rules),
             ] {
-                let quota = wanted.cfs_quota.map(|quota| quota.value);
+                let quota = adjustment.cfs_quota.map(|quota| quota.value);
                 assert_eq!(quota, want, "{qos} {status}");
             }
         }

@@ -24,7 +24,7 @@ pub(super) const HOOK: Hook = Hook {
 };
 
 /// Sets the environment variables and mounts of the container's GPUs.
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let Some(container) = target.container() else {
         return;
     };
@@ -44,17 +44,17 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
                 .env
                 .into_iter()
                 .map(|value| HookValue { value, by });
-            wanted.env.extend(env);
+            adjustment.env.extend(env);
             let mounts = injection
                 .mounts
                 .into_iter()
                 .map(|value| HookValue { value, by });
-            wanted.mounts.extend(mounts);
-            wanted.fresh_directory = injection
+            adjustment.mounts.extend(mounts);
+            adjustment.fresh_directory = injection
                 .fresh_directory
                 .and_then(|directory| hook_value(directory, by));
         }
-        Err(error) => wanted.problems.push(HookValue {
+        Err(error) => adjustment.problems.push(HookValue {
             value: error.to_string(),
             by: NAME,
         }),

@@ -26,11 +26,11 @@ pub(crate) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let pod = target.pod;
     if let Some(identity) = &rules.group_identity {
         let own = pod.notes().cpu_qos.as_ref();
-        wanted.bvt = hook_value(identity.pod(pod.qos, pod.kube_qos, own), NAME);
+        adjustment.bvt = hook_value(identity.pod(pod.qos, pod.kube_qos, own), NAME);
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
                 "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": notes},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = node.rules();
-            let bvt_value = |wanted: Adjustment| wanted.bvt.map(|it| it.value);
+            let bvt_value = |adjustment: Adjustment| adjustment.bvt.map(|it| it.value);
             assert_eq!(
                 bvt_value(desired(&pod, None, &rules)),
                 want,

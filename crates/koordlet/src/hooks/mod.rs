@@ -243,7 +243,7 @@ pub(crate) fn desired_around(
 }
 
 fn run_hooks(target: &HookTarget<'_>, rules: &Rules) -> Adjustment {
-    run_hooks_around(target, rules, |_, wanted, run| run(wanted))
+    run_hooks_around(target, rules, |_, adjustment, run| run(adjustment))
 }
 
 fn run_hooks_around(

@@ -35,7 +35,7 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     if !SHARED.has(target.class()) || rules.ratio.is_none() {
         return;
     }
@@ -46,7 +46,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     };
     let base = quota_of(limit);
     if base > 0 {
-        wanted.cfs_quota = hook_value(normalized(base, rules.ratio), NAME);
+        adjustment.cfs_quota = hook_value(normalized(base, rules.ratio), NAME);
     }
 }
 

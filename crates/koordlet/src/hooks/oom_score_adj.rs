@@ -21,14 +21,14 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, _: &Rules, adjustment: &mut Adjustment) {
     if let Some(container) = target.container() {
         let configured = target
             .pod
             .notes()
             .oom_score_adj
             .for_container(&container.name);
-        wanted.oom_score_adj = configured.and_then(|adj| hook_value(i64::from(adj), NAME));
+        adjustment.oom_score_adj = configured.and_then(|adj| hook_value(i64::from(adj), NAME));
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, _: &Rules, adjustment: &mut Adjustment) {
     if target.container().is_none() {
         return;
     }
@@ -29,9 +29,9 @@ fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
     match device_files(&target.pod.notes().devices) {
         Ok(files) => {
             let files = files.into_iter().map(|value| HookValue { value, by });
-            wanted.devices.extend(files);
+            adjustment.devices.extend(files);
         }
-        Err(error) => wanted.problems.push(HookValue {
+        Err(error) => adjustment.problems.push(HookValue {
             value: error.to_string(),
             by,
         }),

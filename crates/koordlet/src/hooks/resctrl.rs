@@ -32,13 +32,13 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
+fn run(target: &HookTarget<'_>, _: &Rules, adjustment: &mut Adjustment) {
     if let Some((shares, _)) = &target.pod.notes().resctrl {
         let assignment = ResctrlAssignment {
             group: format!("{GROUP_PREFIX}{}", target.pod.uid),
             shares: shares.clone(),
         };
-        wanted.resctrl = hook_value(assignment, NAME);
+        adjustment.resctrl = hook_value(assignment, NAME);
     }
 }
 
@@ -65,11 +65,11 @@ mod tests {
                 "metadata": {"uid": "u", "annotations": notes},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = Node::default().open(Gate::Resctrl).rules();
-            for wanted in [
+            for adjustment in [
                 desired(&pod, None, &rules),
                 desired(&pod, pod.containers.first(), &rules),
             ] {
-                let group = wanted.resctrl.map(|it| it.value.group);
+                let group = adjustment.resctrl.map(|it| it.value.group);
                 assert_eq!(group.as_deref(), want, "{notes}");
             }
             assert!(desired(&pod, None, &Node::default().rules()).is_empty());

@@ -208,7 +208,7 @@ fn hooks_set_only_claimed_values() {
                 "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": all},
                 "spec": {"containers": [{"name": "c", "resources": {"limits": {
                     "cpu": "1", "kubernetes.io/batch-cpu": "1000"}}}]}}));
-            for (level, wanted) in [
+            for (level, adjustment) in [
                 (Level::Pod, desired(&pod, None, &rules)),
                 (
                     Level::Container,
@@ -216,7 +216,7 @@ fn hooks_set_only_claimed_values() {
                 ),
                 (Level::Container, desired_sandbox(&pod, &rules)),
             ] {
-                for (resource, by) in parts(&wanted) {
+                for (resource, by) in parts(&adjustment) {
                     let hook = HOOKS.iter().find(|hook| hook.name == by).unwrap();
                     let claimed = hook.claims.iter().any(|claim| {
                         claim.resource == resource
@@ -232,7 +232,7 @@ fn hooks_set_only_claimed_values() {
     assert_eq!(active.len(), HOOKS.len(), "{active:?}");
 }
 
-fn parts(wanted: &Adjustment) -> Vec<(HookResource, &'static str)> {
+fn parts(adjustment: &Adjustment) -> Vec<(HookResource, &'static str)> {
     let Adjustment {
         cpu_shares,
         cfs_quota,
@@ -248,7 +248,7 @@ fn parts(wanted: &Adjustment) -> Vec<(HookResource, &'static str)> {
         devices,
         fresh_directory: _,
         problems: _,
-    } = wanted;
+    } = adjustment;
     let with_hook = |resource, name: Option<&'static str>| name.map(|name| (resource, name));
     [
         with_hook(HookResource::CpuShares, cpu_shares.as_ref().map(|it| it.by)),

@@ -260,10 +260,10 @@ impl RuntimeHooks {
         pod: &PodInfo,
         container: &ContainerInfo,
         at: &Write,
-        wanted: &Adjustment,
+        adjustment: &Adjustment,
         plan: &mut Plan,
     ) {
-        let (Some(hook_value), Some(group)) = (&wanted.oom_score_adj, at.target.group()) else {
+        let (Some(hook_value), Some(group)) = (&adjustment.oom_score_adj, at.target.group()) else {
             return;
         };
         let processes = view.kernel.processes(group);
@@ -402,30 +402,30 @@ fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
 }
 
 /// Plans the writes of one cgroup; its CPU list only if `cpus`.
-fn push(at: &Write, wanted: &Adjustment, cpus: bool, plan: &mut Plan) {
+fn push(at: &Write, adjustment: &Adjustment, cpus: bool, plan: &mut Plan) {
     let mut write = |file: Resource, value: String, by: &'static str| {
         let mut write = at.clone().set(file, value);
         write.reason = by;
         plan.write(write);
     };
     let numbers = [
-        (Resource::CpuShares, &wanted.cpu_shares),
-        (Resource::MemoryLimit, &wanted.memory_limit),
-        (Resource::CpuBvtWarp, &wanted.bvt),
+        (Resource::CpuShares, &adjustment.cpu_shares),
+        (Resource::MemoryLimit, &adjustment.memory_limit),
+        (Resource::CpuBvtWarp, &adjustment.bvt),
     ];
     for (file, hook_value) in numbers {
         if let Some(hook_value) = hook_value {
             write(file, hook_value.value.to_string(), hook_value.by);
         }
     }
-    if let Some(hook_value) = &wanted.cpu_idle {
+    if let Some(hook_value) = &adjustment.cpu_idle {
         write(
             Resource::CpuIdle,
             i32::from(hook_value.value).to_string(),
             hook_value.by,
         );
     }
-    if let Some(hook_value) = wanted
+    if let Some(hook_value) = adjustment
         .cpus
         .as_ref()
         .filter(|hook_value| cpus && !hook_value.value.is_empty())

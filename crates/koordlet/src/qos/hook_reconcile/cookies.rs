@@ -65,9 +65,10 @@ impl CookieKeeper {
         pod: &PodInfo,
         container: Option<&ContainerInfo>,
         write: &Write,
-        wanted: &Adjustment,
+        adjustment: &Adjustment,
     ) {
-        let Some((hook_value, group)) = wanted.core_sched.as_ref().zip(write.target.group()) else {
+        let Some((hook_value, group)) = adjustment.core_sched.as_ref().zip(write.target.group())
+        else {
             return;
         };
         if !self.reads_processes || hook_value.value == CookieTarget::Untouched {
