@@ -310,10 +310,11 @@ mod tests {
         let gauge = IntGauge::new("koordinator_manager_is_leader", "Leader").unwrap();
         metrics::register(&registry, gauge).unwrap().set(1);
         let synced = Arc::new(AtomicBool::new(false));
-        let seen = synced.clone();
+        let is_synced = synced.clone();
         let admin = Admin::new(registry)
             .ready_when("informers", move || {
-                seen.load(Ordering::SeqCst)
+                is_synced
+                    .load(Ordering::SeqCst)
                     .then_some(())
                     .ok_or("nodes not synced".to_owned())
             })
@@ -417,8 +418,8 @@ mod tests {
             .await
             .unwrap_err();
         assert!(error.to_string().contains("0.0.0.0:0"), "{error}");
-        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = taken.local_addr().unwrap();
+        let occupied = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = occupied.local_addr().unwrap();
         let error = admin
             .serve(address, Exposure::Loopback, shutdown)
             .await

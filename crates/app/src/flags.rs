@@ -148,8 +148,8 @@ pub fn normalize(
             None => (body, None),
         };
         let flag = arg.split('=').next().unwrap_or(&arg).to_owned();
-        let known = lookup(command, name);
-        let is_boolean = match &known {
+        let argument = lookup(command, name);
+        let is_boolean = match &argument {
             None if matches!(name, "h" | "help") => {
                 out.push("--help".to_owned());
                 continue;
@@ -163,7 +163,7 @@ pub fn normalize(
             Some(FlagKind::Log(_, boolean)) => *boolean,
         };
         // A flag whose value is merely optional checks the value itself.
-        let is_switch = match &known {
+        let is_switch = match &argument {
             Some(FlagKind::Own(arg)) => {
                 matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
             }
@@ -184,7 +184,7 @@ pub fn normalize(
                 .transpose()?
                 .ok_or_else(|| FlagError::NoValue { flag: flag.clone() })?,
         };
-        match known {
+        match argument {
             Some(FlagKind::Own(arg)) => {
                 let long = arg.get_long().unwrap_or(name);
                 match arg.get_action() {
@@ -210,7 +210,7 @@ pub fn normalize(
 
 /// Returns the flag called `name`; dashes and underscores are equal, as in pflag.
 fn lookup<'a>(command: &'a Command, name: &str) -> Option<FlagKind<'a>> {
-    let same = |long: &str| {
+    let matches_name = |long: &str| {
         long.len() == name.len()
             && long
                 .bytes()
@@ -221,10 +221,14 @@ fn lookup<'a>(command: &'a Command, name: &str) -> Option<FlagKind<'a>> {
         arg.get_long_and_visible_aliases()
             .into_iter()
             .flatten()
-            .any(same)
-            || arg.get_all_aliases().into_iter().flatten().any(same)
+            .any(matches_name)
+            || arg
+                .get_all_aliases()
+                .into_iter()
+                .flatten()
+                .any(matches_name)
     });
-    let log = || LOG_FLAGS.iter().find(|(long, _)| same(long));
+    let log = || LOG_FLAGS.iter().find(|(long, _)| matches_name(long));
     own.map(FlagKind::Own)
         .or_else(|| log().map(|(long, boolean)| FlagKind::Log(long, *boolean)))
 }

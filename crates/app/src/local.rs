@@ -120,8 +120,8 @@ mod tests {
             if !origin.is_empty() {
                 headers.insert(ORIGIN, HeaderValue::from_static(origin));
             }
-            let found = foreign(&headers, None).map_or("", |(header, _)| header);
-            assert_eq!(found, refused, "{host} {origin}");
+            let header_name = foreign(&headers, None).map_or("", |(header, _)| header);
+            assert_eq!(header_name, refused, "{host} {origin}");
         }
         assert_eq!(foreign(&HeaderMap::new(), None), None);
         let absolute = foreign(&HeaderMap::new(), Some("example.com"));

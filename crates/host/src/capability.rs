@@ -128,10 +128,10 @@ mod tests {
     #[test]
     fn sets_are_joined_and_reduced() {
         let set = |name| Capabilities::from_name(name).unwrap();
-        let both = set("KILL").with(set("MKNOD"));
-        assert!(both.contains(set("KILL")) && both.contains(Capabilities::default()));
-        assert!(!both.contains(set("BPF")) && !set("KILL").contains(both));
-        assert_eq!(both.without(set("MKNOD")), set("KILL"));
-        assert!(!both.can_mount() && set("SYS_ADMIN").can_mount());
+        let combined = set("KILL").with(set("MKNOD"));
+        assert!(combined.contains(set("KILL")) && combined.contains(Capabilities::default()));
+        assert!(!combined.contains(set("BPF")) && !set("KILL").contains(combined));
+        assert_eq!(combined.without(set("MKNOD")), set("KILL"));
+        assert!(!combined.can_mount() && set("SYS_ADMIN").can_mount());
     }
 }

@@ -162,8 +162,8 @@ mod tests {
         );
         root.write_target(&target(13), "new").unwrap();
         assert_ne!(cookie(13), cookie(11));
-        let taken = root.write_target(&target(12), "0").unwrap();
-        assert_eq!((taken.changed, cookie(12).as_str()), (true, "0"));
+        let cleared = root.write_target(&target(12), "0").unwrap();
+        assert_eq!((cleared.changed, cookie(12).as_str()), (true, "0"));
         assert!(!root.write_target(&target(12), "0").unwrap().changed);
 
         assert_eq!(root.read_target(&target(99)).unwrap(), None);
@@ -201,12 +201,12 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id();
-        let made = call(pid, CookieOperation::New);
+        let created = call(pid, CookieOperation::New);
         let copied = call(pid, CookieOperation::From(pid));
         let cleared = call(pid, CookieOperation::Clear);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(made.is_ok_and(|cookie| cookie != 0));
+        assert!(created.is_ok_and(|cookie| cookie != 0));
         assert!(copied.is_ok_and(|cookie| cookie != 0));
         assert_eq!(cleared.ok(), Some(0));
     }

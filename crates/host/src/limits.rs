@@ -10,11 +10,11 @@ pub fn raise_open_files() -> Option<u64> {
     if now.current == now.maximum {
         return now.current;
     }
-    let wanted = Rlimit {
+    let raised = Rlimit {
         current: now.maximum,
         maximum: now.maximum,
     };
-    match setrlimit(Resource::Nofile, wanted) {
+    match setrlimit(Resource::Nofile, raised) {
         Ok(()) => now.maximum,
         Err(_) => now.current,
     }

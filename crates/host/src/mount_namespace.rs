@@ -141,7 +141,7 @@ fn replace_devices() -> Result<OwnedFd> {
 /// Covers the directories of sockets. Files for name resolution stay, if they exist.
 fn hide_sockets() -> Result<()> {
     let names = Path::new("/etc/resolv.conf");
-    let kept = fs::canonicalize(names)
+    let saved = fs::canonicalize(names)
         .ok()
         .and_then(|real| Some((fs::read(&real).ok()?, real)));
     for dir in SOCKETS.map(Path::new) {
@@ -150,7 +150,7 @@ fn hide_sockets() -> Result<()> {
             change(None, dir, Some("tmpfs"), flags, "mode=0755,size=1m")?;
         }
     }
-    let Some((content, real)) = kept.filter(|(_, real)| !real.exists()) else {
+    let Some((content, real)) = saved.filter(|(_, real)| !real.exists()) else {
         return Ok(());
     };
     let write = || {
@@ -243,7 +243,7 @@ fn change(
     let kind = text(kind.unwrap_or("none").as_bytes())?;
     let data = text(data.as_bytes())?;
     // SAFETY: the pointers are to strings that end with 0 and outlive the call.
-    let done = unsafe {
+    let code = unsafe {
         libc::mount(
             source.as_ptr(),
             place.as_ptr(),
@@ -252,7 +252,7 @@ fn change(
             data.as_ptr().cast(),
         )
     };
-    if done == -1 {
+    if code == -1 {
         return Err(HostError::io("mount", target, io::Error::last_os_error()));
     }
     Ok(())
@@ -269,13 +269,13 @@ mod tests {
         let (inner, other) = (real.join("a/b"), real.join("ab"));
         fs::create_dir_all(&inner).unwrap();
         fs::create_dir(&other).unwrap();
-        let given = [
+        let paths = [
             inner.clone(),
             real.join("none"),
             other.clone(),
             real.join("a"),
         ];
-        assert_eq!(outermost(&given), [real.join("a"), other]);
+        assert_eq!(outermost(&paths), [real.join("a"), other]);
         assert_eq!(outermost(&[real.clone(), inner]), [real]);
     }
 

@@ -153,8 +153,8 @@ mod tests {
     fn any_mountinfo_is_handled() {
         let sample = "24 29 0:22 / /a\\040b\\134 rw,nosuid shared:5 - cgroup2 none rw,memory\n";
         survives(sample, |text| {
-            let known = parse_mountinfo(text);
-            known.is_ok_and(|mounts| mounts.iter().all(|mount| !mount.point.contains('\0')))
+            let parsed = parse_mountinfo(text);
+            parsed.is_ok_and(|mounts| mounts.iter().all(|mount| !mount.point.contains('\0')))
         });
     }
 }

@@ -68,15 +68,15 @@ fn every_node(root: &Root) -> Result<Vec<u32>> {
 
 fn distances(text: &str, nodes: &[u32]) -> std::result::Result<BTreeMap<u32, u32>, Malformed> {
     let wrong = || Malformed::new("as many distances as NUMA nodes are online", text);
-    let found: Option<Vec<u32>> = text
+    let distances: Option<Vec<u32>> = text
         .split_ascii_whitespace()
         .map(|number| number.parse().ok())
         .collect();
-    let found = found.ok_or_else(wrong)?;
-    if found.len() != nodes.len() {
+    let distances = distances.ok_or_else(wrong)?;
+    if distances.len() != nodes.len() {
         return Err(wrong());
     }
-    Ok(nodes.iter().copied().zip(found).collect())
+    Ok(nodes.iter().copied().zip(distances).collect())
 }
 
 /// Reads `hugepages-2048kB/nr_hugepages` and its siblings.
@@ -203,9 +203,9 @@ mod tests {
             (2, "4-5", 1, "21 21 10 12"),
             (3, "6-7", 1, "21 21 12 10"),
         ];
-        let found = Sys::new("0-3", &four).text();
-        assert_eq!(found[0], "0 [0-1] 1024 0:10 1:12 2:21 3:21");
-        assert_eq!(found[3], "3 [6-7] 1024 0:21 1:21 2:12 3:10");
+        let lines = Sys::new("0-3", &four).text();
+        assert_eq!(lines[0], "0 [0-1] 1024 0:10 1:12 2:21 3:21");
+        assert_eq!(lines[3], "3 [6-7] 1024 0:21 1:21 2:12 3:10");
     }
 
     #[test]
@@ -221,10 +221,10 @@ mod tests {
             .iter()
             .map(|(id, cpus, distance)| (*id, cpus.as_str(), 4, distance.as_str()))
             .collect();
-        let found = Sys::new("0-7", &rows).text();
-        assert_eq!(found.len(), 8);
+        let lines = Sys::new("0-7", &rows).text();
+        assert_eq!(lines.len(), 8);
         assert_eq!(
-            found[5],
+            lines[5],
             "5 [5] 4096 0:32 1:32 2:32 3:32 4:32 5:10 6:32 7:32"
         );
     }
@@ -287,12 +287,12 @@ mod tests {
         for (name, cpus) in [("core", "0-3\n"), ("atom", "4-7\n")] {
             sys.put(&format!("../../cpu_{name}/cpus"), cpus);
         }
-        let found = types().unwrap();
-        let found: Vec<String> = found
+        let cpu_types = types().unwrap();
+        let cpu_types: Vec<String> = cpu_types
             .iter()
             .map(|(t, cpus)| format!("{t} {cpus}"))
             .collect();
-        assert_eq!(found, ["atom 4-7", "core 0-3"]);
+        assert_eq!(cpu_types, ["atom 4-7", "core 0-3"]);
         sys.put("../../cpu_core/cpus", "3-0\n");
         let error = types().unwrap_err();
         assert!(error.contains("cpu_core/cpus"), "{error}");
@@ -302,16 +302,19 @@ mod tests {
     #[test]
     fn the_real_machine_adds_up() {
         let root = Root::system().unwrap();
-        let found = nodes(&root).unwrap();
-        if found.is_empty() {
+        let all_nodes = nodes(&root).unwrap();
+        if all_nodes.is_empty() {
             return crate::testing::skip("numa", "this kernel has no NUMA nodes in sysfs");
         }
         let mut cpus = CpuSet::default();
-        for node in &found {
+        for node in &all_nodes {
             cpus = cpus.iter().chain(node.cpus.iter()).collect();
             assert_eq!(node.distances.get(&node.id), Some(&10), "{node:?}");
         }
         assert_eq!(cpus, crate::topology::online(&root).unwrap());
-        assert!(found.iter().any(|node| node.memory > 0), "{found:?}");
+        assert!(
+            all_nodes.iter().any(|node| node.memory > 0),
+            "{all_nodes:?}"
+        );
     }
 }

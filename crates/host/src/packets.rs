@@ -540,16 +540,16 @@ mod tests {
                 ..Spawn::default()
             });
             let mut sender = sender.unwrap();
-            let mut said = String::new();
+            let mut output = String::new();
             let mut stdout = File::from(sender.stdout.take().unwrap());
-            stdout.read_to_string(&mut said).unwrap();
+            stdout.read_to_string(&mut output).unwrap();
             let exit = loop {
                 if let Some(exit) = sender.reap().unwrap() {
                     break exit;
                 }
                 std::thread::yield_now();
             };
-            assert_eq!(exit, Exit::Code(0), "{said}");
+            assert_eq!(exit, Exit::Code(0), "{output}");
         };
         send();
         assert_eq!(counter.read().unwrap(), Some(want));
@@ -558,8 +558,8 @@ mod tests {
         // Without the link nothing is counted.
         drop(counter);
         send();
-        let again = program.attach(&group.0).unwrap().unwrap();
-        assert!(again.read().unwrap().unwrap() <= want);
+        let second_counter = program.attach(&group.0).unwrap().unwrap();
+        assert!(second_counter.read().unwrap().unwrap() <= want);
     }
 
     #[test]
@@ -585,8 +585,8 @@ mod tests {
         if let Ok(root) = Root::system()
             && root.unified_mount().is_some()
         {
-            let gone = root.cgroup(&CgroupPath::new("koord-gone").unwrap());
-            assert!(program.attach(&gone).unwrap().is_none());
+            let missing_group = root.cgroup(&CgroupPath::new("koord-gone").unwrap());
+            assert!(program.attach(&missing_group).unwrap().is_none());
         }
     }
 }

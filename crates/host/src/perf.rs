@@ -135,16 +135,16 @@ impl Counters {
             let got = leader
                 .read(&mut buffer)
                 .map_err(|error| HostError::call("read perf events", error))?;
-            let mut words = buffer[..got].chunks_exact(8).map(|word| {
+            let mut numbers = buffer[..got].chunks_exact(8).map(|word| {
                 let mut bytes = [0; 8];
                 bytes.copy_from_slice(word);
                 u64::from_ne_bytes(bytes)
             });
-            let (_, enabled, running) = (words.next(), words.next(), words.next());
+            let (_, enabled, running) = (numbers.next(), numbers.next(), numbers.next());
             readings.push(CpuCounts {
                 enabled: enabled.unwrap_or(0),
                 running: running.unwrap_or(0),
-                values: words.collect(),
+                values: numbers.collect(),
             });
         }
         Ok(total(&readings, self.events))
@@ -307,8 +307,12 @@ mod tests {
         let group = tree.group("kubepods").unwrap();
         let error = Counters::open(&tree.root().cgroup(&group), &[Event::TaskClock]).unwrap_err();
         assert!(error.is_unsupported(), "{error}");
-        let gone = tree.root().cgroup(&CgroupPath::new("gone").unwrap());
-        assert!(Counters::open(&gone, &Event::CPI).unwrap().is_none());
+        let missing_group = tree.root().cgroup(&CgroupPath::new("gone").unwrap());
+        assert!(
+            Counters::open(&missing_group, &Event::CPI)
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]

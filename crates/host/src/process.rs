@@ -252,18 +252,18 @@ fn open_terminal(namespace: Option<&MountNamespace>) -> Result<(OwnedFd, [Stdio;
     use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let open = || {
-        let ours = match namespace {
+        let parent_side = match namespace {
             None => openpt(flags)?,
             Some(namespace) => {
                 let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
                 openat(&namespace.terminals, "ptmx", flags, Mode::empty())?
             }
         };
-        grantpt(&ours)?;
-        unlockpt(&ours)?;
-        let theirs = ioctl_tiocgptpeer(&ours, flags)?;
-        let streams = [theirs.try_clone()?, theirs.try_clone()?, theirs];
-        io::Result::Ok((ours, streams.map(Stdio::from)))
+        grantpt(&parent_side)?;
+        unlockpt(&parent_side)?;
+        let child_side = ioctl_tiocgptpeer(&parent_side, flags)?;
+        let streams = [child_side.try_clone()?, child_side.try_clone()?, child_side];
+        io::Result::Ok((parent_side, streams.map(Stdio::from)))
     };
     open().map_err(|error| HostError::call("open a terminal", error))
 }
@@ -366,12 +366,12 @@ pub fn kill_by_environment(root: &Root, name: &str, values: &BTreeSet<String>) -
         return Ok(0);
     }
     for _ in 0..MAX_ROUNDS {
-        let mut found = with_environment(root, name, values)?;
-        found.retain(|process| !signalled.contains(process));
-        if found.is_empty() {
+        let mut processes = with_environment(root, name, values)?;
+        processes.retain(|process| !signalled.contains(process));
+        if processes.is_empty() {
             break;
         }
-        for (pid, start_ticks) in found {
+        for (pid, start_ticks) in processes {
             signalled.insert((pid, start_ticks));
             if let Err(error) = kill_if_same(root, pid, start_ticks) {
                 failure = Some(error);
@@ -388,7 +388,7 @@ const MAX_ROUNDS: usize = 100;
 fn with_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Result<Vec<(u32, u64)>> {
     let proc = root.proc("");
     let entries = std::fs::read_dir(&proc).map_err(|error| HostError::io("list", &proc, error))?;
-    let mut found = Vec::new();
+    let mut processes = Vec::new();
     for entry in entries.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
             continue;
@@ -405,10 +405,10 @@ fn with_environment(root: &Root, name: &str, values: &BTreeSet<String>) -> Resul
             .filter_map(|entry| entry.strip_prefix(name)?.strip_prefix('='))
             .any(|value| values.contains(value));
         if marked {
-            found.push((pid, stat.start_ticks));
+            processes.push((pid, stat.start_ticks));
         }
     }
-    Ok(found)
+    Ok(processes)
 }
 
 #[cfg(test)]

@@ -208,8 +208,8 @@ mod tests {
         for length in [0, 1, 2047, 2048, 4095, 4096, 4097, 20_000] {
             let content: String = ('a'..='z').cycle().take(length).collect();
             std::fs::write(&path, &content).unwrap();
-            let found = read_once(&path, |bytes| bytes.to_vec()).unwrap().unwrap();
-            assert_eq!(found, content.as_bytes(), "{length}");
+            let read_bytes = read_once(&path, |bytes| bytes.to_vec()).unwrap().unwrap();
+            assert_eq!(read_bytes, content.as_bytes(), "{length}");
         }
         std::fs::remove_file(&path).unwrap();
         assert_eq!(read_once(&path, <[u8]>::len).unwrap(), None);
@@ -222,9 +222,12 @@ mod tests {
         let root = crate::Root::system().unwrap();
         let maps = std::path::Path::new("/proc/self/maps");
         let whole = std::fs::read_to_string(maps).unwrap();
-        let found = root.read_short(maps, |text| Ok(text.lines().count()));
-        let found = found.unwrap().unwrap();
-        assert!(found.abs_diff(whole.lines().count()) < 20, "{found}");
+        let line_count = root.read_short(maps, |text| Ok(text.lines().count()));
+        let line_count = line_count.unwrap().unwrap();
+        assert!(
+            line_count.abs_diff(whole.lines().count()) < 20,
+            "{line_count}"
+        );
     }
 
     #[test]

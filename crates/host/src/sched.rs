@@ -243,9 +243,9 @@ mod tests {
         // In its own thread: the pin must not outlive the test.
         std::thread::spawn(|| {
             let all = affinity(ThreadTarget::Current).unwrap();
-            let one: CpuSet = all.iter().take(1).collect();
-            set_affinity(ThreadTarget::Current, &one).unwrap();
-            assert_eq!(affinity(ThreadTarget::Current).unwrap(), one);
+            let single_cpu: CpuSet = all.iter().take(1).collect();
+            set_affinity(ThreadTarget::Current, &single_cpu).unwrap();
+            assert_eq!(affinity(ThreadTarget::Current).unwrap(), single_cpu);
             assert!(set_affinity(ThreadTarget::Current, &CpuSet::new()).is_err());
         })
         .join()
@@ -254,20 +254,20 @@ mod tests {
 
     #[test]
     fn a_slice_is_set_and_taken_back() {
-        let asked = Duration::from_micros(200);
+        let requested = Duration::from_micros(200);
         std::thread::spawn(move || {
             let own = slice(ThreadTarget::Current).unwrap();
-            set_slice(ThreadTarget::Current, Some(asked)).unwrap();
+            set_slice(ThreadTarget::Current, Some(requested)).unwrap();
             // A kernel that reports no slice accepts none.
-            let wanted = own.map(|_| asked);
-            assert_eq!(slice(ThreadTarget::Current).unwrap(), wanted);
+            let expected = own.map(|_| requested);
+            assert_eq!(slice(ThreadTarget::Current).unwrap(), expected);
             set_slice(ThreadTarget::Current, None).unwrap();
             assert_eq!(slice(ThreadTarget::Current).unwrap(), own);
         })
         .join()
         .unwrap();
-        let gone = set_slice(ThreadTarget::Thread(i32::MAX as u32), Some(asked));
-        assert!(gone.unwrap_err().is_gone());
+        let result = set_slice(ThreadTarget::Thread(i32::MAX as u32), Some(requested));
+        assert!(result.unwrap_err().is_gone());
     }
 
     #[test]

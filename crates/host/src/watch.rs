@@ -83,7 +83,7 @@ impl Watch {
     /// When the kernel's queue cannot be read.
     pub fn changes(&mut self) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
-        let mut gone = Vec::new();
+        let mut removed_ids = Vec::new();
         self.inotify.read(|event| {
             let flags = event.events();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
@@ -94,7 +94,7 @@ impl Watch {
                 return;
             };
             if flags.contains(ReadFlags::IGNORED) {
-                gone.push(event.wd());
+                removed_ids.push(event.wd());
                 changes.push(Change::Gone(dir.clone()));
             }
             let Some(name) = event
@@ -119,7 +119,7 @@ impl Watch {
                 changes.push(Change::Removed { dir, name });
             }
         })?;
-        for id in gone {
+        for id in removed_ids {
             self.dirs.remove(&id);
         }
         Ok(changes)
@@ -158,7 +158,7 @@ mod tests {
         fs::write(dir.join("cgroup.procs"), "").unwrap();
         fs::create_dir(dir.join("pod2")).unwrap();
         fs::remove_dir(dir.join("pod1")).unwrap();
-        let made = |name: &str| Change::Made {
+        let created = |name: &str| Change::Made {
             dir: dir.clone(),
             name: name.to_owned(),
         };
@@ -168,7 +168,7 @@ mod tests {
         };
         assert_eq!(
             watch.changes().unwrap(),
-            [made("pod1"), made("pod2"), removed]
+            [created("pod1"), created("pod2"), removed]
         );
         fs::remove_dir_all(&dir).unwrap();
         let last = watch.changes().unwrap();

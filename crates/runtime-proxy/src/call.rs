@@ -217,12 +217,12 @@ impl Decider {
                 .pod_cgroup_parent
                 .clone_from(&answer.pod_cgroup_parent);
         }
-        let wanted = answer
+        let changed_resources = answer
             .container_resources
             .is_some()
             .then_some(hook_request.container_resources.as_ref())
             .flatten();
-        let message = apply::create_container(message, &answer, wanted)?;
+        let message = apply::create_container(message, &answer, changed_resources)?;
         Ok(Ok((message, PostCall::Created(container))))
     }
 
@@ -258,13 +258,13 @@ impl Decider {
             .map(|(k, v)| (k.clone(), v.clone()))
             .collect();
         merge::entries(&mut hook_request.container_annotations, &annotations);
-        let mut wanted = None;
+        let mut changed_resources = None;
         if let Some(answered) = &answer.container_resources {
             let resources = hook_request.container_resources.get_or_insert_default();
             merge::answer(resources, answered);
-            wanted = Some(&*resources);
+            changed_resources = Some(&*resources);
         }
-        let message = apply::update_container(message, &annotations, wanted)?;
+        let message = apply::update_container(message, &annotations, changed_resources)?;
         Ok(Ok((message, PostCall::Updated(id, container))))
     }
 

@@ -263,9 +263,9 @@ impl Docker {
                 merge::entries(&mut pod.annotations, &answer.annotations);
                 fields::edit(&mut config, HOST_CONFIG, |host| {
                     if let Some(answered) = &answer.resources {
-                        let wanted = pod.resources.get_or_insert_default();
-                        merge::answer(wanted, answered);
-                        fields::put_resources(host, wanted);
+                        let resources = pod.resources.get_or_insert_default();
+                        merge::answer(resources, answered);
+                        fields::put_resources(host, resources);
                     }
                     fields::put_parent(host, &answer.cgroup_parent);
                 });
@@ -297,9 +297,9 @@ impl Docker {
             fields::put_env(&mut config, &answer.container_envs);
             fields::edit(&mut config, HOST_CONFIG, |host| {
                 if let Some(answered) = &answer.container_resources {
-                    let wanted = hook_request.container_resources.get_or_insert_default();
-                    merge::answer(wanted, answered);
-                    fields::put_resources(host, wanted);
+                    let resources = hook_request.container_resources.get_or_insert_default();
+                    merge::answer(resources, answered);
+                    fields::put_resources(host, resources);
                 }
                 fields::put_parent(host, &answer.pod_cgroup_parent);
             });

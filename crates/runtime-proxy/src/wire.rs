@@ -164,9 +164,9 @@ impl Message {
         number: u32,
         change: impl FnOnce(&mut Message) -> Result<(), WireError>,
     ) -> Result<(), WireError> {
-        let same = |field: &Field| field.number == number && field.kind == WireType::Sized;
+        let is_same_field = |field: &Field| field.number == number && field.kind == WireType::Sized;
         let mut before = BytesMut::new();
-        for field in self.fields.iter().filter(|field| same(field)) {
+        for field in self.fields.iter().filter(|field| is_same_field(field)) {
             before.put_slice(&field.content());
         }
         let before = before.freeze();
@@ -176,8 +176,8 @@ impl Message {
         if after == before {
             return Ok(());
         }
-        let index = self.fields.iter().position(same);
-        self.fields.retain(|field| !same(field));
+        let index = self.fields.iter().position(is_same_field);
+        self.fields.retain(|field| !is_same_field(field));
         let index = index.unwrap_or(self.fields.len());
         self.fields.insert(index, Field::sized(number, &after));
         Ok(())

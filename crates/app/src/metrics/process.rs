@@ -133,9 +133,9 @@ fn times(stat: &str) -> Option<[f64; 2]> {
 /// Parses the number that follows the first word of each line.
 fn fields(text: &str) -> HashMap<&str, f64> {
     let line = |line: &'_ str| -> Option<(usize, f64)> {
-        let mut words = line.split_whitespace();
-        let key = words.next()?.len();
-        Some((key, words.next()?.parse().ok()?))
+        let mut parts = line.split_whitespace();
+        let key = parts.next()?.len();
+        Some((key, parts.next()?.parse().ok()?))
     };
     text.lines()
         .filter_map(|text| line(text).map(|(key, value)| (&text[..key], value)))

@@ -92,7 +92,7 @@ impl Cgroup {
         let available = list("cgroup.controllers")?;
         let enabled = list("cgroup.subtree_control")?;
         let has = |text: &str, name: &str| text.split_ascii_whitespace().any(|have| have == name);
-        let wanted: BTreeSet<&str> = controllers
+        let to_enable: BTreeSet<&str> = controllers
             .iter()
             .filter_map(|controller| match controller {
                 Controller::Cpu | Controller::Cpuacct => Some("cpu"),
@@ -104,10 +104,10 @@ impl Cgroup {
             })
             .filter(|name| has(&available, name) && !has(&enabled, name))
             .collect();
-        if wanted.is_empty() {
+        if to_enable.is_empty() {
             return Ok(());
         }
-        let value: Vec<String> = wanted.iter().map(|name| format!("+{name}")).collect();
+        let value: Vec<String> = to_enable.iter().map(|name| format!("+{name}")).collect();
         self.root()
             .write(&dir.join("cgroup.subtree_control"), &value.join(" "))
     }

@@ -590,7 +590,7 @@ fn split_device(value: &str) -> Option<(&str, &str)> {
 /// Returns true if `present` has every `key=value` of `wanted`, in any order. The kernel shows percentages
 /// with decimals.
 fn has_fields(present: &str, wanted: &str) -> bool {
-    let same = |a: &str, b: &str| match (a.split_once('='), b.split_once('=')) {
+    let fields_equal = |a: &str, b: &str| match (a.split_once('='), b.split_once('=')) {
         (Some((key, a)), Some((other, b))) if key == other => {
             a == b || matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if a == b)
         }
@@ -598,7 +598,7 @@ fn has_fields(present: &str, wanted: &str) -> bool {
     };
     wanted.split_ascii_whitespace().all(|field| {
         let mut fields = present.split_ascii_whitespace();
-        fields.any(|present| same(present, field))
+        fields.any(|present| fields_equal(present, field))
     })
 }
 
@@ -767,8 +767,8 @@ mod tests {
             Resource::CfsPeriod.decode(Version::V2, content).is_ok()
         });
         for value in ["8:0 rbps=1 wbps=max", "0-3,8", "max"] {
-            let known = |text: &str| Resource::ALL.into_iter().any(|r| r.validate(text).is_ok());
-            survives(value, known);
+            let is_valid = |text: &str| Resource::ALL.into_iter().any(|r| r.validate(text).is_ok());
+            survives(value, is_valid);
         }
     }
 

@@ -88,7 +88,7 @@ impl MemoryStat {
     fn parse(text: &str, prefix: &str) -> Result<Self, Malformed> {
         let expected = "memory.stat with (in)active_anon, (in)active_file and unevictable";
         let mut stat = Self::default();
-        let mut seen = 0;
+        let mut key_count = 0;
         for (key, value) in pairs(text) {
             let Some(key) = key.strip_prefix(prefix) else {
                 continue;
@@ -102,9 +102,9 @@ impl MemoryStat {
                 _ => continue,
             };
             *field = number(expected, text, value)?;
-            seen += 1;
+            key_count += 1;
         }
-        if seen < 5 {
+        if key_count < 5 {
             return Err(Malformed::new(expected, text));
         }
         Ok(stat)

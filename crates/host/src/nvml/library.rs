@@ -154,27 +154,27 @@ impl Handle {
     #[allow(unsafe_code, reason = "the loader has no safe interface")]
     fn symbol(&self, name: &'static CStr) -> Result<*mut c_void, NvmlError> {
         // SAFETY: the handle is open, and the name ends with a zero.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        if found.is_null() {
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        if address.is_null() {
             let call = name.to_str().unwrap_or("a function");
             return Err(NvmlError::answer(
                 call,
                 "the library has no such function".to_owned(),
             ));
         }
-        Ok(found)
+        Ok(address)
     }
 }
 
 #[allow(unsafe_code, reason = "the loader has no safe interface")]
 fn loader_error() -> String {
     // SAFETY: what is returned is valid until this thread calls the loader again.
-    let said = unsafe { libc::dlerror() };
-    if said.is_null() {
+    let message = unsafe { libc::dlerror() };
+    if message.is_null() {
         return "cannot be loaded".to_owned();
     }
     // SAFETY: it is a text that ends with a zero, and is copied here.
-    unsafe { CStr::from_ptr(said) }
+    unsafe { CStr::from_ptr(message) }
         .to_string_lossy()
         .into_owned()
 }
@@ -336,13 +336,13 @@ impl Drop for Library {
 #[allow(unsafe_code, reason = "a function of a C library")]
 fn failure(functions: &Functions, call: &'static str, code: c_int) -> NvmlError {
     // SAFETY: any number is a valid argument.
-    let words = unsafe { (functions.error_string)(code) };
-    if words.is_null() {
+    let description = unsafe { (functions.error_string)(code) };
+    if description.is_null() {
         return NvmlError::answer(call, format!("code {code}"));
     }
     // SAFETY: the library has a constant text for each code.
-    let words = unsafe { CStr::from_ptr(words) }.to_string_lossy();
-    NvmlError::answer(call, format!("{words} (code {code})"))
+    let description = unsafe { CStr::from_ptr(description) }.to_string_lossy();
+    NvmlError::answer(call, format!("{description} (code {code})"))
 }
 
 /// Returns the text that `write` puts into a buffer of the length that it gets.

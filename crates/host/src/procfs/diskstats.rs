@@ -30,10 +30,10 @@ const SECTOR: u64 = 512;
 /// When a line is shorter or a field is no number.
 pub fn parse(text: &str) -> std::result::Result<Vec<(Device, DiskStat)>, Malformed> {
     let parse_line = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        let (major, minor) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let name = words.next()?.to_owned();
-        let counters: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+        let mut fields = line.split_ascii_whitespace();
+        let (major, minor) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let name = fields.next()?.to_owned();
+        let counters: Vec<u64> = fields.map_while(|word| word.parse().ok()).collect();
         let counter = |at: usize| counters.get(at).copied();
         // reads, merged, sectors, ms, writes, merged, sectors, ms, under way, busy ms, weighted ms
         counter(10)?;

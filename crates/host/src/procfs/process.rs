@@ -185,7 +185,7 @@ pub fn cgroup_of(
     pid: u32,
     controller: Option<crate::Controller>,
 ) -> Result<Option<String>> {
-    let found = root.read_with(&root.proc(&format!("{pid}/cgroup")), |text| {
+    let cgroup_path = root.read_with(&root.proc(&format!("{pid}/cgroup")), |text| {
         for line in text.lines() {
             // "4:memory:/path"; the unified tree is "0::/path".
             let mut parts = line.splitn(3, ':');
@@ -204,7 +204,7 @@ pub fn cgroup_of(
         }
         Ok(None)
     })?;
-    Ok(found.flatten())
+    Ok(cgroup_path.flatten())
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ impl ProcStat {
     /// # Errors
     /// As [`ProcStat::parse`]; the value is then partly updated.
     pub fn update(&mut self, text: &str) -> std::result::Result<(), Malformed> {
-        let mut found = false;
+        let mut has_total = false;
         self.cpus.clear();
         for line in text.lines() {
             let Some((key, rest)) = line.split_once(' ') else {
@@ -104,7 +104,7 @@ impl ProcStat {
             };
             if key == "cpu" {
                 self.total = CpuTicks::parse(rest, line)?;
-                found = true;
+                has_total = true;
             } else if let Some(cpu) = key.strip_prefix("cpu") {
                 let cpu = cpu
                     .parse()
@@ -114,7 +114,7 @@ impl ProcStat {
                 self.boot_time = rest.trim().parse().unwrap_or(0);
             }
         }
-        if found {
+        if has_total {
             Ok(())
         } else {
             Err(Malformed::new("a \"cpu\" line", text))

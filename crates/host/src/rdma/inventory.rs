@@ -46,14 +46,14 @@ pub struct Adapters {
 pub fn adapters(root: &Root) -> Result<Adapters> {
     let class = root.sys("class/infiniband");
     let mut by_function: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
-    let mut found = Adapters::default();
+    let mut inventory = Adapters::default();
     for name in names(&class)?.unwrap_or_default() {
         match resolve_link(&class.join(&name).join("device")) {
             Ok(Some(function)) if is_address(&name_of(&function)) => {
                 by_function.entry(function).or_default().push(name);
             }
             Ok(_) => {}
-            Err(error) => found.left_out.push((name, error.to_string())),
+            Err(error) => inventory.left_out.push((name, error.to_string())),
         }
     }
     for (function, devices) in by_function {
@@ -61,13 +61,13 @@ pub fn adapters(root: &Root) -> Result<Adapters> {
             continue;
         };
         match adapter(root, &function, devices) {
-            Ok(Some(adapter)) => found.adapters.push(adapter),
+            Ok(Some(adapter)) => inventory.adapters.push(adapter),
             Ok(None) => {}
-            Err(error) => found.left_out.push((first, error.to_string())),
+            Err(error) => inventory.left_out.push((first, error.to_string())),
         }
     }
-    found.adapters.sort_by_key(|adapter| adapter.minor);
-    Ok(found)
+    inventory.adapters.sort_by_key(|adapter| adapter.minor);
+    Ok(inventory)
 }
 
 /// Returns the adapter of a PCI function with RDMA devices; `None` for virtual functions and other classes.
@@ -85,8 +85,8 @@ fn adapter(root: &Root, function: &Path, devices: Vec<String>) -> Result<Option<
         .first()
         .and_then(|name| minor(name))
         .ok_or_else(|| {
-            let found = devices.join(",");
-            let malformed = Malformed::new("an RDMA device named as mlx5_0", &found);
+            let device_names = devices.join(",");
+            let malformed = Malformed::new("an RDMA device named as mlx5_0", &device_names);
             HostError::malformed(&function.join("infiniband"), malformed)
         })?;
     let mut functions = Vec::new();
@@ -190,9 +190,9 @@ mod tests {
         let soft = tree.dir().join("sys/devices/virtual/rxe");
         device(&tree, &soft, "rxe0", &["4: ACTIVE"]);
 
-        let found = adapters(root).unwrap();
-        assert_eq!(found.left_out, []);
-        let told: Vec<_> = found
+        let inventory = adapters(root).unwrap();
+        assert_eq!(inventory.left_out, []);
+        let listed: Vec<_> = inventory
             .adapters
             .iter()
             .map(|adapter| {
@@ -206,14 +206,14 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            told,
+            listed,
             [
                 (0, "0000:3b:00.0", 0, true),
                 (1, "0000:3b:00.1", 1, false),
                 (2, "0000:3c:00.0", 0, false)
             ]
         );
-        let first = &found.adapters[0];
+        let first = &inventory.adapters[0];
         assert_eq!(first.functions, ["0000:3b:00.2", "0000:3b:00.3"]);
         assert_eq!(first.place.root_complex, "pci0000:3a");
     }
@@ -230,10 +230,14 @@ mod tests {
         let odd = function(&tree, "0000:04:00.0", "network", "0");
         device(&tree, &odd, "mlx5_9", &["4: ACTIVE"]);
 
-        let found = adapters(tree.root()).unwrap();
-        let minors: Vec<i32> = found.adapters.iter().map(|adapter| adapter.minor).collect();
+        let inventory = adapters(tree.root()).unwrap();
+        let minors: Vec<i32> = inventory
+            .adapters
+            .iter()
+            .map(|adapter| adapter.minor)
+            .collect();
         assert_eq!(minors, [7]);
-        let names: Vec<&str> = found
+        let names: Vec<&str> = inventory
             .left_out
             .iter()
             .map(|(name, _)| name.as_str())
@@ -241,9 +245,9 @@ mod tests {
         assert_eq!(names, ["bnxt_re0", "mlx5_8", "mlx5_9"]);
         for (at, text) in [(0, "bnxt_re0"), (1, "middle"), (2, "network")] {
             assert!(
-                found.left_out[at].1.contains(text),
+                inventory.left_out[at].1.contains(text),
                 "{:?}",
-                found.left_out[at]
+                inventory.left_out[at]
             );
         }
         for name in [

@@ -129,8 +129,8 @@ fn groups_live_and_end() {
         [] as [u32; 0],
         "in one group only"
     );
-    let gone = root.write_target(&tasks_of("LS"), "72").unwrap_err();
-    assert_eq!((gone.os_error(), gone.is_gone()), (Some(ESRCH), true));
+    let error = root.write_target(&tasks_of("LS"), "72").unwrap_err();
+    assert_eq!((error.os_error(), error.is_gone()), (Some(ESRCH), true));
     assert_eq!(last_refusal(root).unwrap(), "No task 72");
 
     root.write_target(&directory("LS"), "0").unwrap();
@@ -263,13 +263,13 @@ fn usage_is_read_by_domain() {
         .unwrap();
     tree.put(&format!("{data}/mbm_total_bytes"), "Unavailable\n")
         .unwrap();
-    let found = usage(root, &"BE".parse().unwrap()).unwrap();
-    assert_eq!((found.len(), found[1].domain), (2, 1));
+    let usages = usage(root, &"BE".parse().unwrap()).unwrap();
+    assert_eq!((usages.len(), usages[1].domain), (2, 1));
     assert_eq!(
-        (found[1].llc_occupancy, found[1].mbm_total),
+        (usages[1].llc_occupancy, usages[1].mbm_total),
         (Some(4096), None)
     );
-    assert_eq!(found[0].mbm_local, Some(0));
+    assert_eq!(usages[0].mbm_local, Some(0));
     tree.put(&format!("{data}/llc_occupancy"), "many\n")
         .unwrap();
     let error = usage(root, &"BE".parse().unwrap()).unwrap_err().to_string();

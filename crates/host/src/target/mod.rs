@@ -566,8 +566,8 @@ impl Root {
             return self.put_reclaim(path, value);
         }
         let current = self.read_short(&path, |content| Ok(content.to_owned()))?;
-        let gone = || std::io::Error::from_raw_os_error(libc::ENOENT);
-        let current = current.ok_or_else(|| HostError::io("read", &path, gone()))?;
+        let not_found = || std::io::Error::from_raw_os_error(libc::ENOENT);
+        let current = current.ok_or_else(|| HostError::io("read", &path, not_found()))?;
         if let Target::SchedFeature(feature) = target
             && feature.state(&current).is_none()
         {
@@ -647,12 +647,12 @@ impl Root {
         let old = if path.is_dir() { "1" } else { "0" };
         let changed = old != value;
         if changed {
-            let done = match value {
+            let result = match value {
                 "1" => self.writer().make_dir(&path),
                 _ => self.writer().remove_dir(&path),
             };
             let action = if value == "1" { "create" } else { "remove" };
-            done.map_err(|error| HostError::io(action, &path, error))?;
+            result.map_err(|error| HostError::io(action, &path, error))?;
         }
         Ok(FileWrite {
             path,

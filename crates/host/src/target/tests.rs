@@ -179,11 +179,16 @@ fn attributes_of_processes() {
     assert!(tree.root().write_target(&target, "-998").unwrap().changed);
     assert!(!tree.root().write_target(&target, "-998").unwrap().changed);
     assert!(tree.root().write_target(&target, "1001").is_err());
-    let gone = Target::Process {
+    let missing_process = Target::Process {
         pid: 13,
         attribute: Attribute::OomScoreAdj,
     };
-    assert!(tree.root().write_target(&gone, "1").unwrap_err().is_gone());
+    assert!(
+        tree.root()
+            .write_target(&missing_process, "1")
+            .unwrap_err()
+            .is_gone()
+    );
     assert_eq!(target.to_string(), "process 12 oom_score_adj");
 }
 
@@ -203,8 +208,8 @@ fn looser_values_by_order() {
         (Order::List, "0-3", "0-3", None),
         (Order::List, "", "0", Some("0")),
     ] {
-        let found = order.loosened(current, wanted);
-        assert_eq!(found.as_deref(), loosened, "{order:?} {current} {wanted}");
+        let written = order.loosened(current, wanted);
+        assert_eq!(written.as_deref(), loosened, "{order:?} {current} {wanted}");
     }
 }
 
@@ -213,10 +218,10 @@ fn memory_sizes_are_compared_in_pages_and_max_is_a_size() {
     use Resource::{MemoryHigh, MemoryLimit, MemoryMin};
     let (v1, v2) = (crate::Version::V1, crate::Version::V2);
     let page = i64::try_from(rustix::param::page_size()).unwrap();
-    let kept = (70_000_000 / page * page).to_string();
-    assert!(MemoryMin.holds(v2, &kept, "70000000"));
-    assert!(MemoryLimit.holds(v1, &kept, "70000000"));
-    assert!(!MemoryMin.holds(v2, &kept, "80000000"));
+    let rounded = (70_000_000 / page * page).to_string();
+    assert!(MemoryMin.holds(v2, &rounded, "70000000"));
+    assert!(MemoryLimit.holds(v1, &rounded, "70000000"));
+    assert!(!MemoryMin.holds(v2, &rounded, "80000000"));
     assert!(!MemoryLimit.holds(v2, "max\n", "70000000"));
     assert!(MemoryLimit.holds(v2, "max\n", "-1"));
     assert!(!MemoryLimit.holds(v1, "0\n", "-1"), "-1 is no small size");
@@ -331,11 +336,16 @@ fn partial_reclaim_succeeds() {
     for bad in ["0", "-1", "max"] {
         assert!(tree.root().write_target(&target, bad).is_err(), "{bad}");
     }
-    let gone = Target::cgroup(
+    let missing_group = Target::cgroup(
         &CgroupPath::new("kubepods/pody").unwrap(),
         Resource::MemoryReclaim,
     );
-    assert!(tree.root().write_target(&gone, "1").unwrap_err().is_gone());
+    assert!(
+        tree.root()
+            .write_target(&missing_group, "1")
+            .unwrap_err()
+            .is_gone()
+    );
     let v1 = Tree::hybrid("0-1").unwrap();
     let group = v1.group("kubepods/podx").unwrap();
     let target = Target::cgroup(&group, Resource::MemoryReclaim);

@@ -53,7 +53,7 @@ impl Files {
     /// When the kernel's queue cannot be read.
     pub fn changed(&mut self) -> Result<bool> {
         let mut changed = false;
-        let mut gone = Vec::new();
+        let mut removed_ids = Vec::new();
         self.inotify.read(|event| {
             let flags = event.events();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
@@ -64,7 +64,7 @@ impl Files {
                 return;
             };
             if flags.contains(ReadFlags::IGNORED) {
-                gone.push(event.wd());
+                removed_ids.push(event.wd());
                 changed = true;
                 return;
             }
@@ -72,7 +72,7 @@ impl Files {
             changed |=
                 name.is_some_and(|name| names.is_empty() || names.iter().any(|it| *it == name));
         })?;
-        for id in gone {
+        for id in removed_ids {
             self.dirs.remove(&id);
         }
         Ok(changed)

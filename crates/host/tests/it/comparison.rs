@@ -576,7 +576,7 @@ const SCENARIOS: &[Scenario] = &[
 
 #[test]
 fn the_fake_answers_as_this_kernel() {
-    let mut found = Vec::new();
+    let mut failures = Vec::new();
     let mut compared = 0;
     for (name, only, steps) in SCENARIOS {
         let Some(mut lockstep) = Lockstep::new() else {
@@ -595,14 +595,14 @@ fn the_fake_answers_as_this_kernel() {
             match (lockstep.step(step), differs.take()) {
                 (Ok(()), None) => {}
                 (Ok(()), Some(reason)) => {
-                    found.push(format!("{name}: {step}: no longer differs ({reason})"));
+                    failures.push(format!("{name}: {step}: no longer differs ({reason})"));
                 }
                 (Err(_), Some(_)) => {}
-                (Err(difference), None) => found.push(format!("{name}: {difference}")),
+                (Err(difference), None) => failures.push(format!("{name}: {difference}")),
             }
         }
     }
-    assert!(found.is_empty(), "{}", found.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(compared > 100, "{compared} steps");
 }
 
@@ -726,8 +726,8 @@ fn random_walks_end_where_this_kernel_does() {
     let steps = prop::collection::vec(step(version), 60);
     let result = runner.run(&steps, |steps| {
         let mut lockstep = Lockstep::new().unwrap();
-        let made = ["mkdir a", "mkdir a/b", "mkdir a/b/c", "mkdir d"];
-        for step in made.into_iter().chain(steps.iter().map(String::as_str)) {
+        let setup = ["mkdir a", "mkdir a/b", "mkdir a/b/c", "mkdir d"];
+        for step in setup.into_iter().chain(steps.iter().map(String::as_str)) {
             lockstep
                 .step(step.trim_end())
                 .map_err(|difference| TestCaseError::fail(difference.to_string()))?;

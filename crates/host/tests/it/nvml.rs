@@ -75,17 +75,17 @@ fn only_critical_xids_are_reported() {
     assert_eq!(watch.lost[0].0, "0000:99:00.0");
     let soon = Duration::from_millis(1);
     assert_eq!(watch.next(soon).unwrap(), None);
-    let told = |event: &str| {
+    let wait_for = |event: &str| {
         fake.put("event", event).unwrap();
         watch.next(Duration::from_secs(60)).unwrap()
     };
     for code in [13, 31, 43, 45, 68, 109] {
-        assert_eq!(told(&format!("{code} 0")), None, "an application's");
+        assert_eq!(wait_for(&format!("{code} 0")), None, "an application's");
     }
     let address = Some("0000:3b:00.0".to_owned());
-    assert_eq!(told("79 0"), Some(Xid { code: 79, address }));
+    assert_eq!(wait_for("79 0"), Some(Xid { code: 79, address }));
     assert_eq!(
-        told("48 -1"),
+        wait_for("48 -1"),
         Some(Xid {
             code: 48,
             address: None
@@ -101,7 +101,7 @@ fn only_critical_xids_are_reported() {
     // The subscription outlives the handle that created it.
     drop(nvml);
     assert_eq!(
-        told("74 -1"),
+        wait_for("74 -1"),
         Some(Xid {
             code: 74,
             address: None

@@ -28,7 +28,7 @@ impl TestHierarchy {
         let root = Root::system().unwrap();
         let name = format!("koord-test-{}-{number}", std::process::id());
         let path = CgroupPath::new(&name).unwrap();
-        let made = if root.has_cgroups() {
+        let created = if root.has_cgroups() {
             root.cgroup(&path).create(&CONTROLLERS).map(|_| ())
         } else {
             Err(HostError::Unsupported {
@@ -36,7 +36,7 @@ impl TestHierarchy {
                 version: "this machine",
             })
         };
-        match made {
+        match created {
             Ok(()) => Some(Self { root, path }),
             Err(error) => {
                 skip("cgroup-write", error);

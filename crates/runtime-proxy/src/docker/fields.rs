@@ -239,15 +239,15 @@ mod tests {
     #[test]
     fn only_differences_are_written() {
         let mut host = object(json!({ "CpuShares": 2, "Memory": 64, "Binds": ["/a:/a"] }));
-        let mut wanted = resources(&host);
+        let mut changed_resources = resources(&host);
         let before = host.clone();
-        put_resources(&mut host, &wanted);
+        put_resources(&mut host, &changed_resources);
         assert_eq!(host, before);
-        wanted.cpu_shares = 512;
-        wanted.cpu_quota = -1;
-        wanted.oom_score_adj = 998;
-        wanted.cpuset_cpus = "0-1".to_owned();
-        put_resources(&mut host, &wanted);
+        changed_resources.cpu_shares = 512;
+        changed_resources.cpu_quota = -1;
+        changed_resources.oom_score_adj = 998;
+        changed_resources.cpuset_cpus = "0-1".to_owned();
+        put_resources(&mut host, &changed_resources);
         let expected = json!({ "CpuShares": 512, "Memory": 64, "Binds": ["/a:/a"], "CpuQuota": -1,
             "OomScoreAdj": 998, "CpusetCpus": "0-1" });
         assert_eq!(Value::Object(host), expected);
@@ -259,9 +259,9 @@ mod tests {
         let read = env(&config);
         assert_eq!(read["A"], "2");
         assert_eq!(read["B"], "$(A)=x");
-        let wanted = [("A", "2"), ("B", "3"), ("C", ""), ("D", "4")];
-        let wanted = wanted.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        put_env(&mut config, &wanted.into());
+        let variables = [("A", "2"), ("B", "3"), ("C", ""), ("D", "4")];
+        let variables = variables.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        put_env(&mut config, &variables.into());
         assert_eq!(config["Env"], json!(["A=1", "B=3", "A=2", "C=", "D=4"]));
     }
 

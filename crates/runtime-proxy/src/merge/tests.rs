@@ -83,14 +83,14 @@ fn unified_is_merged_by_key_and_huge_pages_stay() {
         hugepage_limits: vec![page("1GB", 8)],
         ..Default::default()
     };
-    let wanted = map(&[
+    let expected = map(&[
         ("io.weight", "50"),
         ("memory.high", "2"),
         ("memory.max", "1"),
     ]);
     for merge in [update, answer] {
         merge(&mut now, &answered);
-        assert_eq!(now.unified, wanted);
+        assert_eq!(now.unified, expected);
         assert_eq!(now.hugepage_limits, [page("2MB", 4)]);
     }
 }

@@ -79,19 +79,19 @@ proptest! {
         message.set_entry(9, "new", b"1").unwrap();
         let changed = message.encode();
         prop_assert!(changed.starts_with(&before));
-        let mut wanted = original.clone();
-        wanted.cpu_shares = shares;
-        wanted.cpuset_cpus = cpus;
-        wanted.unified.insert("k".to_owned(), value);
-        wanted.unified.insert("new".to_owned(), "1".to_owned());
-        prop_assert_eq!(cri::LinuxContainerResources::decode(changed.clone()).unwrap(), wanted);
+        let mut expected = original.clone();
+        expected.cpu_shares = shares;
+        expected.cpuset_cpus = cpus;
+        expected.unified.insert("k".to_owned(), value);
+        expected.unified.insert("new".to_owned(), "1".to_owned());
+        prop_assert_eq!(cri::LinuxContainerResources::decode(changed.clone()).unwrap(), expected);
         prop_assert!(changed.windows(after.len()).any(|part| part == after));
         // And back: setting a field to its present value changes nothing.
         let reparsed = Message::parse(&changed).unwrap();
-        let mut same = reparsed.clone();
-        same.set_int(3, shares);
-        same.set_entry(9, "new", b"1").unwrap();
-        prop_assert_eq!(same.encode(), reparsed.encode());
+        let mut edited = reparsed.clone();
+        edited.set_int(3, shares);
+        edited.set_entry(9, "new", b"1").unwrap();
+        prop_assert_eq!(edited.encode(), reparsed.encode());
     }
 }
 

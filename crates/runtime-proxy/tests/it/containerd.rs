@@ -136,9 +136,9 @@ async fn every_method_answers_as_containerd_itself() {
             continue;
         }
         for message in [&b""[..], b"\x0a\x04none", b"\x0a\x7f"] {
-            let wanted = direct.call(path, frame(message)).await;
+            let expected = direct.call(path, frame(message)).await;
             let got = through.call(path, frame(message)).await;
-            assert_eq!(got, wanted, "{path} {message:?}");
+            assert_eq!(got, expected, "{path} {message:?}");
         }
     }
 }

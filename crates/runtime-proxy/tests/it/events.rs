@@ -155,9 +155,14 @@ async fn the_events_of_a_runtime_come_byte_by_byte() {
         .cloned()
         .flat_map(streams)
         .collect();
-    let same = server_bytes
+    let equal_count = server_bytes
         .iter()
         .filter(|(_, server_bytes)| *server_bytes == got)
         .count();
-    assert_eq!(same, 1, "{} bytes differ from the server's", got.len());
+    assert_eq!(
+        equal_count,
+        1,
+        "{} bytes differ from the server's",
+        got.len()
+    );
 }

@@ -348,15 +348,15 @@ async fn a_pods_day() {
     let stage = start_fixture(Hooks::default(), "Fail").await;
     assert_eq!(stage.run().await.status().0, "0");
     let ran = cri::RunPodSandboxRequest::decode(stage.last()).unwrap();
-    let mut wanted = sandbox();
-    wanted.labels = map(&[("app", "web"), ("hooked", "pod")]);
-    wanted.linux.as_mut().unwrap().cgroup_parent = "/kubepods/pod4d0a/sub".to_owned();
-    assert_eq!(ran.config.unwrap(), wanted);
+    let mut expected = sandbox();
+    expected.labels = map(&[("app", "web"), ("hooked", "pod")]);
+    expected.linux.as_mut().unwrap().cgroup_parent = "/kubepods/pod4d0a/sub".to_owned();
+    assert_eq!(ran.config.unwrap(), expected);
 
     stage.client.cri("CreateContainer", &create()).await;
     let created = cri::CreateContainerRequest::decode(stage.last()).unwrap();
-    let mut wanted = create();
-    let config = wanted.config.as_mut().unwrap();
+    let mut expected = create();
+    let config = expected.config.as_mut().unwrap();
     config.envs[1].value = b"2".to_vec();
     config.envs.push(env("AAA", b"new"));
     config.annotations = map(&[("hooked", "yes")]);
@@ -365,7 +365,7 @@ async fn a_pods_day() {
     resources.cpu_shares = 4096;
     resources.cpu_quota = -1;
     resources.cpuset_cpus = "0-1".to_owned();
-    assert_eq!(created, wanted);
+    assert_eq!(created, expected);
 
     let id = cri::StartContainerRequest {
         container_id: "c1".to_owned(),
@@ -509,8 +509,8 @@ async fn failure_policy_decides_on_invalid_requests() {
         compressed[0] = 1;
         for body in [frame(&[0x0a, 0x7f, 1]), compressed.into()] {
             let got = stage.client.call(path, body.clone()).await;
-            let wanted = if recorded == 0 { "2" } else { "0" };
-            assert_eq!(got.status().0, wanted, "{got:?}");
+            let expected = if recorded == 0 { "2" } else { "0" };
+            assert_eq!(got.status().0, expected, "{got:?}");
             if recorded > 0 {
                 assert_eq!(stage.recorded.lock().last().unwrap().body, body);
             }

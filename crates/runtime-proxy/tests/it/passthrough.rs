@@ -61,9 +61,9 @@ async fn every_method_has_the_bytes_it_had() {
     ] {
         let body = frame(&message);
         for path in paths.iter().filter(|path| !path.ends_with("/Version")) {
-            let wanted = direct.call(path, body.clone()).await;
+            let expected = direct.call(path, body.clone()).await;
             let got = through.call(path, body.clone()).await;
-            assert_eq!(got, wanted, "{path}");
+            assert_eq!(got, expected, "{path}");
             let recorded = std::mem::take(&mut *recorded.lock());
             assert_eq!(recorded[0], recorded[1], "{path}");
             assert_eq!(recorded[1].body, body);
@@ -99,9 +99,9 @@ async fn failures_of_the_runtime_are_the_kubelets() {
         "/runtime.v1.RuntimeService/Status",
         "/runtime.v1.RuntimeService/Status3",
     ] {
-        let wanted = direct.call(path, frame(&[])).await;
-        assert_ne!(wanted.status().0, "0");
-        assert_eq!(through.call(path, frame(&[])).await, wanted, "{path}");
+        let expected = direct.call(path, frame(&[])).await;
+        assert_ne!(expected.status().0, "0");
+        assert_eq!(through.call(path, frame(&[])).await, expected, "{path}");
     }
 }
 

@@ -91,9 +91,9 @@ async fn other_api_versions_pass_without_hooks() {
         }
     }
     for (path, body) in calls {
-        let wanted = direct.call(&path, body.clone()).await;
-        assert_eq!(wanted.status().0, "0", "{path}");
-        assert_eq!(through.call(&path, body.clone()).await, wanted, "{path}");
+        let expected = direct.call(&path, body.clone()).await;
+        assert_eq!(expected.status().0, "0", "{path}");
+        assert_eq!(through.call(&path, body.clone()).await, expected, "{path}");
         let recorded = std::mem::take(&mut *recorded.lock());
         assert_eq!(recorded[0], recorded[1], "{path}");
         assert_eq!((&recorded[1].path, &recorded[1].body), (&path, &body));

@@ -78,13 +78,13 @@ fn a_request_without_resources_gets_those_of_the_answer() {
         config: Some(cri::ContainerConfig::default()),
         ..Default::default()
     };
-    let wanted = LinuxContainerResources {
+    let new_resources = LinuxContainerResources {
         cpu_quota: -1,
         ..Default::default()
     };
     let answer = ContainerResourceHookResponse::default();
     let bytes = Bytes::from(request.encode_to_vec());
-    let applied = create_container(&bytes, &answer, Some(&wanted)).unwrap();
+    let applied = create_container(&bytes, &answer, Some(&new_resources)).unwrap();
     let applied = cri::CreateContainerRequest::decode(applied).unwrap();
     let linux = applied.config.unwrap().linux.unwrap();
     assert_eq!(linux.resources.unwrap().cpu_quota, -1);
