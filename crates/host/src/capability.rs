@@ -58,7 +58,7 @@ impl Capabilities {
     pub fn from_name(name: &str) -> Option<Self> {
         let number = NAMES
             .iter()
-            .position(|known| known.eq_ignore_ascii_case(name))?;
+            .position(|candidate| candidate.eq_ignore_ascii_case(name))?;
         Some(Self(1 << number))
     }
 

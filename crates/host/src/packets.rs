@@ -452,7 +452,7 @@ mod tests {
             );
         }
         assert_eq!(size_of::<Instruction>(), 8);
-        assert_eq!(code.last().map(|one| one.code), Some(0x95));
+        assert_eq!(code.last().map(|instruction| instruction.code), Some(0x95));
     }
 
     /// Helper process of the test below, run in its group; does nothing by itself.

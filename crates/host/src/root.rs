@@ -282,7 +282,10 @@ impl Root {
             .trees
             .iter()
             .filter(|(_, carried)| {
-                carried.is_empty() || carried.iter().any(|known| controllers.contains(known))
+                carried.is_empty()
+                    || carried
+                        .iter()
+                        .any(|controller| controllers.contains(controller))
             })
             .map(|(path, _)| path.as_path())
     }

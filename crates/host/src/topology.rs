@@ -62,7 +62,7 @@ impl CpuTopology {
             let socket = file("physical_package_id")?.unwrap_or(0);
             let die = file("die_id")?.unwrap_or(0);
             let core_id = (socket, die, file("core_id")?.unwrap_or(cpu));
-            let core = match cores.iter().position(|known| *known == core_id) {
+            let core = match cores.iter().position(|other| *other == core_id) {
                 Some(position) => position,
                 None => {
                     cores.push(core_id);

@@ -162,7 +162,7 @@ fn device_status(device: &Detected) -> status::Device {
         None => "unhealthy".to_owned(),
         Some(health) => {
             let messages = [&health.code, &health.message];
-            let messages = messages.into_iter().filter(|word| !word.is_empty());
+            let messages = messages.into_iter().filter(|message| !message.is_empty());
             let messages: Vec<&str> = messages.map(String::as_str).collect();
             if messages.is_empty() {
                 "unhealthy".to_owned()

@@ -120,9 +120,9 @@ impl Decider {
             Call::RunPodSandbox => self.run_pod(&message).await,
             Call::CreateContainer => self.create_container(&message).await,
             Call::UpdateContainerResources => self.update_container(&message).await,
-            _ => self.by_id(call, &message).await.map(|done| {
+            _ => self.by_id(call, &message).await.map(|result| {
                 let unchanged = message.clone();
-                done.map(|post_call| (unchanged, post_call))
+                result.map(|post_call| (unchanged, post_call))
             }),
         };
         match decided {

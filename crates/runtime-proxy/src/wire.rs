@@ -146,11 +146,11 @@ impl Message {
 
     /// Replaces the field at the index or appends `field`; with `remove`, removes all fields with its number
     /// and kind.
-    fn put(&mut self, found: Option<usize>, remove: bool, field: Field) {
+    fn put(&mut self, index: Option<usize>, remove: bool, field: Field) {
         if remove {
             self.fields
                 .retain(|other| other.number != field.number || other.kind != field.kind);
-        } else if let Some(place) = found.and_then(|index| self.fields.get_mut(index)) {
+        } else if let Some(place) = index.and_then(|index| self.fields.get_mut(index)) {
             *place = field;
         } else {
             self.fields.push(field);

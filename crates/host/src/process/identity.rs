@@ -112,8 +112,8 @@ fn take_identity(identity: &Identity) -> io::Result<()> {
         }
     }
     if let (Some(kept), true) = (identity.capabilities, is_root) {
-        for one in single_sets().filter(|one| !kept.bits().contains(*one)) {
-            match rustix::thread::remove_capability_from_bounding_set(one) {
+        for capability in single_sets().filter(|set| !kept.bits().contains(*set)) {
+            match rustix::thread::remove_capability_from_bounding_set(capability) {
                 // There is no capability of this number.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
                 Err(error) => return Err(error.into()),

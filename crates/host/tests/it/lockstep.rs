@@ -119,7 +119,7 @@ impl LockstepMachine {
                         _ => self.writer.remove_dir(&dir).map_err(code)?,
                     }
                 }
-                if verb == "mkdir" && !self.groups.iter().any(|known| known == rest) {
+                if verb == "mkdir" && !self.groups.iter().any(|group| group == rest) {
                     self.groups.push(rest.to_owned());
                 }
                 Ok(())

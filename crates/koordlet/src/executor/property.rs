@@ -230,7 +230,7 @@ impl Watch {
         }
         let violations = wrong
             .into_iter()
-            .map(|what| format!("after {}={value}: {what}", path.display()));
+            .map(|violation| format!("after {}={value}: {violation}", path.display()));
         self.wrong.lock().unwrap().extend(violations);
     }
 }

@@ -164,7 +164,7 @@ pub(super) fn pools(
             batch = batch.union(cpus);
         }
     }
-    [services, batch].map(|taken| pool(machine, &taken, reserved))
+    [services, batch].map(|pod_cpus| pool(machine, &pod_cpus, reserved))
 }
 
 /// Returns the pool of each NUMA node. A node whose CPUs are all taken by pods has no pool; one whose

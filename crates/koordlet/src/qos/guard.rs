@@ -264,8 +264,8 @@ impl GuardPlanner {
     }
 
     fn missing_levers(&self, view: &View<'_>) -> Vec<(Lever, &'static str)> {
-        let why = self.bandwidth.and_then(|(_, why)| why);
-        let bandwidth = why.map(|why| (Lever::Bandwidth, why));
+        let problem = self.bandwidth.and_then(|(_, problem)| problem);
+        let bandwidth = problem.map(|problem| (Lever::Bandwidth, problem));
         missing_levers(view).into_iter().chain(bandwidth).collect()
     }
 

@@ -78,11 +78,11 @@ impl Rig {
         .unwrap();
     }
 
-    /// Waits, in paused time, until the Device satisfies `seen`.
-    async fn until(&self, what: &str, seen: impl Fn(&Value) -> bool) -> Value {
+    /// Waits, in paused time, until the Device satisfies `is_reached`.
+    async fn until(&self, what: &str, is_reached: impl Fn(&Value) -> bool) -> Value {
         eventually_within(self.step * 2000, what, async || {
             let device = self.devices.get_opt(NODE).await.unwrap()?;
-            Some(serde_json::to_value(device).unwrap()).filter(&seen)
+            Some(serde_json::to_value(device).unwrap()).filter(&is_reached)
         })
         .await
     }

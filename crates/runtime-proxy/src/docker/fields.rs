@@ -92,26 +92,26 @@ pub(super) fn resources(of: &Object) -> Resources {
 }
 
 /// Sets the resources of an update, except for equal values.
-pub(super) fn put_update(of: &mut Object, wanted: &Resources) {
-    let (mut now, mut wanted) = (resources(of), wanted.clone());
-    for ((field, wanted), (_, now)) in numbers(&mut wanted).into_iter().zip(numbers(&mut now)) {
-        if wanted != now {
-            of.insert(field.to_owned(), Value::from(*wanted));
+pub(super) fn put_update(of: &mut Object, new: &Resources) {
+    let (mut now, mut new) = (resources(of), new.clone());
+    for ((field, new), (_, now)) in numbers(&mut new).into_iter().zip(numbers(&mut now)) {
+        if new != now {
+            of.insert(field.to_owned(), Value::from(*new));
         }
     }
-    for ((field, wanted), (_, now)) in texts(&mut wanted).into_iter().zip(texts(&mut now)) {
-        if wanted != now {
-            of.insert(field.to_owned(), Value::from(wanted.clone()));
+    for ((field, new), (_, now)) in texts(&mut new).into_iter().zip(texts(&mut now)) {
+        if new != now {
+            of.insert(field.to_owned(), Value::from(new.clone()));
         }
     }
 }
 
 /// Sets the resources of a HostConfig, except for equal values.
-pub(super) fn put_resources(of: &mut Object, wanted: &Resources) {
-    if resources(of).oom_score_adj != wanted.oom_score_adj {
-        of.insert(SCORE.to_owned(), Value::from(wanted.oom_score_adj));
+pub(super) fn put_resources(of: &mut Object, new: &Resources) {
+    if resources(of).oom_score_adj != new.oom_score_adj {
+        of.insert(SCORE.to_owned(), Value::from(new.oom_score_adj));
     }
-    put_update(of, wanted);
+    put_update(of, new);
 }
 
 /// Returns the cgroup parent in a HostConfig in the form of hook requests: with the systemd driver, the slice
@@ -134,8 +134,8 @@ fn slice(parent: &str) -> Option<&str> {
 }
 
 /// Sets the cgroup parent of a HostConfig, in the form that it already has. An empty one changes nothing.
-pub(super) fn put_parent(of: &mut Object, wanted: &str) {
-    if wanted.is_empty() || wanted == parent(of) {
+pub(super) fn put_parent(of: &mut Object, new_parent: &str) {
+    if new_parent.is_empty() || new_parent == parent(of) {
         return;
     }
     let systemd = of
@@ -143,9 +143,9 @@ pub(super) fn put_parent(of: &mut Object, wanted: &str) {
         .and_then(Value::as_str)
         .is_some_and(|now| slice(now).is_some());
     let name = if systemd {
-        wanted.rsplit('/').next().unwrap_or(wanted)
+        new_parent.rsplit('/').next().unwrap_or(new_parent)
     } else {
-        wanted
+        new_parent
     };
     of.insert(PARENT.to_owned(), Value::from(name));
 }
@@ -164,13 +164,13 @@ pub(super) fn env(config: &Object) -> BTreeMap<String, String> {
 }
 
 /// Changes variables in place and appends new ones: a later one may refer to an earlier one.
-pub(super) fn put_env(config: &mut Object, wanted: &BTreeMap<String, String>) {
+pub(super) fn put_env(config: &mut Object, variables: &BTreeMap<String, String>) {
     let now = env(config);
     let mut list = match config.get(ENV) {
         Some(Value::Array(list)) => list.clone(),
         _ => Vec::new(),
     };
-    for (key, value) in wanted {
+    for (key, value) in variables {
         if now.get(key) == Some(value) {
             continue;
         }

@@ -53,11 +53,11 @@ impl Rig {
         })
     }
 
-    /// Runs until the levers are as `wanted`; returns the number of seconds.
-    fn until(&mut self, cure: EffectiveLever, wanted: impl Fn(&Self) -> bool) -> u64 {
+    /// Runs until `is_reached`; returns the number of seconds.
+    fn until(&mut self, cure: EffectiveLever, is_reached: impl Fn(&Self) -> bool) -> u64 {
         for second in 1..300 {
             self.suffer(cure);
-            if wanted(self) {
+            if is_reached(self) {
                 return second;
             }
         }
