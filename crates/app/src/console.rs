@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 /// Prints one line on standard output. A closed pipe is not an error worth a panic.
-pub fn say(line: impl std::fmt::Display) {
+pub fn print_line(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 

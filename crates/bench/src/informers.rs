@@ -90,7 +90,7 @@ struct KindBytes {
 pub(super) fn run(args: &Args) -> Result<Option<InformerFigures>> {
     let count = args.objects as usize;
     if let (Some(part), [kind]) = (args.here, &args.only[..]) {
-        koord_app::console::say(measure(kind, part, count)?);
+        koord_app::console::print_line(measure(kind, part, count)?);
         return Ok(None);
     }
     let program = std::env::current_exe().context("this program's path")?;

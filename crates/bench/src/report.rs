@@ -44,7 +44,7 @@ impl Report {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn publish(&self, file: Option<&Path>) -> Result<()> {
-        console::say(self.text());
+        console::print_line(self.text());
         file.map_or(Ok(()), |path| {
             std::fs::write(path, &self.json)
                 .with_context(|| format!("cannot write {}", path.display()))

@@ -150,7 +150,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Workload(Workload::Doze(args)) => workload::doze::run(&args),
         Command::Workload(Workload::Load(args)) => {
             let outcome = workload::load::run(&args)?;
-            console::say(serde_json::to_string(&outcome).context("outcome as JSON")?);
+            console::print_line(serde_json::to_string(&outcome).context("outcome as JSON")?);
         }
         Command::Up(args) => up::main(&args)?,
         Command::Down(args) => running::down(&args)?,

@@ -226,7 +226,7 @@ async fn run(args: &Args) -> Result<()> {
             Err(error) => Some(error),
         },
         signal = stop.next() => {
-            console::say(format_args!("{signal}: stopping: pods first, then the components"));
+            console::print_line(format_args!("{signal}: stopping: pods first, then the components"));
             None
         }
     };
@@ -236,7 +236,7 @@ async fn run(args: &Args) -> Result<()> {
     let mut stopping = pin!(cluster.stop());
     tokio::select! {
         () = &mut stopping => return ended,
-        signal = stop.next() => console::say(format_args!("{signal} again: pods are killed")),
+        signal = stop.next() => console::print_line(format_args!("{signal} again: pods are killed")),
     }
     hurry.cancel();
     tokio::select! {
@@ -271,7 +271,7 @@ async fn serve(
         koordlet: cluster.koordlet_address,
     };
     running.write(data_dir)?;
-    console::say(running.welcome(running::Stopping::CtrlC));
+    console::print_line(running.welcome(running::Stopping::CtrlC));
     Err(cluster.failed().await)
 }
 
@@ -334,8 +334,8 @@ fn detach(args: &Args) -> Result<()> {
         if let Some(running) =
             RunningCluster::read(&dir)?.filter(|running| running.pid == child.id())
         {
-            console::say(running.welcome(running::Stopping::Down(&dir, args.data_dir.is_some())));
-            console::say(format_args!("  its log: {}\n", path.display()));
+            console::print_line(running.welcome(running::Stopping::Down(&dir, args.data_dir.is_some())));
+            console::print_line(format_args!("  its log: {}\n", path.display()));
             return Ok(());
         }
         std::thread::park_timeout(Duration::from_millis(50));

@@ -197,9 +197,9 @@ impl RecordFilter {
 
 fn show(args: &Args, record: &Value) {
     if args.json {
-        console::say(record);
+        console::print_line(record);
     } else {
-        console::say(line(record));
+        console::print_line(line(record));
     }
 }
 

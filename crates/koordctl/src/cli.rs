@@ -57,7 +57,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Node(command) => node::main(&command),
         Command::Audit(args) => audit::main(&args),
         Command::Crds => {
-            console::say(crds::yaml()?.trim_end());
+            console::print_line(crds::yaml()?.trim_end());
             Ok(())
         }
     }

@@ -42,9 +42,9 @@ pub fn main(command: &NodeCommand) -> Result<()> {
     };
     let status = runtime()?.block_on(fetch_status(&running::koordlet(args.address.as_deref())))?;
     if args.json {
-        console::say(serde_json::to_string_pretty(&status)?);
+        console::print_line(serde_json::to_string_pretty(&status)?);
     } else {
-        console::say(render(&status).trim_end());
+        console::print_line(render(&status).trim_end());
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ async fn run(args: &Args) -> Result<()> {
         reports.push(report(object, &requested));
     }
     if args.output == "json" {
-        console::say(serde_json::to_string_pretty(&reports)?);
+        console::print_line(serde_json::to_string_pretty(&reports)?);
     } else if reports.is_empty() {
         let place = if args.all_namespaces {
             "the cluster".to_owned()
@@ -122,7 +122,7 @@ async fn run(args: &Args) -> Result<()> {
         };
         console::warn(format_args!("No Recommendations found in {place}."));
     } else {
-        console::say(table(&reports, args.all_namespaces));
+        console::print_line(table(&reports, args.all_namespaces));
     }
     Ok(())
 }

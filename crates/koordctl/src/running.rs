@@ -242,23 +242,23 @@ pub fn status(args: &Args) -> Result<()> {
     };
     match RunningCluster::read(&dir)?.filter(|running| running.pid == holder.pid) {
         Some(running) => {
-            console::say(format_args!(
+            console::print_line(format_args!(
                 "up: {} with {}, process {}{}",
                 running.server,
                 running.nodes(),
                 running.pid,
                 if running.memory { ", in memory" } else { "" },
             ));
-            console::say(format_args!(
+            console::print_line(format_args!(
                 "  export KUBECONFIG={}",
                 running.kubeconfig.display()
             ));
             let notices = running.notices();
             if !notices.is_empty() {
-                console::say(notices.trim_end());
+                console::print_line(notices.trim_end());
             }
         }
-        None => console::say(format_args!(
+        None => console::print_line(format_args!(
             "process {} is starting or stopping a cluster in {}",
             holder.pid,
             dir.display()
@@ -292,7 +292,7 @@ pub fn down(args: &Args) -> Result<()> {
         }
         std::thread::park_timeout(Duration::from_millis(50));
     }
-    console::say(format_args!(
+    console::print_line(format_args!(
         "stopped; its files in {} are kept",
         dir.display()
     ));

@@ -440,15 +440,15 @@ fn summarise(
 
 /// Prints and writes the results: the figures first, as they cannot be repeated.
 fn finish(args: &Args, suite: &Suite) -> Result<()> {
-    console::say("");
-    console::say(table::text(suite));
-    console::say("");
+    console::print_line("");
+    console::print_line(table::text(suite));
+    console::print_line("");
     if let Some(path) = &args.json {
         output::write_json(path, suite)?;
-        console::say(format_args!("The figures:  {}", path.display()));
+        console::print_line(format_args!("The figures:  {}", path.display()));
     }
     output::write(&args.report, &page::suite::html(suite))?;
-    console::say(format_args!("The pictures: {}", args.report.display()));
+    console::print_line(format_args!("The pictures: {}", args.report.display()));
     Ok(())
 }
 

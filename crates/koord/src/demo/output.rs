@@ -89,15 +89,15 @@ pub fn publish(
     page: (&str, &Path),
     pictures: &str,
 ) -> Result<()> {
-    console::say("");
-    console::say(table);
+    console::print_line("");
+    console::print_line(table);
     if let Some(path) = json {
         write_json(path, figures)?;
-        console::say(format_args!("The figures: {}", path.display()));
+        console::print_line(format_args!("The figures: {}", path.display()));
     }
     let (html, report) = page;
     write(report, html)?;
-    console::say(format_args!("The {pictures}: {}", report.display()));
+    console::print_line(format_args!("The {pictures}: {}", report.display()));
     Ok(())
 }
 

@@ -67,11 +67,11 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     if args.is_json() {
         let mut answer = serde_json::to_value(&report)?;
         answer["jobs"] = serde_json::to_value(&jobs)?;
-        console::say(serde_json::to_string_pretty(&answer)?);
+        console::print_line(serde_json::to_string_pretty(&answer)?);
     } else {
         let mut text = render(&report, node);
         render_jobs(&mut text, &jobs);
-        console::say(text.trim_end());
+        console::print_line(text.trim_end());
     }
     Ok(())
 }

@@ -260,7 +260,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
         None if args.is_json() => {
             let output = json!({"pod": format!("{namespace}/{name}"), "hints": hints,
                 "condition": condition(&pod), "scheduler": missing});
-            console::say(serde_json::to_string_pretty(&output)?);
+            console::print_line(serde_json::to_string_pretty(&output)?);
             Ok(())
         }
         None => {
@@ -269,7 +269,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
                 let _ = writeln!(text, "  {hint}");
             }
             let _ = writeln!(text, "  ({missing})");
-            console::say(text.trim_end());
+            console::print_line(text.trim_end());
             Ok(())
         }
     }
@@ -281,14 +281,14 @@ fn print_answer(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
         if !hints.is_empty() {
             answer["hints"] = json!(hints);
         }
-        console::say(serde_json::to_string_pretty(&answer)?);
+        console::print_line(serde_json::to_string_pretty(&answer)?);
         return Ok(());
     }
     let mut text = render::render(answer);
     for hint in hints {
         let _ = writeln!(text, "  {hint}");
     }
-    console::say(text.trim_end());
+    console::print_line(text.trim_end());
     Ok(())
 }
 
@@ -347,7 +347,7 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
             Err(why) => json!({"unknown": why}),
         };
         let answer = json!({"resources": explanation, "pressureGuard": guard});
-        console::say(serde_json::to_string_pretty(&answer)?);
+        console::print_line(serde_json::to_string_pretty(&answer)?);
         return Ok(());
     }
     let mut text = explanation
@@ -362,7 +362,7 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
             let _ = writeln!(text, "pressure guard: unknown ({why})");
         }
     }
-    console::say(text.trim_end());
+    console::print_line(text.trim_end());
     Ok(())
 }
 

@@ -37,9 +37,9 @@ pub(super) fn main(args: &Args) -> Result<()> {
             "pods": listed.pods,
             "problems": listed.zones.problems,
         });
-        console::say(serde_json::to_string_pretty(&value)?);
+        console::print_line(serde_json::to_string_pretty(&value)?);
     } else {
-        console::say(render(&machine, listed.as_ref()).trim_end());
+        console::print_line(render(&machine, listed.as_ref()).trim_end());
     }
     Ok(())
 }
