@@ -55,7 +55,7 @@ pub struct TickOutcome {
     /// Name, state and text of each strategy, for the status page.
     pub strategy_states: Vec<(&'static str, State, String)>,
     /// Actions of the pressure guard, for the audit log and the node's events.
-    pub notes: Vec<guard::GuardAction>,
+    pub guard_actions: Vec<guard::GuardAction>,
     /// Status of the pressure guard when it changed: `None` without a change, `Some(None)` while the guard is
     /// inactive.
     pub guard: Option<Option<Guard>>,
@@ -266,9 +266,9 @@ impl Agent {
         }
         self.rules.store(plan.rules.take());
         let strategy_states = plan.take_strategy_states();
-        let notes = std::mem::take(&mut plan.notes);
-        for note in &notes {
-            let entry = note.entry(node.as_deref().map_or("", |node| node.name.as_str()));
+        let guard_actions = std::mem::take(&mut plan.guard_actions);
+        for action in &guard_actions {
+            let entry = action.entry(node.as_deref().map_or("", |node| node.name.as_str()));
             self.audit.record(now.wall, entry);
         }
         let guard = plan.guard_status.take();
@@ -279,7 +279,7 @@ impl Agent {
         let mut ticked = TickOutcome {
             evictions,
             strategy_states,
-            notes,
+            guard_actions,
             guard,
             ..TickOutcome::default()
         };

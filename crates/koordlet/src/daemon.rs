@@ -557,7 +557,7 @@ impl MainLoop {
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();
                     let now = self.now(origin);
-                    let TickOutcome { evictions: due, strategy_states, notes, guard, .. } = self.agent.tick(now);
+                    let TickOutcome { evictions: due, strategy_states, guard_actions, guard, .. } = self.agent.tick(now);
                     let took = began.elapsed();
                     self.metrics.record_tick(took.as_secs_f64());
                     let collectors = self.agent.collectors();
@@ -588,8 +588,8 @@ impl MainLoop {
                         }
                         status::apply_strategy_states(status, strategy_states);
                     });
-                    for note in notes.iter().filter(|note| note.event) {
-                        self.events.record(now.ms(), note);
+                    for action in guard_actions.iter().filter(|action| action.event) {
+                        self.events.record(now.ms(), action);
                     }
                     if let Some(evictor) = &self.evictor {
                         for eviction in due {

@@ -80,13 +80,13 @@ impl NodeEvents {
     }
 
     /// Records an event unless the rate limit is exceeded; dropped ones are only in the audit log.
-    pub(crate) fn record(&mut self, now_ms: u64, note: &GuardAction) {
-        let reason = format!("PressureGuard{}", note.kind);
+    pub(crate) fn record(&mut self, now_ms: u64, action: &GuardAction) {
+        let reason = format!("PressureGuard{}", action.kind);
         self.record_event(
             now_ms,
             Severity::Normal,
             &reason,
-            &note.message,
+            &action.message,
             "audit log",
         );
     }

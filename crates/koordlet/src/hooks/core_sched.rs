@@ -30,12 +30,12 @@ fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     if target.is_pod() || !TOUCHED.has(target.class()) {
         return;
     }
-    let notes = pod.notes();
+    let settings = pod.settings();
     let ask = CoreSchedPod {
         qos: pod.qos,
         kube: pod.kube_qos,
-        group: notes.core_sched_group.as_deref().unwrap_or_default(),
-        policy: match notes.core_sched_policy {
+        group: settings.core_sched_group.as_deref().unwrap_or_default(),
+        policy: match settings.core_sched_policy {
             CoreSchedPolicy::Group => PodPolicy::Group,
             CoreSchedPolicy::None => PodPolicy::None,
             CoreSchedPolicy::Exclusive => PodPolicy::Exclusive,

@@ -49,7 +49,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
             qos: pod.qos,
             kube: pod.kube_qos,
             own: own.as_deref(),
-            numa: &pod.notes().numa,
+            numa: &pod.settings().numa,
             batch_by_pool: rules.batch_by_pool,
         };
         adjustment.cpus =

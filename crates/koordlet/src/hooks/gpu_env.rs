@@ -28,10 +28,10 @@ fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let Some(container) = target.container() else {
         return;
     };
-    let notes = target.pod.notes();
+    let settings = target.pod.settings();
     let injection = container_env(GpuEnvRequest {
-        devices: &notes.devices,
-        isolation: notes.gpu_isolation.as_deref(),
+        devices: &settings.devices,
+        isolation: settings.gpu_isolation.as_deref(),
         library: &rules.hami_library,
         monitored: rules.hami_monitor,
         uid: &target.pod.uid,

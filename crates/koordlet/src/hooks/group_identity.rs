@@ -29,7 +29,7 @@ pub(crate) const HOOK: Hook = Hook {
 fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
     let pod = target.pod;
     if let Some(identity) = &rules.group_identity {
-        let own = pod.notes().cpu_qos.as_ref();
+        let own = pod.settings().cpu_qos.as_ref();
         adjustment.bvt = hook_value(identity.pod(pod.qos, pod.kube_qos, own), NAME);
     }
 }

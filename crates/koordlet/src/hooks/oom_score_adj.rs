@@ -25,7 +25,7 @@ fn run(target: &HookTarget<'_>, _: &Rules, adjustment: &mut Adjustment) {
     if let Some(container) = target.container() {
         let configured = target
             .pod
-            .notes()
+            .settings()
             .oom_score_adj
             .for_container(&container.name);
         adjustment.oom_score_adj = configured.and_then(|adj| hook_value(i64::from(adj), NAME));

@@ -26,7 +26,7 @@ fn run(target: &HookTarget<'_>, _: &Rules, adjustment: &mut Adjustment) {
         return;
     }
     let by = NAME;
-    match device_files(&target.pod.notes().devices) {
+    match device_files(&target.pod.settings().devices) {
         Ok(files) => {
             let files = files.into_iter().map(|value| HookValue { value, by });
             adjustment.devices.extend(files);

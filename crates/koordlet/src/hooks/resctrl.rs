@@ -33,7 +33,7 @@ pub(super) const HOOK: Hook = Hook {
 };
 
 fn run(target: &HookTarget<'_>, _: &Rules, adjustment: &mut Adjustment) {
-    if let Some((shares, _)) = &target.pod.notes().resctrl {
+    if let Some((shares, _)) = &target.pod.settings().resctrl {
         let assignment = ResctrlAssignment {
             group: format!("{GROUP_PREFIX}{}", target.pod.uid),
             shares: shares.clone(),

@@ -144,7 +144,7 @@ impl BlockIo {
             if pod.qos == QosClass::None || pod.phase != Phase::Running {
                 continue;
             }
-            let blocks = match &pod.notes().blkio_qos {
+            let blocks = match &pod.settings().blkio_qos {
                 Some(config) if claims_are_resolved(view, pod) => {
                     self.limited.insert(pod.uid.clone());
                     &config.blocks[..]
@@ -296,7 +296,7 @@ fn enabled(settings: Option<&BlkIOQOSCfg>) -> &[BlockCfg] {
 
 /// Returns whether every persistent volume claim in the pod's settings was looked up.
 fn claims_are_resolved(view: &View<'_>, pod: &PodInfo) -> bool {
-    let mut sources = pod.notes().volumes.values();
+    let mut sources = pod.settings().volumes.values();
     sources.all(|source| match source {
         VolumeSource::Claim(name) => {
             let key = (pod.namespace.clone(), name.clone());
@@ -314,7 +314,7 @@ fn devices_of_pod(
     storage: &Storage,
     block: &BlockCfg,
 ) -> Result<BTreeSet<String>, String> {
-    let source = pod.notes().volumes.get(&block.name);
+    let source = pod.settings().volumes.get(&block.name);
     let Some(source) = source.filter(|_| block.type_ == Some(BlockType::PodVolume)) else {
         return storage.devices(block, None);
     };

@@ -192,7 +192,7 @@ impl Planner for GuardPlanner {
         }
         self.log_start(view, sees_bandwidth, plan);
         for event in &events {
-            self.note(view, event, plan);
+            self.record_event(view, event, plan);
         }
         plan.guard = self.targets(view, &settings);
         if settings.reclaim {
@@ -322,7 +322,7 @@ impl GuardPlanner {
             }
         };
         tracing::info!(message, "pressure guard started or changed signals");
-        plan.notes.push(GuardAction {
+        plan.guard_actions.push(GuardAction {
             pod: None,
             kind,
             message,
@@ -330,7 +330,7 @@ impl GuardPlanner {
         });
     }
 
-    fn note(&mut self, view: &View<'_>, event: &Event<u64>, plan: &mut Plan) {
+    fn record_event(&mut self, view: &View<'_>, event: &Event<u64>, plan: &mut Plan) {
         let pod = self.name_of(event.key).to_owned();
         let kind = targets::kind(event.kind);
         let message = targets::message(event, &pod, view.now.ms());
@@ -338,7 +338,7 @@ impl GuardPlanner {
         self.metrics.guard_event(&event.lever.to_string(), kind);
         self.why.clone_from(&message);
         let pod = view.pods().find(|view| view.id == event.key);
-        plan.notes.push(GuardAction {
+        plan.guard_actions.push(GuardAction {
             pod: pod.map(|pod| (pod.info.namespace.clone(), pod.info.name.clone())),
             kind,
             message,

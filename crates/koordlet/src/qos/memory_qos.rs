@@ -189,7 +189,7 @@ fn push(view: &View<'_>, plan: &mut Plan, at: &Write, values: &Values) {
 impl MemoryQos {
     fn settings(&mut self, view: &View<'_>, pod: &PodInfo) -> MemoryQOSCfg {
         let node = view.facts.slo.memory_qos(pod.qos_default);
-        let own = pod.notes().memory_qos.as_ref();
+        let own = pod.settings().memory_qos.as_ref();
         let (settings, errors) = memory_qos::settings(node, pod.qos_default, own);
         for error in errors {
             self.log.log_off(error.field, &error);

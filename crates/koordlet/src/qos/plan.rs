@@ -200,7 +200,7 @@ pub struct Plan {
     /// Lever targets of the pressure guard, for the strategies that apply them.
     pub guard: LeverTargets,
     /// Actions of the pressure guard, for the audit log and the node's events.
-    pub notes: Vec<GuardAction>,
+    pub guard_actions: Vec<GuardAction>,
     /// Status of the pressure guard when it changed: `None` without a change, `Some(None)` while the guard is
     /// inactive.
     pub guard_status: Option<Option<health::Guard>>,

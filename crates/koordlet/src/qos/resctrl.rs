@@ -137,7 +137,7 @@ impl Planner for Control {
         }
         let mut own = FxHashSet::default();
         for pod in view.pods().map(|pod| pod.info) {
-            let name = match &pod.notes().resctrl {
+            let name = match &pod.settings().resctrl {
                 Some(_) if !gates.is_on(Gate::Resctrl) => continue,
                 Some((settings, _)) => {
                     let (lines, errors) = resctrl::pod_lines(&hardware, settings);

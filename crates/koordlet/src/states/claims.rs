@@ -81,7 +81,7 @@ async fn update_claims(states: &States, client: &Client, log: &mut LogOnChange) 
 
 /// Returns the claims that the pod's block I/O settings refer to.
 fn volume_claims(pod: &PodInfo) -> impl Iterator<Item = (String, String)> {
-    let sources = pod.notes().volumes.values();
+    let sources = pod.settings().volumes.values();
     sources.filter_map(|source| match source {
         VolumeSource::Claim(name) => Some((pod.namespace.clone(), name.clone())),
         VolumeSource::Csi => None,

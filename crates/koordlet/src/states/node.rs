@@ -221,7 +221,7 @@ fn amounts(
 }
 
 fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation {
-    let read = ReservedResources::from_annotations(reader.notes()).map(|reserved| {
+    let read = ReservedResources::from_annotations(reader.annotations()).map(|reserved| {
         reserved.map(|reserved| Reservation {
             amounts: Amounts {
                 cpu: reserved.amount(resources::CPU).milli_value().max(0),
@@ -230,7 +230,7 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
             cpus: reserved.cpus.clone(),
             trims_allocatable: reserved.trims_allocatable,
             // The same annotation was parsed before.
-            annotation: extension::read(reader.notes(), annotations::NODE_RESERVATION)
+            annotation: extension::read(reader.annotations(), annotations::NODE_RESERVATION)
                 .ok()
                 .flatten()
                 .unwrap_or_default(),

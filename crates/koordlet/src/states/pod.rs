@@ -3,11 +3,11 @@
 mod conflict;
 mod containers;
 mod exclusive;
-mod notes;
+mod settings;
 
 pub use conflict::AdjustmentConflict;
 pub(crate) use exclusive::{check_new_pod, resolve_cpu_conflicts};
-pub use notes::{CoreSchedPolicy, PodSettings, VolumeSource};
+pub use settings::{CoreSchedPolicy, PodSettings, VolumeSource};
 
 use super::Layout;
 use super::malformed::Malformed;
@@ -21,7 +21,7 @@ use koord_api::{annotations, labels};
 use koord_host::{CgroupPath, CpuSet};
 use koord_model::rdma_devices;
 use koord_model::reclaim::pod_request;
-use notes::ParsedAnnotations;
+use settings::ParsedAnnotations;
 
 /// A pod's phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,8 +146,8 @@ pub struct PodInfo {
     pub init_containers: Vec<ContainerInfo>,
     /// The conflict of runtime plugins that keeps a container from being created; `None` without one.
     pub conflict: Option<Box<AdjustmentConflict>>,
-    /// Settings of annotations; [`Self::notes`] returns them with defaults.
-    pub notes: Option<Box<PodSettings>>,
+    /// Settings of annotations; [`Self::settings`] returns them with defaults.
+    pub settings: Option<Box<PodSettings>>,
 }
 
 /// A pod without name, class or containers, as a start for fixtures.
@@ -180,7 +180,7 @@ impl Default for PodInfo {
             containers: Vec::new(),
             init_containers: Vec::new(),
             conflict: None,
-            notes: None,
+            settings: None,
         }
     }
 }
@@ -203,9 +203,9 @@ impl PodInfo {
         let cgroup = layout.pod(kube_qos, &uid).ok()?;
         // Cgroups of static pods are named after the kubelet's hash. Any user can write the annotation,
         // so a value that could be the UID of another pod is ignored.
-        let notes = meta.annotations.as_ref();
-        let hash = notes
-            .and_then(|notes| notes.get("kubernetes.io/config.hash"))
+        let annotations = meta.annotations.as_ref();
+        let hash = annotations
+            .and_then(|annotations| annotations.get("kubernetes.io/config.hash"))
             .filter(|hash| is_config_hash(hash));
         let cgroup = match hash {
             Some(hash) => layout.pod(kube_qos, hash).ok()?,
@@ -213,7 +213,7 @@ impl PodInfo {
         };
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
-        let mut reader = Reader::new(notes);
+        let mut reader = Reader::new(annotations);
         let read = ParsedAnnotations::parse(&mut reader, pod, last);
         let (containers, init_containers) =
             containers::read(&mut reader, pod, layout, &cgroup, last);
@@ -261,7 +261,7 @@ impl PodInfo {
             containers,
             init_containers,
             conflict: AdjustmentConflict::find(pod),
-            notes: read.notes,
+            settings: read.settings,
         };
         Some((info, reader.malformed))
     }
@@ -270,14 +270,14 @@ impl PodInfo {
     /// any creator of a pod can write the annotation, and a container would get their device files. Static
     /// pods, whose UID is not from an API server, may have any.
     pub(super) fn remove_unrequested_devices(&mut self, pod: &Pod) -> Option<Malformed> {
-        let devices = &self.notes().devices;
+        let devices = &self.settings().devices;
         if is_config_hash(&self.uid) || !rdma_devices::are_unrequested(pod, devices) {
             return None;
         }
-        if let Some(notes) = &mut self.notes {
-            notes.devices.remove(DeviceType::Rdma.as_str());
-            if **notes == notes::NONE {
-                self.notes = None;
+        if let Some(settings) = &mut self.settings {
+            settings.devices.remove(DeviceType::Rdma.as_str());
+            if **settings == settings::NONE {
+                self.settings = None;
             }
         }
         let key = annotations::DEVICE_ALLOCATED;
@@ -299,8 +299,8 @@ impl PodInfo {
 
     /// Returns the settings of annotations and labels.
     #[must_use]
-    pub fn notes(&self) -> &PodSettings {
-        self.notes.as_deref().unwrap_or(&notes::NONE)
+    pub fn settings(&self) -> &PodSettings {
+        self.settings.as_deref().unwrap_or(&settings::NONE)
     }
 
     /// Returns the main containers, then the init containers and sidecars.

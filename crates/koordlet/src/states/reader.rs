@@ -8,25 +8,25 @@ use std::fmt;
 
 /// Parses the annotations of one object and collects malformed ones.
 pub(super) struct Reader<'a> {
-    notes: Option<&'a BTreeMap<String, String>>,
+    annotations: Option<&'a BTreeMap<String, String>>,
     pub(super) malformed: Vec<Malformed>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(notes: Option<&'a BTreeMap<String, String>>) -> Self {
+    pub(super) fn new(annotations: Option<&'a BTreeMap<String, String>>) -> Self {
         Self {
-            notes,
+            annotations,
             malformed: Vec::new(),
         }
     }
 
-    pub(super) fn notes(&self) -> Option<&'a BTreeMap<String, String>> {
-        self.notes
+    pub(super) fn annotations(&self) -> Option<&'a BTreeMap<String, String>> {
+        self.annotations
     }
 
     /// Returns the text of `key`; `None` if missing or empty.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
-        let text = self.notes?.get(key)?.as_str();
+        let text = self.annotations?.get(key)?.as_str();
         (!text.is_empty()).then_some(text)
     }
 
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
 
     /// Returns the value of `key`, parsed as JSON; `last` if it is malformed.
     pub(super) fn json<T: DeserializeOwned>(&mut self, key: &str, last: Option<T>) -> Option<T> {
-        let read = extension::read(self.notes, key);
+        let read = extension::read(self.annotations, key);
         self.checked(read, last)
     }
 

@@ -58,7 +58,7 @@ impl TopologyInfo {
     #[must_use]
     pub fn read(object: &NodeResourceTopology, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let mut reader = Reader::new(object.metadata.annotations.as_ref());
-        let reserved = ReservedResources::from_annotations(reader.notes())
+        let reserved = ReservedResources::from_annotations(reader.annotations())
             .map(|reserved| reserved.map(|reserved| reserved.cpus));
         let info = Self {
             shared_pools: list(

@@ -204,8 +204,8 @@ fn harm_not_caused_by_batch_work_restricts_it_little() {
     rig.suffer(EffectiveLever::None);
     assert_eq!((rig.quota(), rig.is_idle()), (-1, false));
     assert_eq!(rig.class_cpus(), "0-3");
-    let notes = rig.suffer(EffectiveLever::None).notes;
-    assert!(notes.is_empty(), "{notes:?}");
+    let guard_actions = rig.suffer(EffectiveLever::None).guard_actions;
+    assert!(guard_actions.is_empty(), "{guard_actions:?}");
     let guard = rig.agent.guard.clone().unwrap();
     assert!(guard.services[0].muted_seconds.is_some());
 }

@@ -106,7 +106,7 @@ fn assigned_cpus(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet
         qos: pod.qos,
         kube: pod.kube_qos,
         own: own.as_deref(),
-        numa: &pod.notes().numa,
+        numa: &pod.settings().numa,
         batch_by_pool: true,
     };
     let cpus = container_cpus(ask, Some(pools))?;

@@ -46,7 +46,7 @@ impl LeverTargets {
 pub struct GuardAction {
     /// Namespace and name of the service; `None` for the node as a whole.
     pub pod: Option<(String, String)>,
-    /// EventKind of action as one word.
+    /// Kind of the action as one word.
     pub kind: &'static str,
     /// Description as a sentence.
     pub message: String,

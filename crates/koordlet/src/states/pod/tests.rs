@@ -127,10 +127,10 @@ fn pod_has_all_inputs_of_hooks_and_strategies() {
     assert_eq!((pod.priority_value, pod.sub_priority), (9100, Some(1200)));
     assert!(pod.eviction_enabled && pod.host_network);
     assert_eq!(pod.runtime_class.as_deref(), Some("kata"));
-    let notes = pod.notes();
-    assert_eq!(notes.core_sched_group.as_deref(), Some(""));
-    assert_eq!(notes.core_sched_policy, CoreSchedPolicy::Exclusive);
-    assert_eq!(notes.gpu_isolation.as_deref(), Some("HAMi-core"));
+    let settings = pod.settings();
+    assert_eq!(settings.core_sched_group.as_deref(), Some(""));
+    assert_eq!(settings.core_sched_policy, CoreSchedPolicy::Exclusive);
+    assert_eq!(settings.gpu_isolation.as_deref(), Some("HAMi-core"));
     let main = &pod.containers[0];
     assert_eq!(
         (main.role, main.running, main.hash()),
@@ -163,7 +163,10 @@ fn pod_has_all_inputs_of_hooks_and_strategies() {
     );
 
     let plain = info(json!({"metadata": {"uid": "u2"}, "spec": {"containers": [{"name": "a"}]}}));
-    assert_eq!((plain.notes(), plain.notes.is_none()), (&notes::NONE, true));
+    assert_eq!(
+        (plain.settings(), plain.settings.is_none()),
+        (&settings::NONE, true)
+    );
     assert_eq!((plain.sub_priority, plain.eviction_enabled), (None, false));
 }
 
@@ -260,15 +263,15 @@ fn malformed_annotation_keeps_last_good_value_and_is_reported() {
         .collect();
     let (pod, malformed) = noted(&json!(all), None);
     assert_eq!(malformed, []);
-    let notes = pod.notes();
-    assert_eq!(notes.oom_score_adj.for_container("a"), Some(-500));
+    let settings = pod.settings();
+    assert_eq!(settings.oom_score_adj.for_container("a"), Some(-500));
     assert_eq!(
-        (notes.numa[0].node, pod.cpus.as_ref().map(CpuSet::len)),
+        (settings.numa[0].node, pod.cpus.as_ref().map(CpuSet::len)),
         (1, Some(4))
     );
-    assert_eq!(notes.devices["gpu"][0].minor, 1);
+    assert_eq!(settings.devices["gpu"][0].minor, 1);
     assert_eq!(
-        notes.resctrl.as_ref().unwrap().1,
+        settings.resctrl.as_ref().unwrap().1,
         r#"{"mb":{"schemata":{"percent":20}}}"#
     );
     assert!(pod.may_be_evicted_by("CPUEvict") && !pod.may_be_evicted_by("MemoryEvict"));
@@ -322,10 +325,10 @@ fn rdma_devices_without_request_are_ignored() {
         .unwrap();
         states.publish_pods([pod].iter(), &Layout::default());
         let pods = states.pods.load_full().unwrap();
-        let devices = pods[0].notes().devices.keys().cloned();
+        let devices = pods[0].settings().devices.keys().cloned();
         (
             devices.collect::<Vec<_>>().join(" "),
-            pods[0].notes.is_none(),
+            pods[0].settings.is_none(),
         )
     };
     let own = "koordinator.sh/rdma";
@@ -397,9 +400,9 @@ proptest! {
             indexes.iter().map(|index| (NOTES[*index].0.to_owned(), json!(text))).collect();
         let (pod, malformed) = noted(&json!(notes), None);
         prop_assert!(malformed.len() <= notes.len());
-        let adj = pod.notes().oom_score_adj.for_container("a");
+        let adj = pod.settings().oom_score_adj.for_container("a");
         prop_assert!(adj.is_none_or(|adj| (-1000..=1000).contains(&adj)));
-        let identity = pod.notes().cpu_qos.as_ref().and_then(|cpu| cpu.group_identity);
+        let identity = pod.settings().cpu_qos.as_ref().and_then(|cpu| cpu.group_identity);
         prop_assert!(identity.is_none_or(|identity| (-1..=2).contains(&identity)));
         prop_assert!(pod.cpus.is_none_or(|cpus| !cpus.is_empty()));
     }

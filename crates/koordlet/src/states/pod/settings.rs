@@ -88,7 +88,7 @@ pub(super) static NONE: PodSettings = PodSettings {
 
 /// Parsed annotations and labels of a pod.
 pub(super) struct ParsedAnnotations {
-    pub(super) notes: Option<Box<PodSettings>>,
+    pub(super) settings: Option<Box<PodSettings>>,
     /// CPUs from `resource-status`; never empty.
     pub(super) cpus: Option<CpuSet>,
     pub(super) evictable_by: Option<Vec<String>>,
@@ -99,8 +99,8 @@ impl ParsedAnnotations {
     /// Parses annotations and labels; malformed ones have their value in `last`.
     pub(super) fn parse(reader: &mut Reader<'_>, pod: &Pod, last: Option<&PodInfo>) -> Self {
         let labels = pod.metadata.labels.as_ref();
-        let before = last.map_or(&NONE, PodInfo::notes);
-        let notes = reader.notes();
+        let before = last.map_or(&NONE, PodInfo::settings);
+        let annotations = reader.annotations();
         let label = |key: &str| labels.and_then(|labels| labels.get(key)).cloned();
         let status = reader.json::<ResourceStatus>(annotations::RESOURCE_STATUS, None);
         let (cpus, numa) = resource_status(reader, status, last);
@@ -125,11 +125,11 @@ impl ParsedAnnotations {
             reader.malformed.push(Malformed::new(key, text, &error));
             blkio_qos = before.blkio_qos.clone();
         }
-        let default = OomScoreAdj::read_default(notes);
+        let default = OomScoreAdj::read_default(annotations);
         let default = reader.checked(default, before.oom_score_adj.default);
-        let containers = OomScoreAdj::read_containers(notes).map(Some);
+        let containers = OomScoreAdj::read_containers(annotations).map(Some);
         let containers = reader.checked(containers, Some(before.oom_score_adj.containers.clone()));
-        let cpu_qos = extension::pod_cpu_qos(notes);
+        let cpu_qos = extension::pod_cpu_qos(annotations);
         let all = PodSettings {
             cpu_burst,
             cpu_qos: reader.checked(cpu_qos, before.cpu_qos.clone()),
@@ -156,15 +156,15 @@ impl ParsedAnnotations {
         };
         // A malformed list allows no feature to evict.
         let evictable_before = last.map_or(Some(Vec::new()), |last| last.evictable_by.clone());
-        let policy = extension::eviction_policy(notes);
-        let priority = extension::eviction_priority(notes);
+        let policy = extension::eviction_policy(annotations);
+        let priority = extension::eviction_priority(annotations);
         Self {
             evictable_by: reader.checked(policy, evictable_before),
             eviction_priority: reader
                 .checked(priority, last.map(|last| last.eviction_priority))
                 .unwrap_or_default(),
             cpus,
-            notes: (all != NONE).then(|| Box::new(all)),
+            settings: (all != NONE).then(|| Box::new(all)),
         }
     }
 }
@@ -189,7 +189,7 @@ fn resource_status(
     match read {
         Some((cpus, numa)) => (Some(cpus).filter(|cpus| !cpus.is_empty()), numa),
         None => last.map_or((None, Vec::new()), |last| {
-            (last.cpus.clone(), last.notes().numa.clone())
+            (last.cpus.clone(), last.settings().numa.clone())
         }),
     }
 }
