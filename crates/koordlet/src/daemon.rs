@@ -557,7 +557,8 @@ impl MainLoop {
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();
                     let now = self.now(origin);
-                    let TickOutcome { evictions: due, strategy_states, guard_actions, guard, .. } = self.agent.tick(now);
+                    let TickOutcome { evictions: due, strategy_states, guard_actions, guard, .. } =
+                        self.agent.tick(now);
                     let took = began.elapsed();
                     self.metrics.record_tick(took.as_secs_f64());
                     let collectors = self.agent.collectors();

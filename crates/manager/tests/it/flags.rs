@@ -1,7 +1,7 @@
 //! Compares the command line with the flags of upstream's program.
 
 use clap::CommandFactory as _;
-use koord_app::features::Stage;
+use koord_app::features::FeatureStage;
 use koord_app::flags::{self, boolean, duration};
 use koord_manager::{Args, GATES};
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,9 +199,9 @@ fn gates_match_upstream_stages_and_defaults() {
             .get(name)
             .unwrap_or_else(|| panic!("{name} is not known"));
         let expected = if stage == "BETA" {
-            Stage::Beta
+            FeatureStage::Beta
         } else {
-            Stage::Alpha
+            FeatureStage::Alpha
         };
         assert_eq!(gate.stage, expected, "{name}");
         if gate.default != default {
