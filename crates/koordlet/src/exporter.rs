@@ -27,7 +27,7 @@ pub use run::{Exporter, ExporterError, ExporterSettings, Metrics};
 use koord_host::procfs::MemInfo;
 use koord_host::{Root, numa, topology};
 use koord_model::alignment::fingerprint;
-use koord_model::export::{self, Machine, Node, Zones};
+use koord_model::export::{self, MachineTopology, Node, Zones};
 use koord_rpc::grpc::{self, MESSAGE_LIMIT};
 use koord_rpc::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use koord_rpc::podresources::{AllocatableResourcesRequest, ListPodResourcesRequest};
@@ -64,7 +64,7 @@ pub struct ListError {
 ///
 /// # Errors
 /// Fails if a file of the kernel cannot be read or parsed.
-pub fn machine(root: &Root) -> koord_host::Result<Machine> {
+pub fn machine(root: &Root) -> koord_host::Result<MachineTopology> {
     let nodes_found = numa::nodes(root)?;
     if nodes_found.is_empty() {
         let memory = MemInfo::read(root)?.map_or(0, |memory| memory.total);
@@ -100,7 +100,10 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
 ///
 /// # Errors
 /// Fails if the kubelet returns an error or does not respond within ten seconds.
-pub async fn list(machine: &Machine, socket: &Path) -> Result<PodResourcesSnapshot, ListError> {
+pub async fn list(
+    machine: &MachineTopology,
+    socket: &Path,
+) -> Result<PodResourcesSnapshot, ListError> {
     let failed = |call: &'static str| {
         let socket = socket.display().to_string();
         move |why: String| ListError { call, socket, why }

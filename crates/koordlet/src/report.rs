@@ -14,7 +14,7 @@ use koord_api::slo::{
     NumaUsage, PodMetricInfo, ReclaimableMetric, ResourceMap,
 };
 use koord_api::{GoDuration, Quantity, resources};
-use koord_model::percentile::Summary;
+use koord_model::percentile::WindowAggregates;
 
 /// Key of the pressure guard in a pod's extensions.
 pub const GUARD_EXTENSION: &str = "pressureGuard";
@@ -76,8 +76,8 @@ impl SubjectUsage<'_> {
                 let memory_span = collect(self.memory, millis, &mut memory);
                 let covered = cpu_span.min(memory_span).saturating_mul(2) >= millis;
                 let summaries = (
-                    Summary::from_samples(&mut cpu),
-                    Summary::from_samples(&mut memory),
+                    WindowAggregates::from_samples(&mut cpu),
+                    WindowAggregates::from_samples(&mut memory),
                 );
                 let usage = match summaries {
                     (Some(cpu), Some(memory)) if covered => [

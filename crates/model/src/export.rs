@@ -37,7 +37,7 @@ pub struct Node {
 }
 
 /// NUMA nodes of a machine by number, below 64.
-pub type Machine = BTreeMap<u8, Node>;
+pub type MachineTopology = BTreeMap<u8, Node>;
 
 /// Devices of one resource near the same NUMA nodes. The kubelet lists a device near several NUMA nodes once
 /// for each of them.
@@ -102,7 +102,7 @@ impl ZoneAmounts {
 
 /// Computes the zones of `machine`, whose kubelet lists `allocatable` in total and `taken` for containers.
 #[must_use]
-pub fn zones(machine: &Machine, allocatable: &Share, taken: &[Share]) -> Zones {
+pub fn zones(machine: &MachineTopology, allocatable: &Share, taken: &[Share]) -> Zones {
     let mut books = ZoneAccounting::open(machine, allocatable);
     for share in taken {
         books.take(share);
@@ -159,7 +159,7 @@ fn is_memory(name: &str) -> bool {
 
 /// State of the computation of the zones.
 struct ZoneAccounting<'a> {
-    machine: &'a Machine,
+    machine: &'a MachineTopology,
     nodes: BTreeMap<u8, BTreeMap<String, ZoneAmounts>>,
     /// Allocatable CPUs.
     cpus: &'a CpuSet,
@@ -172,7 +172,7 @@ struct ZoneAccounting<'a> {
 }
 
 impl<'a> ZoneAccounting<'a> {
-    fn open(machine: &'a Machine, allocatable: &'a Share) -> Self {
+    fn open(machine: &'a MachineTopology, allocatable: &'a Share) -> Self {
         let mut books = Self {
             machine,
             nodes: BTreeMap::new(),

@@ -96,7 +96,7 @@ pub enum Permission {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum MemberStage {
     /// Has no node and is not to be scheduled.
     Idle,
     /// To be scheduled.
@@ -113,7 +113,7 @@ struct Member {
     number: u64,
     key: Arc<str>,
     own: Option<Arc<GangDescription>>,
-    stage: Stage,
+    stage: MemberStage,
     /// True if the pod could be scheduled if it had no node.
     ready: bool,
     phase: Phase,
@@ -122,11 +122,11 @@ struct Member {
 
 impl Member {
     /// Returns the stage after the member releases its resources.
-    fn unplaced(&self) -> Stage {
+    fn unplaced(&self) -> MemberStage {
         if self.ready {
-            Stage::Pending
+            MemberStage::Pending
         } else {
-            Stage::Idle
+            MemberStage::Idle
         }
     }
 }
@@ -219,12 +219,12 @@ impl Gang {
         self.held.len() + self.going.len()
     }
 
-    fn count(&mut self, stage: Stage, phase: Phase, number: u64, uid: &Arc<str>, sign: bool) {
+    fn count(&mut self, stage: MemberStage, phase: Phase, number: u64, uid: &Arc<str>, sign: bool) {
         let list = match stage {
-            Stage::Pending => Some(&mut self.pending),
-            Stage::Held(_) => Some(&mut self.held),
-            Stage::Going => Some(&mut self.going),
-            Stage::Idle | Stage::Bound => None,
+            MemberStage::Pending => Some(&mut self.pending),
+            MemberStage::Held(_) => Some(&mut self.held),
+            MemberStage::Going => Some(&mut self.going),
+            MemberStage::Idle | MemberStage::Bound => None,
         };
         if let Some(list) = list {
             if sign {
@@ -241,8 +241,8 @@ impl Gang {
             };
         };
         match stage {
-            Stage::Idle => step(&mut self.idle),
-            Stage::Bound => step(&mut self.bound),
+            MemberStage::Idle => step(&mut self.idle),
+            MemberStage::Bound => step(&mut self.bound),
             _ => {}
         }
         match phase {
@@ -253,7 +253,7 @@ impl Gang {
         }
     }
 
-    fn set(&mut self, uid: &Arc<str>, stage: Stage) {
+    fn set(&mut self, uid: &Arc<str>, stage: MemberStage) {
         let Some(member) = self.members.get_mut(uid) else {
             return;
         };
@@ -261,7 +261,7 @@ impl Gang {
         member.stage = stage;
         self.count(old, phase, number, uid, false);
         self.count(stage, phase, number, uid, true);
-        self.began |= stage == Stage::Bound;
+        self.began |= stage == MemberStage::Bound;
     }
 }
 
@@ -284,10 +284,10 @@ impl Gangs {
         });
         let old = gang.members.remove(&uid);
         let stage = match old.as_ref().map(|old| old.stage) {
-            _ if seen.bound => Stage::Bound,
-            Some(stage @ (Stage::Held(_) | Stage::Going | Stage::Bound)) => stage,
-            _ if seen.ready => Stage::Pending,
-            _ => Stage::Idle,
+            _ if seen.bound => MemberStage::Bound,
+            Some(stage @ (MemberStage::Held(_) | MemberStage::Going | MemberStage::Bound)) => stage,
+            _ if seen.ready => MemberStage::Pending,
+            _ => MemberStage::Idle,
         };
         let number = old.as_ref().map_or(self.numbers, |old| old.number);
         self.numbers += 1;
@@ -314,18 +314,18 @@ impl Gangs {
         if described {
             self.admit_independent(&group, moves);
         }
-        if seen.promised && stage == Stage::Pending {
+        if seen.promised && stage == MemberStage::Pending {
             self.doubtful.insert(group.clone());
         }
         let before = old.map(|old| old.stage);
-        if stage == Stage::Bound && before != Some(Stage::Bound) {
+        if stage == MemberStage::Bound && before != Some(MemberStage::Bound) {
             self.record_bound(&group, &uid, moves);
             // Set only now: a group that counts as started would not admit its other members again.
             if let Some(gang) = self.gangs.get_mut(&id) {
                 gang.began = true;
             }
         }
-        let fresh = stage == Stage::Pending && before != Some(Stage::Pending);
+        let fresh = stage == MemberStage::Pending && before != Some(MemberStage::Pending);
         if fresh
             && let Some(attempt) = &mut self.attempt
             && attempt.group == group
@@ -361,7 +361,7 @@ impl Gangs {
             }
         }
         self.changed.insert(id.clone());
-        if matches!(member.stage, Stage::Held(_)) && strict && !independent {
+        if matches!(member.stage, MemberStage::Held(_)) && strict && !independent {
             let fresh = self.end_attempt(&group);
             self.reject_held(&group, &reason, fresh, moves);
         }

@@ -23,7 +23,7 @@ pub fn from_sorted(sorted: &[f64], p: f32) -> Option<f64> {
 
 /// Aggregates that a NodeMetric publishes for one window.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Summary {
+pub struct WindowAggregates {
     /// The mean.
     pub avg: f64,
     /// The 50th percentile.
@@ -36,7 +36,7 @@ pub struct Summary {
     pub p99: f64,
 }
 
-impl Summary {
+impl WindowAggregates {
     /// Computes the aggregates of `samples`, which are sorted in place; `None` if there are none.
     #[must_use]
     pub fn from_samples(samples: &mut [f64]) -> Option<Self> {
@@ -72,7 +72,7 @@ mod tests {
         }
         assert_eq!(from_sorted(&[7.0], 0.99), Some(7.0));
         assert_eq!(from_sorted(&[], 0.5), None);
-        assert_eq!(Summary::from_samples(&mut []), None);
+        assert_eq!(WindowAggregates::from_samples(&mut []), None);
     }
 
     /// Upstream: `Test_fieldPercentileOfMetricList`, the rows with values.
@@ -91,7 +91,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_summary_is_ordered(mut samples in prop::collection::vec(0.0..1e6_f64, 1..400)) {
-            let s = Summary::from_samples(&mut samples).unwrap();
+            let s = WindowAggregates::from_samples(&mut samples).unwrap();
             prop_assert!(s.p50 <= s.p90 && s.p90 <= s.p95 && s.p95 <= s.p99);
             prop_assert!(samples.first().is_some_and(|min| *min <= s.avg + 1e-6));
             prop_assert!(samples.last().is_some_and(|max| *max >= s.p99));

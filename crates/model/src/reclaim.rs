@@ -177,7 +177,7 @@ pub struct PodView {
 
 /// Usage that belongs to no known pod: a host application, or a pod that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Measured {
+pub struct ClassUsage {
     /// Priority class, as reported.
     pub priority: PriorityClass,
     /// Usage.
@@ -201,10 +201,10 @@ pub struct NodeView {
     pub prod_reclaimable: Amount,
     /// Running and pending pods.
     pub pods: Vec<PodView>,
-    /// Measured pods that are not in `pods`.
-    pub dangling: Vec<Measured>,
+    /// Usage of measured pods that are not in `pods`.
+    pub dangling: Vec<ClassUsage>,
     /// Host applications: services outside Kubernetes.
-    pub host_apps: Vec<Measured>,
+    pub host_apps: Vec<ClassUsage>,
 }
 
 impl NodeView {

@@ -15,7 +15,7 @@ use koord_api::{
     GoDuration, PriorityClass, QosClass, Quantity, ResourceList, priority, qos, quantity, resources,
 };
 use koord_kube::ObjectKey;
-use koord_model::percentile::Summary;
+use koord_model::percentile::WindowAggregates;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -444,8 +444,8 @@ impl NodeState {
             let mut memory: Vec<f64> = inside.iter().map(|(_, usage)| usage.memory).collect();
             if span * 2 >= duration.as_secs()
                 && let (Some(cpu), Some(memory)) = (
-                    Summary::from_samples(&mut cpu),
-                    Summary::from_samples(&mut memory),
+                    WindowAggregates::from_samples(&mut cpu),
+                    WindowAggregates::from_samples(&mut memory),
                 )
             {
                 for (name, cpu, memory) in [

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use koord_api::resources;
 use koord_api::topology::{Zone, zone_name};
 use koord_app::console;
-use koord_model::export::{Machine, Node};
+use koord_model::export::{MachineTopology, Node};
 use koordlet::exporter::{self, ListError, PodResourcesSnapshot};
 use serde_json::json;
 use std::fmt::Write as _;
@@ -45,7 +45,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
 }
 
 /// Formats the NUMA nodes of a machine, with allocated resources if the kubelet lists them.
-fn render(machine: &Machine, listed: Result<&PodResourcesSnapshot, &ListError>) -> String {
+fn render(machine: &MachineTopology, listed: Result<&PodResourcesSnapshot, &ListError>) -> String {
     let mut out = String::new();
     let zones = listed.iter().flat_map(|listed| &listed.zones.zones);
     let resources = zones.flat_map(|zone| &zone.resources);
@@ -140,7 +140,7 @@ mod tests {
             memory: [("memory".to_owned(), 8 << 30)].into(),
             distances: [(0, distances[0]), (1, distances[1])].into(),
         };
-        let machine: Machine = [(0, node("0-3", [10, 21])), (1, node("", [21, 10]))].into();
+        let machine: MachineTopology = [(0, node("0-3", [10, 21])), (1, node("", [21, 10]))].into();
         let share = |list: &str| Share {
             cpus: list.parse().unwrap(),
             ..Share::default()
@@ -171,7 +171,7 @@ mod tests {
             cpus: "0-3".parse().unwrap(),
             ..Node::default()
         };
-        let machine: Machine = [(0, node)].into();
+        let machine: MachineTopology = [(0, node)].into();
         let listed = PodResourcesSnapshot {
             zones: zones(&machine, &Share::default(), &[]),
             pods: 0,

@@ -86,7 +86,7 @@ fn pod(name: &str, container: ContainerResources) -> PodResources {
 
 const GI: u64 = 1 << 30;
 
-fn machine_of_two() -> Machine {
+fn machine_of_two() -> MachineTopology {
     let node = |list: &str| Node {
         cpus: list.parse().unwrap(),
         memory: [("memory".to_owned(), 8 * GI)].into(),

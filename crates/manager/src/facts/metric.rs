@@ -6,7 +6,7 @@ use koord_api::quantity::ResourceList;
 use koord_api::resources;
 use koord_api::slo::{NodeMetric, NodeMetricSpec, ResourceMap};
 use koord_kube::Cacheable;
-use koord_model::reclaim::{Amount, Measured};
+use koord_model::reclaim::{Amount, ClassUsage};
 
 /// The fields of a NodeMetric that the manager reads.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -33,7 +33,7 @@ pub(crate) struct Report {
     /// Predicted amount that prod pods request and will not use.
     pub(crate) prod_reclaimable: Amount,
     pub(crate) pods: Box<[PodUsage]>,
-    pub(crate) host_apps: Box<[Measured]>,
+    pub(crate) host_apps: Box<[ClassUsage]>,
 }
 
 /// Usage of one pod.
@@ -76,7 +76,7 @@ impl Report {
             priority: pod.priority,
             usage: pod.pod_usage.as_ref().map(|used| amount(used).into()),
         });
-        let host_apps = status.host_application_metric.iter().map(|app| Measured {
+        let host_apps = status.host_application_metric.iter().map(|app| ClassUsage {
             priority: app.priority,
             usage: app.usage.as_ref().map(amount).unwrap_or_default(),
         });

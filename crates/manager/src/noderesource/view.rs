@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Node;
 use koord_api::extension::ReservedResources;
 use koord_api::quantity::{self, Quantity};
 use koord_api::resources;
-use koord_model::reclaim::{Amount, Measured, NodeView, PodView};
+use koord_model::reclaim::{Amount, ClassUsage, NodeView, PodView};
 use std::collections::HashMap;
 
 /// Returns the view of a node with the pods bound to it and its newest report.
@@ -30,7 +30,7 @@ pub(crate) fn node_view<'a>(
             numa_nodes: pod.numa_nodes().to_vec(),
         });
     }
-    let dangling = measured.into_values().map(|metric| Measured {
+    let dangling = measured.into_values().map(|metric| ClassUsage {
         priority: metric.priority,
         usage: metric.usage.map(Packed::amount).unwrap_or_default(),
     });

@@ -32,7 +32,7 @@ fn devices(ids: &[&str], nodes: &[u8]) -> Devices {
 }
 
 /// Creates two NUMA nodes of four CPUs and 8 GiB; the first CPU and one GiB of each are reserved.
-fn machine() -> (Machine, Share) {
+fn machine() -> (MachineTopology, Share) {
     let node = |list: &str, near: u8| Node {
         cpus: cpus(list),
         memory: BTreeMap::from([("memory".to_owned(), 8 * GI)]),

@@ -3,7 +3,7 @@
 //! A kubelet with CPU manager `none` lists no CPUs as allocatable, and one with memory manager `None` no
 //! memory: all containers share them. Allocatable is then the capacity minus the reserved amounts.
 
-use super::{Machine, Node};
+use super::{MachineTopology, Node};
 use crate::cpuset::CpuSet;
 use koord_api::quantity::Quantity;
 use koord_api::resources;
@@ -28,7 +28,7 @@ pub struct Reserved {
 
 /// Adds the amounts missing in `zones` of `machine` under `reserved`. Amounts that the kubelet lists are
 /// kept.
-pub fn add_unmanaged(zones: &mut [Zone], machine: &Machine, reserved: &Reserved) {
+pub fn add_unmanaged(zones: &mut [Zone], machine: &MachineTopology, reserved: &Reserved) {
     let is_listed = |zones: &[Zone], name: &str| {
         let mut all = zones.iter().flat_map(|zone| &zone.resources);
         all.any(|it| it.name == name && !it.allocatable.is_zero())
@@ -119,7 +119,7 @@ mod tests {
     const GI: u64 = 1 << 30;
 
     /// Creates two NUMA nodes: 12 CPUs and 24 GiB, of which 4 GiB are huge pages, and 4 CPUs and 8 GiB.
-    fn machine() -> Machine {
+    fn machine() -> MachineTopology {
         let node = |list: &str, memory: u64, pages: u64| Node {
             cpus: list.parse().unwrap(),
             memory: [

@@ -1,6 +1,6 @@
 //! The scheduling attempt of a gang: from its first member to all or nothing.
 
-use super::{ALL_TRIED, Attempt, Gang, Gangs, Moves, Permission, Stage};
+use super::{ALL_TRIED, Attempt, Gang, Gangs, MemberStage, Moves, Permission};
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ impl Gangs {
         let Some(gang) = self.gangs.get_mut(&id) else {
             return Permission::NotFound;
         };
-        gang.set(&uid, Stage::Held(number));
+        gang.set(&uid, MemberStage::Held(number));
         let (group, wait) = (gang.group.clone(), gang.spec.as_ref().map(|spec| spec.wait));
         self.changed.insert(id);
         let Some(members) = self.groups.get(&group) else {
@@ -33,7 +33,7 @@ impl Gangs {
                     .get(&uid)
                     .and_then(|id| self.gangs.get_mut(id))
                 {
-                    gang.set(&uid, Stage::Held(number));
+                    gang.set(&uid, MemberStage::Held(number));
                 }
             }
             return Permission::Wait(wait.unwrap_or_default());
@@ -48,7 +48,7 @@ impl Gangs {
                 together.extend(gang.held.values().chain(gang.going.values()).cloned());
             }
             for held_uid in std::mem::take(&mut gang.held).into_values() {
-                gang.set(&held_uid, Stage::Going);
+                gang.set(&held_uid, MemberStage::Going);
                 if held_uid != uid {
                     moves.allow.push(held_uid);
                 }
@@ -144,10 +144,10 @@ impl Gangs {
         let (group, strict, unplaced) = (gang.group.clone(), gang.strict(), member.unplaced());
         let attempted = self.attempt.as_ref().is_some_and(|a| a.group == group);
         match member.stage {
-            Stage::Held(_) | Stage::Going => {}
+            MemberStage::Held(_) | MemberStage::Going => {}
             // A pending member was released with its gang already, except during an attempt, where another
             // plugin rejected it.
-            Stage::Pending if attempted => {}
+            MemberStage::Pending if attempted => {}
             _ => return,
         }
         let name = member.key.split('/').next_back().unwrap_or_default();
@@ -155,7 +155,7 @@ impl Gangs {
         gang.set(&uid, unplaced);
         self.changed.insert(id.clone());
         self.clear_binding(&group);
-        let comes_back = unplaced == Stage::Pending;
+        let comes_back = unplaced == MemberStage::Pending;
         if !independent && strict {
             let fresh = self.end_attempt(&group);
             if let Some(members) = self.groups.get_mut(&group) {
@@ -186,11 +186,11 @@ impl Gangs {
         if gang
             .members
             .get(&uid)
-            .is_none_or(|m| m.stage == Stage::Bound)
+            .is_none_or(|m| m.stage == MemberStage::Bound)
         {
             return;
         }
-        gang.set(&uid, Stage::Bound);
+        gang.set(&uid, MemberStage::Bound);
         let group = gang.group.clone();
         self.changed.insert(id);
         self.record_bound(&group, &uid, moves);
@@ -207,7 +207,7 @@ impl Gangs {
                         && gang
                             .members
                             .get(&uid)
-                            .is_some_and(|m| m.stage == Stage::Pending)
+                            .is_some_and(|m| m.stage == MemberStage::Pending)
                 })
             });
             let attempt = self.attempt.as_mut()?;
@@ -230,7 +230,7 @@ impl Gangs {
         let comes_back = attempt.tried.iter().find(|uid| {
             let gang = self.gang_by_pod.get(*uid).and_then(|id| self.gangs.get(id));
             let member = gang.and_then(|gang| gang.members.get(*uid));
-            member.is_some_and(|member| member.stage == Stage::Pending)
+            member.is_some_and(|member| member.stage == MemberStage::Pending)
         });
         let comes_back = comes_back.cloned();
         if self.gangs_of(&group).any(Gang::strict) {
@@ -289,7 +289,7 @@ impl Gangs {
                 };
                 let (stage, unplaced) = (member.stage, member.unplaced());
                 gang.set(&uid, unplaced);
-                let list = if stage == Stage::Held(fresh) && fresh != 0 {
+                let list = if stage == MemberStage::Held(fresh) && fresh != 0 {
                     &mut moves.rollback
                 } else {
                     &mut moves.reject

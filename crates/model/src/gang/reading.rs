@@ -1,7 +1,7 @@
 //! Read-only queries of gangs.
 
 use super::status::MemberCounts;
-use super::{Gang, Gangs, Group, Stage};
+use super::{Gang, Gangs, Group, MemberStage};
 use koord_api::extension::{GangMatchPolicy, GangMode, NetworkTopologySpec};
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
@@ -229,7 +229,7 @@ impl Gangs {
                 && gang
                     .members
                     .get(uid)
-                    .is_some_and(|member| member.stage == Stage::Pending)
+                    .is_some_and(|member| member.stage == MemberStage::Pending)
         };
         self.gangs.get(id).is_some_and(pending) && !self.is_independent(id)
     }
@@ -240,7 +240,7 @@ impl Gangs {
     pub fn job(&self, uid: &str) -> Option<Job> {
         let (id, gang, _) = self.find(uid)?;
         let member = gang.members.get_key_value(uid)?;
-        let waits = member.1.stage == Stage::Pending && !self.is_independent(id);
+        let waits = member.1.stage == MemberStage::Pending && !self.is_independent(id);
         if !waits || self.check_members(&gang.group).is_err() {
             return None;
         }
@@ -274,7 +274,7 @@ impl Gangs {
                 && gang
                     .members
                     .get(uid)
-                    .is_some_and(|m| m.stage == Stage::Pending)
+                    .is_some_and(|m| m.stage == MemberStage::Pending)
             {
                 *more.entry(&**id).or_default() += 1;
             }
@@ -338,7 +338,7 @@ impl Gangs {
         let members = begun.flat_map(|gang| &gang.members);
         let mates: Vec<Arc<str>> = members
             .filter(|(mate, member)| {
-                let placed = !matches!(member.stage, Stage::Idle | Stage::Pending);
+                let placed = !matches!(member.stage, MemberStage::Idle | MemberStage::Pending);
                 placed && ***mate != *uid
             })
             .map(|(mate, _)| mate.clone())
@@ -425,7 +425,7 @@ impl Gangs {
         if !gang
             .members
             .get(uid)
-            .is_some_and(|m| m.stage == Stage::Pending)
+            .is_some_and(|m| m.stage == MemberStage::Pending)
         {
             return Err(Blocked::NotPending { pod });
         }
@@ -479,7 +479,7 @@ impl Gangs {
     #[must_use]
     pub fn summary(&self, id: &str) -> Option<Value> {
         let gang = self.gangs.get(id)?;
-        let set = |pick: &dyn Fn(Stage) -> bool| -> Value {
+        let set = |pick: &dyn Fn(MemberStage) -> bool| -> Value {
             let members = gang.members.values().filter(|member| pick(member.stage));
             members
                 .map(|m| (m.key.to_string(), json!({})))
@@ -518,9 +518,9 @@ impl Gangs {
             "totalChildrenNum": spec.map_or(0, |spec| spec.total),
             "gangGroup": spec.map_or(&alone[..], |spec| &spec.group),
             "children": set(&|_| true),
-            "pendingChildren": set(&|stage| stage == Stage::Pending),
-            "waitingForBindChildren": set(&|s| matches!(s, Stage::Held(_) | Stage::Going)),
-            "boundChildren": set(&|stage| stage == Stage::Bound),
+            "pendingChildren": set(&|stage| stage == MemberStage::Pending),
+            "waitingForBindChildren": set(&|s| matches!(s, MemberStage::Held(_) | MemberStage::Going)),
+            "boundChildren": set(&|stage| stage == MemberStage::Bound),
             "onceResourceSatisfied": group.once,
             "gangGroupInfo": {
                 "Initialized": spec.is_some(),

@@ -201,26 +201,26 @@ fn lse_pods_use_all_their_cpus() {
 fn dangling_metrics_and_host_apps_are_charged_by_priority() {
     let mut node = node_a();
     for priority in [PriorityClass::Batch, PriorityClass::Free] {
-        node.dangling.push(Measured {
+        node.dangling.push(ClassUsage {
             priority,
             usage: amount("5/5G"),
         });
     }
-    node.host_apps.push(Measured {
+    node.host_apps.push(ClassUsage {
         priority: PriorityClass::Batch,
         usage: amount("5/5G"),
     });
-    node.host_apps.push(Measured {
+    node.host_apps.push(ClassUsage {
         priority: PriorityClass::None,
         usage: amount("5/5G"),
     });
     check(&node, &policy_65(), 25_000, "33G");
-    node.dangling.push(Measured {
+    node.dangling.push(ClassUsage {
         priority: PriorityClass::None,
         usage: amount("5/5G"),
     });
     check(&node, &policy_65(), 20_000, "28G");
-    node.host_apps.push(Measured {
+    node.host_apps.push(ClassUsage {
         priority: PriorityClass::Mid,
         usage: amount("1/1G"),
     });
@@ -347,11 +347,11 @@ fn mid_contains_a_part_of_unrequested_amounts() {
         system_usage: amount("10/0"),
         ..node_c()
     };
-    node.host_apps.push(Measured {
+    node.host_apps.push(ClassUsage {
         priority: PriorityClass::Prod,
         usage: amount("10/0"),
     });
-    node.host_apps.push(Measured {
+    node.host_apps.push(ClassUsage {
         priority: PriorityClass::Mid,
         usage: amount("10/0"),
     });
@@ -499,7 +499,7 @@ fn terms_add_up_and_name_their_settings() {
     let [cpu, _] = check(&node, &policy_65());
     assert_eq!(amounts(&cpu)[2], ("reserved", -10));
     assert!(cpu.terms[2].why.contains("kubelet"));
-    node.host_apps.push(Measured {
+    node.host_apps.push(ClassUsage {
         priority: PriorityClass::Prod,
         usage: amount("4/0"),
     });
@@ -614,7 +614,7 @@ fn zone_share_of_system_use_is_rounded_once() {
         capacity: amount("20/20G"),
         allocatable: amount("20/20G"),
         system_usage: amount("1m/0"),
-        host_apps: vec![Measured {
+        host_apps: vec![ClassUsage {
             priority: PriorityClass::Prod,
             usage: amount("1m/0"),
         }],
@@ -655,7 +655,7 @@ fn zones_are_charged_for_unmeasured_pods_in_any_case() {
     }
     // A pod that has metrics but no longer exists counts, too.
     let node = NodeView {
-        dangling: vec![Measured {
+        dangling: vec![ClassUsage {
             priority: PriorityClass::Prod,
             usage: amount("3/0"),
         }],

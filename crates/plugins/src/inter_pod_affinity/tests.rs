@@ -1,6 +1,6 @@
 //! Tests of `InterPodAffinity` on a small cluster.
 
-use crate::common::topology::tests::Cluster;
+use crate::common::topology::tests::EngineFixture;
 use k8s_openapi::api::core::v1::Namespace;
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
 use serde_json::{Value, json};
@@ -11,8 +11,8 @@ const HOST: &str = "kubernetes.io/hostname";
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-fn cluster(args: Value) -> Cluster {
-    let mut cluster = Cluster::new(super::NAME, args);
+fn cluster(args: Value) -> EngineFixture {
+    let mut cluster = EngineFixture::new(super::NAME, args);
     cluster.node("n1", "x", &json!({}));
     cluster.node("n2", "x", &json!({}));
     cluster.node("n3", "y", &json!({}));

@@ -65,9 +65,9 @@ fn build_engine_with(
 /// A machine: sockets, NUMA nodes per socket, cores per node and threads per core; CPUs are numbered in that
 /// order.
 #[derive(Debug, Clone, Copy)]
-struct Machine([u32; 4]);
+struct CpuLayout([u32; 4]);
 
-impl Machine {
+impl CpuLayout {
     fn cpus(self) -> u32 {
         self.0.iter().product()
     }
@@ -126,10 +126,10 @@ impl Machine {
     }
 }
 
-const TWO: Machine = Machine([2, 1, 4, 2]);
+const TWO: CpuLayout = CpuLayout([2, 1, 4, 2]);
 
 /// Creates an engine with nodes of this kind.
-fn cluster(machine: Machine, names: &[&str], labels: Value) -> Engine {
+fn cluster(machine: CpuLayout, names: &[&str], labels: Value) -> Engine {
     let mut engine = engine(json!({}));
     for name in names {
         let node = machine.node(name, labels.clone(), json!({}), machine.cpus());

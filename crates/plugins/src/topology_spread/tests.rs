@@ -1,6 +1,6 @@
 //! Tests of `PodTopologySpread` on a small cluster.
 
-use crate::common::topology::tests::Cluster;
+use crate::common::topology::tests::EngineFixture;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-fn cluster() -> Cluster {
-    Cluster::new(super::NAME, json!({}))
+fn cluster() -> EngineFixture {
+    EngineFixture::new(super::NAME, json!({}))
 }
 
 fn constraint(key: &str, when: &str, more: &[(&str, Value)]) -> Value {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 /// Timeout for every wait; only a broken test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(crate) struct Cluster {
+pub(crate) struct TestCluster {
     pub(crate) server: Arc<ApiServer>,
     pub(crate) client: Client,
     clock: Clock,
@@ -39,7 +39,7 @@ impl Scheduler {
     }
 }
 
-impl Cluster {
+impl TestCluster {
     pub(crate) async fn start() -> Self {
         let cluster = Self::bare().await;
         cluster.install().await;
@@ -74,7 +74,7 @@ impl Cluster {
         cluster
     }
 
-    /// Starts a cluster like [`Cluster::start_virtual`], with the Kubernetes controllers.
+    /// Starts a cluster like [`TestCluster::start_virtual`], with the Kubernetes controllers.
     pub(crate) async fn start_virtual_with_controllers() -> Self {
         let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
         let controllers = koord_app::flags::Selection::all();
@@ -236,7 +236,7 @@ pub(crate) fn allocatable(cpu: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_is_bound_with_an_event() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let _scheduler = cluster.schedule(|_| {});
     cluster.pod("a", json!({"cpu": "1"})).await;
@@ -247,7 +247,7 @@ async fn a_pod_is_bound_with_an_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pending_pod_has_reason_and_binds_to_new_node() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     let taint = json!([{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]);
     cluster.node("full", allocatable("4"), json!([])).await;
     cluster.node("db-1", allocatable("4"), taint.clone()).await;
@@ -280,7 +280,7 @@ async fn pending_pod_has_reason_and_binds_to_new_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarted_scheduler_counts_bound_pods_first() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("2"), json!([])).await;
     let first = cluster.schedule(|_| {});
     cluster.pod("a", json!({"cpu": "1500m"})).await;
@@ -307,7 +307,7 @@ async fn restarted_scheduler_counts_bound_pods_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_leader_schedules_and_another_takes_over() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let contend = |name: &'static str| {
         move |options: &mut Options| {
@@ -327,7 +327,7 @@ async fn only_the_leader_schedules_and_another_takes_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn measured_load_steers_the_choice() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
     for (name, cpu) in [("busy", "3"), ("calm", "500m")] {
         cluster.node(name, allocatable("4"), json!([])).await;
@@ -357,7 +357,7 @@ async fn measured_load_steers_the_choice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_pods_are_bound_and_never_more_than_fit() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     for number in 0..5 {
         cluster
             .node(&format!("n{number}"), allocatable("4"), json!([]))
@@ -394,7 +394,7 @@ async fn many_pods_are_bound_and_never_more_than_fit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn custom_resources_may_appear_later() {
-    let cluster = Cluster::bare().await;
+    let cluster = TestCluster::bare().await;
     let unknown: Api<NodeMetric> = Api::all(cluster.client.clone());
     assert!(unknown.list(&ListParams::default()).await.is_err());
     cluster.node("n", allocatable("4"), json!([])).await;

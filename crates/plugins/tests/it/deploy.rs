@@ -1,6 +1,6 @@
 //! Manifests in `deploy/scheduler`: they grant exactly the permissions that the scheduler uses.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use http::{Method, Request, Response};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{
@@ -174,7 +174,7 @@ struct Record {
 }
 
 /// Returns a client with the permissions of the manifests.
-fn limited(cluster: &Cluster) -> (Client, Arc<Mutex<Record>>) {
+fn limited(cluster: &TestCluster) -> (Client, Arc<Mutex<Record>>) {
     let record = Arc::new(Mutex::new(Record::default()));
     let (recorder, rules, router) = (record.clone(), Arc::new(rules()), cluster.server.service());
     let client = koord_kube::client::in_process(service_fn(
@@ -200,7 +200,7 @@ fn limited(cluster: &Cluster) -> (Client, Arc<Mutex<Record>>) {
     (client, record)
 }
 
-async fn create(cluster: &Cluster, path: &str, object: Value) {
+async fn create(cluster: &TestCluster, path: &str, object: Value) {
     let body = serde_json::to_vec(&object).unwrap();
     let request = Request::post(path).header("content-type", "application/json");
     let request = request.body(body).unwrap();
@@ -243,7 +243,7 @@ fn reservation(name: &str, resources: Value, ttl: &str) -> Value {
     })
 }
 
-async fn volumes(cluster: &Cluster) {
+async fn volumes(cluster: &TestCluster) {
     for (class, provisioner) in [
         ("late", "csi.example"),
         ("hand", "kubernetes.io/no-provisioner"),
@@ -289,7 +289,7 @@ async fn volumes(cluster: &Cluster) {
         .await;
 }
 
-async fn reservations(cluster: &Cluster) {
+async fn reservations(cluster: &TestCluster) {
     let gpu = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"});
     for object in [
         reservation("kept", json!({"cpu": "2"}), "1h"),
@@ -337,7 +337,7 @@ async fn reservations(cluster: &Cluster) {
     tokio::time::timeout(patience, over).await.unwrap();
 }
 
-async fn groups_and_quotas(cluster: &Cluster) {
+async fn groups_and_quotas(cluster: &TestCluster) {
     let group = json!({"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
         "metadata": {"name": "g"}, "spec": {"minMember": 2}});
     create(cluster, &format!("{SIGS}/podgroups"), group).await;
@@ -370,7 +370,7 @@ async fn groups_and_quotas(cluster: &Cluster) {
 }
 
 /// Makes a quota exceed its runtime, and waits for the eviction of its pod.
-async fn overuse(cluster: &Cluster) {
+async fn overuse(cluster: &TestCluster) {
     let quota = json!({"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
         "metadata": {"name": "over"}, "spec": {"max": {"cpu": "4"}, "min": {"cpu": "0"}}});
     create(cluster, &format!("{SIGS}/elasticquotas"), quota).await;
@@ -392,7 +392,7 @@ async fn overuse(cluster: &Cluster) {
 }
 
 /// Waits for the status of the network topology.
-async fn topology(cluster: &Cluster) {
+async fn topology(cluster: &TestCluster) {
     let object = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1",
         "kind": "ClusterNetworkTopology", "metadata": {"name": "default"},
         "spec": {"networkTopologySpec": [{"topologyLayer": "NodeTopologyLayer"}]}});
@@ -414,7 +414,7 @@ async fn topology(cluster: &Cluster) {
 }
 
 /// Creates a pod that preempts another, and one that fits on no node and reports that twice.
-async fn refusals(cluster: &Cluster) {
+async fn refusals(cluster: &TestCluster) {
     for (class, value) in [("low", 1), ("high", 1000)] {
         let object = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
             "metadata": {"name": class}, "value": value});
@@ -479,7 +479,7 @@ fn configuration() -> Configuration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scheduler_uses_exactly_its_permissions() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", machine(), json!([])).await;
     let device = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
     "metadata": {"name": "n"}, "spec": {"devices": [{

@@ -1,7 +1,7 @@
 //! GPUs against the embedded API server: from the Device object to the pod's annotation, also after a
 //! restart.
 
-use crate::api::Cluster;
+use crate::api::TestCluster;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::{annotations, scheduling};
 use koord_kube::Api;
@@ -27,7 +27,7 @@ fn devices(healthy: bool) -> scheduling::Device {
     .unwrap()
 }
 
-async fn minors(cluster: &Cluster, name: &str) -> Vec<i32> {
+async fn minors(cluster: &TestCluster, name: &str) -> Vec<i32> {
     cluster.bound(name).await;
     let pod = cluster.pods().get(name).await.unwrap();
     let text = &pod.metadata.annotations.unwrap_or_default()[annotations::DEVICE_ALLOCATED];
@@ -37,7 +37,7 @@ async fn minors(cluster: &Cluster, name: &str) -> Vec<i32> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gpus_are_allocated_once_across_restart() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable(), json!([])).await;
     let api: Api<scheduling::Device> = Api::all(cluster.client.clone());
     api.create(&PostParams::default(), &devices(false))
@@ -80,7 +80,7 @@ async fn gpus_are_allocated_once_across_restart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reserved_gpu_is_kept_for_its_owner() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable(), json!([])).await;
     let api: Api<scheduling::Device> = Api::all(cluster.client.clone());
     let object = devices(true);

@@ -72,7 +72,7 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum DifferentialStep {
     Node {
         name: u8,
         cpu: u8,
@@ -96,19 +96,19 @@ enum Step {
     Wait(u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = DifferentialStep> {
     prop_oneof![
         3 => (0..9_u8, 1..6_u8, 0..4_u8, 0..6_u8, prop::bool::weighted(0.1)).prop_map(
-            |(name, cpu, zone, taint, cordoned)| Step::Node { name, cpu, zone, taint, cordoned }
+            |(name, cpu, zone, taint, cordoned)| DifferentialStep::Node { name, cpu, zone, taint, cordoned }
         ),
-        1 => (0..9_u8).prop_map(Step::NodeGone),
+        1 => (0..9_u8).prop_map(DifferentialStep::NodeGone),
         3 => (0..9_u8, 0..40_u8, 0..120_u8)
-            .prop_map(|(node, cpu, age)| Step::Metric { node, cpu, age }),
-        18 => (0..29_u8, 0..3_u8).prop_map(|(shape, priority)| Step::Pod { shape, priority }),
-        2 => any::<u8>().prop_map(Step::PodGone),
-        1 => any::<u8>().prop_map(Step::BindFails),
-        2 => any::<u8>().prop_map(Step::Confirm),
-        1 => (0..90_u8).prop_map(Step::Wait),
+            .prop_map(|(node, cpu, age)| DifferentialStep::Metric { node, cpu, age }),
+        18 => (0..29_u8, 0..3_u8).prop_map(|(shape, priority)| DifferentialStep::Pod { shape, priority }),
+        2 => any::<u8>().prop_map(DifferentialStep::PodGone),
+        1 => any::<u8>().prop_map(DifferentialStep::BindFails),
+        2 => any::<u8>().prop_map(DifferentialStep::Confirm),
+        1 => (0..90_u8).prop_map(DifferentialStep::Wait),
     ]
 }
 
@@ -325,27 +325,27 @@ proptest! {
             let pick = |n: u8, from: &[(Pod, String)]| {
                 (!from.is_empty()).then(|| usize::from(n) % from.len())
             };
-            if let Step::Wait(seconds) = step {
+            if let DifferentialStep::Wait(seconds) = step {
                 now += jiff::SignedDuration::from_secs(seconds.into());
             }
-            pods += usize::from(matches!(step, Step::Pod { .. }));
+            pods += usize::from(matches!(step, DifferentialStep::Pod { .. }));
             for (engine, placed) in engines.iter_mut().zip(&mut placed) {
                 match step {
-                    Step::Node { name, cpu, zone, taint, cordoned } => {
+                    DifferentialStep::Node { name, cpu, zone, taint, cordoned } => {
                         engine.node_applied(node(name, cpu, zone, taint, cordoned), now);
                     }
-                    Step::NodeGone(name) => engine.node_deleted(&format!("n{name}"), now),
-                    Step::Metric { node, cpu, age } => {
+                    DifferentialStep::NodeGone(name) => engine.node_deleted(&format!("n{name}"), now),
+                    DifferentialStep::Metric { node, cpu, age } => {
                         let updated = now - jiff::SignedDuration::from_secs(age.into());
                         engine.object_changed(&metric(node, cpu, updated), now);
                     }
-                    Step::Pod { shape, priority } => {
+                    DifferentialStep::Pod { shape, priority } => {
                         engine.pod_applied(Arc::new(pod(pods, shape, priority)), now);
                     }
-                    Step::PodGone(n) => if let Some(at) = pick(n, placed) {
+                    DifferentialStep::PodGone(n) => if let Some(at) = pick(n, placed) {
                         engine.pod_deleted(&placed.swap_remove(at).0, now);
                     },
-                    Step::BindFails(n) => if let Some(at) = pick(n, placed) {
+                    DifferentialStep::BindFails(n) => if let Some(at) = pick(n, placed) {
                         let (pod, _) = placed[at].clone();
                         let uid = pod.metadata.uid.unwrap_or_default();
                         if engine.cluster().placement(&uid).is_some_and(|(_, assumed)| assumed) {
@@ -354,14 +354,14 @@ proptest! {
                             placed.swap_remove(at);
                         }
                     },
-                    Step::Confirm(n) => if let Some(at) = pick(n, placed) {
+                    DifferentialStep::Confirm(n) => if let Some(at) = pick(n, placed) {
                         let (mut pod, node) = placed[at].clone();
                         if let Some(spec) = &mut pod.spec {
                             spec.node_name = Some(node);
                         }
                         engine.pod_applied(Arc::new(pod), now);
                     },
-                    Step::Wait(_) => {}
+                    DifferentialStep::Wait(_) => {}
                 }
             }
             let [a, b] = &mut engines;

@@ -2,7 +2,7 @@
 
 mod server;
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use futures::FutureExt as _;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-async fn three_nodes(cluster: &Cluster) {
+async fn three_nodes(cluster: &TestCluster) {
     for name in ["a", "b", "c"] {
         cluster.node(name, allocatable("4"), json!([])).await;
     }
@@ -26,7 +26,7 @@ async fn three_nodes(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_over_https_filters_scores_and_binds() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     three_nodes(&cluster).await;
     let client = cluster.client.clone();
     let answer = move |verb: String, args: Value| {
@@ -94,7 +94,7 @@ async fn an_extender_over_https_filters_scores_and_binds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_cache_capable_extender_gets_node_names() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     three_nodes(&cluster).await;
     let filter = |_: &str, args: &Value| {
         let names = nodes_of(args);
@@ -129,7 +129,7 @@ async fn node_cache_capable_extender_gets_node_names() {
 /// wait no longer than its timeout, and their condition names it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_extender_delays_only_its_own_pods() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     let mut with = allocatable("4");
     with["example.com/gpu"] = json!("8");
     cluster.node("a", with, json!([])).await;
@@ -177,7 +177,7 @@ async fn hanging_extender_delays_only_its_own_pods() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_extender_answer_is_reported() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("a", allocatable("8"), json!([])).await;
     let answer: Arc<Mutex<(u16, Vec<u8>)>> = Arc::default();
     let shared_answer = answer.clone();
@@ -252,7 +252,7 @@ async fn invalid_extender_answer_is_reported() {
 /// An ignorable extender that is down blocks no pod; its scores are missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_extender_is_ignored_if_ignorable() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     three_nodes(&cluster).await;
     let down = Extender::start(|_, _| Value::Null).await;
     let dead = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -303,7 +303,7 @@ async fn dead_extender_is_ignored_if_ignorable() {
 /// again, and the extender is called for nodes that it has not seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_filled_during_extender_call_is_not_reused() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     let mut with = allocatable("2");
     with["example.com/gpu"] = json!("8");
     cluster.node("a", with.clone(), json!([])).await;
@@ -355,7 +355,7 @@ async fn node_filled_during_extender_call_is_not_reused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn extender_binding_that_did_not_happen_is_detected() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("a", allocatable("4"), json!([])).await;
     let extender = Extender::start(|_, _| json!({})).await;
     let entry = extender.entry(&json!({"bindVerb": "bind", "httpTimeout": "100ms"}));
@@ -376,7 +376,7 @@ async fn extender_binding_that_did_not_happen_is_detected() {
 /// Members of a gang that needs an extender still start together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gang_members_call_extender_in_turn_and_start_together() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     three_nodes(&cluster).await;
     let extender = Extender::start(|_, args| json!({"NodeNames": nodes_of(args)})).await;
     let entry = extender.entry(&json!({"filterVerb": "filter", "nodeCacheCapable": true}));
@@ -411,7 +411,13 @@ async fn gang_members_call_extender_in_turn_and_start_together() {
     scheduler.stop().await;
 }
 
-async fn important(cluster: &Cluster, name: &str, priority: i32, cpu: &str, node: Option<&str>) {
+async fn important(
+    cluster: &TestCluster,
+    name: &str,
+    priority: i32,
+    cpu: &str,
+    node: Option<&str>,
+) {
     use k8s_openapi::api::scheduling::v1::PriorityClass;
     let class = format!("{name}-class");
     let object: PriorityClass =
@@ -440,7 +446,7 @@ async fn important(cluster: &Cluster, name: &str, priority: i32, cpu: &str, node
 /// Extenders receive the victims in either form, and the victims that they return are evicted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn extenders_limit_the_victims() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     for name in ["a", "b"] {
         cluster.node(name, allocatable("2"), json!([])).await;
     }
@@ -561,7 +567,7 @@ async fn extenders_limit_the_victims() {
 /// Like kube-scheduler, calls an extender for a pod only after earlier pods were placed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn extender_is_called_for_one_pod_at_a_time() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("a", allocatable("8"), json!([])).await;
     let (called, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let (arrived, released) = (called.clone(), go_on.clone());

@@ -3,7 +3,7 @@
 //! The source of each is named at its test; inputs are our own. Time is virtual: to show that something does
 //! not happen, a test waits for many retries of the scheduling queue.
 
-use crate::api::{Cluster, Scheduler};
+use crate::api::{Scheduler, TestCluster};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{ElasticQuota, PodGroup, Reservation};
 use koord_host::testing::poll_until;
@@ -23,13 +23,13 @@ const NUMA_POLICY: &str = "node.koordinator.sh/numa-topology-policy";
 
 /// Cluster in virtual time with its scheduler.
 struct Field {
-    cluster: Cluster,
+    cluster: TestCluster,
     scheduler: Option<Scheduler>,
 }
 
 impl Field {
     async fn start() -> Self {
-        let cluster = Cluster::start_virtual().await;
+        let cluster = TestCluster::start_virtual().await;
         let scheduler = Some(cluster.schedule(|_| {}));
         Self { cluster, scheduler }
     }
@@ -831,7 +831,7 @@ async fn owner_of_a_reserved_gpu_gets_an_rdma_device_too() {
 /// kubernetes-sigs/scheduler-plugins#967: a report that is created after the start counts.
 #[tokio::test(start_paused = true)]
 async fn topology_report_created_after_the_start_counts() {
-    let cluster = Cluster::start_virtual().await;
+    let cluster = TestCluster::start_virtual().await;
     let name = "NodeResourceTopologyMatch";
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",

@@ -1,6 +1,6 @@
 //! Gangs against the embedded API server.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
@@ -10,7 +10,7 @@ use koord_scheduler::config::Configuration;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-impl Cluster {
+impl TestCluster {
     async fn member(&self, name: &str, group: &str, more: Value) {
         let mut pod = json!({
             "metadata": {
@@ -72,7 +72,7 @@ impl Cluster {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_gang_updates_its_pod_group_status() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("small", allocatable("2"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let names = ["a", "b", "c"];
@@ -136,7 +136,7 @@ async fn waiting_gang_updates_its_pod_group_status() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_completes_partially_bound_gang() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     cluster.pod_group("gang", 3).await;
     // The previous leader bound one of three.
@@ -152,7 +152,7 @@ async fn new_leader_completes_partially_bound_gang() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gang_is_placed_by_network_topology() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     // Only the second rack has enough for three.
     for (name, rack, cpu) in [("a", "r1", "2"), ("b", "r2", "2"), ("c", "r2", "1")] {
@@ -234,7 +234,7 @@ async fn gang_is_placed_by_network_topology() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gang_preempts_on_several_nodes_or_not_at_all() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     for name in ["n1", "n2", "n3"] {
         cluster.node(name, allocatable("2"), json!([])).await;
     }

@@ -1,6 +1,6 @@
 //! The inspection API over HTTP, in upstream's form.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use crate::preemption::{page, send_request, serve};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeMetric;
@@ -51,7 +51,7 @@ fn pod() -> Pod {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_and_plugins_are_shown_in_upstreams_form() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let mut small = allocatable("4");
     small["kubernetes.io/batch-cpu"] = json!("0");

@@ -1,12 +1,12 @@
 //! Invalid objects, and pods that have to wait, against an API server: the events that their owners see.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use koord_kube::Api;
 use koord_kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use serde_json::{Value, json};
 
-impl Cluster {
+impl TestCluster {
     async fn create_any(&self, object: Value) {
         let text = |key: &str| object[key].as_str().unwrap().to_owned();
         let (group, version) = text("apiVersion")
@@ -39,7 +39,7 @@ fn reservation(name: &str, change: impl FnOnce(&mut Value)) -> Value {
 /// One reservation decodes and is rejected, the other cannot be decoded at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_reservations_get_an_event_and_no_node() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("8"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     for (name, path, value, parts) in [
@@ -90,7 +90,7 @@ async fn invalid_reservations_get_an_event_and_no_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pod_of_a_workload_waits_and_blocks_no_other() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("8"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let pod: Pod = serde_json::from_value(json!({
@@ -119,7 +119,7 @@ async fn pod_of_a_workload_waits_and_blocks_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_quotas_and_pod_groups_get_events() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("8"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let group = |kind: &str, name: &str, spec: Value, labels: Value| {

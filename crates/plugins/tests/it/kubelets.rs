@@ -1,7 +1,7 @@
 //! Pods that a kubelet rejects because of their NUMA nodes: behavior of a Deployment with and without
 //! NodeResourceTopologies. Simulated nodes, controllers and scheduler in one process, in paused time.
 
-use crate::api::{Cluster, Scheduler};
+use crate::api::{Scheduler, TestCluster};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
@@ -53,8 +53,8 @@ impl Chain {
 }
 
 /// Simulated nodes of two NUMA nodes with eight CPUs each, and a scheduler.
-struct Stage {
-    cluster: Cluster,
+struct SimCluster {
+    cluster: TestCluster,
     scheduler: Scheduler,
     sim: (
         tokio_util::sync::CancellationToken,
@@ -62,9 +62,9 @@ struct Stage {
     ),
 }
 
-impl Stage {
+impl SimCluster {
     async fn set(chain: Chain, scope: &str, nodes: usize) -> Self {
-        let cluster = Cluster::start_virtual_with_controllers().await;
+        let cluster = TestCluster::start_virtual_with_controllers().await;
         let mut layout: Layout = "2x8".parse().unwrap();
         layout.scope = scope.to_owned();
         let options = koord_sim::Options {
@@ -173,7 +173,7 @@ fn waits(pod: &Pod) -> Option<String> {
 /// Two nodes take two pods of five CPUs each, and three by the sum of their CPUs.
 #[tokio::test(start_paused = true)]
 async fn deployment_without_topology_loops_on_rejection() {
-    let stage = Stage::set(Chain::Default, "container", 2).await;
+    let stage = SimCluster::set(Chain::Default, "container", 2).await;
     stage.deploy(5, "5").await;
     // Pods are created one after the other, without end.
     stage.until("refused pods", 50, refused).await;
@@ -182,7 +182,7 @@ async fn deployment_without_topology_loops_on_rejection() {
 }
 
 async fn all_that_fits_runs_and_nothing_is_refused(chain: Chain, scope: &str, why: &str) {
-    let stage = Stage::set(chain, scope, 4).await;
+    let stage = SimCluster::set(chain, scope, 4).await;
     stage.deploy(10, "5").await;
     stage.until("running pods", 8, runs).await;
     stage

@@ -1,6 +1,6 @@
 //! Content of `/metrics` of a scheduler that has handled every kind of object.
 
-use crate::api::{Cluster, Scheduler, allocatable};
+use crate::api::{Scheduler, TestCluster, allocatable};
 use crate::preemption::send_request;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -135,7 +135,7 @@ fn missing(text: &str, row: &(&str, &str, &str, &str)) -> Option<String> {
     (shown.join(" ") != *labels || empty).then(|| format!("{name} shows {line}"))
 }
 
-impl Cluster {
+impl TestCluster {
     async fn put<K>(&self, namespace: Option<&str>, object: Value)
     where
         K: Resource<DynamicType = ()> + koord_kube::Decode + DeserializeOwned + Serialize,
@@ -163,25 +163,25 @@ impl Cluster {
 
 /// API access to objects of a kind.
 trait Scoped: Sized {
-    fn api(cluster: &Cluster, namespace: &str) -> Api<Self>;
+    fn api(cluster: &TestCluster, namespace: &str) -> Api<Self>;
 }
 
 macro_rules! scoped {
     (cluster: $($kind:ty),*; namespace: $($inside:ty),*) => {
         $(impl Scoped for $kind {
-            fn api(cluster: &Cluster, _namespace: &str) -> Api<Self> {
+            fn api(cluster: &TestCluster, _namespace: &str) -> Api<Self> {
                 Api::all(cluster.client.clone())
             }
         })*
         $(impl Scoped for $inside {
-            fn api(cluster: &Cluster, namespace: &str) -> Api<Self> {
+            fn api(cluster: &TestCluster, namespace: &str) -> Api<Self> {
                 namespaced_api(cluster, namespace)
             }
         })*
     };
 }
 
-fn namespaced_api<K>(cluster: &Cluster, namespace: &str) -> Api<K>
+fn namespaced_api<K>(cluster: &TestCluster, namespace: &str) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
@@ -208,8 +208,8 @@ async fn shows(scheduler: &Scheduler, wanted: impl Fn(&str) -> Vec<String>) -> S
     outcome.unwrap_or_else(|_| panic!("{lacks:#?}"))
 }
 
-async fn busy() -> (Cluster, Scheduler) {
-    let cluster = Cluster::start().await;
+async fn busy() -> (TestCluster, Scheduler) {
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("8"), json!([])).await;
     for (name, value) in [("low", 1), ("high", 100)] {
         let class = json!({"metadata": {"name": name}, "value": value});

@@ -29,9 +29,9 @@ fn read<K: DeserializeOwned>(value: Value) -> K {
 }
 
 /// Engine with all plugins, and nodes `n` and `other`, which differ only in objects about `n`.
-struct Scene(Engine);
+struct TwoNodeEngine(Engine);
 
-impl Scene {
+impl TwoNodeEngine {
     fn new(strategy: &str) -> Self {
         let scoring = json!({"scoringStrategy": {"type": strategy}});
         let config = json!({
@@ -223,7 +223,7 @@ fn quota(name: &str, parent: &str, amount: &str) -> Value {
 }
 
 /// Name of an object kind, and a function that writes it.
-type Writer = (&'static str, fn(&mut Scene));
+type Writer = (&'static str, fn(&mut TwoNodeEngine));
 
 /// Returns functions that write absurd amounts, by name.
 fn writers() -> Vec<Writer> {
@@ -329,7 +329,7 @@ fn writers() -> Vec<Writer> {
 }
 
 /// Writes all objects with normal amounts.
-fn furnish(scene: &mut Scene) {
+fn furnish(scene: &mut TwoNodeEngine) {
     scene.object::<NodeMetric>(METRICS, metric("1", "1Gi"));
     scene.object::<NodeResourceTopology>(TOPOLOGIES, topology("4", "32Gi", json!({})));
     scene.object::<Device>(DEVICES, device("100"));
@@ -351,11 +351,12 @@ fn absurd_amounts_do_not_overflow() {
     let cases: Vec<Vec<_>> = one_by_one.chain([all.clone()]).collect();
     for strategy in ["LeastAllocated", "MostAllocated"] {
         for writers in &cases {
-            let mut scene = Scene::new(strategy);
+            let mut scene = TwoNodeEngine::new(strategy);
             furnish(&mut scene);
             let n = scene.0.cluster().nodes().find("n").unwrap();
-            let booked =
-                |scene: &Scene| [CPU, MEMORY].map(|id| scene.0.cluster().nodes().requested(n, id));
+            let booked = |scene: &TwoNodeEngine| {
+                [CPU, MEMORY].map(|id| scene.0.cluster().nodes().requested(n, id))
+            };
             let before = booked(&scene);
             let named: Vec<&str> = writers.iter().map(|(name, _)| *name).collect();
             for (_, write) in writers {

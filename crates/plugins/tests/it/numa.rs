@@ -1,6 +1,6 @@
 //! Pods bound to CPUs and NUMA nodes, against the embedded API server.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::Reservation;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
@@ -25,7 +25,7 @@ fn pod_spec(cpu: &str) -> Value {
     json!({"schedulerName": "koord-scheduler", "containers": containers})
 }
 
-impl Cluster {
+impl TestCluster {
     /// Creates a node with one socket per NUMA node, two cores each, two threads per core.
     async fn numa_node(&self, name: &str) {
         self.node(name, allocatable("8"), json!([])).await;
@@ -69,7 +69,7 @@ fn annotation(pod: &Pod, key: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bound_cpus_are_annotated_and_survive_restart() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.numa_node("n").await;
     let first = cluster.schedule(|_| {});
     let a = cluster.bound_pod("a", "2", json!({})).await;
@@ -98,7 +98,7 @@ async fn bound_cpus_are_annotated_and_survive_restart() {
 /// Holds for a standby, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn topologies_work_with_v1alpha1_only() {
-    let cluster = Cluster::start_with_topologies_in("v1alpha1").await;
+    let cluster = TestCluster::start_with_topologies_in("v1alpha1").await;
     cluster.numa_node("n").await;
     let electing = |options: &mut koord_scheduler::Options| options.leader_elect = true;
     let first = cluster.schedule(electing);
@@ -115,7 +115,7 @@ async fn topologies_work_with_v1alpha1_only() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reserved_cpus_are_allocated_to_owners() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.numa_node("n").await;
     let scheduler = cluster.schedule(|_| {});
     let reservation: Reservation = serde_json::from_value(json!({

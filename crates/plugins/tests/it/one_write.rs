@@ -1,7 +1,7 @@
 //! Writes that place a pod or a reservation: one write or two, never to an object that is being deleted or to
 //! a new one of the same name.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::{Method, Request};
@@ -19,7 +19,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Records the writes to pods and reservations, drops the first bindings, and can hold back a write.
 #[derive(Debug, Default)]
-struct Notes {
+struct WriteRecorder {
     writes: Vec<String>,
     lose: usize,
     hold: Option<Hold>,
@@ -35,7 +35,7 @@ struct Hold {
 #[derive(Clone)]
 struct RecordedService<S> {
     inner: S,
-    notes: Arc<Mutex<Notes>>,
+    notes: Arc<Mutex<WriteRecorder>>,
 }
 
 impl<S, B> tower::Service<Request<B>> for RecordedService<S>
@@ -83,15 +83,15 @@ where
 }
 
 /// Node of four CPUs for bound pods, a scheduler, and its writes.
-struct Run {
-    cluster: Cluster,
-    notes: Arc<Mutex<Notes>>,
+struct BindingCluster {
+    cluster: TestCluster,
+    notes: Arc<Mutex<WriteRecorder>>,
     scheduler: crate::api::Scheduler,
 }
 
-impl Run {
+impl BindingCluster {
     async fn start(together: bool, lose: usize) -> Self {
-        let cluster = Cluster::start().await;
+        let cluster = TestCluster::start().await;
         cluster.node("n", allocatable("4"), json!([])).await;
         let cpu = |id: u32| json!({"id": id, "core": id / 2, "socket": 0, "node": 0});
         let detail: Vec<Value> = (0..4).map(cpu).collect();
@@ -105,9 +105,9 @@ impl Run {
         .unwrap();
         let api: Api<NodeResourceTopology> = Api::all(cluster.client.clone());
         api.create(&PostParams::default(), &object).await.unwrap();
-        let notes = Arc::new(Mutex::new(Notes {
+        let notes = Arc::new(Mutex::new(WriteRecorder {
             lose,
-            ..Notes::default()
+            ..WriteRecorder::default()
         }));
         let inner = cluster.server.service();
         let wire = RecordedService {
@@ -171,7 +171,7 @@ async fn annotations_come_with_the_binding_or_before_it() {
         (true, &["POST a/binding"][..]),
         (false, &["PATCH a", "POST a/binding"]),
     ] {
-        let run = Run::start(together, 0).await;
+        let run = BindingCluster::start(together, 0).await;
         run.create("a", "2", json!({})).await;
         let annotations = run.bound("a").await;
         assert_eq!(annotations[STATUS], r#"{"cpuset":"0-1"}"#);
@@ -182,7 +182,7 @@ async fn annotations_come_with_the_binding_or_before_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_binding_releases_cpus_and_annotations() {
-    let run = Run::start(true, 1).await;
+    let run = BindingCluster::start(true, 1).await;
     // It needs all CPUs: the second attempt fits only if the first released them.
     run.create("a", "4", json!({})).await;
     let annotations = run.bound("a").await;
@@ -193,7 +193,7 @@ async fn lost_binding_releases_cpus_and_annotations() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_of_a_gang_are_bound_with_its_annotations() {
-    let run = Run::start(true, 0).await;
+    let run = BindingCluster::start(true, 0).await;
     let group: koord_api::scheduling::PodGroup = serde_json::from_value(json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
         "metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 2}
@@ -221,7 +221,7 @@ async fn members_of_a_gang_are_bound_with_its_annotations() {
 }
 
 /// Holds back the next write.
-fn hold(run: &Run) -> Hold {
+fn hold(run: &BindingCluster) -> Hold {
     let hold = Hold {
         arrived: Arc::new(Semaphore::new(0)),
         go: Arc::new(Semaphore::new(0)),
@@ -261,7 +261,7 @@ async fn pod_deleted_or_recreated_late_is_not_bound() {
         ),
     ];
     for (name, annotated, recreate, cpu) in rows {
-        let run = Run::start(false, 0).await;
+        let run = BindingCluster::start(false, 0).await;
         let held_write = hold(&run);
         let labels = |more: Value| {
             if annotated {
@@ -319,7 +319,7 @@ async fn pod_deleted_or_recreated_late_is_not_bound() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservation_deleted_or_recreated_late_is_not_placed() {
     for recreate in [false, true] {
-        let run = Run::start(false, 0).await;
+        let run = BindingCluster::start(false, 0).await;
         let reservation = |scheduler: &str, finalizers: &[&str]| -> Reservation {
             let resources = json!({"requests": {"cpu": "4"}, "limits": {"cpu": "4"}});
             let template = json!({"spec": {"schedulerName": scheduler,

@@ -17,7 +17,7 @@ use koord_scheduler::engine::{
     ExtenderResult, Output,
 };
 use koord_scheduler::framework::{BuildContext, Profiles};
-use rules::{Cluster, Fit, Pod};
+use rules::{Fit, OracleCluster, Pod};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -115,9 +115,9 @@ fn engine(cached: bool, shows: bool) -> Engine {
 }
 
 /// Engine with the cluster as users see it.
-struct Run {
+struct OracleRun {
     engine: Engine,
-    cluster: Cluster,
+    cluster: OracleCluster,
     draw: Draw,
     /// Nodes of pods that are assumed and not confirmed.
     assumed: BTreeMap<String, String>,
@@ -126,7 +126,7 @@ struct Run {
     context: String,
 }
 
-impl Run {
+impl OracleRun {
     fn now(&self) -> Timestamp {
         Timestamp::from_second(START + self.cluster.now).unwrap()
     }
@@ -147,7 +147,7 @@ impl Run {
     /// checked.
     fn feasible(
         engine: &mut Engine,
-        cluster: &Cluster,
+        cluster: &OracleCluster,
         name: &str,
         now: Timestamp,
     ) -> Option<BTreeSet<String>> {
@@ -473,9 +473,9 @@ impl Run {
 }
 
 fn run(seed: u64, cached: bool, shows: bool) -> Reached {
-    let mut run = Run {
+    let mut run = OracleRun {
         engine: engine(cached, shows),
-        cluster: Cluster::default(),
+        cluster: OracleCluster::default(),
         draw: Draw::new(seed),
         assumed: BTreeMap::new(),
         bound: BTreeSet::new(),

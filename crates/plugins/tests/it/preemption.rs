@@ -1,6 +1,6 @@
 //! Preemption, explanations and the HTTP service against the embedded API server.
 
-use crate::api::{Cluster, Scheduler, allocatable};
+use crate::api::{Scheduler, TestCluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-async fn create(cluster: &Cluster, name: &str, cpu: &str, priority: i32, app: &str) {
+async fn create(cluster: &TestCluster, name: &str, cpu: &str, priority: i32, app: &str) {
     let class = format!("{name}-class");
     let object: PriorityClass = serde_json::from_value(json!({
         "metadata": {"name": class}, "value": priority
@@ -74,7 +74,7 @@ pub(crate) async fn page(address: SocketAddr, path: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn important_pod_preempts_the_right_victims() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n1", allocatable("4"), json!([])).await;
     cluster.node("n2", allocatable("4"), json!([])).await;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), "default");
@@ -110,7 +110,7 @@ async fn important_pod_preempts_the_right_victims() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_are_explained_over_http_and_only_by_the_leader() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n1", allocatable("4"), json!([])).await;
     cluster.node("n2", allocatable("2"), json!([])).await;
     let scheduler = cluster.schedule(|options| options.nearest_in_conditions = true);
@@ -218,7 +218,7 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn victim_gets_disruption_condition_before_deletion() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     // It has its grace period to terminate.

@@ -1,6 +1,6 @@
 //! Elastic quotas against the embedded API server: admission, status, preemption, a restart.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -13,7 +13,7 @@ use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use koord_scheduler::config::Configuration;
 use serde_json::{Value, json};
 
-impl Cluster {
+impl TestCluster {
     fn quotas(&self) -> Api<ElasticQuota> {
         Api::namespaced(self.client.clone(), "default")
     }
@@ -68,7 +68,7 @@ impl Cluster {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn quotas_lend_reject_report_and_survive_restart() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("10"), json!([])).await;
     let class: PriorityClass =
         serde_json::from_value(json!({"metadata": {"name": "urgent"}, "value": 100})).unwrap();
@@ -139,7 +139,7 @@ async fn quotas_lend_reject_report_and_survive_restart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_annotations_are_reported_as_events() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let annotated = |meta: Value, key: &str| {
         let mut value = json!({"metadata": meta});
@@ -196,7 +196,7 @@ fn configured(args: &Value) -> Configuration {
 
 #[tokio::test(start_paused = true)]
 async fn quota_overuse_is_evicted_within_budgets() {
-    let cluster = Cluster::start_virtual().await;
+    let cluster = TestCluster::start_virtual().await;
     cluster.node("n", allocatable("10"), json!([])).await;
     cluster.quota("a", "", "10", "4").await;
     cluster.quota("b", "", "10", "6").await;
@@ -281,7 +281,7 @@ async fn quota_overuse_is_evicted_within_budgets() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tree_total_of_root_quota_survives_restart() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("10"), json!([])).await;
     // Like koord-manager writes it for a profile.
     let root: ElasticQuota = serde_json::from_value(json!({

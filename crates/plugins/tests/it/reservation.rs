@@ -1,6 +1,6 @@
 //! Reservations against the embedded API server: placement, use, status, expiry, a restart.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_kube::Api;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const ALLOCATED: &str = "scheduling.koordinator.sh/reservation-allocated";
 
-impl Cluster {
+impl TestCluster {
     async fn reservation(&self, name: &str, cpu: &str, spec: Value) {
         let mut value = json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
@@ -62,7 +62,7 @@ fn in_phase(wanted: ReservationPhase) -> impl Fn(&Reservation) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservation_is_placed_used_and_expires() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     cluster.reservation("once", "3", json!({})).await;
@@ -109,7 +109,7 @@ async fn reservation_is_placed_used_and_expires() {
 /// Its CRD schema accepts any text for `ttl`, and any object for `template`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn undecodable_reservation_blocks_no_other() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let kind = ApiResource::erase::<Reservation>(&());
     let any: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kind);
@@ -145,7 +145,7 @@ async fn undecodable_reservation_blocks_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_scheduler_continues_after_the_first() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let spec = json!({"allocateOnce": false, "allocatePolicy": "Restricted"});
@@ -184,7 +184,7 @@ async fn second_scheduler_continues_after_the_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn running_pod_becomes_reservation_owner() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     cluster.app_pod("web", "3", "web").await;

@@ -13,7 +13,7 @@ const HOST: &str = "kubernetes.io/hostname";
 const KEYS: [&str; 3] = ["zone", "rack", HOST];
 
 #[derive(Debug, Clone)]
-struct Machine {
+struct SpreadNode {
     labels: BTreeMap<&'static str, String>,
     tainted: bool,
 }
@@ -51,11 +51,11 @@ struct Placed {
 
 #[derive(Debug, Default)]
 struct SpreadWorld {
-    nodes: BTreeMap<String, Machine>,
+    nodes: BTreeMap<String, SpreadNode>,
     pods: BTreeMap<String, Placed>,
 }
 
-impl Machine {
+impl SpreadNode {
     fn takes(&self, spread_pod: &SpreadPod) -> bool {
         self.chosen(spread_pod) && self.tolerated(spread_pod)
     }
@@ -98,7 +98,7 @@ impl SpreadWorld {
             .iter()
             .filter(|constraint| constraint.hard)
             .collect();
-        let fits = |name: &str, node: &Machine| {
+        let fits = |name: &str, node: &SpreadNode| {
             node.takes(spread_pod)
                 && hard.iter().all(|constraint| {
                     let mut domains = BTreeMap::<&str, i64>::new();
@@ -209,7 +209,7 @@ impl Dice {
         all[usize::try_from(self.below(all.len() as u64)).unwrap()]
     }
 
-    fn machine(&mut self, name: &str) -> Machine {
+    fn machine(&mut self, name: &str) -> SpreadNode {
         let mut labels = BTreeMap::from([(HOST, name.to_owned())]);
         for (key, values) in [
             ("zone", &["x", "y", "z", ""][..]),
@@ -221,7 +221,7 @@ impl Dice {
                 labels.insert(key, value.to_owned());
             }
         }
-        Machine {
+        SpreadNode {
             labels,
             tainted: self.below(4) == 0,
         }
@@ -255,7 +255,7 @@ impl Dice {
     }
 }
 
-fn node(name: &str, machine: &Machine) -> Arc<Node> {
+fn node(name: &str, machine: &SpreadNode) -> Arc<Node> {
     let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
     let taints = if machine.tainted { taints } else { json!([]) };
     let object = json!({

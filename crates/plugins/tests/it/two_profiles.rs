@@ -46,9 +46,9 @@ fn profiles(divide: [bool; 2]) -> (Configuration, Profiles) {
     (config, profiles)
 }
 
-struct Scene(Engine);
+struct TwoProfileEngine(Engine);
 
-impl Scene {
+impl TwoProfileEngine {
     /// Builds a scene with one node of 8 CPUs and two GPUs.
     fn new() -> Self {
         Self::with([true, false])
@@ -110,14 +110,20 @@ impl Scene {
     }
 
     /// Schedules a pod that needs no other pod, like [`Self::pod`]. Returns its annotations if it was placed.
-    fn one(&mut self, profile: &str, name: &str, requests: Value, more: Value) -> Option<Notes> {
+    fn one(
+        &mut self,
+        profile: &str,
+        name: &str,
+        requests: Value,
+        more: Value,
+    ) -> Option<AnnotationMap> {
         let mut bound = self.pod(profile, name, requests, more);
         assert!(bound.len() <= 1);
         bound.pop().map(|request| request.patch.annotations)
     }
 }
 
-type Notes = std::collections::BTreeMap<String, String>;
+type AnnotationMap = std::collections::BTreeMap<String, String>;
 
 fn read<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
@@ -125,7 +131,7 @@ fn read<T: DeserializeOwned>(value: Value) -> T {
 
 #[test]
 fn cpus_are_allocated_once_across_profiles() {
-    let mut scene = Scene::new();
+    let mut scene = TwoProfileEngine::new();
     let cpu = |id: u32| json!({"id": id, "core": id / 2, "socket": id / 4, "node": id / 4});
     let detail: Vec<Value> = (0..8).map(cpu).collect();
     let amount =
@@ -159,7 +165,7 @@ fn cpus_are_allocated_once_across_profiles() {
 
 #[test]
 fn gpus_are_allocated_once_across_profiles() {
-    let mut scene = Scene::new();
+    let mut scene = TwoProfileEngine::new();
     let gpu = |minor: u8| {
         json!({"type": "gpu", "id": format!("GPU-{minor}"), "minor": minor, "health": true,
             "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100",
@@ -190,7 +196,7 @@ fn gpus_are_allocated_once_across_profiles() {
 
 #[test]
 fn a_quota_counts_the_pods_of_all_profiles() {
-    let mut scene = Scene::new();
+    let mut scene = TwoProfileEngine::new();
     let most = json!({"cpu": "4", "memory": "8Gi"});
     scene.object::<ElasticQuota>(
         "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
@@ -218,7 +224,7 @@ fn a_quota_counts_the_pods_of_all_profiles() {
 #[test]
 fn runtime_is_shown_if_any_profile_uses_it() {
     let shown = |divide| {
-        let mut scene = Scene::with(divide);
+        let mut scene = TwoProfileEngine::with(divide);
         scene.object::<ElasticQuota>(
             "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
             json!({
@@ -250,7 +256,7 @@ fn runtime_is_shown_if_any_profile_uses_it() {
 
 #[test]
 fn gang_spans_all_profiles() {
-    let mut scene = Scene::new();
+    let mut scene = TwoProfileEngine::new();
     scene.object::<PodGroup>(
         "podgroups.v1alpha1.scheduling.sigs.k8s.io",
         json!({
@@ -271,7 +277,7 @@ fn gang_spans_all_profiles() {
 
 #[test]
 fn a_reservation_for_one_pod_is_used_by_one() {
-    let mut scene = Scene::new();
+    let mut scene = TwoProfileEngine::new();
     let two = json!({"cpu": "2"});
     let container = json!({"name": "c", "image": "i", "resources": {"requests": two}});
     scene.object::<Reservation>(
@@ -298,7 +304,7 @@ fn a_reservation_for_one_pod_is_used_by_one() {
 
 #[test]
 fn volume_is_assigned_to_one_claim() {
-    let mut scene = Scene::new();
+    let mut scene = TwoProfileEngine::new();
     scene.object::<StorageClass>(
         "storageclasses.v1.storage.k8s.io",
         json!({"metadata": {"name": "local"}, "provisioner": "kubernetes.io/no-provisioner",

@@ -1,14 +1,14 @@
 //! Claim that waits for its first consumer, against the embedded API server: the test acts as the controllers
 //! that provision and bind volumes.
 
-use crate::api::{Cluster, allocatable};
+use crate::api::{TestCluster, allocatable};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_kube::Api;
 use koord_kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-impl Cluster {
+impl TestCluster {
     fn claims(&self) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), "default")
     }
@@ -93,7 +93,7 @@ impl Cluster {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn volume_is_provisioned_on_the_pods_node() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     cluster.host("n").await;
     cluster.class("late", "csi.example").await;
     let scheduler = cluster.schedule(|_| {});
@@ -121,7 +121,7 @@ async fn volume_is_provisioned_on_the_pods_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn existing_volume_is_bound_to_the_claim() {
-    let cluster = Cluster::start().await;
+    let cluster = TestCluster::start().await;
     for name in ["a", "b"] {
         cluster.host(name).await;
     }

@@ -5,13 +5,13 @@
 
 use super::{ContainerAllocation, CpuManager, Kubelet};
 use koord_model::cpuset::CpuSet;
-use koord_model::export::{Block, Devices, Machine, Node, Share};
+use koord_model::export::{Block, Devices, MachineTopology, Node, Share};
 use koord_model::numa::NumaMask;
 
 impl Kubelet {
     /// Returns the machine as the kernel describes it.
     #[must_use]
-    pub fn exported(&self) -> Machine {
+    pub fn exported(&self) -> MachineTopology {
         let nodes = self.machine.nodes();
         let node = |number: u8| {
             let cpus = self.machine.topology.on_node(number);

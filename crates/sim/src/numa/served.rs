@@ -4,7 +4,7 @@
 use super::{NodeKubelet, NodeKubelets};
 use koord_model::alignment::{Policy, Scope};
 use koord_model::cpuset::CpuSet;
-use koord_model::export::{Machine, Share};
+use koord_model::export::{MachineTopology, Share};
 use koord_model::numa::NumaMask;
 use koord_rpc::lister::{self, PodResourcesSource};
 use koord_rpc::podresources as api;
@@ -103,7 +103,7 @@ fn config(policy: Policy, scope: Scope) -> String {
 }
 
 /// Writes the kernel's files of NUMA nodes.
-fn sysfs(machine: &Machine, dir: &Path) -> io::Result<()> {
+fn sysfs(machine: &MachineTopology, dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let online: CpuSet = machine.keys().map(|node| u32::from(*node)).collect();
     fs::write(dir.join("online"), format!("{online}\n"))?;

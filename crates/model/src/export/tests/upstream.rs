@@ -4,7 +4,7 @@
 use super::*;
 
 /// Creates two NUMA nodes, one with the even CPUs of 24.
-fn even_and_odd() -> Machine {
+fn even_and_odd() -> MachineTopology {
     let node = |first: u32, memory: &[&str]| Node {
         cpus: (first..24).step_by(2).collect(),
         memory: memory

@@ -52,12 +52,12 @@ impl TopologyCounters {
 }
 
 /// Engine with a few plugins, driven by hand.
-pub(crate) struct Cluster {
+pub(crate) struct EngineFixture {
     pub(crate) engine: Engine,
     pub(crate) now: Timestamp,
 }
 
-impl Cluster {
+impl EngineFixture {
     pub(crate) fn new(plugin: &str, args: Value) -> Self {
         let enabled: Vec<Value> = [
             "NodeUnschedulable",
@@ -144,7 +144,7 @@ fn pod(name: &str, change: &Value) -> Pod {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum TopologyStep {
     Node { name: u8, zone: u8, tainted: bool },
     NodeGone(u8),
     Pod { app: u8, shape: u8 },
@@ -154,18 +154,18 @@ enum Step {
     BindFails(u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = TopologyStep> {
     prop_oneof![
         3 => (0..6_u8, 0..3_u8, any::<bool>())
-            .prop_map(|(name, zone, tainted)| Step::Node { name, zone, tainted }),
-        1 => (0..6_u8).prop_map(Step::NodeGone),
-        8 => (0..3_u8, 0..8_u8).prop_map(|(app, shape)| Step::Pod { app, shape }),
+            .prop_map(|(name, zone, tainted)| TopologyStep::Node { name, zone, tainted }),
+        1 => (0..6_u8).prop_map(TopologyStep::NodeGone),
+        8 => (0..3_u8, 0..8_u8).prop_map(|(app, shape)| TopologyStep::Pod { app, shape }),
         3 => (0..3_u8, 0..6_u8, 0..8_u8)
-            .prop_map(|(app, node, shape)| Step::Bound { app, node, shape }),
-        2 => any::<u8>().prop_map(Step::Gone),
+            .prop_map(|(app, node, shape)| TopologyStep::Bound { app, node, shape }),
+        2 => any::<u8>().prop_map(TopologyStep::Gone),
         2 => (any::<u8>(), 0..3_u8, any::<bool>())
-            .prop_map(|(pod, app, deleting)| Step::Relabel { pod, app, deleting }),
-        1 => any::<u8>().prop_map(Step::BindFails),
+            .prop_map(|(pod, app, deleting)| TopologyStep::Relabel { pod, app, deleting }),
+        1 => any::<u8>().prop_map(TopologyStep::BindFails),
     ]
 }
 
@@ -203,15 +203,15 @@ pub(crate) fn shape(app: u8, shape: u8) -> Value {
 }
 
 /// Runs `steps`; in test builds, each PreFilter call checks the counters against the pods on nodes.
-fn walk(plugin: &str, steps: Vec<Step>) {
-    let mut cluster = Cluster::new(plugin, json!({}));
+fn walk(plugin: &str, steps: Vec<TopologyStep>) {
+    let mut cluster = EngineFixture::new(plugin, json!({}));
     let mut pods: Vec<(String, u8, Value, Option<String>)> = Vec::new();
     for (number, step) in steps.into_iter().enumerate() {
         cluster.now += jiff::SignedDuration::from_secs(1);
         let name = format!("p{number}");
         let pick = |n: u8, pods: &[_]| (!pods.is_empty()).then(|| usize::from(n) % pods.len());
         match step {
-            Step::Node {
+            TopologyStep::Node {
                 name,
                 zone,
                 tainted,
@@ -225,16 +225,16 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                     &json!({"spec": {"taints": taints}}),
                 );
             }
-            Step::NodeGone(name) => cluster
+            TopologyStep::NodeGone(name) => cluster
                 .engine
                 .node_deleted(&format!("n{name}"), cluster.now),
-            Step::Pod { app, shape: form } => {
+            TopologyStep::Pod { app, shape: form } => {
                 let change = shape(app, form);
                 let node = cluster.place(&name, &change);
                 let node = Some(node).filter(|node| node.starts_with('n') && node.len() == 2);
                 pods.push((name, app, change, node));
             }
-            Step::Bound {
+            TopologyStep::Bound {
                 app,
                 node,
                 shape: form,
@@ -243,7 +243,7 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                 cluster.bound(&name, &node, &change);
                 pods.push((name, app, change, Some(node)));
             }
-            Step::Gone(n) => {
+            TopologyStep::Gone(n) => {
                 if let Some(at) = pick(n, &pods) {
                     let (name, _, change, _) = pods.swap_remove(at);
                     cluster
@@ -251,7 +251,7 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                         .pod_deleted(&pod(&name, &change), cluster.now);
                 }
             }
-            Step::Relabel {
+            TopologyStep::Relabel {
                 pod: n,
                 app,
                 deleting,
@@ -267,7 +267,7 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                     }
                 }
             }
-            Step::BindFails(n) => {
+            TopologyStep::BindFails(n) => {
                 if let Some(at) = pick(n, &pods) {
                     let message = "conflict".to_owned();
                     let error = koord_scheduler::engine::BindError {

@@ -10,7 +10,7 @@ const MODES: [&str; 2] = ["Strict", "NonStrict"];
 const POLICIES: [&str; 3] = ["once-satisfied", "waiting-and-running", "only-waiting"];
 
 #[derive(Debug, Clone)]
-enum Step {
+enum GangStep {
     Pod(usize),
     Delete(usize),
     Node(usize),
@@ -28,32 +28,32 @@ enum Step {
 }
 
 #[derive(Debug, Clone)]
-struct Shape {
+struct GangSettings {
     mode: usize,
     policy: usize,
     /// True if the first two gangs form a gang group.
     paired: bool,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = GangStep> {
     prop_oneof![
-        6 => (0..GANGS).prop_map(Step::Pod),
-        2 => (0..40_usize).prop_map(Step::Delete),
-        2 => (1..4_usize).prop_map(Step::Node),
-        3 => (0..GANGS, 1..5).prop_map(|(gang, min)| Step::Declare(gang, min)),
-        1 => (0..GANGS).prop_map(Step::Undeclare),
-        8 => (1..12_usize).prop_map(Step::Decide),
-        3 => (0..GANGS, prop::bool::weighted(0.3)).prop_map(|(gang, fail)| Step::Answer(gang, fail)),
-        3 => Just(Step::Echo),
-        2 => (1..400_i64).prop_map(Step::Wait),
-        1 => Just(Step::Restart),
+        6 => (0..GANGS).prop_map(GangStep::Pod),
+        2 => (0..40_usize).prop_map(GangStep::Delete),
+        2 => (1..4_usize).prop_map(GangStep::Node),
+        3 => (0..GANGS, 1..5).prop_map(|(gang, min)| GangStep::Declare(gang, min)),
+        1 => (0..GANGS).prop_map(GangStep::Undeclare),
+        8 => (1..12_usize).prop_map(GangStep::Decide),
+        3 => (0..GANGS, prop::bool::weighted(0.3)).prop_map(|(gang, fail)| GangStep::Answer(gang, fail)),
+        3 => Just(GangStep::Echo),
+        2 => (1..400_i64).prop_map(GangStep::Wait),
+        1 => Just(GangStep::Restart),
     ]
 }
 
 /// Simulated content of the API server.
 struct Api {
     world: GangWorld,
-    shape: Shape,
+    shape: GangSettings,
     nodes: Vec<usize>,
     /// Gang and node of each pod, by name.
     pods: BTreeMap<String, (usize, Option<String>)>,
@@ -67,7 +67,7 @@ struct Api {
 }
 
 impl Api {
-    fn new(shape: Shape) -> Self {
+    fn new(shape: GangSettings) -> Self {
         let mut world = world(json!({"defaultTimeout": "100s"}));
         world.answer = false;
         Self {
@@ -112,16 +112,16 @@ impl Api {
         }
     }
 
-    fn take(&mut self, step: Step) {
+    fn take(&mut self, step: GangStep) {
         match step {
-            Step::Pod(gang) => {
+            GangStep::Pod(gang) => {
                 let name = format!("p{:03}", self.created);
                 self.created += 1;
                 self.pods.insert(name.clone(), (gang, None));
                 let pod = self.object(&name);
                 self.world.apply(pod);
             }
-            Step::Delete(at) => {
+            GangStep::Delete(at) => {
                 if let Some(name) = self.pods.keys().nth(at).cloned() {
                     let pod = self.object(&name);
                     self.pods.remove(&name);
@@ -129,23 +129,23 @@ impl Api {
                     self.world.delete(&pod);
                 }
             }
-            Step::Node(cpu) => {
+            GangStep::Node(cpu) => {
                 self.nodes.push(cpu);
                 let name = format!("n{}", self.nodes.len());
                 self.world.node(&name, cpu);
             }
-            Step::Declare(gang, min) => {
+            GangStep::Declare(gang, min) => {
                 self.minimum.insert(gang, min);
                 let group = self.group(gang, min);
                 self.world.object(group, Action::UPDATE);
             }
-            Step::Undeclare(gang) => {
+            GangStep::Undeclare(gang) => {
                 if let Some(min) = self.minimum.remove(&gang) {
                     let group = self.group(gang, min);
                     self.world.object(group, Action::DELETE);
                 }
             }
-            Step::Decide(count) => {
+            GangStep::Decide(count) => {
                 for _ in 0..count {
                     let now = at(self.world.now);
                     let going = self.world.engine.schedule_one(now).is_some();
@@ -155,15 +155,15 @@ impl Api {
                     }
                 }
             }
-            Step::Answer(gang, fail) => self.answer(fail.then_some(gang)),
-            Step::Echo => {
+            GangStep::Answer(gang, fail) => self.answer(fail.then_some(gang)),
+            GangStep::Echo => {
                 for name in std::mem::take(&mut self.unseen) {
                     let pod = self.object(&name);
                     self.world.apply(pod);
                 }
             }
-            Step::Wait(seconds) => self.world.now += seconds,
-            Step::Restart => self.restart(),
+            GangStep::Wait(seconds) => self.world.now += seconds,
+            GangStep::Restart => self.restart(),
         }
         self.check_outputs();
     }
@@ -314,11 +314,11 @@ impl Api {
 
     /// Checks that, with enough nodes and time, every complete gang runs.
     fn all_run(&mut self) {
-        self.take(Step::Node(1000));
+        self.take(GangStep::Node(1000));
         for _ in 0..8 {
             self.rest();
-            self.take(Step::Answer(0, false));
-            self.take(Step::Echo);
+            self.take(GangStep::Answer(0, false));
+            self.take(GangStep::Echo);
             self.rest();
             self.nothing_waits();
             self.world.now += 400;
@@ -355,7 +355,7 @@ proptest! {
         paired: bool,
         steps in prop::collection::vec(step(), 1..80),
     ) {
-        let mut api = Api::new(Shape { mode, policy, paired });
+        let mut api = Api::new(GangSettings { mode, policy, paired });
         for step in steps {
             api.take(step);
         }

@@ -6,7 +6,7 @@ use super::*;
 
 /// Event while pod `p` waits.
 #[derive(Debug, Clone)]
-enum Event {
+enum HintEvent {
     Quota(Value),
     Gone(Value),
 }
@@ -21,13 +21,13 @@ struct Row {
     /// Pod that waits in addition to `p`.
     waits: Option<Value>,
     p: Value,
-    event: Event,
+    event: HintEvent,
     tried: bool,
 }
 
 impl Row {
     /// Builds a row in which quota `q` may use 10 cores and pod `x` uses 8 of them when `p` requests 5.
-    fn new(name: &'static str, event: Event, tried: bool) -> Self {
+    fn new(name: &'static str, event: HintEvent, tried: bool) -> Self {
         Self {
             name,
             args: json!({}),
@@ -74,11 +74,11 @@ fn after_quotas() -> Vec<Row> {
     };
     let (checked, family_of) = family(true);
     let (unchecked, _) = family(false);
-    let larger = Event::Quota(quota("parent", "", (50, 100), (0, 0)));
+    let larger = HintEvent::Quota(quota("parent", "", (50, 100), (0, 0)));
     vec![
         Row::new(
             "its maximum grows",
-            Event::Quota(quota("q", "", (13, 100), (0, 0))),
+            HintEvent::Quota(quota("q", "", (13, 100), (0, 0))),
             true,
         ),
         Row {
@@ -86,21 +86,25 @@ fn after_quotas() -> Vec<Row> {
             p: firm(pod("p", "q", 5, 1)),
             ..Row::new(
                 "its minimum grows",
-                Event::Quota(quota("q", "", (50, 100), (5, 5))),
+                HintEvent::Quota(quota("q", "", (50, 100), (5, 5))),
                 true,
             )
         },
         Row {
             quotas: vec![weighted("1"), quota("r", "", (100, 1000), (0, 0))],
             waits: Some(pod("w", "r", 100, 101)),
-            ..Row::new("its weight grows", Event::Quota(weighted("10000")), true)
+            ..Row::new(
+                "its weight grows",
+                HintEvent::Quota(weighted("10000")),
+                true,
+            )
         },
         Row {
             gates: &["DisableDefaultQuota"],
             p: unlucky(),
             ..Row::new(
                 "the pod has no quota",
-                Event::Quota(quota("q", "", (50, 100), (0, 0))),
+                HintEvent::Quota(quota("q", "", (50, 100), (0, 0))),
                 false,
             )
         },
@@ -112,7 +116,7 @@ fn after_quotas() -> Vec<Row> {
             ],
             ..Row::new(
                 "a quota of another tree",
-                Event::Quota(in_tree(quota("r", "", (99, 100), (0, 0)), "t")),
+                HintEvent::Quota(in_tree(quota("r", "", (99, 100), (0, 0)), "t")),
                 false,
             )
         },
@@ -137,13 +141,13 @@ fn after_quotas() -> Vec<Row> {
             ],
             ..Row::new(
                 "a sibling's maximum grows",
-                Event::Quota(quota("r", "", (90, 100), (0, 0))),
+                HintEvent::Quota(quota("r", "", (90, 100), (0, 0))),
                 false,
             )
         },
         Row::new(
             "nothing changes",
-            Event::Quota(quota("q", "", (10, 100), (0, 0))),
+            HintEvent::Quota(quota("q", "", (10, 100), (0, 0))),
             false,
         ),
     ]
@@ -152,7 +156,7 @@ fn after_quotas() -> Vec<Row> {
 fn after_pods() -> Vec<Row> {
     let (checked, family_of) = family(true);
     let (unchecked, _) = family(false);
-    let deleted = |name: &str, quota: &str, cpu| Event::Gone(pod(name, quota, cpu, 1));
+    let deleted = |name: &str, quota: &str, cpu| HintEvent::Gone(pod(name, quota, cpu, 1));
     vec![
         Row::new("of its quota", deleted("x", "q", 8), true),
         Row {
@@ -228,11 +232,11 @@ fn rejected_pod_is_retried_only_when_admitted() {
         assert_ne!(first[0].1, "n", "{}: it has to wait", row.name);
         assert_eq!(tried(&mut engine, 20), [], "{}: for nothing", row.name);
         match &row.event {
-            Event::Quota(quota) => apply(&mut engine, quota, 30),
-            Event::Gone(pod) if row.pods.contains(pod) => {
+            HintEvent::Quota(quota) => apply(&mut engine, quota, 30),
+            HintEvent::Gone(pod) if row.pods.contains(pod) => {
                 delete(&mut engine, &bound(pod.clone()), 30);
             }
-            Event::Gone(pod) => delete(&mut engine, pod, 30),
+            HintEvent::Gone(pod) => delete(&mut engine, pod, 30),
         }
         let mut expected = vec![("p".to_owned(), "n".to_owned())];
         expected.retain(|_| row.tried);

@@ -3,13 +3,13 @@
 use super::*;
 
 /// Node with cores and GiB; `None` if it was deleted.
-type Step = (&'static str, Option<(i64, i64)>);
+type NodeStep = (&'static str, Option<(i64, i64)>);
 /// Name, initial nodes, changes, and the resulting total.
-type Row<'a> = (&'static str, &'a [Step], &'a [Step], (i64, i64));
+type Row<'a> = (&'static str, &'a [NodeStep], &'a [NodeStep], (i64, i64));
 
 #[test]
 fn quota_total_is_the_nodes_total() {
-    let three: &[Step] = &[
+    let three: &[NodeStep] = &[
         ("n1", Some((100, 1000))),
         ("n2", Some((100, 1000))),
         ("n3", Some((100, 1000))),

@@ -40,7 +40,7 @@ fn a_single_numa_node_gives_cpu_and_memory_together() {
 #[test]
 fn the_reference_example_of_topology_aware_scheduling() {
     // Node a: 10 CPUs per NUMA node; node b: 20.
-    let (small, large) = (Machine([2, 1, 5, 2]), Machine([2, 1, 10, 2]));
+    let (small, large) = (CpuLayout([2, 1, 5, 2]), CpuLayout([2, 1, 10, 2]));
     let run = |policy_name: &str, nodes: &[&str]| {
         let mut engine = engine(json!({}));
         for (name, machine) in [("a", small), ("b", large)] {
@@ -269,7 +269,7 @@ fn nodes_are_scored_by_the_numa_nodes_that_would_be_used() {
 
 #[test]
 fn single_numa_node_machine_rejects_nothing() {
-    let mut engine = cluster(Machine([1, 1, 4, 2]), &["n"], policy("SingleNUMANode"));
+    let mut engine = cluster(CpuLayout([1, 1, 4, 2]), &["n"], policy("SingleNUMANode"));
     assert_eq!(place(&mut engine, lsr("a", "2", FULL)), "n 0-1");
     assert_eq!(place(&mut engine, pod("b", "2", json!({}))), "n ");
 }

@@ -168,7 +168,7 @@ fn unset_policies_are_written_to_pod() {
 #[test]
 fn amplified_cpu_is_counted() {
     let full = "1 Insufficient amplified cpu";
-    let machine = Machine([2, 1, 8, 2]);
+    let machine = CpuLayout([2, 1, 8, 2]);
     // 32 CPUs sold as 64.
     let cluster = |ratio: &str, topology: bool| {
         let mut engine = engine(json!({}));

@@ -21,7 +21,7 @@ struct NumaWorld {
 }
 
 impl NumaWorld {
-    fn new(machines: &[Machine], settings: &Settings) -> Self {
+    fn new(machines: &[CpuLayout], settings: &Settings) -> Self {
         let mut world = Self {
             engine: engine(json!({})),
             kubelets: BTreeMap::new(),
@@ -43,7 +43,7 @@ impl NumaWorld {
     }
 
     /// Reports a node's topology, as koordlet does.
-    fn report(&mut self, name: &str, machine: Machine, manager: &str) {
+    fn report(&mut self, name: &str, machine: CpuLayout, manager: &str) {
         let policies = json!(["SingleNUMANodePodLevel"]);
         let key = annotations::KUBELET_CPU_MANAGER_POLICY;
         let manager = json!({key: json!({"policy": manager}).to_string()});
@@ -85,7 +85,7 @@ impl NumaWorld {
     }
 }
 
-impl Machine {
+impl CpuLayout {
     fn machine(self) -> kubelet::Machine {
         let [_, nodes, cores, threads] = self.0;
         let cpu = |id: u32| {
@@ -135,10 +135,10 @@ fn guaranteed(name: &str, qos: &str, cpu: u32, memory: u32) -> Pod {
     pod(name, "1", change)
 }
 
-fn machines() -> impl Strategy<Value = Vec<Machine>> {
+fn machines() -> impl Strategy<Value = Vec<CpuLayout>> {
     let machine = (1u32..3, 1u32..3, 1u32..6, 1u32..3);
     let machine = machine
-        .prop_map(|(sockets, nodes, cores, threads)| Machine([sockets, nodes, cores, threads]));
+        .prop_map(|(sockets, nodes, cores, threads)| CpuLayout([sockets, nodes, cores, threads]));
     proptest::collection::vec(machine, 1..4)
 }
 

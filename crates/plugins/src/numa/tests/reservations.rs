@@ -82,7 +82,7 @@ impl Release for StandIn {
 }
 
 pub(super) fn with_reservations(
-    machine: Machine,
+    machine: CpuLayout,
     labels: Value,
     annotations: Value,
     cpu: u32,

@@ -84,7 +84,7 @@ fn which_nodes_fit() {
 
 #[test]
 fn amplified_cpu_of_a_node() {
-    let machine = Machine([2, 1, 8, 2]);
+    let machine = CpuLayout([2, 1, 8, 2]);
     let full = "1 Insufficient amplified cpu";
     // (case, amplified cores, topology, running pod, new pod)
     #[rustfmt::skip]
@@ -149,7 +149,7 @@ fn restricted(pod: Pod) -> Pod {
 #[test]
 fn upstream_allocations() {
     let strategy = |name: &str| json!({"node.koordinator.sh/numa-allocate-strategy": name});
-    let large = Machine([2, 1, 8, 2]);
+    let large = CpuLayout([2, 1, 8, 2]);
     let full = "FullPCPUs";
     let none = || json!({});
     let shared = |cpu: &str| pod("p", cpu, json!({}));

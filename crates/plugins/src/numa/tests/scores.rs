@@ -10,7 +10,7 @@ struct ScoredNode {
     memory: u32,
     ratio: f64,
     labels: Value,
-    machine: Option<(Machine, u32)>,
+    machine: Option<(CpuLayout, u32)>,
 }
 
 impl ScoredNode {
@@ -22,7 +22,7 @@ impl ScoredNode {
             memory,
             ratio: 1.0,
             labels: json!({"node.koordinator.sh/numa-topology-policy": policy}),
-            machine: Some((Machine([zones, 1, cpu / zones / 2, 2]), memory / zones)),
+            machine: Some((CpuLayout([zones, 1, cpu / zones / 2, 2]), memory / zones)),
         }
     }
 
@@ -181,14 +181,14 @@ fn by_the_cpus_that_would_be_bound() {
         )
     };
     let (full, spread) = ("FullPCPUs", "SpreadByPCPUs");
-    let four = Machine([2, 2, 4, 2]);
+    let four = CpuLayout([2, 2, 4, 2]);
     let least = json!({"node.koordinator.sh/numa-allocate-strategy": "LeastAllocated"});
     let only = json!({"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"});
     let none = || json!({});
     #[rustfmt::skip]
     let rows = [
         ("asks for nothing", TWO, none(), pod("p", "0", json!({})), "n 0"),
-        ("no topology", Machine([0, 0, 0, 0]), none(), bound_pod("4", full), "1 node(s) invalid CPU Topology"),
+        ("no topology", CpuLayout([0, 0, 0, 0]), none(), bound_pod("4", full), "1 node(s) invalid CPU Topology"),
         ("whole cores", TWO, none(), bound_pod("4", full), "n 25"),
         ("a NUMA node", TWO, none(), bound_pod("8", full), "n 50"),
         ("threads", TWO, none(), bound_pod("4", spread), "n 25"),
@@ -247,7 +247,7 @@ fn amplified_nodes_score_bound_cpus_amplified() {
                 memory: *memory,
                 ratio: *ratio,
                 labels: json!({}),
-                machine: topology.then_some((Machine([2, 1, 8, 2]), 20)),
+                machine: topology.then_some((CpuLayout([2, 1, 8, 2]), 20)),
             };
             there_is.apply(&mut engine);
             if let Some(is_bound) = there {

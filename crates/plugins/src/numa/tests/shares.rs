@@ -20,7 +20,7 @@ impl ShareCase {
         answer: impl FnOnce(&Numa, &NodeAllocations, &Plan<'_>, &ResourceTable) -> T,
     ) -> T {
         let table = ResourceTable::new();
-        let machine = Machine([2, 1, 26, 2]);
+        let machine = CpuLayout([2, 1, 26, 2]);
         let mut topology = machine.topology("n", json!([]), json!({}));
         let mut object = topology.new_as::<NodeResourceTopology>().cloned().unwrap();
         for zone in &mut object.spec.zones {

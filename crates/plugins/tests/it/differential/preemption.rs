@@ -48,7 +48,7 @@ fn engine(cached: bool, few: bool) -> Engine {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum PreemptionStep {
     Node {
         name: u8,
         cpu: u8,
@@ -102,33 +102,33 @@ enum Step {
     Wait(u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = PreemptionStep> {
     let any = any::<u8>;
     prop_oneof![
         3 => (0..7_u8, 2..6_u8, 0..3_u8, prop::bool::weighted(0.1)).prop_map(
-            |(name, cpu, zone, cordoned)| Step::Node { name, cpu, zone, cordoned }),
-        1 => (0..7_u8).prop_map(Step::NodeGone),
+            |(name, cpu, zone, cordoned)| PreemptionStep::Node { name, cpu, zone, cordoned }),
+        1 => (0..7_u8).prop_map(PreemptionStep::NodeGone),
         14 => (0..12_u8, 0..6_u8, 0..3_u8, 0..6_u8, 0..4_u8, prop::option::of(0..7_u8)).prop_map(
             |(shape, priority, app, quota, start, on)|
-            Step::Pod { shape, priority, app, quota, start, on }),
-        8 => (3..6_u8, 1..4_u8, prop::sample::select(vec![0_u8, 1, 5, 5])).prop_map(|(priority, count, quota)| Step::Pods { priority, count, quota }),
-        1 => (any(), 0..4_u8).prop_map(|(pod, start)| Step::Starts(pod, start)),
-        1 => any().prop_map(Step::Relabelled),
-        1 => (any(), 0..4_u8).prop_map(|(pod, of)| Step::Owns(pod, of)),
-        2 => any().prop_map(Step::Terminates),
-        4 => any().prop_map(Step::Gone),
-        1 => any().prop_map(Step::Stays),
-        1 => any().prop_map(Step::Withdrawn),
-        4 => any().prop_map(Step::Confirmed),
-        1 => any().prop_map(Step::BindFails),
-        2 => (any(), prop::bool::weighted(0.8)).prop_map(|(pod, there)| Step::Echo(pod, there)),
+            PreemptionStep::Pod { shape, priority, app, quota, start, on }),
+        8 => (3..6_u8, 1..4_u8, prop::sample::select(vec![0_u8, 1, 5, 5])).prop_map(|(priority, count, quota)| PreemptionStep::Pods { priority, count, quota }),
+        1 => (any(), 0..4_u8).prop_map(|(pod, start)| PreemptionStep::Starts(pod, start)),
+        1 => any().prop_map(PreemptionStep::Relabelled),
+        1 => (any(), 0..4_u8).prop_map(|(pod, of)| PreemptionStep::Owns(pod, of)),
+        2 => any().prop_map(PreemptionStep::Terminates),
+        4 => any().prop_map(PreemptionStep::Gone),
+        1 => any().prop_map(PreemptionStep::Stays),
+        1 => any().prop_map(PreemptionStep::Withdrawn),
+        4 => any().prop_map(PreemptionStep::Confirmed),
+        1 => any().prop_map(PreemptionStep::BindFails),
+        2 => (any(), prop::bool::weighted(0.8)).prop_map(|(pod, there)| PreemptionStep::Echo(pod, there)),
         5 => (0..3_u8, 0..3_u8, any()).prop_map(
-            |(app, allowed, disrupted)| Step::Budget { app, allowed, disrupted }),
-        1 => (0..3_u8).prop_map(Step::BudgetGone),
-        1 => (0..2_u8, 1..8_u8).prop_map(|(name, max)| Step::Quota { name, max }),
+            |(app, allowed, disrupted)| PreemptionStep::Budget { app, allowed, disrupted }),
+        1 => (0..3_u8).prop_map(PreemptionStep::BudgetGone),
+        1 => (0..2_u8, 1..8_u8).prop_map(|(name, max)| PreemptionStep::Quota { name, max }),
         1 => (0..3_u8, 0..7_u8, prop::bool::weighted(0.3)).prop_map(
-            |(name, node, gone)| Step::Reservation { name, node, gone }),
-        2 => (0..40_u8).prop_map(Step::Wait),
+            |(name, node, gone)| PreemptionStep::Reservation { name, node, gone }),
+        2 => (0..40_u8).prop_map(PreemptionStep::Wait),
     ]
 }
 
@@ -357,7 +357,12 @@ pub(super) fn object(pod: &Value) -> Arc<Pod> {
 }
 
 /// Applies a step to both engines. Steps about pods choose an existing one.
-fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now: Timestamp) {
+fn play(
+    step: &PreemptionStep,
+    engines: &mut [Engine; 2],
+    world: &mut PreemptionWorld,
+    now: Timestamp,
+) {
     let show = |engines: &mut [Engine; 2], pod: &Value| {
         for engine in engines {
             engine.pod_applied(object(pod), now);
@@ -373,7 +378,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
         world.placed.iter().filter(is_bound).cloned().collect()
     };
     match *step {
-        Step::Node {
+        PreemptionStep::Node {
             name,
             cpu,
             zone,
@@ -383,12 +388,12 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 engine.node_applied(node(name, cpu, zone, cordoned), now);
             }
         }
-        Step::NodeGone(name) => {
+        PreemptionStep::NodeGone(name) => {
             for engine in engines {
                 engine.node_deleted(&format!("n{name}"), now);
             }
         }
-        Step::Pod {
+        PreemptionStep::Pod {
             shape,
             priority,
             app,
@@ -408,7 +413,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
             show(engines, &pod);
             world.pods.insert(name, pod);
         }
-        Step::Pods {
+        PreemptionStep::Pods {
             priority,
             count,
             quota,
@@ -421,23 +426,29 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.pods.insert(name, pod);
             }
         }
-        Step::Starts(number, start) => change_pod(engines, world, &bound, number, now, |pod| {
-            pod["status"]["startTime"] = json!(at(start));
-        }),
-        Step::Relabelled(number) => change_pod(engines, world, &bound, number, now, |pod| {
-            pod["metadata"]["labels"]["scheduling.koordinator.sh/disable-preemptible"] =
-                json!((number % 2 == 0).to_string());
-        }),
-        Step::Owns(number, of) => change_pod(engines, world, &bound, number, now, |pod| {
-            let name = format!("r{of}");
-            let text = json!({"name": name, "uid": name}).to_string();
-            pod["metadata"]["annotations"] = if of < 3 {
-                json!({"scheduling.koordinator.sh/reservation-allocated": text})
-            } else {
-                json!({})
-            };
-        }),
-        Step::Terminates(number) => {
+        PreemptionStep::Starts(number, start) => {
+            change_pod(engines, world, &bound, number, now, |pod| {
+                pod["status"]["startTime"] = json!(at(start));
+            })
+        }
+        PreemptionStep::Relabelled(number) => {
+            change_pod(engines, world, &bound, number, now, |pod| {
+                pod["metadata"]["labels"]["scheduling.koordinator.sh/disable-preemptible"] =
+                    json!((number % 2 == 0).to_string());
+            })
+        }
+        PreemptionStep::Owns(number, of) => {
+            change_pod(engines, world, &bound, number, now, |pod| {
+                let name = format!("r{of}");
+                let text = json!({"name": name, "uid": name}).to_string();
+                pod["metadata"]["annotations"] = if of < 3 {
+                    json!({"scheduling.koordinator.sh/reservation-allocated": text})
+                } else {
+                    json!({})
+                };
+            })
+        }
+        PreemptionStep::Terminates(number) => {
             let evicting = world.evicting.clone();
             change_pod(engines, world, &evicting, number, now, |pod| {
                 pod["metadata"]["deletionTimestamp"] = json!(at(0));
@@ -445,7 +456,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                     "status": "True", "reason": "PreemptionByScheduler"}]);
             });
         }
-        Step::Gone(number) => {
+        PreemptionStep::Gone(number) => {
             // Evicted pods first.
             let from = if world.evicting.is_empty() {
                 &bound
@@ -459,7 +470,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.remove(&name);
             }
         }
-        Step::Withdrawn(number) => {
+        PreemptionStep::Withdrawn(number) => {
             if let Some(name) = PreemptionWorld::pick(&world.waiting, number) {
                 for engine in engines {
                     engine.pod_deleted(&object(&world.pods[&name]), now);
@@ -467,7 +478,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.remove(&name);
             }
         }
-        Step::Stays(number) => {
+        PreemptionStep::Stays(number) => {
             if let Some(name) = PreemptionWorld::pick(&world.evicting, number) {
                 for engine in engines {
                     engine.eviction_failed(&name);
@@ -475,7 +486,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.evicting.retain(|other| *other != name);
             }
         }
-        Step::Confirmed(number) => {
+        PreemptionStep::Confirmed(number) => {
             let placed = world.placed.clone();
             change_pod(engines, world, &placed, number, now, |pod| {
                 if let Some(node) = pod["assumed"].as_str().map(str::to_owned) {
@@ -483,7 +494,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 }
             });
         }
-        Step::BindFails(number) => {
+        PreemptionStep::BindFails(number) => {
             let assumed: Vec<String> = world
                 .placed
                 .iter()
@@ -502,7 +513,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.waiting.push(name);
             }
         }
-        Step::Echo(number, there) => {
+        PreemptionStep::Echo(number, there) => {
             if let Some(name) = PreemptionWorld::pick(&world.waiting, number) {
                 let nominated = engines[0]
                     .preemptor()
@@ -513,7 +524,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 show(engines, pod);
             }
         }
-        Step::Budget {
+        PreemptionStep::Budget {
             app,
             allowed,
             disrupted,
@@ -521,10 +532,12 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
             let disrupted = PreemptionWorld::pick(&world.placed, disrupted).unwrap_or_default();
             notify(engines, &budget(app, allowed, &disrupted, false));
         }
-        Step::BudgetGone(app) => notify(engines, &budget(app, 0, "", true)),
-        Step::Quota { name, max } => notify(engines, &quota(name, max)),
-        Step::Reservation { name, node, gone } => notify(engines, &reservation(name, node, gone)),
-        Step::Wait(_) => {}
+        PreemptionStep::BudgetGone(app) => notify(engines, &budget(app, 0, "", true)),
+        PreemptionStep::Quota { name, max } => notify(engines, &quota(name, max)),
+        PreemptionStep::Reservation { name, node, gone } => {
+            notify(engines, &reservation(name, node, gone))
+        }
+        PreemptionStep::Wait(_) => {}
     }
 }
 
@@ -559,21 +572,21 @@ proptest! {
         let mut now = Timestamp::from_second(1_700_000_000).unwrap();
         // The nodes are full at first, so that there is always a victim.
         for number in 0..6 {
-            let step = Step::Node { name: number, cpu: 4, zone: number % 2, cordoned: false };
+            let step = PreemptionStep::Node { name: number, cpu: 4, zone: number % 2, cordoned: false };
             play(&step, &mut engines, &mut world, now);
             for other in 0..2 {
                 let (app, quota) = ((number + other) % 3, 2 * other + number % 2);
                 let (priority, start) = (number % 3, other);
-                let step = Step::Pod { shape: 0, priority, app, quota, start, on: Some(number) };
+                let step = PreemptionStep::Pod { shape: 0, priority, app, quota, start, on: Some(number) };
                 play(&step, &mut engines, &mut world, now);
             }
         }
         for name in 0..2 {
-            play(&Step::Quota { name, max: 4 }, &mut engines, &mut world, now);
+            play(&PreemptionStep::Quota { name, max: 4 }, &mut engines, &mut world, now);
         }
         for step in steps {
             now += SignedDuration::from_millis(400);
-            if let Step::Wait(seconds) = step {
+            if let PreemptionStep::Wait(seconds) = step {
                 now += SignedDuration::from_secs(seconds.into());
             }
             play(&step, &mut engines, &mut world, now);

@@ -66,7 +66,7 @@ fn engine(cached: bool, ratio: bool) -> Engine {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum ProfileStep {
     Node {
         name: u8,
         cpu: u8,
@@ -106,7 +106,7 @@ enum Step {
     Wait(u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ProfileStep> {
     let byte = any::<u8>;
     let pods = (
         0..12_u8,
@@ -119,20 +119,20 @@ fn step() -> impl Strategy<Value = Step> {
     );
     prop_oneof![
         3 => (0..6_u8, 2..9_u8, 0..3_u8, prop::bool::weighted(0.1)).prop_map(
-            |(name, cpu, gpus, cordoned)| Step::Node { name, cpu, gpus, cordoned }),
-        1 => (0..6_u8).prop_map(Step::NodeGone),
-        1 => (0..6_u8, 0..60_u8).prop_map(|(node, cpu)| Step::Metric(node, cpu)),
+            |(name, cpu, gpus, cordoned)| ProfileStep::Node { name, cpu, gpus, cordoned }),
+        1 => (0..6_u8).prop_map(ProfileStep::NodeGone),
+        1 => (0..6_u8, 0..60_u8).prop_map(|(node, cpu)| ProfileStep::Metric(node, cpu)),
         16 => pods.prop_map(|(shape, priority, count, quota, owner, hint, packed)|
-            Step::Pods { shape, priority, count, quota, owner, hint, packed }),
-        4 => byte().prop_map(Step::Gone),
-        1 => byte().prop_map(Step::Withdrawn),
-        6 => byte().prop_map(Step::Confirmed),
-        1 => byte().prop_map(Step::BindFails),
-        1 => (0..2_u8, 2..12_u8).prop_map(|(name, max)| Step::Quota { name, max }),
+            ProfileStep::Pods { shape, priority, count, quota, owner, hint, packed }),
+        4 => byte().prop_map(ProfileStep::Gone),
+        1 => byte().prop_map(ProfileStep::Withdrawn),
+        6 => byte().prop_map(ProfileStep::Confirmed),
+        1 => byte().prop_map(ProfileStep::BindFails),
+        1 => (0..2_u8, 2..12_u8).prop_map(|(name, max)| ProfileStep::Quota { name, max }),
         5 => (0..4_u8, 1..4_u8, any::<bool>(), 0..3_u8).prop_map(
-            |(name, cpu, once, policy)| Step::Reservation { name, cpu, once, policy }),
-        1 => (0..4_u8).prop_map(Step::ReservationGone),
-        2 => (0..40_u8).prop_map(Step::Wait),
+            |(name, cpu, once, policy)| ProfileStep::Reservation { name, cpu, once, policy }),
+        1 => (0..4_u8).prop_map(ProfileStep::ReservationGone),
+        2 => (0..40_u8).prop_map(ProfileStep::Wait),
     ]
 }
 
@@ -306,7 +306,12 @@ fn notify(engines: &mut [Engine; 2], change: &ObjectChange, now: Timestamp) {
 }
 
 /// Applies a step to both engines.
-fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now: Timestamp) {
+fn play(
+    step: &ProfileStep,
+    engines: &mut [Engine; 2],
+    world: &mut PreemptionWorld,
+    now: Timestamp,
+) {
     let deleted = |engines: &mut [Engine; 2], world: &mut PreemptionWorld, name: Option<String>| {
         let Some(name) = name else { return };
         for engine in engines {
@@ -315,7 +320,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
         world.remove(&name);
     };
     match *step {
-        Step::Node {
+        ProfileStep::Node {
             name,
             cpu,
             gpus,
@@ -327,13 +332,13 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
             notify(engines, &devices(name, gpus), now);
             notify(engines, &topology(name, cpu), now);
         }
-        Step::NodeGone(name) => {
+        ProfileStep::NodeGone(name) => {
             for engine in engines {
                 engine.node_deleted(&format!("n{name}"), now);
             }
         }
-        Step::Metric(node, cpu) => notify(engines, &metric(node, cpu, now), now),
-        Step::Pods {
+        ProfileStep::Metric(node, cpu) => notify(engines, &metric(node, cpu, now), now),
+        ProfileStep::Pods {
             shape,
             priority,
             count,
@@ -373,7 +378,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.pods.insert(name, pod);
             }
         }
-        Step::Gone(number) => {
+        ProfileStep::Gone(number) => {
             // Evicted pods first.
             let from = if world.evicting.is_empty() {
                 &world.placed
@@ -383,11 +388,11 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
             let name = PreemptionWorld::pick(from, number);
             deleted(engines, world, name);
         }
-        Step::Withdrawn(number) => {
+        ProfileStep::Withdrawn(number) => {
             let name = PreemptionWorld::pick(&world.waiting, number);
             deleted(engines, world, name);
         }
-        Step::Confirmed(number) => {
+        ProfileStep::Confirmed(number) => {
             let placed = world.placed.clone();
             change_pod(engines, world, &placed, number, now, |pod| {
                 if let Some(node) = pod["assumed"].as_str().map(str::to_owned) {
@@ -395,7 +400,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 }
             });
         }
-        Step::BindFails(number) => {
+        ProfileStep::BindFails(number) => {
             let assumed = world.placed.iter();
             let assumed = assumed.filter(|name| !world.pods[*name]["spec"]["nodeName"].is_string());
             if let Some(name) = PreemptionWorld::pick(&assumed.cloned().collect::<Vec<_>>(), number)
@@ -411,8 +416,8 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 world.waiting.push(name);
             }
         }
-        Step::Quota { name, max } => notify(engines, &quota(name, max), now),
-        Step::Reservation {
+        ProfileStep::Quota { name, max } => notify(engines, &quota(name, max), now),
+        ProfileStep::Reservation {
             name,
             cpu,
             once,
@@ -425,7 +430,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 now,
             );
         }
-        Step::ReservationGone(name) => {
+        ProfileStep::ReservationGone(name) => {
             let node = world.reserved.remove(&format!("r{name}"));
             notify(
                 engines,
@@ -433,7 +438,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
                 now,
             );
         }
-        Step::Wait(_) => {}
+        ProfileStep::Wait(_) => {}
     }
 }
 
@@ -449,15 +454,15 @@ proptest! {
         let mut world = PreemptionWorld::default();
         let mut now = Timestamp::from_second(1_700_000_000).unwrap();
         for name in 0..4 {
-            let step = Step::Node { name, cpu: 4 + name, gpus: name % 3, cordoned: false };
+            let step = ProfileStep::Node { name, cpu: 4 + name, gpus: name % 3, cordoned: false };
             play(&step, &mut engines, &mut world, now);
         }
         for name in 0..2 {
-            play(&Step::Quota { name, max: 6 }, &mut engines, &mut world, now);
+            play(&ProfileStep::Quota { name, max: 6 }, &mut engines, &mut world, now);
         }
         for step in steps {
             now += SignedDuration::from_millis(400);
-            if let Step::Wait(seconds) = step {
+            if let ProfileStep::Wait(seconds) = step {
                 now += SignedDuration::from_secs(seconds.into());
             }
             play(&step, &mut engines, &mut world, now);

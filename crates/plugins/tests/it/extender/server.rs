@@ -1,6 +1,6 @@
 //! Fake extender whose answers a test defines.
 
-use crate::api::{Cluster, Scheduler};
+use crate::api::{Scheduler, TestCluster};
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -102,7 +102,7 @@ impl Extender {
 }
 
 /// Starts a scheduler with the built-in configuration and these extenders.
-pub(super) fn schedule(cluster: &Cluster, extenders: &[Value]) -> Scheduler {
+pub(super) fn schedule(cluster: &TestCluster, extenders: &[Value]) -> Scheduler {
     let mut config = serde_json::to_value(Configuration::default()).unwrap();
     config["extenders"] = json!(extenders);
     config["podInitialBackoffSeconds"] = json!(1);

@@ -9,7 +9,7 @@ use crate::failover::draw as mix;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::{BuildContext, Profiles};
-use rules::{Bind, Cluster, Exclusive, GPU, Node, Pod, Policy, RDMA, Reservation};
+use rules::{AlignedCluster, Bind, Exclusive, GPU, Node, Pod, Policy, RDMA, Reservation};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,10 +51,10 @@ fn engine(cached: bool) -> Engine {
     engine
 }
 
-struct Run {
+struct AlignedRun {
     engine: Engine,
     cached: bool,
-    cluster: Cluster,
+    cluster: AlignedCluster,
     /// Pods that are bound but not yet shown by the API.
     sent: BTreeSet<String>,
     seed: u64,
@@ -64,7 +64,7 @@ struct Run {
     reached: Reached,
 }
 
-impl Run {
+impl AlignedRun {
     fn below(&mut self, end: usize) -> usize {
         self.numbers += 1;
         let end = u64::try_from(end).unwrap();
@@ -107,7 +107,7 @@ impl Run {
                     *self.reached.apart.entry(policy).or_default() += 1;
                 }
             }
-            let open = Cluster {
+            let open = AlignedCluster {
                 reservations: BTreeMap::new(),
                 ..self.cluster.clone()
             };
@@ -423,10 +423,10 @@ impl Run {
 }
 
 fn run(seed: u64, cached: bool) -> Reached {
-    let mut run = Run {
+    let mut run = AlignedRun {
         engine: engine(cached),
         cached,
-        cluster: Cluster::default(),
+        cluster: AlignedCluster::default(),
         sent: BTreeSet::new(),
         seed,
         numbers: 0,

@@ -2,7 +2,7 @@
 
 pub(super) mod render;
 
-use super::Run;
+use super::OracleRun;
 use super::rules::{Node, Pod, Reservation};
 use crate::failover::draw as mix;
 use std::collections::BTreeSet;
@@ -120,7 +120,7 @@ impl Draw {
     }
 }
 
-impl Run {
+impl OracleRun {
     pub(super) fn begin(&mut self) {
         for quota in QUOTAS {
             self.quota(quota, 4000);

@@ -66,7 +66,7 @@ pub(super) const EXPIRES: i64 = 100;
 
 /// State of the cluster as users see it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Cluster {
+pub(super) struct OracleCluster {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
     /// Node of each placed pod.
@@ -90,7 +90,7 @@ pub(super) struct Fit {
     pub(super) from: BTreeSet<String>,
 }
 
-impl Cluster {
+impl OracleCluster {
     /// Returns placed pods with their nodes.
     fn placed_pods(&self) -> impl Iterator<Item = (&Pod, &String)> {
         let placed = self.placed.iter();

@@ -5,7 +5,7 @@ mod world;
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use world::{CLAIMS, NODES, Step, VolumeWorld, machine, pick, pod_of, run, step};
+use world::{CLAIMS, NODES, VolumeStep, VolumeWorld, machine, pick, pod_of, run, step};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
@@ -32,13 +32,13 @@ proptest! {
         let mut pods: BTreeMap<String, Arc<Pod>> = BTreeMap::new();
         let now = at(0);
         for node in 0..NODES {
-            world.apply(&mut engines, &Step::Node { name: node, zone: 0 }, now);
+            world.apply(&mut engines, &VolumeStep::Node { name: node, zone: 0 }, now);
         }
         world.set(&mut engines, "sc", class("late", "csi.example", "Immediate", json!({})), now);
         for (step, node) in steps.iter().zip(&places) {
             match step {
-                Step::Node { .. } | Step::NodeGone(_) => {}
-                Step::Pod { claims, .. } => {
+                VolumeStep::Node { .. } | VolumeStep::NodeGone(_) => {}
+                VolumeStep::Pod { claims, .. } => {
                     world.pods += 1;
                     let mut pod = pod_of(world.pods, *claims, 9, 0, 99);
                     pod.spec.as_mut().unwrap().node_name = Some(format!("n{node}"));
@@ -46,7 +46,7 @@ proptest! {
                     engines[0].pod_applied(pod.clone(), now);
                     pods.insert(pod.metadata.name.clone().unwrap(), pod);
                 }
-                Step::PodGone(n) => {
+                VolumeStep::PodGone(n) => {
                     let names: Vec<String> = pods.keys().cloned().collect();
                     if let Some(pod) = pick(*n, &names).and_then(|at| pods.remove(&names[at])) {
                         engines[0].pod_deleted(&pod, now);
@@ -83,13 +83,13 @@ proptest! {
 /// Checks one by one the rules that distinguish a claim from other claims of its kind.
 #[test]
 fn distinguishing_claim_properties_are_not_shared() {
-    let claim = |name: u8, mode: u8| Step::Bound {
+    let claim = |name: u8, mode: u8| VolumeStep::Bound {
         name,
         mode,
         place: 9,
         driver: 2,
     };
-    let pod = |claim: u8| Step::Pod {
+    let pod = |claim: u8| VolumeStep::Pod {
         claims: [claim, CLAIMS],
         disk: 9,
         priority: 0,
@@ -105,14 +105,14 @@ fn distinguishing_claim_properties_are_not_shared() {
     assert_eq!(engines[0].classes().mismatches(), 0);
 
     // Between two pods, a claim is bound where other claims of its class cannot be.
-    let late_claim = |name| Step::Claim {
+    let late_claim = |name| VolumeStep::Claim {
         name,
         class: 0,
         size: 1,
         mode: 0,
         selected: 99,
     };
-    let here = Step::Bound {
+    let here = VolumeStep::Bound {
         name: 1,
         mode: 0,
         place: 4,
@@ -124,8 +124,8 @@ fn distinguishing_claim_properties_are_not_shared() {
     assert!(shared.contains(&"p2 -> n1".to_owned()), "{shared:?}");
 
     // Four nodes take two volumes each; all pods are equivalent.
-    let mut fill: Vec<Step> = (0..CLAIMS).map(|name| claim(name, 0)).collect();
-    fill.push(Step::Limit { node: 0, count: 1 });
+    let mut fill: Vec<VolumeStep> = (0..CLAIMS).map(|name| claim(name, 0)).collect();
+    fill.push(VolumeStep::Limit { node: 0, count: 1 });
     fill.extend((0..CLAIMS).map(pod));
     let (engines, [shared, alone]) = run(&fill);
     assert_eq!(shared, alone);
@@ -141,28 +141,28 @@ fn distinguishing_claim_properties_are_not_shared() {
 /// Changes on nodes between equivalent pods, and the expected outputs.
 #[test]
 fn node_changes_reach_equivalent_pods() {
-    let bound = |name| Step::Bound {
+    let bound = |name| VolumeStep::Bound {
         name,
         mode: 0,
         place: 9,
         driver: 2,
     };
-    let by_hand = |name| Step::Claim {
+    let by_hand = |name| VolumeStep::Claim {
         name,
         class: 1,
         size: 1,
         mode: 0,
         selected: 99,
     };
-    let free = |name, place| Step::Volume {
+    let free = |name, place| VolumeStep::Volume {
         name,
         class: 1,
         place,
         size: 1,
         claim: 99,
     };
-    let limit = |node, count| Step::Limit { node, count };
-    let pod = |claim: u8| Step::Pod {
+    let limit = |node, count| VolumeStep::Limit { node, count };
+    let pod = |claim: u8| VolumeStep::Pod {
         claims: [claim, CLAIMS],
         disk: 9,
         priority: 0,
@@ -170,7 +170,7 @@ fn node_changes_reach_equivalent_pods() {
         nominated: 99,
     };
     // Only the first node takes a volume.
-    let mut steps: Vec<Step> = (0..4)
+    let mut steps: Vec<VolumeStep> = (0..4)
         .map(|node| limit(node, u8::from(node == 0)))
         .collect();
     steps.extend([bound(0), bound(1), bound(7)]);
@@ -185,7 +185,11 @@ fn node_changes_reach_equivalent_pods() {
             "a volume is detached",
             [
                 &steps[..],
-                &[Step::Attached { node, volume }, pod(0), Step::Detached(7)],
+                &[
+                    VolumeStep::Attached { node, volume },
+                    pod(0),
+                    VolumeStep::Detached(7),
+                ],
             ]
             .concat(),
             "p1 -> n0",
@@ -217,7 +221,7 @@ fn node_changes_reach_equivalent_pods() {
         (
             "a volume of two hosts is assigned",
             vec![
-                Step::Node { name: 4, zone: 1 },
+                VolumeStep::Node { name: 4, zone: 1 },
                 by_hand(0),
                 by_hand(1),
                 free(8, 7),
@@ -228,7 +232,7 @@ fn node_changes_reach_equivalent_pods() {
         ),
     ];
     for (case, mut steps, expected) in rows {
-        steps.push(Step::Wait(9));
+        steps.push(VolumeStep::Wait(9));
         let (engines, [shared, alone]) = run(&steps);
         assert_eq!(shared, alone, "{case}");
         let matching = shared.iter().filter(|text| text.starts_with(expected));
@@ -242,20 +246,20 @@ fn node_changes_reach_equivalent_pods() {
 #[test]
 fn nominated_pod_volume_changes_reach_equivalent_pods() {
     // Zone z1 has one node, n1.
-    let bound = |name, driver| Step::Bound {
+    let bound = |name, driver| VolumeStep::Bound {
         name,
         mode: 0,
         place: 1,
         driver,
     };
-    let pod = |claim, disk, priority| Step::Pod {
+    let pod = |claim, disk, priority| VolumeStep::Pod {
         claims: [claim, CLAIMS],
         disk,
         priority,
         times: 1,
         nominated: 99,
     };
-    let unbound = Step::Claim {
+    let unbound = VolumeStep::Claim {
         name: 7,
         class: 0,
         size: 1,
@@ -264,9 +268,9 @@ fn nominated_pod_volume_changes_reach_equivalent_pods() {
     };
     // The node takes one volume. The nominated pod will have one there, but its disk is in use until the
     // evicted pod is deleted.
-    let kept_for = |nominated: Step| {
+    let kept_for = |nominated: VolumeStep| {
         vec![
-            Step::Limit { node: 1, count: 1 },
+            VolumeStep::Limit { node: 1, count: 1 },
             bound(0, 0),
             bound(1, 2),
             bound(2, 2),
@@ -278,12 +282,12 @@ fn nominated_pod_volume_changes_reach_equivalent_pods() {
     };
     let rows = [
         ("another kind of volume", bound(7, 2), bound(7, 0)),
-        ("the claim is gone", bound(7, 2), Step::ClaimGone(7)),
+        ("the claim is gone", bound(7, 2), VolumeStep::ClaimGone(7)),
         ("the claim is bound otherwise", unbound.clone(), bound(7, 0)),
         (
             "a class of another driver",
             unbound,
-            Step::Class { moved: true },
+            VolumeStep::Class { moved: true },
         ),
     ];
     for (case, before, change) in rows {

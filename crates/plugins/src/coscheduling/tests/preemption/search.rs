@@ -16,7 +16,7 @@ impl Dice {
 }
 
 /// Small nodes: their cores, and their pods as cores, priority and whether they may be evicted.
-type Cluster = Vec<(usize, Vec<(usize, usize, bool)>)>;
+type SmallCluster = Vec<(usize, Vec<(usize, usize, bool)>)>;
 
 /// Returns how many of `sizes` fit on nodes with these free cores, by trying all placements: a prefix of
 /// `sizes` if `strict`, otherwise any subset.
@@ -36,7 +36,7 @@ fn most(free: &[usize], sizes: &[usize], strict: bool) -> usize {
 }
 
 /// Returns the free cores after all evictable pods up to a priority were evicted.
-fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
+fn free(cluster: &SmallCluster, up_to: Option<usize>) -> Vec<usize> {
     let nodes = cluster.iter().map(|(cores, pods)| {
         let stay = pods
             .iter()
@@ -53,7 +53,7 @@ fn plans_match_exhaustive_search() {
     let mut reached = [0; 6];
     for seed in 0..1000 {
         let mut dice = Dice(seed);
-        let cluster: Cluster = (0..1 + dice.roll(3))
+        let cluster: SmallCluster = (0..1 + dice.roll(3))
             .map(|_| {
                 let cores = 2 + dice.roll(5);
                 let mut remaining = cores;

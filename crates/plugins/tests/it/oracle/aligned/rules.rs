@@ -100,7 +100,7 @@ pub(super) struct Reservation {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Cluster {
+pub(super) struct AlignedCluster {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) allocations: BTreeMap<String, Allocation>,
@@ -149,7 +149,7 @@ fn usable(free: &BTreeSet<u32>, bind: Bind) -> i64 {
     }
 }
 
-impl Cluster {
+impl AlignedCluster {
     fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = Allocation> + 'a {
         let pods = self
             .allocations

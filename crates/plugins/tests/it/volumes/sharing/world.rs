@@ -10,7 +10,7 @@ pub(super) const NODES: u8 = 6;
 pub(super) const CLAIMS: u8 = 8;
 
 #[derive(Debug, Clone)]
-pub(super) enum Step {
+pub(super) enum VolumeStep {
     Node {
         name: u8,
         zone: u8,
@@ -51,7 +51,7 @@ pub(super) enum Step {
         volume: u8,
     },
     Detached(u8),
-    Room {
+    Capacity {
         zone: u8,
         size: u8,
     },
@@ -77,37 +77,37 @@ pub(super) enum Step {
     Wait(u8),
 }
 
-pub(super) fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = VolumeStep> {
     let claim = 0..CLAIMS;
     prop_oneof![
-        3 => (0..NODES, 0..3_u8).prop_map(|(name, zone)| Step::Node { name, zone }),
-        1 => (0..NODES).prop_map(Step::NodeGone),
-        2 => (0..NODES, 0..4_u8).prop_map(|(node, count)| Step::Limit { node, count }),
+        3 => (0..NODES, 0..3_u8).prop_map(|(name, zone)| VolumeStep::Node { name, zone }),
+        1 => (0..NODES).prop_map(VolumeStep::NodeGone),
+        2 => (0..NODES, 0..4_u8).prop_map(|(node, count)| VolumeStep::Limit { node, count }),
         6 => (claim.clone(), 0..3_u8, 1..3_u8, 0..3_u8, 0..20_u8).prop_map(
-            |(name, class, size, mode, selected)| Step::Claim { name, class, size, mode, selected }
+            |(name, class, size, mode, selected)| VolumeStep::Claim { name, class, size, mode, selected }
         ),
-        1 => claim.clone().prop_map(Step::ClaimGone),
+        1 => claim.clone().prop_map(VolumeStep::ClaimGone),
         8 => (claim.clone(), 0..3_u8, 0..10_u8, 0..3_u8).prop_map(
-            |(name, mode, place, driver)| Step::Bound { name, mode, place, driver }
+            |(name, mode, place, driver)| VolumeStep::Bound { name, mode, place, driver }
         ),
         5 => (8..14_u8, 0..2_u8, 0..10_u8, 1..4_u8, 0..16_u8).prop_map(
-            |(name, class, place, size, claim)| Step::Volume { name, class, place, size, claim }
+            |(name, class, place, size, claim)| VolumeStep::Volume { name, class, place, size, claim }
         ),
-        1 => (0..14_u8).prop_map(Step::VolumeGone),
-        2 => (0..NODES, 0..CLAIMS).prop_map(|(node, volume)| Step::Attached { node, volume }),
-        1 => (0..CLAIMS).prop_map(Step::Detached),
-        2 => (0..3_u8, 0..4_u8).prop_map(|(zone, size)| Step::Room { zone, size }),
-        1 => any::<bool>().prop_map(|asks| Step::Driver { asks }),
-        1 => any::<bool>().prop_map(|moved| Step::Class { moved }),
+        1 => (0..14_u8).prop_map(VolumeStep::VolumeGone),
+        2 => (0..NODES, 0..CLAIMS).prop_map(|(node, volume)| VolumeStep::Attached { node, volume }),
+        1 => (0..CLAIMS).prop_map(VolumeStep::Detached),
+        2 => (0..3_u8, 0..4_u8).prop_map(|(zone, size)| VolumeStep::Capacity { zone, size }),
+        1 => any::<bool>().prop_map(|asks| VolumeStep::Driver { asks }),
+        1 => any::<bool>().prop_map(|moved| VolumeStep::Class { moved }),
         20 => ([0..CLAIMS, 0..CLAIMS + 8], 0..12_u8, 0..3_u8, 1..4_u8, 0..30_u8).prop_map(
             |(claims, disk, priority, times, nominated)|
-                Step::Pod { claims, disk, priority, times, nominated }
+                VolumeStep::Pod { claims, disk, priority, times, nominated }
         ),
-        3 => any::<u8>().prop_map(Step::PodGone),
-        1 => any::<u8>().prop_map(Step::BindFails),
-        3 => any::<u8>().prop_map(Step::Confirm),
-        4 => any::<u8>().prop_map(Step::Served),
-        2 => (0..40_u8).prop_map(Step::Wait),
+        3 => any::<u8>().prop_map(VolumeStep::PodGone),
+        1 => any::<u8>().prop_map(VolumeStep::BindFails),
+        3 => any::<u8>().prop_map(VolumeStep::Confirm),
+        4 => any::<u8>().prop_map(VolumeStep::Served),
+        2 => (0..40_u8).prop_map(VolumeStep::Wait),
     ]
 }
 
@@ -238,27 +238,27 @@ impl VolumeWorld {
         }
     }
 
-    pub(super) fn apply(&mut self, engines: &mut [Engine], step: &Step, now: Timestamp) {
+    pub(super) fn apply(&mut self, engines: &mut [Engine], step: &VolumeStep, now: Timestamp) {
         match *step {
-            Step::Node { name, zone } => {
+            VolumeStep::Node { name, zone } => {
                 self.nodes.insert(name, zone);
                 for engine in engines {
                     engine.node_applied(machine(name, zone), now);
                 }
             }
-            Step::NodeGone(name) => {
+            VolumeStep::NodeGone(name) => {
                 self.nodes.remove(&name);
                 for engine in engines {
                     engine.node_deleted(&format!("n{name}"), now);
                 }
             }
-            Step::Limit { node, count } => {
+            VolumeStep::Limit { node, count } => {
                 let allocatable = (count < 3).then(|| json!({"count": count}));
                 let value = json!({"metadata": {"name": format!("n{node}")}, "spec": {"drivers": [
                     {"name": "csi.example", "nodeID": "x", "allocatable": allocatable}]}});
                 self.set(engines, "csinode", value, now);
             }
-            Step::Claim {
+            VolumeStep::Claim {
                 name,
                 class,
                 size,
@@ -272,8 +272,8 @@ impl VolumeWorld {
                 }
                 self.set(engines, "pvc", value, now);
             }
-            Step::ClaimGone(name) => self.remove(engines, "pvc", &format!("c{name}"), now),
-            Step::Bound {
+            VolumeStep::ClaimGone(name) => self.remove(engines, "pvc", &format!("c{name}"), now),
+            VolumeStep::Bound {
                 name,
                 mode,
                 place,
@@ -289,7 +289,7 @@ impl VolumeWorld {
                 let value = claim_of(name, "made", 1, mode);
                 self.set(engines, "pvc", bound_to(value, &volume), now);
             }
-            Step::Volume {
+            VolumeStep::Volume {
                 name,
                 class,
                 place: at,
@@ -308,29 +308,29 @@ impl VolumeWorld {
                 }
                 self.set(engines, "pv", value, now);
             }
-            Step::VolumeGone(name) => self.remove(engines, "pv", &format!("v{name}"), now),
-            Step::Attached { node, volume } => {
+            VolumeStep::VolumeGone(name) => self.remove(engines, "pv", &format!("v{name}"), now),
+            VolumeStep::Attached { node, volume } => {
                 let value = json!({"metadata": {"name": format!("at{volume}")}, "spec": {
                     "attacher": "csi.example", "nodeName": format!("n{node}"),
                     "source": {"persistentVolumeName": format!("v{volume}")}},
                     "status": {"attached": true}});
                 self.set(engines, "attachment", value, now);
             }
-            Step::Detached(volume) => {
+            VolumeStep::Detached(volume) => {
                 self.remove(engines, "attachment", &format!("at{volume}"), now);
             }
-            Step::Room { zone, size } => {
+            VolumeStep::Capacity { zone, size } => {
                 let value = json!({"metadata": {"name": format!("room{zone}"), "namespace": "x"},
                     "storageClassName": "late", "capacity": format!("{size}Gi"), "nodeTopology":
                     {"matchLabels": {"topology.kubernetes.io/zone": format!("z{zone}")}}});
                 self.set(engines, "capacity", value, now);
             }
-            Step::Driver { asks } => {
+            VolumeStep::Driver { asks } => {
                 let value = json!({"metadata": {"name": "csi.example"},
                     "spec": {"storageCapacity": asks}});
                 self.set(engines, "driver", value, now);
             }
-            Step::Class { moved } => {
+            VolumeStep::Class { moved } => {
                 let driver = if moved { "csi.other" } else { "csi.example" };
                 let value = class("late", driver, WAIT, json!({}));
                 self.set(engines, "sc", value, now);
@@ -445,7 +445,7 @@ pub(super) fn pick<T>(n: u8, from: &[T]) -> Option<usize> {
     (!from.is_empty()).then(|| usize::from(n) % from.len())
 }
 
-pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
+pub(super) fn run(steps: &[VolumeStep]) -> (Vec<Engine>, [Vec<String>; 2]) {
     let mut engines = vec![twin(true), twin(false)];
     let mut sides = [EngineOutputs::default(), EngineOutputs::default()];
     let mut world = VolumeWorld::default();
@@ -465,7 +465,7 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
     for name in 0..4 {
         world.apply(
             &mut engines,
-            &Step::Node {
+            &VolumeStep::Node {
                 name,
                 zone: name % 3,
             },
@@ -473,7 +473,7 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
         );
         world.apply(
             &mut engines,
-            &Step::Limit {
+            &VolumeStep::Limit {
                 node: name,
                 count: 2,
             },
@@ -484,8 +484,8 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
     for step in steps {
         now += jiff::SignedDuration::from_millis(400);
         match step {
-            Step::Wait(seconds) => now += jiff::SignedDuration::from_secs((*seconds).into()),
-            Step::Pod {
+            VolumeStep::Wait(seconds) => now += jiff::SignedDuration::from_secs((*seconds).into()),
+            VolumeStep::Pod {
                 claims,
                 disk,
                 priority,
@@ -500,20 +500,20 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
                     }
                 }
             }
-            Step::Served(n) => {
+            VolumeStep::Served(n) => {
                 if let Some(at) = pick(*n, &sides[0].writes) {
                     let write = sides[0].writes.swap_remove(at);
                     world.serve(&mut engines, &write, now);
                 }
             }
-            Step::PodGone(n) => {
+            VolumeStep::PodGone(n) => {
                 for (engine, side) in engines.iter_mut().zip(&mut sides) {
                     if let Some(at) = pick(*n, &side.placed) {
                         engine.pod_deleted(&side.placed.swap_remove(at).0, now);
                     }
                 }
             }
-            Step::BindFails(n) => {
+            VolumeStep::BindFails(n) => {
                 for (engine, side) in engines.iter_mut().zip(&mut sides) {
                     let Some(at) = pick(*n, &side.placed) else {
                         continue;
@@ -537,7 +537,7 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
                     }
                 }
             }
-            Step::Confirm(n) => {
+            VolumeStep::Confirm(n) => {
                 for (engine, side) in engines.iter_mut().zip(&mut sides) {
                     let Some(at) = pick(*n, &side.placed) else {
                         continue;
