@@ -130,7 +130,7 @@ pub async fn list(
     Ok(PodResourcesSnapshot {
         zones,
         pods: listed.pod_resources.len(),
-        fingerprint: fingerprint::of_pods(prints),
+        fingerprint: fingerprint::from_hashes(prints),
     })
 }
 

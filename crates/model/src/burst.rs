@@ -104,7 +104,7 @@ impl Config {
     /// is reported and replaced by that of the next lower layer: the node's for the pod's, the default for
     /// the node's.
     #[must_use]
-    pub fn of(node: &CPUBurstStrategy, pod: Option<&CPUBurstConfig>) -> (Self, Vec<FieldError>) {
+    pub fn merge(node: &CPUBurstStrategy, pod: Option<&CPUBurstConfig>) -> (Self, Vec<FieldError>) {
         let default = defaults::cpu_burst_strategy();
         let mut errors = Vec::new();
         let none = CPUBurstConfig::default();

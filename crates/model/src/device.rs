@@ -5,10 +5,10 @@
 //! minor number; minors are below 64, so that a set of them is one word.
 
 mod allocate;
-mod books;
 mod gpu;
 mod hints;
 mod inventory;
+mod ledger;
 mod need;
 mod partition;
 mod request;
@@ -21,9 +21,9 @@ mod units;
 pub use allocate::{
     Allocation, Grant, Refusal, Rules, Site, VirtualFunction, allocate, score_node, supply,
 };
-pub use books::{DeviceHolding, DeviceLedger, Used};
 pub use hints::numa_hints;
 pub use inventory::{Device, Inventory};
+pub use ledger::{DeviceHolding, DeviceLedger, Used};
 pub use need::{CountStrategy, GpuNeed, Need, NeedError, TypeHint};
 pub use partition::{Partition, PartitionTable};
 pub use request::{RequestError, convert};

@@ -8,13 +8,13 @@
 
 mod attempt;
 mod groups;
-mod reading;
+mod queries;
 pub mod spec;
 pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use reading::{Blocked, Gathering, Job, PlacedGroup};
+pub use queries::{Blocked, Gathering, Job, PlacedGroup};
 pub use spec::{Defaults, GangDescription, Ignored};
 
 use koord_api::extension::{GangMatchPolicy, GangMode};

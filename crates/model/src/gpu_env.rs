@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn given(
+    fn device_env(
         devices: serde_json::Value,
         isolation: Option<&str>,
         monitored: bool,
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn whole_gpus_are_named() {
-        let two = given(json!({"gpu": [{"minor": 0}, {"minor": 1}]}), None, true).unwrap();
+        let two = device_env(json!({"gpu": [{"minor": 0}, {"minor": 1}]}), None, true).unwrap();
         assert_eq!(two.env, env(&[(VISIBLE_DEVICES, "0,1")]));
         assert_eq!(two.mounts, []);
         for none in [
@@ -148,11 +148,14 @@ mod tests {
             json!({"gpu": []}),
             json!({}),
         ] {
-            assert_eq!(given(none, Some("HAMi-core"), true), Ok(GpuEnv::default()));
+            assert_eq!(
+                device_env(none, Some("HAMi-core"), true),
+                Ok(GpuEnv::default())
+            );
         }
         let whole =
             json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-memory-ratio": "100"}}]});
-        let whole = given(whole, Some("HAMi-core"), true).unwrap();
+        let whole = device_env(whole, Some("HAMi-core"), true).unwrap();
         assert_eq!(whole.env, env(&[(VISIBLE_DEVICES, "1")]));
     }
 
@@ -175,11 +178,11 @@ mod tests {
             mount(library, library),
             mount("/tmp/vgpulock", "/tmp/vgpulock"),
         ];
-        let plain = given(half.clone(), Some("HAMi-core"), false).unwrap();
+        let plain = device_env(half.clone(), Some("HAMi-core"), false).unwrap();
         assert_eq!((plain.env, &plain.mounts), (env(&limits), &two));
         assert_eq!(plain.fresh_directory, None);
 
-        let watched = given(half.clone(), Some("HAMi-core"), true).unwrap();
+        let watched = device_env(half.clone(), Some("HAMi-core"), true).unwrap();
         let cache = "/usr/local/vgpu/pod-uid_container-name.cache";
         let mut all = env(&limits);
         all.insert(
@@ -193,7 +196,7 @@ mod tests {
         assert_eq!(watched.mounts, three);
         assert_eq!(watched.fresh_directory.as_deref(), Some(source));
 
-        let other = given(half, Some("else"), true).unwrap();
+        let other = device_env(half, Some("else"), true).unwrap();
         assert_eq!(other.env, env(&[(VISIBLE_DEVICES, "1")]));
     }
 
@@ -202,7 +205,7 @@ mod tests {
         let half = json!({"gpu": [{"minor": 1, "resources": {"kubernetes.io/gpu-core": "30",
             "kubernetes.io/gpu-memory": "16Gi", "kubernetes.io/gpu-memory-ratio": "50",
             "koordinator.sh/gpu-core": "50"}}]});
-        let limits = given(half, Some("HAMi-core"), false).unwrap().env;
+        let limits = device_env(half, Some("HAMi-core"), false).unwrap().env;
         assert_eq!(limits["CUDA_DEVICE_SM_LIMIT"], "50");
         assert_eq!(limits["CUDA_DEVICE_MEMORY_LIMIT"], "17179869184");
     }
@@ -211,7 +214,7 @@ mod tests {
     fn a_share_without_figures_is_an_error() {
         for resources in [json!({}), json!({"koordinator.sh/gpu-memory-ratio": "50"})] {
             let devices = json!({"gpu": [{"minor": 0, "resources": resources}]});
-            assert!(given(devices, Some("HAMi-core"), false).is_err());
+            assert!(device_env(devices, Some("HAMi-core"), false).is_err());
         }
     }
 }

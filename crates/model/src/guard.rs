@@ -294,7 +294,7 @@ impl<K: Ord + Copy> Guard<K> {
         input: &Input<'_>,
         events: &mut Vec<Event<K>>,
     ) {
-        let config = self.config.of(test.signal);
+        let config = self.config.for_signal(test.signal);
         let Some(service) = self.services.get_mut(&test.key) else {
             events.push(test.event(EventKind::Ended));
             return;
@@ -349,7 +349,7 @@ impl<K: Ord + Copy> Guard<K> {
         for (key, service) in &mut self.services {
             let mut claims = std::mem::take(&mut service.claims);
             claims.retain_mut(|claim| {
-                let config = config.of(claim.signal);
+                let config = config.for_signal(claim.signal);
                 // After a release, harm must return at about its earlier level: noise is no proof.
                 let least = match claim.is_released() {
                     true => config.helps * claim.first.before,
@@ -409,7 +409,7 @@ impl<K: Ord + Copy> Guard<K> {
             service.awaits_budget = false;
             let Some((signal, excess)) = service.alarm() else {
                 // An alarm of a rare signal takes longer to recur.
-                let last = service.last.map(|last| self.config.of(last.signal));
+                let last = service.last.map(|last| self.config.for_signal(last.signal));
                 let calm_ms = last.unwrap_or(self.config).hold_ms;
                 if clock_ms.saturating_sub(service.alarmed_ms) > calm_ms {
                     service.tried.clear();

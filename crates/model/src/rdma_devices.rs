@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn given(devices: Value) -> Result<Vec<RdmaFile>, NoAddress> {
+    fn files_of(devices: Value) -> Result<Vec<RdmaFile>, NoAddress> {
         device_files(&serde_json::from_value(devices).unwrap())
     }
 
@@ -144,7 +144,7 @@ mod tests {
                 files(&["0000:3b:00.2", "10000:3b:01.7"]),
             ),
         ] {
-            assert_eq!(given(devices.clone()), Ok(want), "{devices}");
+            assert_eq!(files_of(devices.clone()), Ok(want), "{devices}");
         }
     }
 
@@ -208,10 +208,10 @@ mod tests {
             "0000:3b:00.01",
         ] {
             let devices = json!({"rdma": [{"id": bad}]});
-            assert_eq!(given(devices), Err(NoAddress(bad.to_owned())));
+            assert_eq!(files_of(devices), Err(NoAddress(bad.to_owned())));
             let devices =
                 json!({"rdma": [{"id": "0000:3b:00.0", "extension": {"vfs": [{"busID": bad}]}}]});
-            let told = given(devices).unwrap_err().to_string();
+            let told = files_of(devices).unwrap_err().to_string();
             assert!(told.ends_with(&format!("{bad:?}")), "{told}");
         }
     }

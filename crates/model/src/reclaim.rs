@@ -13,7 +13,7 @@ pub use batch::{
     Batch, BatchPolicy, CpuPolicy, MemoryPolicy, NumaZone, batch, batch_by_zone, explain,
 };
 pub use mid::{Mid, MidMode, MidPolicy, mid};
-pub use request::of_pod as pod_request;
+pub use request::pod_request;
 pub use terms::{Sum, Term, TermSetting, charged, mebibytes, mid_sums, millicores, sums};
 
 use koord_api::priority::PriorityClass;

@@ -176,7 +176,7 @@ pub fn class_lines(
     hardware: &Hardware,
     settings: &ResctrlQOSCfg,
 ) -> (Vec<SchemataLine>, Vec<FieldError>) {
-    let mut lines = SchemataBuilder::of(hardware);
+    let mut lines = SchemataBuilder::new(hardware);
     if let (Some(start), Some(end)) = (
         settings.cat_range_start_percent,
         settings.cat_range_end_percent,
@@ -193,7 +193,7 @@ pub fn class_lines(
 /// and for single caches those of `schemataPerCache`. Caches that are not listed are not limited.
 #[must_use]
 pub fn pod_lines(hardware: &Hardware, settings: &Resctrl) -> (Vec<SchemataLine>, Vec<FieldError>) {
-    let mut lines = SchemataBuilder::of(hardware);
+    let mut lines = SchemataBuilder::new(hardware);
     for (cache, range) in settings.llc.iter().flat_map(|llc| {
         entries(
             llc,
@@ -245,7 +245,7 @@ struct SchemataBuilder<'a> {
 }
 
 impl<'a> SchemataBuilder<'a> {
-    fn of(hardware: &'a Hardware) -> Self {
+    fn new(hardware: &'a Hardware) -> Self {
         Self {
             hardware,
             domains: BTreeMap::new(),

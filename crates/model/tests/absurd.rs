@@ -93,7 +93,7 @@ proptest! {
             cfs_quota_burst_period_seconds: strategy[2],
             share_pool_threshold_percent: strategy[3],
         };
-        let (config, _) = Config::of(&strategy, None);
+        let (config, _) = Config::merge(&strategy, None);
         let pod = PoolPod { qos: QosClass::Lsr, request: samples[0], used: Some(samples[1]) };
         let threshold = strategy.share_pool_threshold_percent.unwrap_or(50);
         let state = burst::pool_state(16, Some(samples[2]), [pod, pod], threshold);

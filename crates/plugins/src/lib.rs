@@ -20,7 +20,7 @@ mod numa;
 mod pre_bind;
 mod preemption;
 mod reservation;
-mod scarce;
+mod scarce_resource_avoidance;
 mod scheduling_hint;
 mod taints;
 mod topology_match;
@@ -105,7 +105,7 @@ pub fn registry() -> Registry {
         koord("ElasticQuota", elastic_quota::build),
         named("NodeResourcesFitPlus", fit_plus::build),
         named("NodeResourceTopologyMatch", topology_match::build),
-        named("ScarceResourceAvoidance", scarce::build),
+        named("ScarceResourceAvoidance", scarce_resource_avoidance::build),
         koord(pre_bind::NAME, |_, _| {
             Ok(Box::new(pre_bind::DefaultPreBind))
         }),

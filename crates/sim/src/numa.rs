@@ -216,7 +216,7 @@ impl NodeKubelet {
         let settings = kubelet.settings();
         let prints = self.pods.values();
         let prints = prints.map(|(namespace, name)| fingerprint::pod(namespace, name));
-        let print = fingerprint::of_pods(prints);
+        let print = fingerprint::from_hashes(prints);
         json!({
             "apiVersion": NodeResourceTopology::api_version(&()),
             "kind": NodeResourceTopology::kind(&()),

@@ -43,7 +43,7 @@ impl Exporters {
         let pods = self.on.get(name).into_iter().flatten().copied();
         report.spec.attributes.push(AttributeInfo {
             name: "nodeTopologyPodsFingerprint".to_owned(),
-            value: fingerprint::of_pods(pods),
+            value: fingerprint::from_hashes(pods),
         });
         let bytes = serde_json::to_vec(&report).unwrap_or_default();
         let started = Instant::now();
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(report.action, Action::ADD);
         let report = report.new_as::<NodeResourceTopology>().unwrap();
         let names = ["pod-000001", "pod-000003"];
-        let want = fingerprint::of_pods(names.map(|name| fingerprint::pod("bench", name)));
+        let want = fingerprint::from_hashes(names.map(|name| fingerprint::pod("bench", name)));
         assert_eq!(report.spec.attributes.last().unwrap().value, want);
         assert_eq!(report.spec.zones.len(), 2);
         assert!(exporters.reading > Duration::ZERO);

@@ -149,7 +149,7 @@ impl CpuBurst {
                 continue;
             }
             let node = view.facts.slo.cpu_burst();
-            let (config, errors) = Config::of(node, pod.info.settings().cpu_burst.as_ref());
+            let (config, errors) = Config::merge(node, pod.info.settings().cpu_burst.as_ref());
             wrong.extend(errors);
             if !config.buffers() && !config.raises_quota() {
                 continue;

@@ -17,7 +17,7 @@ pub fn pod(namespace: &str, name: &str) -> u64 {
 
 /// Returns the fingerprint of `pods`, hashed by [`pod`], in any order.
 #[must_use]
-pub fn of_pods(pods: impl IntoIterator<Item = u64>) -> String {
+pub fn from_hashes(pods: impl IntoIterator<Item = u64>) -> String {
     let mut pods: Vec<u64> = pods.into_iter().collect();
     pods.sort_unstable();
     let bytes: Vec<u8> = pods.iter().flat_map(|pod| pod.to_le_bytes()).collect();
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     fn fingerprint_of_names(names: &[(&str, &str)]) -> String {
-        of_pods(names.iter().map(|(namespace, name)| pod(namespace, name)))
+        from_hashes(names.iter().map(|(namespace, name)| pod(namespace, name)))
     }
 
     /// The first vector is from upstream's tests; all were computed by an independent implementation.

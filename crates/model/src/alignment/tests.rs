@@ -13,7 +13,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn wants(&self, text: &str) -> Vec<ResourceDemand> {
+    fn demands(&self, text: &str) -> Vec<ResourceDemand> {
         let parts = text.split(", ").filter(|part| !part.is_empty());
         let wants = parts.map(|part| {
             let (name, value) = part.split_once(' ').unwrap();
@@ -31,7 +31,7 @@ impl Fixture {
     }
 
     fn amounts(&self, text: &str) -> Amounts {
-        let wants = self.wants(text).into_iter();
+        let wants = self.demands(text).into_iter();
         wants.map(|want| (want.id, want.amount)).collect()
     }
 
@@ -58,7 +58,7 @@ impl Fixture {
                 Some(("sidecar", rest)) => (Role::Sidecar, rest),
                 _ => (Role::Main, *text),
             };
-            (role, self.wants(text))
+            (role, self.demands(text))
         });
         let containers: Vec<_> = parsed.collect();
         for (role, wants) in &containers {

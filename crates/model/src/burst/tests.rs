@@ -127,11 +127,11 @@ fn the_annotation_is_laid_over_the_strategy() {
             config(CpuBurstOnly, 500, 300, 600),
         ),
     ] {
-        assert_eq!(Config::of(node, pod), (want, vec![]), "{name}");
+        assert_eq!(Config::merge(node, pod), (want, vec![]), "{name}");
     }
     // Nothing is configured: the defaults.
     let defaults = config(CPUBurstPolicy::None, 1000, 300, -1);
-    assert_eq!(Config::of(&empty, None), (defaults, vec![]));
+    assert_eq!(Config::merge(&empty, None), (defaults, vec![]));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn bad_settings_are_named_and_the_next_good_one_is_used() {
         cfs_quota_burst_period_seconds: Some(-2),
         ..CPUBurstConfig::default()
     };
-    let (got, errors) = Config::of(&node, Some(&pod));
+    let (got, errors) = Config::merge(&node, Some(&pod));
     assert_eq!(got, config(CPUBurstPolicy::Auto, 1000, 300, 600));
     let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(

@@ -98,7 +98,7 @@ impl Cookies {
 
     /// Returns the cookie of a group; `None` until the group has one.
     #[must_use]
-    pub fn of(&self, group: &str) -> Option<u64> {
+    pub fn cookie(&self, group: &str) -> Option<u64> {
         self.of_group.get(group).copied()
     }
 

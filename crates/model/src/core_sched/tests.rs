@@ -173,7 +173,7 @@ impl Kernel {
         actions.len()
     }
 
-    fn of(&self, pids: &[u32]) -> Vec<u64> {
+    fn cookies_of(&self, pids: &[u32]) -> Vec<u64> {
         pids.iter().map(|pid| self.cookies[pid]).collect()
     }
 }
@@ -188,15 +188,18 @@ fn a_new_group_gets_one_cookie_and_keeps_it() {
     let (a, b) = (group("a"), group("b"));
     let containers: [(&CookieTarget, &[u32]); 2] = [(&a, &[1, 2]), (&b, &[3])];
     assert_eq!(kernel.round(&mut cookies, &containers), 3);
-    assert_eq!(kernel.of(&[1, 2, 3]), [101, 101, 102]);
+    assert_eq!(kernel.cookies_of(&[1, 2, 3]), [101, 101, 102]);
     assert_eq!(kernel.round(&mut cookies, &containers), 0);
-    assert_eq!((cookies.of("a"), cookies.of("b")), (Some(101), Some(102)));
+    assert_eq!(
+        (cookies.cookie("a"), cookies.cookie("b")),
+        (Some(101), Some(102))
+    );
 
     // A process that started later, and a second pod of the group.
     kernel.cookies.extend([(4, 0), (5, 0)]);
     let more: [(&CookieTarget, &[u32]); 3] = [(&a, &[1, 2, 4]), (&b, &[3]), (&a, &[5])];
     assert_eq!(kernel.round(&mut cookies, &more), 2);
-    assert_eq!(kernel.of(&[4, 5]), [101, 101]);
+    assert_eq!(kernel.cookies_of(&[4, 5]), [101, 101]);
 }
 
 #[test]
@@ -208,7 +211,7 @@ fn a_group_whose_holders_died_gets_a_new_cookie() {
     kernel.cookies.remove(&1);
     kernel.cookies.insert(2, 0);
     kernel.round(&mut cookies, &[(&a, &[1, 2])]);
-    assert_eq!(kernel.of(&[2]), [102]);
+    assert_eq!(kernel.cookies_of(&[2]), [102]);
 }
 
 #[test]
@@ -218,13 +221,13 @@ fn a_pod_that_changes_its_group_leaves_the_old_cookie() {
     for _ in 0..2 {
         kernel.round(&mut cookies, &[(&a, &[1]), (&a, &[2])]);
     }
-    assert_eq!(kernel.of(&[1, 2]), [101, 101]);
+    assert_eq!(kernel.cookies_of(&[1, 2]), [101, 101]);
     kernel.round(&mut cookies, &[(&a, &[1]), (&b, &[2])]);
-    assert_eq!(kernel.of(&[1, 2]), [101, 102]);
+    assert_eq!(kernel.cookies_of(&[1, 2]), [101, 102]);
     // Even when it is listed first, and when all processes end.
     kernel.round(&mut cookies, &[(&b, &[1]), (&a, &[2])]);
     kernel.round(&mut cookies, &[(&b, &[1]), (&a, &[2])]);
-    let now = kernel.of(&[1, 2]);
+    let now = kernel.cookies_of(&[1, 2]);
     assert!(now[0] != now[1] && !now.contains(&0), "{now:?}");
 }
 
@@ -236,7 +239,7 @@ fn cookies_from_before_a_restart_are_kept() {
     // Several cookies in one group: the first stays. That of group b is its own.
     let containers: [(&CookieTarget, &[u32]); 3] = [(&a, &[1, 2, 3]), (&b, &[4]), (&a, &[5])];
     assert_eq!(kernel.round(&mut cookies, &containers), 2);
-    assert_eq!(kernel.of(&[1, 2, 3, 4, 5]), [7, 7, 7, 8, 7]);
+    assert_eq!(kernel.cookies_of(&[1, 2, 3, 4, 5]), [7, 7, 7, 8, 7]);
 }
 
 #[test]
@@ -247,7 +250,7 @@ fn one_cookie_in_two_groups_is_split() {
     for _ in 0..2 {
         kernel.round(&mut cookies, &[(&a, &[1]), (&b, &[2, 3])]);
     }
-    assert_eq!(kernel.of(&[1, 2, 3]), [7, 101, 101]);
+    assert_eq!(kernel.cookies_of(&[1, 2, 3]), [7, 101, 101]);
 }
 
 #[test]
@@ -265,9 +268,9 @@ fn disabled_pods_lose_our_cookies_only() {
         &mut cookies,
         &[(&neutral, &[1]), (&a, &[2]), (&neutral, &[4]), system],
     );
-    assert_eq!(kernel.of(&[1, 2, 3, 4]), [0, 101, 6, 55]);
+    assert_eq!(kernel.cookies_of(&[1, 2, 3, 4]), [0, 101, 6, 55]);
     kernel.round(&mut cookies, &[(&neutral, &[1]), (&neutral, &[2]), system]);
-    assert_eq!(kernel.of(&[1, 2, 3]), [0, 0, 6]);
+    assert_eq!(kernel.cookies_of(&[1, 2, 3]), [0, 0, 6]);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Selection of devices on one node.
 
 use super::Quirks;
-use super::books::Used;
 use super::gpu;
 use super::inventory::{Device, Inventory};
+use super::ledger::Used;
 use super::need::Need;
 use super::partition::PartitionTable;
 use super::score::Scorer;
@@ -39,14 +39,14 @@ pub struct Allocation([Vec<Grant>; 3]);
 impl Allocation {
     /// Returns the allocated devices of one type.
     #[must_use]
-    pub fn of(&self, kind: DeviceType) -> &[Grant] {
+    pub fn grants(&self, kind: DeviceType) -> &[Grant] {
         &self.0[kind.index()]
     }
 
     /// Returns the minors of one type as a bit set.
     #[must_use]
     pub fn set_of(&self, kind: DeviceType) -> u64 {
-        set(self.of(kind))
+        set(self.grants(kind))
     }
 
     /// Returns true if no device is allocated.
@@ -59,7 +59,7 @@ impl Allocation {
     #[must_use]
     pub fn units(&self, kind: DeviceType) -> PerMinor {
         let mut out = PerMinor::default();
-        for grant in self.of(kind) {
+        for grant in self.grants(kind) {
             out.add(grant.minor, &grant.units);
         }
         out
@@ -68,7 +68,7 @@ impl Allocation {
     /// Subtracts the amounts and virtual functions that `other` has of the same devices.
     pub fn take(&mut self, other: &Self) {
         for kind in DeviceType::ALL {
-            for taken in other.of(kind) {
+            for taken in other.grants(kind) {
                 for grant in &mut self.0[kind.index()] {
                     if grant.minor == taken.minor {
                         grant.units = grant.units.minus(&taken.units);
@@ -122,7 +122,7 @@ impl Allocation {
         let mut out = BTreeMap::new();
         for kind in DeviceType::ALL {
             let list: Vec<_> = self
-                .of(kind)
+                .grants(kind)
                 .iter()
                 .map(|grant| entry(kind, grant))
                 .collect();
@@ -350,7 +350,7 @@ pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Alloc
         }
     }
     for kind in DeviceType::ALL {
-        if out.of(kind).is_empty()
+        if out.grants(kind).is_empty()
             && let Some(pool) = pool(kind)
         {
             out.0[kind.index()] = pool.pick(pool.count, &[])?;

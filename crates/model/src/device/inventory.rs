@@ -122,7 +122,7 @@ impl Inventory {
         };
         out.honor_partitions = label(labels::NODE_GPU_PARTITION_POLICY) == Some("Honor");
         out.well_planned = label(labels::SECONDARY_DEVICE_WELL_PLANNED) == Some("true");
-        out.tree = TopologyScope::of(&out.devices[DeviceType::Gpu.index()]);
+        out.tree = TopologyScope::from_gpus(&out.devices[DeviceType::Gpu.index()]);
         (out, problems)
     }
 

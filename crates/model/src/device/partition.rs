@@ -27,14 +27,14 @@ pub struct PartitionTable(BTreeMap<usize, Vec<Partition>>);
 static HOPPER: LazyLock<PartitionTable> = LazyLock::new(|| {
     let groups = [1_u8, 2, 4, 8].map(|size| {
         let starts = (0..8).step_by(usize::from(size));
-        let all = starts.map(|start| Partition::of((start..start + size).collect(), None, 1));
+        let all = starts.map(|start| Partition::new((start..start + size).collect(), None, 1));
         (usize::from(size), all.collect())
     });
     PartitionTable(groups.into())
 });
 
 impl Partition {
-    fn of(minors: Vec<u8>, bandwidth: Option<i64>, score: i64) -> Self {
+    fn new(minors: Vec<u8>, bandwidth: Option<i64>, score: i64) -> Self {
         Self {
             set: minors.iter().fold(0, |set, minor| set | bit(*minor)),
             minors,
@@ -70,7 +70,7 @@ impl PartitionTable {
                     .ring_bus_bandwidth
                     .map(|quantity| quantity.value());
                 let minors: Vec<u8> = minors.collect::<Result<_, _>>()?;
-                let partition = Partition::of(minors, bandwidth, partition.allocation_score);
+                let partition = Partition::new(minors, bandwidth, partition.allocation_score);
                 let distinct = usize::try_from(partition.set.count_ones()).unwrap_or_default();
                 if distinct == count && partition.minors.len() == count {
                     list.push(partition);
@@ -86,7 +86,7 @@ impl PartitionTable {
 
     /// Returns the table of a GPU model that is wired in only one way; `None` for other models.
     #[must_use]
-    pub fn of_model(vendor: &str, model: &str) -> Option<&'static Self> {
+    pub fn for_model(vendor: &str, model: &str) -> Option<&'static Self> {
         let nvidia = matches!(vendor, "" | "nvidia");
         (nvidia && matches!(model, "H100" | "H800" | "H20")).then(|| &*HOPPER)
     }

@@ -96,7 +96,7 @@ pub(super) fn need(requests: &[(&str, &str)], hints: Value, joint: Value) -> Nee
 }
 
 /// Creates a ledger in which one pod holds these whole GPUs and the first functions of these adapters.
-pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> DeviceLedger {
+pub(super) fn ledger_with(gpus: &[u8], adapters: &[(u8, i64)]) -> DeviceLedger {
     let gpu = |minor: &u8| {
         json!({"minor": minor, "resources": {"koordinator.sh/gpu-core": "100",
             "koordinator.sh/gpu-memory-ratio": "100", "koordinator.sh/gpu-memory": MEMORY.to_string()}})
@@ -131,7 +131,7 @@ pub(super) fn format_result(result: Result<Allocation, Refusal>) -> String {
         None => grant.minor.to_string(),
     };
     let of = |kind| {
-        let mut grants = allocation.of(kind).to_vec();
+        let mut grants = allocation.grants(kind).to_vec();
         grants.sort_by_key(|grant| grant.minor);
         let texts: Vec<String> = grants.iter().map(grant).collect();
         texts.join(" ")

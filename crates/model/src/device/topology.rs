@@ -38,7 +38,7 @@ pub(super) struct ScopeSearch<'a> {
 impl TopologyScope {
     /// Builds the scopes of the given GPUs. Returns `None` if the position of one is unknown, or there is
     /// none.
-    pub(super) fn of(gpus: &[Device]) -> Option<Self> {
+    pub(super) fn from_gpus(gpus: &[Device]) -> Option<Self> {
         let mut sets: BTreeMap<_, BTreeMap<&str, u64>> = BTreeMap::new();
         for gpu in gpus {
             let place = gpu.place.as_ref()?;

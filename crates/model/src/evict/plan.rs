@@ -131,7 +131,7 @@ impl Measure {
     }
 
     /// Returns the resource and amount that `pod` would release; an amount of `None` is unknown.
-    fn of(self, pod: &EvictionPod) -> (&'static str, Option<i64>) {
+    fn released_amount(self, pod: &EvictionPod) -> (&'static str, Option<i64>) {
         match self {
             Self::Used(dimension) => (
                 resource_of(PriorityClass::Prod, dimension),
@@ -243,7 +243,7 @@ fn missing(task: &EvictionTask, released: &Released) -> BTreeMap<&'static str, i
 }
 
 fn helps(task: &EvictionTask, pod: &EvictionPod, released: &Released) -> bool {
-    let (resource, amount) = task.measure.of(pod);
+    let (resource, amount) = task.measure.released_amount(pod);
     amount != Some(0) && missing(task, released).contains_key(resource)
 }
 
@@ -251,7 +251,7 @@ fn helps(task: &EvictionTask, pod: &EvictionPod, released: &Released) -> bool {
 fn releases(pod: &EvictionPod, tasks: &[EvictionTask]) -> Released {
     let mut sum = BTreeMap::new();
     for task in tasks.iter().filter(|task| !task.wanted.is_empty()) {
-        let (resource, amount) = task.measure.of(pod);
+        let (resource, amount) = task.measure.released_amount(pod);
         let entry = sum.entry((task.measure.basis(), resource)).or_insert(0);
         *entry = amount.unwrap_or(0).max(*entry);
     }
@@ -284,7 +284,7 @@ pub fn by_priority(
     places.sort_by(|(_, a), (_, b)| {
         let rank =
             |pod: &EvictionPod| (pod.eviction_priority, pod.priority_value, pod.sub_priority);
-        let weight = |pod: &EvictionPod| measure.of(pod).1.unwrap_or(0);
+        let weight = |pod: &EvictionPod| measure.released_amount(pod).1.unwrap_or(0);
         rank(a)
             .cmp(&rank(b))
             .then_with(|| weight(b).cmp(&weight(a)))
@@ -363,7 +363,7 @@ pub fn requested(
         .iter()
         .filter(|pod| pod.active && pod.priority_value <= priority)
     {
-        let (resource, amount) = Measure::Request(dimension).of(pod);
+        let (resource, amount) = Measure::Request(dimension).released_amount(pod);
         let entry = sum.entry(resource).or_insert(0_i64);
         *entry = entry.saturating_add(amount.unwrap_or(0));
     }

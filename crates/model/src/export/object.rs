@@ -98,10 +98,10 @@ fn is_exporters(name: &str) -> bool {
 /// Returns true if both are equal, regardless of the order of zones, resources and attributes.
 #[must_use]
 pub fn is_same(one: &NodeResourceTopologyFields, other: &NodeResourceTopologyFields) -> bool {
-    in_order(one) == in_order(other)
+    sorted(one) == sorted(other)
 }
 
-fn in_order(fields: &NodeResourceTopologyFields) -> NodeResourceTopologyFields {
+fn sorted(fields: &NodeResourceTopologyFields) -> NodeResourceTopologyFields {
     let by_name = |a: &AttributeInfo, b: &AttributeInfo| a.name.cmp(&b.name);
     let mut fields = fields.clone();
     fields.attributes.sort_by(by_name);

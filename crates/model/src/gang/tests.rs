@@ -20,7 +20,7 @@ fn described(min: usize, policy: &str, group: &[&str]) -> GangDescription {
     }
 }
 
-fn seen(name: &str, gang: &str, own: Option<GangDescription>, bound: bool) -> MemberView {
+fn member_view(name: &str, gang: &str, own: Option<GangDescription>, bound: bool) -> MemberView {
     MemberView {
         uid: name.into(),
         key: format!("ns/{name}").into(),
@@ -138,7 +138,10 @@ fn permission_follows_the_policy() {
             &mut moves,
         );
         for at in 0..running {
-            gangs.observe(seen(&format!("r{at}"), "ns/a", None, true), &mut moves);
+            gangs.observe(
+                member_view(&format!("r{at}"), "ns/a", None, true),
+                &mut moves,
+            );
         }
         if let Some((min, placed)) = other {
             gangs.declare(
@@ -147,16 +150,22 @@ fn permission_follows_the_policy() {
                 &mut moves,
             );
             for at in 0..placed {
-                gangs.observe(seen(&format!("b{at}"), "ns/b", None, false), &mut moves);
+                gangs.observe(
+                    member_view(&format!("b{at}"), "ns/b", None, false),
+                    &mut moves,
+                );
                 gangs.permit(&format!("b{at}"), &mut moves);
             }
         }
         gangs.groups.get_mut(&*group.join(",")).unwrap().once = once || running > 0;
         for at in 0..waiting {
-            gangs.observe(seen(&format!("w{at}"), "ns/a", None, false), &mut moves);
+            gangs.observe(
+                member_view(&format!("w{at}"), "ns/a", None, false),
+                &mut moves,
+            );
             gangs.permit(&format!("w{at}"), &mut moves);
         }
-        gangs.observe(seen("p", "ns/a", None, false), &mut moves);
+        gangs.observe(member_view("p", "ns/a", None, false), &mut moves);
         moves = Moves::default();
         assert_eq!(gangs.permit("p", &mut moves), expected, "{name}");
         // Pods that were allowed before are not allowed again.
@@ -182,7 +191,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     gangs.vanish("unknown", &mut moves);
     assert_eq!((gangs.gangs.len(), &moves), (0, &Moves::default()));
     // Before the PodGroup exists, the pod's gang is not described.
-    gangs.observe(seen("c", "ns/crd", None, false), &mut moves);
+    gangs.observe(member_view("c", "ns/crd", None, false), &mut moves);
     assert_eq!(sets(&gangs, "ns/crd"), Some([1, 1, 0, 0]));
     assert!(!gangs.is_described("ns/crd"));
     gangs.declare(
@@ -205,7 +214,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     // The first pod that describes the gang is used.
     let groups = ["ns/a", "ns/b"];
     gangs.observe(
-        seen(
+        member_view(
             "a0",
             "ns/a",
             Some(described(2, "once-satisfied", &groups)),
@@ -214,7 +223,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
         &mut moves,
     );
     gangs.observe(
-        seen(
+        member_view(
             "a1",
             "ns/a",
             Some(described(7, "once-satisfied", &["ns/a"])),
@@ -239,7 +248,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
 
     // A PodGroup takes precedence over pods; without it, the pods describe the gang again.
     gangs.observe(
-        seen(
+        member_view(
             "d0",
             "ns/d",
             Some(described(1, "only-waiting", &["ns/d"])),
@@ -256,7 +265,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     gangs.declare(&"ns/d".into(), None, &mut moves);
     assert_eq!(gangs.summary("ns/d").unwrap()["minRequiredNumber"], 1);
     // A pod may change its gang.
-    gangs.observe(seen("d0", "ns/e", None, false), &mut moves);
+    gangs.observe(member_view("d0", "ns/e", None, false), &mut moves);
     assert_eq!(
         (sets(&gangs, "ns/d"), sets(&gangs, "ns/e")),
         (None, Some([1, 1, 0, 0]))
@@ -269,8 +278,8 @@ fn new_leader_admits_the_rest_of_a_started_group() {
     for order in [["a", "b"], ["b", "a"]] {
         let mut gangs = Gangs::default();
         let mut moves = Moves::default();
-        gangs.observe(seen("started", "ns/b", None, true), &mut moves);
-        gangs.observe(seen("rest", "ns/a", None, false), &mut moves);
+        gangs.observe(member_view("started", "ns/b", None, true), &mut moves);
+        gangs.observe(member_view("rest", "ns/a", None, false), &mut moves);
         for name in order {
             let id = format!("ns/{name}").into();
             gangs.declare(&id, Some(described(1, "once-satisfied", both)), &mut moves);
@@ -290,13 +299,13 @@ fn standby_admits_the_rest_once_a_member_is_bound() {
         &mut moves,
     );
     for name in ["a0", "a1", "a2"] {
-        gangs.observe(seen(name, "ns/a", None, false), &mut moves);
+        gangs.observe(member_view(name, "ns/a", None, false), &mut moves);
     }
     let waits = |gangs: &Gangs| ["a0", "a1"].map(|uid| gangs.admit(uid).is_err());
     assert_eq!(waits(&gangs), [true; 2], "the last stands for all");
     // Another scheduler bound it.
     let mut moves = Moves::default();
-    gangs.observe(seen("a2", "ns/a", None, true), &mut moves);
+    gangs.observe(member_view("a2", "ns/a", None, true), &mut moves);
     assert_eq!(waits(&gangs), [false; 2]);
     assert_eq!(
         moves.regate,
@@ -306,7 +315,7 @@ fn standby_admits_the_rest_once_a_member_is_bound() {
     assert_eq!(moves.activate, ids(&["a0", "a1"]));
     // Nothing new.
     let mut moves = Moves::default();
-    gangs.observe(seen("a2", "ns/a", None, true), &mut moves);
+    gangs.observe(member_view("a2", "ns/a", None, true), &mut moves);
     assert!(moves.activate.is_empty(), "{:?}", moves.activate);
 }
 
@@ -323,7 +332,7 @@ fn deleted_member_neither_counts_nor_represents_others() {
         );
         let names = ["a0", "a1", "a2"];
         for name in names {
-            gangs.observe(seen(name, "ns/a", None, false), &mut moves);
+            gangs.observe(member_view(name, "ns/a", None, false), &mut moves);
         }
         for name in &names[..placed] {
             gangs.permit(name, &mut moves);
@@ -341,7 +350,7 @@ fn deleted_member_neither_counts_nor_represents_others() {
         let text = blocked(&gangs, "a0");
         assert!(text.contains("not collect enough"), "{what}: {text}");
         // A replacement.
-        gangs.observe(seen("a3", "ns/a", None, false), &mut moves);
+        gangs.observe(member_view("a3", "ns/a", None, false), &mut moves);
         let admitted = |uid: &&str| gangs.admit(uid).is_ok();
         let others = ["a0", "a2", "a3"];
         assert_eq!(others.iter().copied().filter(|it| admitted(it)).count(), 1);
@@ -366,14 +375,14 @@ fn a_gang_that_another_lists_completes_the_others_group() {
         Some(described(1, "once-satisfied", second)),
         &mut moves,
     );
-    gangs.observe(seen("a", "ns/a", None, false), &mut moves);
+    gangs.observe(member_view("a", "ns/a", None, false), &mut moves);
     let text = gangs.admit("a").unwrap_err().to_string();
     assert!(
         text.contains("memberGangs [ns/b] child pod not collect enough"),
         "{text}"
     );
     moves = Moves::default();
-    gangs.observe(seen("b", "ns/b", None, false), &mut moves);
+    gangs.observe(member_view("b", "ns/b", None, false), &mut moves);
     assert_eq!(moves.regate, ids(&["b", "a"]));
     assert_eq!((gangs.admit("a"), gangs.admit("b")), (Ok(()), Ok(())));
     for uid in ["a", "b"] {

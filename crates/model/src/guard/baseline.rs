@@ -60,7 +60,7 @@ impl Baseline {
     }
 
     /// Returns true if more clean samples at this load would improve the expectation.
-    pub(super) fn wants(&self, signal: Signal, load: i64, now_ms: u64) -> bool {
+    pub(super) fn needs_samples(&self, signal: Signal, load: i64, now_ms: u64) -> bool {
         self.0.get(&(signal, step(load))).is_none_or(|cell| {
             cell.samples < TRUSTED || now_ms.saturating_sub(cell.at_ms) > STALE_MS
         })

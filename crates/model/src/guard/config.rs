@@ -85,7 +85,7 @@ impl Default for Config {
 
 impl Config {
     /// Returns the constants for `signal`: with rare readings, all waits for readings are longer.
-    pub(super) fn of(&self, signal: Signal) -> Self {
+    pub(super) fn for_signal(&self, signal: Signal) -> Self {
         if !signal.is_rare() {
             return *self;
         }
@@ -107,7 +107,7 @@ impl Config {
             true => self.rare_window_ms,
             false => 1_000,
         };
-        let samples = self.of(signal).test_samples as u64;
+        let samples = self.for_signal(signal).test_samples as u64;
         self.settle_ms.saturating_add(each.saturating_mul(samples))
     }
 }

@@ -185,7 +185,7 @@ impl Service {
             track.high = (track.high << 1) | u32::from(off > expected.margin);
         }
         self.tracks.retain(|signal, track| {
-            at.now_ms.saturating_sub(track.at_ms) <= config.of(*signal).gone_ms
+            at.now_ms.saturating_sub(track.at_ms) <= config.for_signal(*signal).gone_ms
         });
     }
 
@@ -254,6 +254,7 @@ impl Service {
     /// Returns true if a clean sample of a single interval would improve the expectation.
     pub(super) fn needs_clean_sample(&self, now_ms: u64) -> bool {
         let mut signals = self.tracks.keys().filter(|signal| !signal.is_rare());
-        self.vote > 0.0 && signals.any(|signal| self.baseline.wants(*signal, self.load, now_ms))
+        self.vote > 0.0
+            && signals.any(|signal| self.baseline.needs_samples(*signal, self.load, now_ms))
     }
 }

@@ -187,7 +187,7 @@ impl TopologyTree {
                 leaves[*leaf].get_or_insert(offer);
             }
         }
-        let sums_by_domain = OfferSums::of(self, wish, &leaves);
+        let sums_by_domain = OfferSums::new(self, wish, &leaves);
         let candidates = sums_by_domain.candidates();
         let best = candidates
             .into_iter()
@@ -202,7 +202,7 @@ impl TopologyTree {
 }
 
 impl<'a> OfferSums<'a> {
-    pub(super) fn of(
+    pub(super) fn new(
         tree: &'a TopologyTree,
         wish: &'a PlacementRequest,
         leaves: &[Option<NodeOffer>],

@@ -333,7 +333,7 @@ fn places_are_compared_as_upstream_does() {
             .position(|spot| *spot.name == *name)
             .unwrap()
     };
-    let mut sums_by_domain = OfferSums::of(&tree, &wish, &vec![None; tree.domains.len()]);
+    let mut sums_by_domain = OfferSums::new(&tree, &wish, &vec![None; tree.domains.len()]);
     for (name, slots) in [
         ("", 7),
         ("s1", 3),

@@ -87,7 +87,7 @@ pub(super) struct SystemDemand {
 }
 
 impl SystemDemand {
-    fn of(node: &NodeView) -> Self {
+    fn from_node(node: &NodeView) -> Self {
         Self {
             system: node.system_usage,
             // Prod and mid host applications count as system, batch and free ones do not.
@@ -206,7 +206,12 @@ pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
     {
         services.charge_dangling(dangling.usage);
     }
-    reclaimable(node.capacity, SystemDemand::of(node), services, policy)
+    reclaimable(
+        node.capacity,
+        SystemDemand::from_node(node),
+        services,
+        policy,
+    )
 }
 
 /// NUMA node and its allocatable amount.
@@ -247,7 +252,7 @@ pub fn batch_by_zone(node: &NodeView, zones: &[NumaZone], policy: &BatchPolicy) 
             services.charge_dangling(dangling.usage.share(zones.len()));
         }
     }
-    let demand = SystemDemand::of(node).share(zones.len());
+    let demand = SystemDemand::from_node(node).share(zones.len());
     let zones = zones.iter().zip(services);
     zones
         .map(|(zone, services)| reclaimable(zone.allocatable, demand, services, policy))

@@ -21,11 +21,13 @@ impl Total for Amount {
 /// together, or one init container with the sidecars started before it. Pod-level requests take precedence;
 /// the overhead is added. Invalid amounts count as zero.
 #[must_use]
-pub fn of_pod(pod: &Pod) -> Amount {
+pub fn pod_request(pod: &Pod) -> Amount {
     let Some(spec) = &pod.spec else {
         return Amount::ZERO;
     };
-    let own = |_, container: &Container| Ok::<_, Infallible>(of(container.resources.as_ref()));
+    let own = |_, container: &Container| {
+        Ok::<_, Infallible>(container_request(container.resources.as_ref()))
+    };
     let Ok(mut total) = requests::peak(spec, own);
     if let Some(level) = &spec.resources {
         total.cpu = get(Some(level), resources::CPU).unwrap_or(total.cpu);
@@ -43,7 +45,7 @@ pub fn of_pod(pod: &Pod) -> Amount {
     total
 }
 
-fn of(resources: Option<&ResourceRequirements>) -> Amount {
+fn container_request(resources: Option<&ResourceRequirements>) -> Amount {
     Amount {
         cpu: get(resources, resources::CPU).unwrap_or_default(),
         memory: get(resources, resources::MEMORY).unwrap_or_default(),
@@ -63,7 +65,7 @@ mod tests {
     fn check(spec: serde_json::Value, cpu: &str, memory: &str) {
         let pod: Pod = serde_json::from_value(json!({ "spec": spec })).unwrap();
         let want = Amount::new(cpu.parse().unwrap(), memory.parse().unwrap());
-        assert_eq!(of_pod(&pod), want, "{spec}");
+        assert_eq!(pod_request(&pod), want, "{spec}");
     }
 
     fn asks(cpu: &str, memory: &str) -> serde_json::Value {

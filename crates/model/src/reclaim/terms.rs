@@ -6,7 +6,7 @@ use super::{Amount, NodeView, PodView, is_low};
 use koord_api::annotations;
 use koord_api::quantity::Quantity;
 
-/// TermSetting that determines a term.
+/// Setting that determines a term.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TermSetting {
     /// Field of the strategy, as named in `colocation-config`.
@@ -26,12 +26,12 @@ pub struct Term {
     pub taken: bool,
     /// Reason for the amount.
     pub why: String,
-    /// TermSetting that determines the term; `None` if none does.
+    /// Setting that determines the term; `None` if none does.
     pub setting: Option<TermSetting>,
 }
 
 impl Term {
-    fn given(what: &'static str, amount: Quantity, why: impl Into<String>) -> Self {
+    fn added(what: &'static str, amount: Quantity, why: impl Into<String>) -> Self {
         Self {
             what,
             amount,
@@ -46,7 +46,7 @@ impl Term {
     pub fn taken(what: &'static str, amount: Quantity, why: impl Into<String>) -> Self {
         Self {
             taken: true,
-            ..Self::given(what, negative(amount), why)
+            ..Self::added(what, negative(amount), why)
         }
     }
 
@@ -71,7 +71,7 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn of(terms: Vec<Term>) -> Self {
+    fn new(terms: Vec<Term>) -> Self {
         let amounts = terms.iter().map(|term| term.amount);
         Self {
             total: amounts.fold(Quantity::ZERO, |sum, amount| sum + amount),
@@ -91,7 +91,7 @@ impl Sum {
             let missing = total - self.total;
             self.push(Term {
                 taken: missing.signum() < 0,
-                ..Term::given(what, missing, why)
+                ..Term::added(what, missing, why)
             });
         }
     }
@@ -190,8 +190,8 @@ fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
     let pick = |amount: Amount| (rule.get)(amount);
     let (name, percent) = rule.percent;
     let capacity = pick(batch.capacity);
-    let mut sum = Sum::of(vec![
-        Term::given("capacity", capacity, "of the node"),
+    let mut sum = Sum::new(vec![
+        Term::added("capacity", capacity, "of the node"),
         Term::taken(
             "safety margin",
             pick(batch.safety),
@@ -199,7 +199,7 @@ fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
         )
         .by(name, percent),
     ]);
-    for term in held(batch, rule) {
+    for term in system_terms(batch, rule) {
         sum.push(term);
     }
     let (name, policy) = rule.policy;
@@ -220,7 +220,7 @@ fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
 }
 
 /// Returns the terms for the usage of the system or its reservation, whichever counts.
-fn held(batch: &Batch, rule: &ResourceRule<'_>) -> Vec<Term> {
+fn system_terms(batch: &Batch, rule: &ResourceRule<'_>) -> Vec<Term> {
     let pick = |amount: Amount| (rule.get)(amount);
     let demand = &batch.held;
     let (used, reserved) = (pick(demand.used()), pick(demand.reserved()));
@@ -273,8 +273,8 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
         let mut sum = match &parts {
             MidComponents::Static { reserved } => {
                 let why = format!("{} % of the capacity; midReclaimMode is static", fixed.1);
-                Sum::of(vec![
-                    Term::given("share", get(*reserved), why).by(fixed.0, fixed.1),
+                Sum::new(vec![
+                    Term::added("share", get(*reserved), why).by(fixed.0, fixed.1),
                 ])
             }
             MidComponents::Predicted {
@@ -285,7 +285,7 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
             } => {
                 let why = "what prod pods ask for and, by prediction, will not use";
                 let reclaimable = get(node.prod_reclaimable);
-                let mut sum = Sum::of(vec![Term::given("reclaimable", reclaimable, why)]);
+                let mut sum = Sum::new(vec![Term::added("reclaimable", reclaimable, why)]);
                 let why = match node.node_usage {
                     Some(_) => {
                         let unused = show(get(*unused));
@@ -299,7 +299,7 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
                     "{percent} % of what prod did not ask for ({})",
                     show(get(*unallocated))
                 );
-                let term = Term::given("unallocated", get(*share), why);
+                let term = Term::added("unallocated", get(*share), why);
                 sum.push(term.by("midUnallocatedPercent", percent));
                 sum
             }

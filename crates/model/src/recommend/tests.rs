@@ -27,14 +27,14 @@ fn steady(settings: &Settings, days: f64, cpu: f64, memory: f64) -> ContainerMod
     model
 }
 
-fn of(model: &ContainerModel, settings: &Settings) -> Distribution {
+fn distribution(model: &ContainerModel, settings: &Settings) -> Distribution {
     estimate(model, settings, settings.percentiles, 1).unwrap()
 }
 
 #[test]
 fn a_steady_use_is_recommended_with_the_margin() {
     let settings = Settings::peak();
-    let found = of(&steady(&settings, 2.0, 0.4, 600.0 * MIB), &settings);
+    let found = distribution(&steady(&settings, 2.0, 0.4, 600.0 * MIB), &settings);
     // A bucket is 5 % wide and is represented by its end: 0.4 × 1.05 and 600 MiB × 1.05, up to 6 % more.
     let (cpu, memory) = (found.target.cpu_milli, found.target.memory as f64 / MIB);
     assert!((420..=446).contains(&cpu), "{cpu}m");
@@ -77,8 +77,8 @@ fn the_presets_differ_in_percentiles() {
         model.add(&peak, sample("a", T0 + minute * MINUTE, cpu, 1e9));
     }
     assert_eq!((peak.margin, vpa.margin), (0.05, 0.15));
-    assert!(of(&model, &peak).target.cpu_milli > 2090);
-    assert!(of(&model, &vpa).target.cpu_milli < 250);
+    assert!(distribution(&model, &peak).target.cpu_milli > 2090);
+    assert!(distribution(&model, &vpa).target.cpu_milli < 250);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn only_the_peak_of_a_window_counts() {
     model.add(&settings, sample("a", T0 + 25 * HOUR, 0.1, 300.0 * MIB));
     let low = model.memory.percentile(0.5) / MIB;
     assert!((300.0..320.0).contains(&low), "{low}");
-    let high = of(&model, &settings).points[4].1.memory >> 20;
+    let high = distribution(&model, &settings).points[4].1.memory >> 20;
     assert!((900..956).contains(&high), "{high}");
 }
 
@@ -115,12 +115,12 @@ fn only_the_peak_of_a_window_counts() {
 fn an_oom_kill_raises_the_recommendation_once() {
     let settings = Settings::peak();
     let mut model = steady(&settings, 1.0, 0.1, 300.0 * MIB);
-    let before = of(&model, &settings).target.memory;
+    let before = distribution(&model, &settings).target.memory;
     let at = T0 + DAY + MINUTE;
     // max(request 2 GiB, peak 300 MiB) × 1.2 > + 100 MiB.
     assert!(model.oom(&settings, "a", at, Some(2048.0 * MIB)));
     assert!(!model.oom(&settings, "a", at, Some(2048.0 * MIB)), "twice");
-    let after = of(&model, &settings).target.memory;
+    let after = distribution(&model, &settings).target.memory;
     let want = 2048.0 * 1.2 * 1.05;
     let got = after as f64 / MIB;
     assert!(
@@ -177,7 +177,10 @@ fn a_restart_changes_no_recommendation() {
     let now = T0 + 3 * DAY;
     model.oom(&settings, "a", now - MINUTE, Some(3e9));
     let mut restored = ContainerModel::load(&settings, &model.save(), now).unwrap();
-    assert_eq!(of(&restored, &settings), of(&model, &settings));
+    assert_eq!(
+        distribution(&restored, &settings),
+        distribution(&model, &settings)
+    );
     // The open window goes on: a lower use changes nothing, a kill learned before is not learned
     // again, and the sample before the restart is not counted again.
     for one in [&mut model, &mut restored] {
@@ -185,7 +188,10 @@ fn a_restart_changes_no_recommendation() {
         assert!(!one.add(&settings, sample("a", now - MINUTE, 9.0, 9e9)));
         assert!(one.add(&settings, sample("a", now, 1.0, 1e9)));
     }
-    assert_eq!(of(&restored, &settings), of(&model, &settings));
+    assert_eq!(
+        distribution(&restored, &settings),
+        distribution(&model, &settings)
+    );
 }
 
 #[test]
@@ -291,20 +297,20 @@ fn factors_are_percent_of_the_request() {
     ] {
         assert_eq!(scaling_factor(recommended, requested), want);
     }
-    let of = |requested: &[(&'static str, i64)], recommended: &[(&'static str, i64)]| {
+    let amounts = |requested: &[(&'static str, i64)], recommended: &[(&'static str, i64)]| {
         admission::ContainerAmounts {
             requested: requested.iter().copied().collect(),
             recommended: recommended.iter().copied().collect(),
         }
     };
     let containers = [
-        of(
+        amounts(
             &[("cpu", 1000), ("memory", 400)],
             &[("cpu", 300), ("memory", 100)],
         ),
         // No recommendation: the request is the expected use.
-        of(&[("cpu", 1000)], &[]),
-        of(&[("nvidia.com/gpu", 1)], &[]),
+        amounts(&[("cpu", 1000)], &[]),
+        amounts(&[("nvidia.com/gpu", 1)], &[]),
     ];
     assert_eq!(
         scaling_factors(&containers),
@@ -317,7 +323,7 @@ fn bounds_are_wide_and_finite_after_one_sample() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     assert!(model.add(&settings, sample("a", T0, 0.4, 600.0 * MIB)));
-    let found = of(&model, &settings);
+    let found = distribution(&model, &settings);
     // As after one sample's part of a day: 1 + 1440.
     let ratio = found.upper.cpu_milli as f64 / found.target.cpu_milli as f64;
     assert!((ratio - 1441.0).abs() < 5.0, "{ratio}");
@@ -332,7 +338,7 @@ fn the_lower_bound_is_the_median() {
         let one = sample("a", T0 + minute * MINUTE, cpu, 600.0 * MIB);
         assert!(model.add(&settings, one));
     }
-    let found = of(&model, &settings);
+    let found = distribution(&model, &settings);
     assert!(found.target.cpu_milli >= 1050, "{found:?}");
     assert!((100..130).contains(&found.lower.cpu_milli), "{found:?}");
 }

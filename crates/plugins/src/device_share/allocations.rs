@@ -89,7 +89,7 @@ impl NodeDevices {
         for (uid, holding) in self.allocations.iter() {
             let name = self.names.get(uid).cloned().unwrap_or_default();
             for kind in DeviceType::ALL {
-                if !holding.devices.of(kind).is_empty() {
+                if !holding.devices.grants(kind).is_empty() {
                     let units = detail(&holding.devices.units(kind));
                     holders[kind.index()].insert(name.clone(), units);
                 }

@@ -234,7 +234,7 @@ fn absorbed_units(cycle: &Cycle<'_>, row: &NodeDevices) -> [PerMinor; 3] {
     let absorbed = cycle.absorbed().iter();
     for absorbed in absorbed.filter_map(|pod| row.allocations.get(&pod.uid)) {
         for kind in DeviceType::ALL {
-            for grant in absorbed.devices.of(kind) {
+            for grant in absorbed.devices.grants(kind) {
                 out[kind.index()].add(grant.minor, &grant.units);
             }
         }
@@ -267,7 +267,7 @@ pub(super) fn site<'a>(
     Site {
         inventory,
         used,
-        model: PartitionTable::of_model(
+        model: PartitionTable::for_model(
             label(labels::NODE_GPU_VENDOR),
             label(labels::NODE_GPU_MODEL),
         ),

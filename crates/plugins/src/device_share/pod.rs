@@ -230,7 +230,7 @@ fn keeps_devices(pod: &PodInfo) -> bool {
 fn previous_devices(holding: &DeviceHolding) -> PreviousDevices {
     let units = DeviceType::ALL.map(|kind| holding.devices.units(kind));
     let functions = DeviceType::ALL.map(|kind| {
-        let grants = holding.devices.of(kind).iter();
+        let grants = holding.devices.grants(kind).iter();
         let all = grants.flat_map(|grant| {
             let functions = grant.functions.iter();
             functions.map(|function| (grant.minor, function.bus_id.clone()))

@@ -261,10 +261,10 @@ impl NodeTopologyState {
                 hashes.extend(hash(&PodFingerprint::from_pod(pod, view.resources)));
             }
         }
-        let active = fingerprint::of_pods(hashes.iter().copied());
+        let active = fingerprint::from_hashes(hashes.iter().copied());
         let with_ended = (mode.informer == InformerMode::Dedicated).then(|| {
             hashes.extend(self.ended.values().filter_map(hash));
-            fingerprint::of_pods(hashes)
+            fingerprint::from_hashes(hashes)
         });
         ExporterPods {
             uids,

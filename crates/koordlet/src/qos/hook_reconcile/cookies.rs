@@ -124,7 +124,7 @@ impl CookieKeeper {
             let CookieTarget::Group(group) = &container.members.wanted else {
                 continue;
             };
-            if let Some(cookie) = self.cookies.of(group) {
+            if let Some(cookie) = self.cookies.cookie(group) {
                 metrics.cookie(&container.labels, group, cookie);
             }
         }

@@ -236,7 +236,11 @@ fn smallest_and_nearest_set_of_zones_is_found() {
     ];
     for (zones, costs, wants, want) in rows {
         let (zones, none) = (numbered(&fixture, &zones, &costs), Amounts::new());
-        let found = nearest(true, &fixture.wants(wants), &FreeZones::new(&zones, &none));
+        let found = nearest(
+            true,
+            &fixture.demands(wants),
+            &FreeZones::new(&zones, &none),
+        );
         let ids = |at: &Vec<usize>| at.iter().map(|at| zones[*at].id).collect::<Vec<_>>();
         let found = found.map(|found| (ids(&found.zones), found.near));
         assert_eq!(found, want, "{wants} of {zones:?}");
@@ -321,7 +325,7 @@ fn allocated_amounts_are_subtracted_for_the_next_container() {
     let remaining = |zones: &[&str], wants: &str, from: &[usize]| {
         let zones = fixture.zones(zones, &[]);
         let mut free = FreeZones::new(&zones, &none);
-        drain(&fixture.wants(wants), &mut free, from);
+        drain(&fixture.demands(wants), &mut free, from);
         let of = |at: usize, name: &str| free.get(at, fixture.table.intern(name));
         let amounts = |at: usize| (of(at, "cpu"), of(at, "memory"));
         (0..zones.len()).map(amounts).collect::<Vec<_>>()
@@ -508,7 +512,7 @@ fn bounds_and_roundings() {
         let zones = fixture.zones(zones, &[]);
         let found = nearest(
             guaranteed,
-            &fixture.wants(wants),
+            &fixture.demands(wants),
             &FreeZones::new(&zones, &none),
         );
         found.map(|found| found.zones)
@@ -539,7 +543,7 @@ fn bounds_and_roundings() {
         ("veryfast.io/fpga 1", false),
         ("ephemeral-storage 1Gi", false),
     ] {
-        assert_eq!(has_own(&fixture.wants(wants)), own, "{wants}");
+        assert_eq!(has_own(&fixture.demands(wants)), own, "{wants}");
     }
     // An unknown distance counts as the maximum; the others are used as reported.
     let zones = fixture.zones(&["cpu 1", "cpu 1"], &[&[10]]);

@@ -55,7 +55,7 @@ impl Promise<'_> {
         nodes.into_iter().min().map(|(_, _, node)| node)
     }
 
-    fn of_one_node(&self, cpus: &CpuSet) -> Option<u8> {
+    fn single_node(&self, cpus: &CpuSet) -> Option<u8> {
         let nodes: BTreeSet<u8> = self.topology.members(cpus).map(|cpu| cpu.node).collect();
         (nodes.len() == 1)
             .then(|| nodes.into_iter().next())
@@ -99,7 +99,7 @@ fn promises(want: &CpuRequest<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseErr
         let around: Vec<Cpu> = free.iter().copied().filter(other_node).collect();
         let kept = promise.node(&beside, &around, needed);
         if let Some(node) = kept.or_else(|| promise.node(&whole, &free, needed)) {
-            prop_assert_eq!(promise.of_one_node(cpus), Some(node));
+            prop_assert_eq!(promise.single_node(cpus), Some(node));
             reached.away = kept.is_some() && exclusive != ExclusivePolicy::None;
         }
         if whole.len() >= needed && needed.is_multiple_of(threads) {
@@ -122,7 +122,7 @@ fn promises(want: &CpuRequest<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseErr
         let room = |node| apart.iter().filter(|cpu| cpu.node == node).count();
         if apart.iter().any(|cpu| room(cpu.node) >= needed) {
             prop_assert_eq!(topology.cores_of(cpus), needed, "one thread of each core");
-            prop_assert!(promise.of_one_node(cpus).is_some(), "over NUMA nodes");
+            prop_assert!(promise.single_node(cpus).is_some(), "over NUMA nodes");
             prop_assert!(
                 !chosen.iter().any(avoided),
                 "shares a core or NUMA node with an exclusive pod"
@@ -130,7 +130,7 @@ fn promises(want: &CpuRequest<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseErr
             reached.away = exclusive != ExclusivePolicy::None;
             reached.spread = true;
         } else if promise.node(&free, &free, needed).is_some() {
-            prop_assert!(promise.of_one_node(cpus).is_some(), "over NUMA nodes");
+            prop_assert!(promise.single_node(cpus).is_some(), "over NUMA nodes");
             reached.fallen_back = true;
         }
     }

@@ -20,7 +20,7 @@ fn gpus_and_adapters_are_allocated_together() {
             ),
         }
     };
-    let whole = |gpus: &[u8], adapters: &[(u8, i64)]| held(gpus, adapters);
+    let whole = |gpus: &[u8], adapters: &[(u8, i64)]| ledger_with(gpus, adapters);
     let none = DeviceLedger::default();
     let on = usual().inventory();
     let rules = Rules::default();
@@ -105,7 +105,7 @@ fn hints_determine_the_number_of_adapters() {
         "allocateStrategy": strategy, "exclusivePolicy": exclusive}})
     };
     let none = DeviceLedger::default();
-    let busy = held(&[], &[(1, 1)]);
+    let busy = ledger_with(&[], &[(1, 1)]);
     let cases: &[(&str, Value, &DeviceLedger, &str)] = &[
         ("2", hint("", ""), &none, " / 1"),
         ("200", hint("", ""), &none, " / 1 2"),
@@ -205,7 +205,7 @@ fn node_without_requested_devices_is_rejected() {
         json!({"deviceTypes": ["gpu", "rdma"]}),
     );
     assert_eq!(
-        place(&both, &plain, &held(&[0], &[]), &Rules::default()),
+        place(&both, &plain, &ledger_with(&[0], &[]), &Rules::default()),
         "1 2 / 1"
     );
 }
@@ -227,7 +227,7 @@ fn unhealthy_devices_are_never_allocated() {
         "Insufficient GPU Devices"
     );
     let half = need(&[("gpu", "50")], json!({}), json!(null));
-    let mut books = held(&[0, 2, 3, 4, 5, 6, 7], &[]);
+    let mut books = ledger_with(&[0, 2, 3, 4, 5, 6, 7], &[]);
     assert_eq!(
         place(&half, &on, &books, &Rules::default()),
         "Insufficient GPU Devices"
@@ -297,7 +297,7 @@ fn memory_and_its_share_complete_each_other() {
             &Rules::default(),
         )
         .unwrap();
-        let units = got.of(DeviceType::Gpu)[0].units;
+        let units = got.grants(DeviceType::Gpu)[0].units;
         assert_eq!(units.get(DeviceResource::GpuMemory), memory, "{requests:?}");
         assert_eq!(
             units.get(DeviceResource::GpuMemoryRatio),

@@ -20,7 +20,7 @@ fn partitioned(
     let site = Site {
         inventory: on,
         used: books.used(),
-        model: PartitionTable::of_model("", "H800"),
+        model: PartitionTable::for_model("", "H800"),
         honor_model: honor,
     };
     format_result(allocate(
@@ -45,7 +45,7 @@ fn partitions_of_known_models_are_used() {
         )
     };
     let on = hopper().inventory();
-    let none = held(&[], &[]);
+    let none = ledger_with(&[], &[]);
     let missing = "Insufficient Partitioned GPU Devices";
     let odd = "node(s) Unsupported number of GPU requests";
     let cases = [
@@ -61,32 +61,42 @@ fn partitions_of_known_models_are_used() {
             "0 1 2 3 4 5 6 7 / 1:00.2 2:00.2 3:00.2 4:00.2 5:00.2 6:00.2 7:00.2 8:00.2",
         ),
         // The pair next to a used GPU keeps the other half whole.
-        ("2", &held(&[4], &[(5, 1)]), true, "6 7 / 7:00.2 8:00.2"),
-        ("1", &held(&[4], &[(5, 1)]), true, "5 / 6:00.2"),
         (
             "2",
-            &held(&[2, 3], &[(3, 1), (4, 1)]),
+            &ledger_with(&[4], &[(5, 1)]),
+            true,
+            "6 7 / 7:00.2 8:00.2",
+        ),
+        ("1", &ledger_with(&[4], &[(5, 1)]), true, "5 / 6:00.2"),
+        (
+            "2",
+            &ledger_with(&[2, 3], &[(3, 1), (4, 1)]),
             true,
             "0 1 / 1:00.2 2:00.2",
         ),
-        ("4", &held(&[0, 4], &[]), true, missing),
-        ("2", &held(&[0, 2, 4, 6], &[]), true, missing),
+        ("4", &ledger_with(&[0, 4], &[]), true, missing),
+        ("2", &ledger_with(&[0, 2, 4, 6], &[]), true, missing),
         // The partition is only preferred: other GPUs suit as well.
         (
             "3",
-            &held(&[2, 3], &[]),
+            &ledger_with(&[2, 3], &[]),
             false,
             "4 5 6 / 5:00.2 6:00.2 7:00.2",
         ),
-        ("2", &held(&[0, 2, 4, 6], &[]), false, "1 3 / 2:00.2 4:00.2"),
+        (
+            "2",
+            &ledger_with(&[0, 2, 4, 6], &[]),
+            false,
+            "1 3 / 2:00.2 4:00.2",
+        ),
         ("2", &none, false, "0 1 / 1:00.2 2:00.2"),
     ];
     for (count, books, honor, expected) in cases {
         let got = partitioned(&gpus(count), &on, books, honor, Quirks::default());
         assert_eq!(got, expected, "{count} GPUs, honor {honor}");
     }
-    assert_eq!(PartitionTable::of_model("nvidia", "A100"), None);
-    assert_eq!(PartitionTable::of_model("huawei", "H800"), None);
+    assert_eq!(PartitionTable::for_model("nvidia", "A100"), None);
+    assert_eq!(PartitionTable::for_model("huawei", "H800"), None);
 }
 
 #[test]
@@ -118,30 +128,30 @@ fn partition_table_of_the_device_takes_precedence() {
     let ours = Quirks::default();
     let missing = "Insufficient Partitioned GPU Devices";
     let cases = [
-        (json!({}), held(&[], &[]), ours, "4 5 / "),
-        (json!({}), held(&[], &[]), upstream, "0 1 / "),
-        (json!({}), held(&[4], &[]), ours, "2 3 / "),
+        (json!({}), ledger_with(&[], &[]), ours, "4 5 / "),
+        (json!({}), ledger_with(&[], &[]), upstream, "0 1 / "),
+        (json!({}), ledger_with(&[4], &[]), ours, "2 3 / "),
         (
             json!({"allocatePolicy": "Restricted"}),
-            held(&[4], &[]),
+            ledger_with(&[4], &[]),
             ours,
             missing,
         ),
         (
             json!({"ringBusBandwidth": "100Gi"}),
-            held(&[], &[]),
+            ledger_with(&[], &[]),
             ours,
             "2 3 / ",
         ),
         (
             json!({"ringBusBandwidth": "200Gi"}),
-            held(&[2], &[]),
+            ledger_with(&[2], &[]),
             ours,
             missing,
         ),
         (
             json!({"ringBusBandwidth": "300Gi"}),
-            held(&[], &[]),
+            ledger_with(&[], &[]),
             ours,
             missing,
         ),
@@ -189,16 +199,16 @@ fn gpus_are_taken_close_together() {
     };
     let scoped = "Insufficient Topology Scoped GPU Devices";
     let cases = [
-        ("1", "", held(&[5], &[]), "4 / "),
-        ("2", "", held(&[5], &[]), "6 7 / "),
-        ("2", "PCIe", held(&[5], &[]), "6 7 / "),
-        ("2", "PCIe", held(&[1, 3, 5, 7], &[]), scoped),
-        ("2", "NUMANode", held(&[1, 3, 5, 7], &[]), "0 2 / "),
-        ("4", "NUMANode", held(&[5], &[]), "0 1 2 3 / "),
-        ("4", "NUMANode", held(&[5, 0], &[]), scoped),
-        ("4", "Node", held(&[5, 0], &[]), "1 2 3 4 / "),
-        ("4", "", held(&[5, 0], &[]), "1 2 3 4 / "),
-        ("1", "Device", held(&[], &[]), scoped),
+        ("1", "", ledger_with(&[5], &[]), "4 / "),
+        ("2", "", ledger_with(&[5], &[]), "6 7 / "),
+        ("2", "PCIe", ledger_with(&[5], &[]), "6 7 / "),
+        ("2", "PCIe", ledger_with(&[1, 3, 5, 7], &[]), scoped),
+        ("2", "NUMANode", ledger_with(&[1, 3, 5, 7], &[]), "0 2 / "),
+        ("4", "NUMANode", ledger_with(&[5], &[]), "0 1 2 3 / "),
+        ("4", "NUMANode", ledger_with(&[5, 0], &[]), scoped),
+        ("4", "Node", ledger_with(&[5, 0], &[]), "1 2 3 4 / "),
+        ("4", "", ledger_with(&[5, 0], &[]), "1 2 3 4 / "),
+        ("1", "Device", ledger_with(&[], &[]), scoped),
     ];
     for (count, scope, books, expected) in cases {
         let got = place(
@@ -227,7 +237,7 @@ fn a_shared_gpu_goes_where_the_surroundings_are_used() {
     let half = need(&[("gpu", "50")], json!({}), json!(null));
     let shared = json!({"gpu": [{"minor": 7, "resources": {"koordinator.sh/gpu-core": "50",
         "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/gpu-memory": (MEMORY / 2).to_string()}}]});
-    let mut books = held(&[5], &[]);
+    let mut books = ledger_with(&[5], &[]);
     let scorer = |most| Scorer {
         most,
         weights: vec![

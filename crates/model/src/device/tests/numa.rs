@@ -51,7 +51,7 @@ fn sets_of_numa_nodes_that_can_serve_are_offered() {
     let no = || json!({});
     let both = [("gpu", "100"), ("rdma", "2")];
     let joint = json!({"deviceTypes": ["gpu", "rdma"]});
-    let none = || held(&[], &[]);
+    let none = || ledger_with(&[], &[]);
     let cases = [
         (
             need(&both, no(), json!(null)),
@@ -65,7 +65,7 @@ fn sets_of_numa_nodes_that_can_serve_are_offered() {
         ),
         (
             need(&[("gpu", "400")], no(), json!(null)),
-            held(&[0], &[]),
+            ledger_with(&[0], &[]),
             "gpu: 1!* 01*",
         ),
         (

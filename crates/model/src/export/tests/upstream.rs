@@ -29,7 +29,7 @@ fn named(kind: &str, size: u64, node: u8) -> Block {
     }
 }
 
-fn of(resource: &str, ids: &[&str], node: u8) -> Devices {
+fn fake_devices(resource: &str, ids: &[&str], node: u8) -> Devices {
     Devices {
         resource: format!("fake.io/{resource}"),
         ..devices(ids, &[node])
@@ -52,11 +52,13 @@ fn allocatable(reserved: u32, devices: Vec<Devices>) -> Share {
 #[test]
 fn zones_are_those_of_upstream() {
     let one_by_one = |ids: &[&str], node| -> Vec<Devices> {
-        ids.iter().map(|id| of("net", &[id], node)).collect()
+        ids.iter()
+            .map(|id| fake_devices("net", &[id], node))
+            .collect()
     };
     let mut all = one_by_one(&["netAAA-0", "netAAA-1", "netAAA-2", "netAAA-3"], 0);
     all.extend(one_by_one(&["netBBB-0", "netBBB-1"], 1));
-    all.push(of("gpu", &["gpuAAA"], 1));
+    all.push(fake_devices("gpu", &["gpuAAA"], 1));
     let found = zones(&even_and_odd(), &allocatable(2, all), &[]);
     assert_eq!(
         text(&found.zones),
@@ -75,14 +77,14 @@ fn zones_are_those_of_upstream() {
     assert_eq!(costs, [row(10, 20), row(20, 10)]);
 
     let all = vec![
-        of("net", &["netAAA"], 0),
-        of("net", &["netBBB"], 1),
-        of("gpu", &["gpuAAA"], 1),
+        fake_devices("net", &["netAAA"], 0),
+        fake_devices("net", &["netBBB"], 1),
+        fake_devices("gpu", &["gpuAAA"], 1),
     ];
     let pod = Share {
         cpus: cpus("5,7"),
         memory: vec![named("memory", 512, 1), named("hugepages-2Mi", 512, 1)],
-        devices: vec![of("net", &["netBBB"], 1)],
+        devices: vec![fake_devices("net", &["netBBB"], 1)],
     };
     let found = zones(&even_and_odd(), &allocatable(1, all), &[pod]);
     assert_eq!(

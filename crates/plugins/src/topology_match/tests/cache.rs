@@ -107,7 +107,7 @@ fn report_with_matching_fingerprint_is_accepted() {
     // Upstream's own fingerprint of the pod namespace1/pod1.
     let stated = "pfp0v0019e0420efb37746c6";
     let hash = fingerprint::pod("namespace1", "pod1");
-    assert_eq!(fingerprint::of_pods([hash]), stated);
+    assert_eq!(fingerprint::from_hashes([hash]), stated);
     for (attributes, believes) in [
         (json!({}), false),
         (printed(NOBODY), false),
@@ -242,8 +242,8 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
         let hashes = pods
             .iter()
             .map(|(space, name)| fingerprint::pod(space, name));
-        let all = fingerprint::of_pods(hashes);
-        let of_no_pods = fingerprint::of_pods([]);
+        let all = fingerprint::from_hashes(hashes);
+        let of_no_pods = fingerprint::from_hashes([]);
         for (stated, of_pods) in [(&all, true), (&of_no_pods, false)] {
             let mut engine = cached(json!({"cache": {"informerMode": mode}}));
             // Makes the node doubtful, so that there is something to compare: an own pod that came and left
@@ -281,9 +281,9 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
 /// fingerprint, and offers resources that the kubelet is about to give to that pod.
 #[test]
 fn report_from_before_foreign_pod_is_not_accepted() {
-    let agreed = fingerprint::of_pods([fingerprint::pod("default", "a")]);
+    let agreed = fingerprint::from_hashes([fingerprint::pod("default", "a")]);
     let fingerprint_of_both =
-        fingerprint::of_pods(["a", "foreign"].map(|name| fingerprint::pod("default", name)));
+        fingerprint::from_hashes(["a", "foreign"].map(|name| fingerprint::pod("default", name)));
     // Whether the pod starts before the wait for it times out.
     for (seconds, waits) in [(1, true), (51, false)] {
         let mut engine = cached(json!({}));

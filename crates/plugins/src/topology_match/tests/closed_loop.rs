@@ -110,7 +110,7 @@ impl TopologyWorld {
         let exported = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
         assert_eq!(exported.problems, Vec::<String>::new());
         let pods = self.on.get(name).into_iter().flatten();
-        let print = fingerprint::of_pods(pods.map(|pod| fingerprint::pod("default", pod)));
+        let print = fingerprint::from_hashes(pods.map(|pod| fingerprint::pod("default", pod)));
         let settings = kubelet.settings();
         let (policy, scope) = (settings.policy, settings.scope);
         let object: NodeResourceTopology = serde_json::from_value(json!({

@@ -106,7 +106,7 @@ fn foreign_pod_after_timeout_counts_at_once() {
     each_zone_has(&mut engine, 28, 56);
     // A matching report ends this state, so that the next foreign pod starts a wait again.
     let hash = koord_model::alignment::fingerprint::pod("default", "pod2");
-    let only = koord_model::alignment::fingerprint::of_pods([hash]);
+    let only = koord_model::alignment::fingerprint::from_hashes([hash]);
     apply_report(&mut engine, "node1", printed(&only), [(28, 56), (30, 56)]);
     each_zone_has(&mut engine, 30, 56);
     engine.pod_applied(foreign("pod4", 1, 1), at(70));

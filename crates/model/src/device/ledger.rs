@@ -77,7 +77,7 @@ impl DeviceLedger {
         let mut used = Used::default();
         let mut add = |devices: &Allocation| {
             for kind in DeviceType::ALL {
-                for grant in devices.of(kind) {
+                for grant in devices.grants(kind) {
                     used.units[kind.index()].add(grant.minor, &grant.units);
                     for function in &grant.functions {
                         let entry = (grant.minor, function.bus_id.clone());
