@@ -109,7 +109,7 @@ impl CoreSched {
 
     /// Returns the desired cookie of a pod.
     #[must_use]
-    pub fn wanted(&self, ask: CoreSchedPod<'_>) -> CookieTarget {
+    pub fn desired_cookie(&self, ask: CoreSchedPod<'_>) -> CookieTarget {
         if ask.qos == QosClass::System {
             return CookieTarget::Untouched;
         }

@@ -100,7 +100,7 @@ pub fn plan(old: Option<&Device>, owner: Owner<'_>, report: &Report, now: Time) 
     let now = Time(k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0));
     let mut devices: Vec<DeviceInfo> = existing
         .iter()
-        .filter(|device| !is_ours(device))
+        .filter(|device| !is_own_device(device))
         .cloned()
         .collect();
     let reported = report
@@ -115,16 +115,16 @@ pub fn plan(old: Option<&Device>, owner: Owner<'_>, report: &Report, now: Time) 
         new.spec.devices = devices;
     }
     let fields = new.metadata.managed_fields.clone().unwrap_or_default();
-    let wrote = |map: &str, key: &str| wrote(&fields, map, key);
-    let is_own = |key: &str| OWN_LABELS.contains(&key) && wrote("f:labels", key);
+    let is_written = |map: &str, key: &str| has_written(&fields, map, key);
+    let is_own = |key: &str| OWN_LABELS.contains(&key) && is_written("f:labels", key);
     merge(&mut new.metadata.labels, &report.labels, is_own);
-    let is_own = |key: &str| OWN_ANNOTATIONS.contains(&key) && wrote("f:annotations", key);
+    let is_own = |key: &str| OWN_ANNOTATIONS.contains(&key) && is_written("f:annotations", key);
     merge(&mut new.metadata.annotations, &report.annotations, is_own);
-    own(&mut new, owner);
+    set_owner(&mut new, owner);
     (old != Some(&new)).then_some(new)
 }
 
-fn is_ours(device: &DeviceInfo) -> bool {
+fn is_own_device(device: &DeviceInfo) -> bool {
     matches!(device.type_, Some(DeviceType::Gpu | DeviceType::Rdma))
 }
 
@@ -218,7 +218,7 @@ fn reason(code: &str) -> Option<String> {
 }
 
 /// Returns true if koordlet wrote `key` last, according to the managed fields.
-fn wrote(fields: &[ManagedFieldsEntry], map: &str, key: &str) -> bool {
+fn has_written(fields: &[ManagedFieldsEntry], map: &str, key: &str) -> bool {
     let own = fields
         .iter()
         .filter(|entry| entry.manager.as_deref() == Some(MANAGER));
@@ -247,7 +247,7 @@ fn merge(
 
 /// Sets the owner reference, so that the Device is deleted with its node. A reference to an earlier node of
 /// that name is removed.
-fn own(device: &mut Device, owner: Owner<'_>) {
+fn set_owner(device: &mut Device, owner: Owner<'_>) {
     let references = device.metadata.owner_references.get_or_insert_default();
     let reference = OwnerReference {
         api_version: "v1".to_owned(),

@@ -94,7 +94,7 @@ struct ZoneAmounts {
 }
 
 impl ZoneAmounts {
-    fn more(&mut self, amount: u64) {
+    fn add_allocatable(&mut self, amount: u64) {
         self.allocatable = self.allocatable.saturating_add(amount);
         self.available = self.allocatable;
     }
@@ -197,7 +197,7 @@ impl<'a> ZoneAccounting<'a> {
         }
         let foreign = allocatable.cpus.difference(&all_cpus);
         if !foreign.is_empty() {
-            books.wrong(format!("allocatable CPUs {foreign} are in no NUMA node"));
+            books.record_contradiction(format!("allocatable CPUs {foreign} are in no NUMA node"));
         }
         for block in &allocatable.memory {
             books.open_memory(block);
@@ -207,7 +207,7 @@ impl<'a> ZoneAccounting<'a> {
     }
 
     /// Records a problem that contradicts the rest of the input.
-    fn wrong(&mut self, problem: String) {
+    fn record_contradiction(&mut self, problem: String) {
         self.is_contradictory = true;
         self.problems.insert(problem);
     }
@@ -216,13 +216,13 @@ impl<'a> ZoneAccounting<'a> {
         for number in block.nodes.ids() {
             let Some(all) = self.nodes.get_mut(&number) else {
                 let kind = &block.kind;
-                self.wrong(format!(
+                self.record_contradiction(format!(
                     "allocatable {kind} in NUMA node {number}, which there is not"
                 ));
                 continue;
             };
             let tally = all.entry(block.kind.clone()).or_default();
-            tally.more(block.size);
+            tally.add_allocatable(block.size);
             let node = self.machine.get(&number);
             let memory = node.and_then(|node| node.memory.get(&block.kind));
             tally.capacity = memory.copied().unwrap_or(tally.allocatable);
@@ -248,7 +248,7 @@ impl<'a> ZoneAccounting<'a> {
                         continue;
                     };
                     let tally = all.entry((*resource).to_owned()).or_default();
-                    tally.more(1);
+                    tally.add_allocatable(1);
                     tally.capacity = tally.allocatable;
                 }
             }
@@ -259,20 +259,20 @@ impl<'a> ZoneAccounting<'a> {
     fn take(&mut self, share: &Share) {
         let foreign = share.cpus.difference(self.cpus);
         if !foreign.is_empty() {
-            self.wrong(format!(
+            self.record_contradiction(format!(
                 "a container has CPUs {foreign}, which are not allocatable"
             ));
         }
         let mine = share.cpus.intersection(self.cpus);
         let twice = mine.intersection(&self.used_cpus);
         if !twice.is_empty() {
-            self.wrong(format!("two containers have CPUs {twice}"));
+            self.record_contradiction(format!("two containers have CPUs {twice}"));
         }
         let fresh = mine.difference(&self.used_cpus);
         self.used_cpus.add(&fresh);
         for (number, node) in self.machine {
             let count = node.cpus.intersection(&fresh).len() as u64;
-            self.less(*number, resources::CPU, count);
+            self.take_available(*number, resources::CPU, count);
         }
         for block in &share.memory {
             self.take_memory(block);
@@ -287,7 +287,7 @@ impl<'a> ZoneAccounting<'a> {
     }
 
     /// Subtracts up to `amount` from the available amount and returns the subtracted part.
-    fn less(&mut self, number: u8, name: &str, amount: u64) -> u64 {
+    fn take_available(&mut self, number: u8, name: &str, amount: u64) -> u64 {
         let tally = self
             .nodes
             .get_mut(&number)
@@ -304,11 +304,11 @@ impl<'a> ZoneAccounting<'a> {
     fn take_memory(&mut self, block: &Block) {
         let mut remaining = block.size;
         for number in block.nodes.ids() {
-            remaining -= self.less(number, &block.kind, remaining);
+            remaining -= self.take_available(number, &block.kind, remaining);
         }
         if remaining > 0 && block.nodes.count() > 0 {
             let (kind, nodes) = (&block.kind, block.nodes);
-            self.wrong(format!(
+            self.record_contradiction(format!(
                 "containers have {remaining} bytes of {kind} more in NUMA nodes {nodes} than is allocatable"
             ));
         }
@@ -327,11 +327,11 @@ impl<'a> ZoneAccounting<'a> {
             .used_devices
             .insert((resource.to_owned(), id.to_owned()))
         {
-            self.wrong(format!("two containers have device {id:?} of {resource}"));
+            self.record_contradiction(format!("two containers have device {id:?} of {resource}"));
             return;
         }
         for number in nodes.ids() {
-            self.less(number, resource, 1);
+            self.take_available(number, resource, 1);
         }
     }
 }

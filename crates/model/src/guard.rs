@@ -214,7 +214,7 @@ impl<K: Ord + Copy> Guard<K> {
         }
         self.start(input);
         self.raise_cap(input, now_ms, runs && !paused && !clean);
-        self.settings = self.wanted();
+        self.settings = self.combined_settings();
         let but_cap = |settings: &LeverSettings<K>| LeverSettings {
             cap: None,
             ..settings.clone()
@@ -355,7 +355,7 @@ impl<K: Ord + Copy> Guard<K> {
                     true => config.helps * claim.first.before,
                     false => f64::NEG_INFINITY,
                 };
-                let hurt = service.hurts_again(claim.signal, least);
+                let hurt = service.has_recurring_harm(claim.signal, least);
                 let change = claim.step(self.clock_ms, hurt, &config);
                 let level = claim.level;
                 let kind = match change {
@@ -452,7 +452,7 @@ impl<K: Ord + Copy> Guard<K> {
         events: &mut Vec<Event<K>>,
     ) {
         let config = self.config;
-        let wanted = self.wanted();
+        let wanted = self.combined_settings();
         let Some(service) = self.services.get_mut(&key) else {
             return;
         };
@@ -509,7 +509,7 @@ impl<K: Ord + Copy> Guard<K> {
     fn raise_cap(&mut self, input: &Input<'_>, now_ms: u64, runs: bool) {
         let Some(earned) = self.earned else { return };
         let mut services = self.services.values();
-        if !runs || self.test.is_some() || services.any(|s| s.is_uneasy(now_ms)) {
+        if !runs || self.test.is_some() || services.any(|s| s.shows_harm(now_ms)) {
             self.earned_ms = now_ms;
             return;
         }
@@ -523,7 +523,7 @@ impl<K: Ord + Copy> Guard<K> {
     }
 
     /// Combines all claims and the running experiment to settings: the strongest level applies.
-    fn wanted(&self) -> LeverSettings<K> {
+    fn combined_settings(&self) -> LeverSettings<K> {
         let mut settings = LeverSettings {
             cap: self.earned.filter(|_| self.runs),
             ..LeverSettings::default()

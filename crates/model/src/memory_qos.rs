@@ -83,7 +83,7 @@ pub fn settings(
     }
     let mut own = pod.values.clone();
     check(&mut own, &mut errors);
-    (laid_over(settings, own), errors)
+    (merge(settings, own), errors)
 }
 
 /// Removes values that are out of range and reports them.
@@ -130,7 +130,7 @@ fn check(settings: &mut MemoryQOSCfg, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn laid_over(under: MemoryQOSCfg, over: MemoryQOSCfg) -> MemoryQOSCfg {
+fn merge(under: MemoryQOSCfg, over: MemoryQOSCfg) -> MemoryQOSCfg {
     MemoryQOSCfg {
         enable: over.enable.or(under.enable),
         min_limit_percent: over.min_limit_percent.or(under.min_limit_percent),

@@ -7,9 +7,9 @@
 //! division. A [`QuotaForest`] consists of several trees.
 
 mod forest;
+mod rebuild;
 mod revoke;
 mod runtime;
-mod settle;
 mod share;
 #[cfg(test)]
 mod tests;
@@ -441,14 +441,14 @@ impl QuotaTree {
         }
     }
 
-    /// Returns a quota with its sums as of the last [`QuotaTree::settle`] and its runtime as of the last
+    /// Returns a quota with its sums as of the last [`QuotaTree::rebuild`] and its runtime as of the last
     /// [`QuotaTree::refresh`].
     #[must_use]
     pub fn quota(&self, name: &str) -> Option<&Quota> {
         self.get(*self.ids.get(name)?)
     }
 
-    /// Returns the parent of `name` as of the last [`QuotaTree::settle`]; `None` for the root and for a quota
+    /// Returns the parent of `name` as of the last [`QuotaTree::rebuild`]; `None` for the root and for a quota
     /// whose parent does not exist.
     #[must_use]
     pub fn parent(&self, name: &str) -> Option<&Quota> {

@@ -173,7 +173,10 @@ impl Coscheduling {
 
     /// Returns the placed members of `pod`'s gang in the network topology, if the pod's profile uses that.
     fn placed_members(&self, pod: &PodInfo) -> Option<PlacedGroup> {
-        let placed_members = self.topology.as_ref().and(self.gangs.settled(&pod.uid));
+        let placed_members = self
+            .topology
+            .as_ref()
+            .and(self.gangs.placed_group(&pod.uid));
         placed_members.filter(|_| self.settings.for_pod(pod).aware)
     }
 
@@ -249,7 +252,9 @@ impl Planning for Coscheduling {
             .and_then(|pod| self.gangs.gathering(&pod.uid));
         let topology = self.topology.as_ref().zip(gathering);
         let (topology, gathering) = topology.ok_or_else(|| Blocked::NoTopology.to_string())?;
-        let placed_members = members.first().and_then(|pod| self.gangs.settled(&pod.uid));
+        let placed_members = members
+            .first()
+            .and_then(|pod| self.gangs.placed_group(&pod.uid));
         topology.plan(&gathering, placed_members, members, offers, fit, view)
     }
 }
@@ -387,14 +392,14 @@ impl QueueHints for Coscheduling {
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         if event.subject == Subject::AssignedPod {
             let gang = event.pod.and_then(gang_of);
-            let mate = gang.is_some_and(|gang| self.gangs.starts_with(&pod.uid, &gang));
+            let mate = gang.is_some_and(|gang| self.gangs.has_gang_in_group(&pod.uid, &gang));
             return if mate {
                 QueueingHint::Queue
             } else {
                 QueueingHint::Skip
             };
         }
-        let is_late_member = || self.gangs.settled(&pod.uid).is_some();
+        let is_late_member = || self.gangs.placed_group(&pod.uid).is_some();
         if self.gangs.gathering(&pod.uid).is_none() && !is_late_member() {
             return QueueingHint::Skip;
         }

@@ -570,7 +570,7 @@ impl Preparation for ElasticQuotas {
         }
     }
     fn prepare_explain(&mut self, _view: View<'_>) {
-        self.trees.settle();
+        self.trees.rebuild();
         if self.uses_runtime() {
             for name in self.trees.names() {
                 self.trees.refresh(&name);

@@ -147,7 +147,7 @@ impl TopologyMatch {
             return Ok(());
         }
         let on_node = |id: ResourceId| cycle.view.nodes.allocatable(node, id) > 0;
-        alignment::single(ask, node_state.config.scope, free, on_node)
+        alignment::check_single_zone(ask, node_state.config.scope, free, on_node)
             .map_err(TopologyRefusal::AlignmentError)
     }
 
@@ -168,7 +168,7 @@ impl TopologyMatch {
             return true;
         }
         let on_node = |id: ResourceId| view.nodes.allocatable(node, id) > 0;
-        alignment::single(ask, node_state.config.scope, free, on_node).is_ok()
+        alignment::check_single_zone(ask, node_state.config.scope, free, on_node).is_ok()
     }
 }
 
@@ -298,7 +298,7 @@ impl Score for TopologyMatch {
         };
         let scope = node_state.config.scope;
         match self.settings.strategy {
-            None => alignment::least(ask, scope, free, node_state.config.max_zones),
+            None => alignment::least_zones_score(ask, scope, free, node_state.config.max_zones),
             Some(_) if node_state.config.policy != Policy::SingleNumaNode => 0,
             Some(strategy) => {
                 let weight = |id: ResourceId| {

@@ -110,7 +110,7 @@ fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
 }
 
 /// Returns no namespace labels: spread constraints do not select namespaces.
-fn no_labels(_: &str) -> Option<crate::common::topology::Labels> {
+fn no_namespace_labels(_: &str) -> Option<crate::common::topology::Labels> {
     None
 }
 
@@ -268,7 +268,7 @@ fn find_or_count(
         true,
         domain_spec,
         cycle.view.nodes,
-        &no_labels,
+        &no_namespace_labels,
     )
 }
 
@@ -313,7 +313,7 @@ impl PreFilter for TopologySpread {
         #[cfg(test)]
         assert!(
             self.all_counters
-                .is_consistent(cycle.view.nodes, true, &no_labels)
+                .is_consistent(cycle.view.nodes, true, &no_namespace_labels)
         );
         match self.prepared(cycle) {
             Some(prepared) if prepared.hard.is_empty() => PreFilterResult::Skip,
@@ -344,7 +344,9 @@ impl Filter for TopologySpread {
                 0
             } else {
                 let matching = |pods: &[Arc<PodInfo>]| {
-                    let matching = pods.iter().filter(|pod| counter.matches(pod, &no_labels));
+                    let matching = pods
+                        .iter()
+                        .filter(|pod| counter.matches(pod, &no_namespace_labels));
                     i32::try_from(matching.count()).unwrap_or(i32::MAX)
                 };
                 matching(cycle.overlay.added) - matching(cycle.overlay.removed)
@@ -485,7 +487,8 @@ impl PodEvents for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.all_counters.add_pod(pod, node, 1, &no_labels);
+        self.all_counters
+            .add_pod(pod, node, 1, &no_namespace_labels);
     }
     fn on_updated(
         &mut self,
@@ -496,8 +499,10 @@ impl PodEvents for TopologySpread {
         _fx: &mut Effects,
     ) {
         if old.labels() != new.labels() || old.deleting != new.deleting {
-            self.all_counters.add_pod(old, node, -1, &no_labels);
-            self.all_counters.add_pod(new, node, 1, &no_labels);
+            self.all_counters
+                .add_pod(old, node, -1, &no_namespace_labels);
+            self.all_counters
+                .add_pod(new, node, 1, &no_namespace_labels);
         }
     }
     fn on_unassigned(
@@ -507,7 +512,8 @@ impl PodEvents for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.all_counters.add_pod(pod, node, -1, &no_labels);
+        self.all_counters
+            .add_pod(pod, node, -1, &no_namespace_labels);
     }
 }
 

@@ -42,7 +42,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, adjustment: &mut Adjustment) {
         },
         uid: &pod.uid,
     };
-    adjustment.core_sched = hook_value(rules.core_sched.wanted(ask), NAME);
+    adjustment.core_sched = hook_value(rules.core_sched.desired_cookie(ask), NAME);
 }
 
 #[cfg(test)]

@@ -15,7 +15,12 @@ const MAX_EXAMINED_SETS: usize = 50_000;
 /// `max_zones` is the maximum number of NUMA nodes that the kubelet supports: each zone costs 100 /
 /// `max_zones`.
 #[must_use]
-pub fn least(ask: &AlignmentRequest, scope: Scope, mut free: FreeZones<'_>, max_zones: i64) -> i64 {
+pub fn least_zones_score(
+    ask: &AlignmentRequest,
+    scope: Scope,
+    mut free: FreeZones<'_>,
+    max_zones: i64,
+) -> i64 {
     let whole = std::slice::from_ref(&ask.whole);
     let parts: Vec<&Vec<ResourceDemand>> = match scope {
         Scope::Pod => whole.iter().collect(),
@@ -70,15 +75,15 @@ pub(super) fn nearest(
         let mut nearest_of_all = u64::MAX;
         let mut best: Option<(u64, Vec<usize>)> = None;
         for zones in ZoneSets::new(free.len(), size).take(MAX_EXAMINED_SETS) {
-            let apart = apart(free, &zones);
-            nearest_of_all = nearest_of_all.min(apart);
-            let better = best.as_ref().is_none_or(|(known, _)| apart < *known);
-            if better && hold(guaranteed, wants, free, &zones) {
-                best = Some((apart, zones));
+            let distance = total_distance(free, &zones);
+            nearest_of_all = nearest_of_all.min(distance);
+            let better = best.as_ref().is_none_or(|(best, _)| distance < *best);
+            if better && can_hold(guaranteed, wants, free, &zones) {
+                best = Some((distance, zones));
             }
         }
-        if let Some((apart, zones)) = best {
-            let near = apart == nearest_of_all;
+        if let Some((distance, zones)) = best {
+            let near = distance == nearest_of_all;
             return Some(NearestSet { zones, near });
         }
     }
@@ -87,7 +92,7 @@ pub(super) fn nearest(
 
 /// Returns the sum of the distances within a set of zones, including that of each zone to itself. Comparable
 /// between sets of one size.
-pub(super) fn apart(free: &FreeZones<'_>, zones: &[usize]) -> u64 {
+pub(super) fn total_distance(free: &FreeZones<'_>, zones: &[usize]) -> u64 {
     let pairs = zones
         .iter()
         .flat_map(|a| zones.iter().map(move |b| (*a, *b)));
@@ -98,7 +103,12 @@ pub(super) fn apart(free: &FreeZones<'_>, zones: &[usize]) -> u64 {
     pairs.map(cost).sum()
 }
 
-fn hold(guaranteed: bool, wants: &[ResourceDemand], free: &FreeZones<'_>, zones: &[usize]) -> bool {
+fn can_hold(
+    guaranteed: bool,
+    wants: &[ResourceDemand],
+    free: &FreeZones<'_>,
+    zones: &[usize],
+) -> bool {
     wants.iter().all(|want| {
         let mut sum = 0_i64;
         for zone in zones {

@@ -2,8 +2,9 @@
 //!
 //! This is the scheduler's part of the community's topology-aware scheduling: a NodeResourceTopology
 //! (v1alpha2) lists the free resources of each zone; the kubelet's topology manager chooses zones after
-//! binding. [`single`] predicts whether a kubelet with policy `single-numa-node` admits a pod, [`strategy`]
-//! and [`least`] score the alignment, and [`fingerprint`] identifies the pods that a report includes.
+//! binding. [`check_single_zone`] predicts whether a kubelet with policy `single-numa-node` admits a pod,
+//! [`strategy`] and [`least_zones_score`] score the alignment, and [`fingerprint`] identifies the pods that a
+//! report includes.
 //!
 //! Source of rules and formulas: `kubernetes-sigs/scheduler-plugins`, plugin `NodeResourceTopologyMatch`.
 
@@ -16,8 +17,8 @@ mod strategy;
 mod tests;
 
 pub use config::{Config, Policy, Scope, UnknownName};
-pub use least::least;
-pub use single::{AlignmentError, single};
+pub use least::least_zones_score;
+pub use single::{AlignmentError, check_single_zone};
 pub use strategy::{ZoneStrategy, strategy};
 
 use crate::resources::{Amounts, CPU, MEMORY, ResourceId};

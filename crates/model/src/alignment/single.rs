@@ -27,7 +27,7 @@ pub struct AlignmentError {
 ///
 /// # Errors
 /// The container and resource that do not fit.
-pub fn single(
+pub fn check_single_zone(
     ask: &AlignmentRequest,
     scope: Scope,
     free: FreeZones<'_>,
@@ -103,7 +103,7 @@ impl Admission<'_> {
                 continue;
             };
             if *role == Role::Init {
-                self.leave(ask, zone, wants);
+                self.add_leftovers(ask, zone, wants);
                 continue;
             }
             for want in wants {
@@ -125,7 +125,7 @@ impl Admission<'_> {
     }
 
     /// Records the allocation that an ended init container leaves.
-    fn leave(&mut self, ask: &AlignmentRequest, zone: usize, wants: &[ResourceDemand]) {
+    fn add_leftovers(&mut self, ask: &AlignmentRequest, zone: usize, wants: &[ResourceDemand]) {
         for want in wants.iter().filter(|want| is_own(ask, want)) {
             if self.free.get(zone, want.id).is_none() {
                 continue;

@@ -89,7 +89,7 @@ impl Fixture {
     ) -> Result<(), &'static str> {
         let (zones, none) = (self.zones(zones, &[]), Amounts::new());
         let absent = self.table.intern("example.com/absent");
-        let found = single(ask, scope, FreeZones::new(&zones, &none), |id| id != absent);
+        let found = check_single_zone(ask, scope, FreeZones::new(&zones, &none), |id| id != absent);
         found.map_err(|unfit| unfit.message)
     }
 }
@@ -118,7 +118,10 @@ fn ac1_pod_fits_if_one_numa_node_holds_it() {
         assert_eq!(score(&A, ZoneStrategy::MostAllocated), 1);
         for costs in [&[&[10, 20][..], &[20, 10]][..], &[]] {
             let zones = fixture.zones(&B, costs);
-            assert_eq!(least(&pod, scope, FreeZones::new(&zones, &none), 8), 94);
+            assert_eq!(
+                least_zones_score(&pod, scope, FreeZones::new(&zones, &none), 8),
+                94
+            );
         }
     }
 }
@@ -313,7 +316,7 @@ fn fewer_and_nearer_zones_score_higher() {
         let pod = fixture.ask(true, &containers);
         let found = SCORED.map(|zones| {
             let zones = fixture.zones(&zones, costs);
-            least(&pod, scope, FreeZones::new(&zones, &none), 8)
+            least_zones_score(&pod, scope, FreeZones::new(&zones, &none), 8)
         });
         assert_eq!(found, scores, "{scope:?} {containers:?}");
     }
@@ -334,7 +337,7 @@ fn zones_that_are_nearer_are_preferred() {
     let with = |gpus: [&str; 4]| {
         let zones = gpus.map(|gpu| format!("cpu 8, x.com/gpu {gpu}"));
         let zones = fixture.zones(&zones.each_ref().map(String::as_str), costs);
-        least(&pod, Scope::Pod, FreeZones::new(&zones, &none), 8)
+        least_zones_score(&pod, Scope::Pod, FreeZones::new(&zones, &none), 8)
     };
     assert_eq!(with(["1", "1", "0", "0"]), 82);
     assert_eq!(with(["1", "0", "0", "1"]), 76);
@@ -345,13 +348,13 @@ fn zones_that_are_nearer_are_preferred() {
     let three = fixture.ask(true, &["cpu 3"]);
     for (most, score) in [(8, 70), (2, 0), (64, 97)] {
         let free = FreeZones::new(&zones, &none);
-        assert_eq!(least(&three, Scope::Pod, free, most), score);
+        assert_eq!(least_zones_score(&three, Scope::Pod, free, most), score);
     }
     // Not all sets of many zones are tried: the search ends.
     let zones = fixture.zones(&["cpu 1"; 64], &[]);
     let pod = fixture.ask(true, &["cpu 20"]);
     assert_eq!(
-        least(&pod, Scope::Pod, FreeZones::new(&zones, &none), 64),
+        least_zones_score(&pod, Scope::Pod, FreeZones::new(&zones, &none), 64),
         80
     );
 }

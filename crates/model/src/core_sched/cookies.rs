@@ -78,7 +78,7 @@ impl Cookies {
         });
         let mut actions = Vec::new();
         for (name, tasks) in &groups {
-            self.bring(name, tasks, &mut actions);
+            self.plan_group(name, tasks, &mut actions);
         }
         let neutral = containers
             .iter()
@@ -102,7 +102,7 @@ impl Cookies {
         self.of_group.get(group).copied()
     }
 
-    fn bring(&mut self, name: &str, tasks: &[Task], actions: &mut Vec<Action>) {
+    fn plan_group(&mut self, name: &str, tasks: &[Task], actions: &mut Vec<Action>) {
         let existing = self.of_group.get(name).copied().or_else(|| {
             // A pod that changed its group still has the cookie of the old one.
             let taken: BTreeSet<u64> = self.of_group.values().copied().collect();

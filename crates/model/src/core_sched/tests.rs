@@ -18,14 +18,14 @@ fn enabled() -> CoreSched {
     )
 }
 
-fn wanted(
+fn desired_cookie(
     rule: &CoreSched,
     qos: &str,
     kube: KubeQos,
     group: &str,
     policy: PodPolicy,
 ) -> CookieTarget {
-    rule.wanted(CoreSchedPod {
+    rule.desired_cookie(CoreSchedPod {
         qos: QosClass::from_name(qos),
         kube,
         group,
@@ -69,13 +69,13 @@ fn groups_of_pods() {
             CookieTarget::Group(name.to_owned())
         });
         assert_eq!(
-            wanted(rule, qos, kube, group, policy),
+            desired_cookie(rule, qos, kube, group, policy),
             want,
             "{qos} {kube} {group} {policy:?}"
         );
     }
     assert_eq!(
-        wanted(&on, "SYSTEM", Guaranteed, "g", Group),
+        desired_cookie(&on, "SYSTEM", Guaranteed, "g", Group),
         CookieTarget::Untouched
     );
 }
@@ -203,7 +203,7 @@ fn a_new_group_gets_one_cookie_and_keeps_it() {
 }
 
 #[test]
-fn a_group_whose_holders_died_gets_a_new_cookie() {
+fn group_without_live_holder_gets_new_cookie() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 0)]), Cookies::default());
     let a = group("a");
     kernel.round(&mut cookies, &[(&a, &[1])]);

@@ -169,7 +169,7 @@ impl<'a> CpuSearch<'a> {
         }
         for away in [true, false] {
             if self.missing > 0 {
-                let order = self.spread(self.everything(away));
+                let order = self.spread(self.free_cpus(away));
                 self.claim(&order[..order.len().min(self.missing)]);
             }
         }
@@ -351,13 +351,13 @@ impl<'a> CpuSearch<'a> {
     fn ordered(&self, mut places: Vec<CandidatePlace>) -> Vec<CandidatePlace> {
         places.sort_by_key(|place| {
             let (here, around, id) = place.rank;
-            (self.by_room(here), self.by_room(around), id)
+            (self.by_free_count(here), self.by_free_count(around), id)
         });
         places
     }
 
     /// Returns a sort key that puts the preferred number of free CPUs first.
-    fn by_room(&self, room: usize) -> i64 {
+    fn by_free_count(&self, room: usize) -> i64 {
         let room = i64::try_from(room).unwrap_or(i64::MAX);
         match self.want.strategy {
             CpuStrategy::MostAllocated => room,
@@ -367,7 +367,7 @@ impl<'a> CpuSearch<'a> {
 
     /// Returns all free CPUs: near those already taken first, then by the strategy, from partly used cores
     /// first.
-    fn everything(&self, away: bool) -> Vec<u32> {
+    fn free_cpus(&self, away: bool) -> Vec<u32> {
         let free = || self.free.iter().filter(|cpu| !(away && self.avoided(cpu)));
         let mut sockets: BTreeMap<i32, usize> = BTreeMap::new();
         let mut nodes: BTreeMap<u8, usize> = BTreeMap::new();
@@ -387,8 +387,8 @@ impl<'a> CpuSearch<'a> {
             let count = |map: &BTreeMap<i32, usize>| map.get(&socket).copied().unwrap_or(0);
             (
                 Reverse(count(&near)),
-                self.by_room(count(&sockets)),
-                self.by_room(nodes.get(&node).copied().unwrap_or(0)),
+                self.by_free_count(count(&sockets)),
+                self.by_free_count(nodes.get(&node).copied().unwrap_or(0)),
                 cpus.len(),
                 socket,
                 cpus.iter().map(|cpu| self.shares(cpu.id)).sum::<u32>(),

@@ -148,7 +148,7 @@ impl Allocation {
                 let minor = minor
                     .ok_or_else(|| format!("{name}: minor {} is not within 0..=63", entry.minor))?;
                 let units = Units::from_list(&entry.resources);
-                if !units.is_sane() {
+                if !units.is_non_negative() {
                     return Err(format!("{name}: minor {minor}: an amount is negative"));
                 }
                 let functions = entry.extension.iter().flat_map(|extension| &extension.vfs);
@@ -205,13 +205,13 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    pub(super) const fn lasting(reason: &'static str) -> Self {
+    pub(super) const fn unresolvable(reason: &'static str) -> Self {
         Self {
             reason,
             resolvable: false,
         }
     }
-    pub(super) const fn passing(reason: &'static str) -> Self {
+    pub(super) const fn resolvable(reason: &'static str) -> Self {
         Self {
             reason,
             resolvable: true,
@@ -277,7 +277,7 @@ pub(super) type RequestedDevices = [Option<(usize, Units)>; 3];
 ///
 /// # Errors
 /// The node has no such devices.
-pub(super) fn wanted(
+pub(super) fn requested_devices(
     need: &Need,
     on: &Inventory,
     in_full: bool,
@@ -295,13 +295,13 @@ pub(super) fn wanted(
         let per_device = need
             .per_device(kind, on)
             .filter(|_| !on.devices(kind).is_empty());
-        let per_device = per_device.ok_or(Refusal::lasting(Refusal::insufficient(kind)))?;
+        let per_device = per_device.ok_or(Refusal::unresolvable(Refusal::insufficient(kind)))?;
         out[kind.index()] = Some(per_device);
     }
     for kind in DeviceType::ALL {
         let needs_functions = out[kind.index()].is_some() && need.needs_functions(kind);
         if needs_functions && !on.has_functions(kind) {
-            return Err(Refusal::lasting(match kind {
+            return Err(Refusal::unresolvable(match kind {
                 DeviceType::Gpu => "Insufficient gpu VirtualFunctions",
                 DeviceType::Rdma => "Insufficient rdma VirtualFunctions",
                 DeviceType::Fpga => "Insufficient fpga VirtualFunctions",
@@ -316,7 +316,7 @@ pub(super) fn wanted(
 /// # Errors
 /// The reason why the node cannot satisfy the request.
 pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Allocation, Refusal> {
-    let wanted = wanted(need, site.inventory, rules.in_full)?;
+    let wanted = requested_devices(need, site.inventory, rules.in_full)?;
     let pool = |kind: DeviceType| {
         let (count, each) = wanted[kind.index()]?;
         Some(Pool::new(kind, count, each, need, site, rules))
@@ -327,7 +327,7 @@ pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Alloc
         && let Some((leading, others)) = need.joint.split_first()
     {
         let Some(pool_of_leading) = pool(*leading) else {
-            return Err(Refusal::passing("node(s) Insufficient primary device"));
+            return Err(Refusal::resolvable("node(s) Insufficient primary device"));
         };
         let count = pool_of_leading.count;
         let grants = pool_of_leading.pick(count, &[])?;
@@ -345,7 +345,7 @@ pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Alloc
             out.0[kind.index()] = grants;
             if need.same_pcie && !same {
                 let reason = "node(s) Device Joint-Allocate rules violation";
-                return Err(Refusal::passing(reason));
+                return Err(Refusal::resolvable(reason));
             }
         }
     }
@@ -368,7 +368,7 @@ pub fn supply(
     site: &Site<'_>,
     rules: &Rules<'_>,
 ) -> Vec<(DeviceType, usize, Units, usize)> {
-    let wanted = wanted(need, site.inventory, rules.in_full).unwrap_or_default();
+    let wanted = requested_devices(need, site.inventory, rules.in_full).unwrap_or_default();
     let mut out = Vec::new();
     for kind in DeviceType::ALL {
         if let Some((count, each)) = wanted[kind.index()] {
@@ -392,7 +392,7 @@ pub fn score_node(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<i64
     for (kind, wanted) in
         DeviceType::ALL
             .into_iter()
-            .zip(wanted(need, site.inventory, rules.in_full)?)
+            .zip(requested_devices(need, site.inventory, rules.in_full)?)
     {
         if let Some((count, each)) = wanted {
             let pool = Pool::new(kind, count, each, need, site, rules);
@@ -500,7 +500,7 @@ impl<'a> Pool<'a> {
             }
         }
         if out.len() < count {
-            return Err(Refusal::passing(Refusal::insufficient(self.kind)));
+            return Err(Refusal::resolvable(Refusal::insufficient(self.kind)));
         }
         Ok(out)
     }

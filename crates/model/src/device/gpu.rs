@@ -8,7 +8,7 @@ use super::units::{DeviceType, Units, bit};
 /// Selects `count` GPUs, or up to `most` if neither partition nor topology matters.
 pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Grant>, Refusal> {
     let Some(need) = &pool.need.gpu else {
-        return Err(Refusal::passing("No GPU Requirements"));
+        return Err(Refusal::resolvable("No GPU Requirements"));
     };
     // Devices outside of the pool count as busy if they are in use.
     let pool_minors = pool.total.set_of();
@@ -27,13 +27,13 @@ pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Gra
     let fit = serves.fold(0, |set, (minor, _)| set | bit(minor));
     if !need.shared {
         let partition = match table {
-            None => Err(Refusal::lasting("node(s) missing GPU Partition Table")),
-            Some(table) if !table.covers(need.count) => Err(Refusal::lasting(
+            None => Err(Refusal::unresolvable("node(s) missing GPU Partition Table")),
+            Some(table) if !table.covers(need.count) => Err(Refusal::unresolvable(
                 "node(s) Unsupported number of GPU requests",
             )),
             Some(table) => table
                 .choose(need, fit, busy, pool.rules.quirks)
-                .ok_or(Refusal::passing("Insufficient Partitioned GPU Devices")),
+                .ok_or(Refusal::resolvable("Insufficient Partitioned GPU Devices")),
         };
         match partition {
             Ok(partition) => return Ok(grants(&partition.minors, need)),
@@ -41,7 +41,7 @@ pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Gra
             Err(_) => {}
         }
     }
-    match close_together(pool, need, fit, busy) {
+    match find_close_gpus(pool, need, fit, busy) {
         Ok(minors) => Ok(grants(&minors, need)),
         Err(refusal) if need.scope.is_none() && !refusal.resolvable => {
             pool.pick_any(count, most, &[])
@@ -50,7 +50,7 @@ pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Gra
     }
 }
 
-fn close_together(
+fn find_close_gpus(
     pool: &Pool<'_>,
     need: &GpuNeed,
     fit: u64,
@@ -58,10 +58,12 @@ fn close_together(
 ) -> Result<Vec<u8>, Refusal> {
     let Some(tree) = &pool.site.inventory.tree else {
         let reason = "node(s) missing GPU Device Topology Tree";
-        return Err(Refusal::lasting(reason));
+        return Err(Refusal::unresolvable(reason));
     };
     if need.shared && need.count > 1 {
-        return Err(Refusal::lasting("node(s) Unsupported Multi-Shared GPU"));
+        return Err(Refusal::unresolvable(
+            "node(s) Unsupported Multi-Shared GPU",
+        ));
     }
     let score = |minor: u8| {
         let total = pool.total.get(minor).unwrap_or(&Units::NONE);
@@ -84,9 +86,9 @@ fn close_together(
         Some(found) => Ok(found.minors),
         None if need.scope.is_some() => {
             let reason = "Insufficient Topology Scoped GPU Devices";
-            Err(Refusal::passing(reason))
+            Err(Refusal::resolvable(reason))
         }
-        None => Err(Refusal::passing("Insufficient GPU Devices")),
+        None => Err(Refusal::resolvable("Insufficient GPU Devices")),
     }
 }
 

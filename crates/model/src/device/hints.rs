@@ -1,6 +1,6 @@
 //! Topology hints for a pod's devices.
 
-use super::allocate::{Allocation, Refusal, wanted};
+use super::allocate::{Allocation, Refusal, requested_devices};
 use super::inventory::Inventory;
 use super::need::Need;
 use super::units::DeviceType;
@@ -26,7 +26,7 @@ pub fn numa_hints<E: From<Refusal>>(
     if nodes.is_empty() {
         return Ok(Vec::new());
     }
-    let wanted = wanted(need, inventory, false)?;
+    let wanted = requested_devices(need, inventory, false)?;
     let enough = |mask: NumaMask| {
         DeviceType::ALL.into_iter().all(|kind| {
             let available = inventory.count_in(kind, mask);
@@ -37,7 +37,7 @@ pub fn numa_hints<E: From<Refusal>>(
         if enough(mask) {
             place(mask)
         } else {
-            Err(Refusal::lasting("Insufficient NUMA Scoped Devices").into())
+            Err(Refusal::unresolvable("Insufficient NUMA Scoped Devices").into())
         }
     };
     let best = place(all)?.set_of(DeviceType::Gpu);

@@ -202,7 +202,7 @@ fn device(info: &scheduling::DeviceInfo) -> Result<Device, String> {
         .filter(|minor| *minor < 64)
         .ok_or_else(|| format!("minor: {minor} is not within 0..=63"))?;
     let total = Units::from_list(&info.resources);
-    if !total.is_sane() {
+    if !total.is_non_negative() {
         return Err(format!(
             "resources: an amount is negative: {:?}",
             info.resources

@@ -83,7 +83,8 @@ pub fn convert(requests: &Units) -> Result<Units, RequestError> {
         let set: Units = resources.iter().map(|resource| (*resource, 1)).collect();
         set.listed() == requests.listed()
     });
-    let sound = requests.is_sane() && mixture.is_some_and(|(_, rule)| obeys(requests, *rule));
+    let sound = requests.is_non_negative()
+        && mixture.is_some_and(|(_, rule)| matches_rule(requests, *rule));
     if !sound {
         let mut names: Vec<&str> = requests
             .iter()
@@ -104,7 +105,7 @@ pub fn convert(requests: &Units) -> Result<Units, RequestError> {
     Ok(*requests)
 }
 
-fn obeys(requests: &Units, rule: MixtureRule) -> bool {
+fn matches_rule(requests: &Units, rule: MixtureRule) -> bool {
     let shares = [R::GpuCore, R::GpuMemoryRatio].map(|resource| requests.get(resource));
     let shared = requests.get(R::GpuShared);
     match rule {

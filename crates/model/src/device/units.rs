@@ -218,7 +218,7 @@ impl Units {
 
     /// Returns true if no amount is negative.
     #[must_use]
-    pub fn is_sane(&self) -> bool {
+    pub fn is_non_negative(&self) -> bool {
         self.amounts.iter().all(|amount| *amount >= 0)
     }
 

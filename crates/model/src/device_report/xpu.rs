@@ -158,7 +158,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn wrong(&mut self, field: &str, value: &Value, why: &str) {
+    fn record_problem(&mut self, field: &str, value: &Value, why: &str) {
         let value = match value {
             Value::String(text) => excerpt(text),
             other => excerpt(&other.to_string()),
@@ -172,14 +172,14 @@ impl Reader<'_> {
 
     fn card(&mut self, value: &Value) -> Option<Card> {
         let Value::Object(map) = value else {
-            self.wrong("", value, "must be an object; it is left out");
+            self.record_problem("", value, "must be an object; it is left out");
             return None;
         };
         let minor = map.get("minor").unwrap_or(&Value::Null);
         let number = minor.as_str().and_then(|text| text.parse::<i32>().ok());
         let Some(number) = number.filter(|number| *number >= 0) else {
             // Any default would be the number of another device.
-            self.wrong(
+            self.record_problem(
                 ".minor",
                 minor,
                 "must be a number as text, such as \"0\"; the device is left out",
@@ -214,7 +214,7 @@ impl Reader<'_> {
             None | Some(Value::Null) => String::new(),
             Some(Value::String(text)) => text.clone(),
             Some(other) => {
-                self.wrong(
+                self.record_problem(
                     &format!("{parent}.{key}"),
                     other,
                     "must be a text; it counts as not given",
@@ -230,7 +230,7 @@ impl Reader<'_> {
             Some(Value::Bool(flag)) => *flag,
             Some(other) => {
                 let why = "must be true or false; it counts as false";
-                self.wrong(&format!("{parent}.{key}"), other, why);
+                self.record_problem(&format!("{parent}.{key}"), other, why);
                 false
             }
         }
@@ -246,7 +246,7 @@ impl Reader<'_> {
             None | Some(Value::Null) => None,
             Some(Value::Object(object)) => Some(object),
             Some(other) => {
-                self.wrong(
+                self.record_problem(
                     &format!(".{key}"),
                     other,
                     "must be an object; it counts as not given",
@@ -271,7 +271,7 @@ impl Reader<'_> {
                 .and_then(|text| text.parse::<Quantity>().ok());
             let Some(amount) = amount.filter(|amount| *amount >= Quantity::ZERO) else {
                 let why = "must be an amount as text, such as \"32Gi\"; the resource is left out";
-                self.wrong(&format!(".resources.{name}"), value, why);
+                self.record_problem(&format!(".resources.{name}"), value, why);
                 continue;
             };
             let name = match name.as_str() {
@@ -290,7 +290,7 @@ impl Reader<'_> {
             .filter(|value| !value.is_null() && !value.is_object())
         {
             // A health status that cannot be parsed does not count as healthy.
-            self.wrong(
+            self.record_problem(
                 ".status",
                 other,
                 "must be an object; the device counts as unhealthy",
@@ -330,7 +330,7 @@ impl Reader<'_> {
             ("-1", _) => -1,
             _ => {
                 let why = "must be a NUMA node's number as text; it counts as not given";
-                self.wrong(".topology.nodeID", &Value::String(node), why);
+                self.record_problem(".topology.nodeID", &Value::String(node), why);
                 -1
             }
         };
@@ -352,7 +352,7 @@ impl Reader<'_> {
             }
             Some(other) => {
                 let why = "must be a list; it counts as not given";
-                self.wrong(".topology.p2pLinks", other, why);
+                self.record_problem(".topology.p2pLinks", other, why);
                 None
             }
         };
@@ -364,13 +364,13 @@ impl Reader<'_> {
     fn link(&mut self, number: usize, link: &Value, minor: i32) -> Option<(BTreeSet<i32>, String)> {
         let path = format!(".topology.p2pLinks[{number}]");
         let Value::Object(map) = link else {
-            self.wrong(&path, link, "must be an object; it is left out");
+            self.record_problem(&path, link, "must be an object; it is left out");
             return None;
         };
         let peers = self.text(map, &path, "peerMinor");
         let kind = self.text(map, &path, "type");
         if peers.is_empty() || kind.is_empty() {
-            self.wrong(&path, link, "must have peerMinor and type; it is left out");
+            self.record_problem(&path, link, "must have peerMinor and type; it is left out");
             return None;
         }
         let mut set = BTreeSet::from([minor]);
@@ -381,7 +381,7 @@ impl Reader<'_> {
                 }
                 _ => {
                     let why = "must be a minor within 0..=63; it is left out";
-                    self.wrong(
+                    self.record_problem(
                         &format!("{path}.peerMinor"),
                         &Value::String(peer.to_owned()),
                         why,
@@ -391,7 +391,7 @@ impl Reader<'_> {
         }
         if minor >= MOST_GPUS {
             // The scheduler would reject the table because of one such set.
-            self.wrong(
+            self.record_problem(
                 &path,
                 link,
                 "a GPU with a minor above 63 is in no partition; it is left out",

@@ -328,7 +328,7 @@ impl Gangs {
     /// Returns the network topology requirements of the pod's group and the other members that have a node;
     /// `None` if there are no requirements or no such members.
     #[must_use]
-    pub fn settled(&self, uid: &str) -> Option<PlacedGroup> {
+    pub fn placed_group(&self, uid: &str) -> Option<PlacedGroup> {
         let (_, gang, _) = self.find(uid)?;
         let group = &gang.group;
         let spec = self.topology_of(group)?;
@@ -355,7 +355,7 @@ impl Gangs {
 
     /// Returns true if `gang` belongs to the group of the pod's gang.
     #[must_use]
-    pub fn starts_with(&self, uid: &str, gang: &str) -> bool {
+    pub fn has_gang_in_group(&self, uid: &str, gang: &str) -> bool {
         let group = self.group_of(uid).and_then(|group| self.groups.get(group));
         group.is_some_and(|group| group.gangs.iter().any(|id| **id == *gang))
     }

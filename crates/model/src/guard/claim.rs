@@ -107,7 +107,7 @@ impl LeverClaim {
     }
 
     /// Returns the time until the next try in milliseconds, by the clock of batch work.
-    pub(super) fn tries_in(&self, clock_ms: u64) -> u64 {
+    pub(super) fn next_try_in(&self, clock_ms: u64) -> u64 {
         let passed = clock_ms.saturating_sub(self.since_ms);
         self.hold_ms.saturating_sub(passed)
     }
@@ -118,7 +118,7 @@ impl LeverClaim {
         match self.state {
             ClaimState::Released if hurt => {
                 let first = !self.confirmed;
-                self.hurt_at(100, clock_ms, config);
+                self.record_harm(100, clock_ms, config);
                 if first {
                     Change::Confirmed
                 } else {
@@ -134,7 +134,7 @@ impl LeverClaim {
                 if passed < self.hold_ms {
                     return Change::None;
                 }
-                self.go(ClaimState::Released, 100, clock_ms);
+                self.move_to(ClaimState::Released, 100, clock_ms);
                 Change::Moved
             }
             ClaimState::HeldLever | ClaimState::Trying => {
@@ -150,7 +150,7 @@ impl LeverClaim {
                 return Change::None;
             }
             let first = !self.confirmed;
-            self.hurt_at(self.level, clock_ms, config);
+            self.record_harm(self.level, clock_ms, config);
             return if first {
                 Change::Confirmed
             } else {
@@ -161,7 +161,7 @@ impl LeverClaim {
             if passed < self.hold_ms {
                 return Change::None;
             }
-            self.go(ClaimState::Released, 100, clock_ms);
+            self.move_to(ClaimState::Released, 100, clock_ms);
             return Change::Moved;
         }
         if passed < config.raise_ms {
@@ -183,7 +183,7 @@ impl LeverClaim {
             } else {
                 ClaimState::HeldLever
             };
-            self.go(state, next, clock_ms);
+            self.move_to(state, next, clock_ms);
             return Change::Moved;
         }
         if passed < self.hold_ms {
@@ -195,13 +195,13 @@ impl LeverClaim {
         } else {
             ClaimState::Trying
         };
-        self.go(state, next, clock_ms);
+        self.move_to(state, next, clock_ms);
         Change::Moved
     }
 
     /// Handles harm at `level`. A try is reverted and the next one comes later; without an earlier finding
     /// the level falls by a quarter.
-    fn hurt_at(&mut self, level: i64, clock_ms: u64, config: &Config) {
+    fn record_harm(&mut self, level: i64, clock_ms: u64, config: &Config) {
         let first = !self.confirmed;
         self.confirmed = true;
         let longest = longest_hold(self.lever, config);
@@ -223,10 +223,10 @@ impl LeverClaim {
             (level * 3 / 4).max(self.floor)
         };
         self.bad = self.lever.is_graded().then_some(level);
-        self.go(ClaimState::HeldLever, next, clock_ms);
+        self.move_to(ClaimState::HeldLever, next, clock_ms);
     }
 
-    fn go(&mut self, state: ClaimState, level: i64, clock_ms: u64) {
+    fn move_to(&mut self, state: ClaimState, level: i64, clock_ms: u64) {
         (self.state, self.level, self.since_ms) = (state, level, clock_ms);
     }
 }

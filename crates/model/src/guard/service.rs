@@ -197,12 +197,12 @@ impl Service {
     }
 
     /// Returns true if the newest sample shows harm.
-    pub(super) fn is_uneasy(&self, now_ms: u64) -> bool {
+    pub(super) fn shows_harm(&self, now_ms: u64) -> bool {
         self.vote > 0.0 && !self.is_muted(now_ms) && self.tracks.values().any(Track::is_high)
     }
 
     /// Returns true if harm returned with a mean of at least `least`.
-    pub(super) fn hurts_again(&self, signal: Signal, least: f64) -> bool {
+    pub(super) fn has_recurring_harm(&self, signal: Signal, least: f64) -> bool {
         let track = self.tracks.get(&signal);
         track.is_some_and(|track| {
             track.counts(HIGH_AGAIN, OF_AGAIN) && track.window.stats().mean >= least

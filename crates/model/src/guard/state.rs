@@ -86,7 +86,7 @@ impl<K: Ord + Copy> Guard<K> {
                 level: claim.level,
                 hurt_at: claim.bad,
                 confirmed: claim.confirmed,
-                tries_in_ms: claim.tries_in(clock_ms),
+                tries_in_ms: claim.next_try_in(clock_ms),
             });
             let muted = service.is_muted(now_ms);
             let verdict = match signal {

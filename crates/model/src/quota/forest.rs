@@ -133,11 +133,11 @@ impl QuotaForest {
         self.home(name).quota(name)
     }
 
-    /// Rebuilds all trees if needed; see [`QuotaTree::settle`].
-    pub fn settle(&mut self) {
-        self.main.settle();
+    /// Rebuilds all trees if needed; see [`QuotaTree::rebuild`].
+    pub fn rebuild(&mut self) {
+        self.main.rebuild();
         for tree in self.others.values_mut() {
-            tree.settle();
+            tree.rebuild();
         }
     }
 

@@ -31,7 +31,7 @@ impl QuotaTree {
     ///
     /// The root and the quotas outside of the division have no runtime: only their maximum limits them.
     pub fn refresh(&mut self, name: &str) {
-        self.settle();
+        self.rebuild();
         if self.is_fresh(name) {
             return;
         }

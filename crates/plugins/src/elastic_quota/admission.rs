@@ -137,7 +137,7 @@ impl Rules {
         if self.runtime {
             trees.refresh(quota);
         } else {
-            trees.settle();
+            trees.rebuild();
         }
     }
 

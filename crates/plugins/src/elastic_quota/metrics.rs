@@ -74,7 +74,7 @@ impl ElasticQuotas {
         out.renew(&SPEC);
         let runtime = self.uses_runtime();
         let trees = &mut self.trees;
-        trees.settle();
+        trees.rebuild();
         for (key, object) in self.objects.iter() {
             if !self.objects.is_in_force(key) {
                 continue;

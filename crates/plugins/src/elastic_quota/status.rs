@@ -118,7 +118,7 @@ impl ElasticQuotas {
         let mut sent = std::mem::take(&mut self.writer.sent);
         let runtime = self.args.enable_runtime_quota;
         let trees = &mut self.trees;
-        trees.settle();
+        trees.rebuild();
         let mut pending = FxHashMap::default();
         for (key, object) in self.objects.iter() {
             if !self.objects.is_in_force(key) {

@@ -22,11 +22,11 @@ fn at(seconds: i64) -> Timestamp {
 
 /// Builds an engine with this plugin as the only filter and score.
 fn engine(args: Value) -> Engine {
-    engine_beside(&[], args)
+    engine_with_plugins(&[], args)
 }
 
 /// Builds an engine like [`engine`], with other plugins.
-fn engine_beside(others: &[&str], args: Value) -> Engine {
+fn engine_with_plugins(others: &[&str], args: Value) -> Engine {
     let all = [NAME, "DefaultBinder"].iter().chain(others);
     let all: Vec<Value> = all.map(|name| json!({"name": name})).collect();
     let config = json!({
@@ -406,7 +406,7 @@ fn bad_arguments_are_named() {
 
 #[test]
 fn report_queues_pods_that_its_node_now_admits() {
-    let mut engine = engine_beside(&["NodeUnschedulable"], json!({}));
+    let mut engine = engine_with_plugins(&["NodeUnschedulable"], json!({}));
     let mut cordoned = Arc::unwrap_or_clone(node("cordoned", json!({})));
     cordoned.spec.get_or_insert_default().unschedulable = Some(true);
     engine.node_applied(Arc::new(cordoned), at(0));
@@ -451,8 +451,8 @@ fn report_after_expiry_queues_pods() {
 
 /// When members do not fit together, their places are released without an event.
 #[test]
-fn report_queues_gang_whose_members_fit_singly() {
-    let mut engine = engine_beside(&["Coscheduling"], json!({}));
+fn report_queues_gang_with_members_fitting_singly() {
+    let mut engine = engine_with_plugins(&["Coscheduling"], json!({}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&metric("n", "30", json!({})), at(0));
     let member = |name: &str| {

@@ -40,7 +40,7 @@ pub(crate) struct NodeVolumeLimits {
 }
 
 /// Returns the in-tree plugin and the handle of a volume that is not a CSI volume.
-pub(super) fn in_tree(spec: &PersistentVolumeSpec) -> Option<Disk> {
+pub(super) fn in_tree_disk(spec: &PersistentVolumeSpec) -> Option<Disk> {
     let disk = |plugin, handle: &String| {
         let handle = handle.as_str().into();
         Some(Disk::InTree { plugin, handle })

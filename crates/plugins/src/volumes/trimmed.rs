@@ -2,7 +2,7 @@
 //! these objects, for example not the sources of about thirty storage types, and there are as many objects as
 //! pods with data.
 
-use super::limits::in_tree;
+use super::limits::in_tree_disk;
 use super::storage::{bytes, class_of};
 use super::{Key, annotation};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
@@ -192,7 +192,7 @@ impl From<PersistentVolume> for TrimmedVolume {
                 driver: csi.driver.as_str().into(),
                 handle: csi.volume_handle.as_str().into(),
             }),
-            None => in_tree(&spec),
+            None => in_tree_disk(&spec),
         };
         let required = spec.node_affinity.and_then(|affinity| affinity.required);
         let storage = spec.capacity.as_ref().and_then(|all| all.get("storage"));

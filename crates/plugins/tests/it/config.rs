@@ -185,7 +185,7 @@ fn resolved(profiles: &Profiles) -> BTreeMap<&'static str, Vec<String>> {
 }
 
 /// Returns true if the words of `listed` that are in `all` have the same order there.
-fn in_order(listed: &str, all: &[String]) -> bool {
+fn is_in_order(listed: &str, all: &[String]) -> bool {
     let at: Vec<usize> = listed
         .split_whitespace()
         .filter_map(|token| all.iter().position(|name| name == token))
@@ -204,7 +204,7 @@ fn built_in_profile_matches_upstream() {
         let Some(all) = installed.get(point) else {
             continue;
         };
-        assert!(in_order(listed, all), "{point}: {all:?}");
+        assert!(is_in_order(listed, all), "{point}: {all:?}");
         if listed.starts_with('*') {
             let foreign = all
                 .iter()

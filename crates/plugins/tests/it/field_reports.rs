@@ -232,7 +232,7 @@ fn quota(name: &str, min: Value, max: Value) -> Value {
     })
 }
 
-fn in_quota(name: &str) -> Value {
+fn quota_label(name: &str) -> Value {
     labeled(json!({"quota.scheduling.koordinator.sh/name": name}))
 }
 
@@ -612,7 +612,7 @@ async fn quota_below_min_is_served_when_minimums_exceed_the_cluster() {
     let names: Vec<String> = (0..11).map(|number| format!("p{number}")).collect();
     for name in &names {
         field
-            .create(pod(name, json!({"cpu": "5"}), in_quota("a")))
+            .create(pod(name, json!({"cpu": "5"}), quota_label("a")))
             .await;
     }
     field.all_bound(&names).await;
@@ -629,7 +629,7 @@ async fn resized_pod_counts_in_its_quota_with_its_new_size() {
     let request = |name: &str, cpu: &str| {
         let containers =
             json!([{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}}]);
-        let mut more = in_quota("q");
+        let mut more = quota_label("q");
         more["spec"] = json!({"containers": containers});
         pod(name, json!({}), more)
     };
@@ -665,7 +665,7 @@ async fn quota_with_room_for_both_preempts_no_pod() {
     let (min, max) = (json!({"memory": "5Gi"}), json!({"memory": "10Gi"}));
     field.create(quota("q", min, max)).await;
     let in_band = |name: &str, qos: &str, band: &str| {
-        let mut more = in_quota("q");
+        let mut more = quota_label("q");
         more["metadata"]["labels"]["koordinator.sh/qosClass"] = json!(qos);
         more["metadata"]["labels"]["koordinator.sh/priority-class"] = json!(band);
         pod(name, json!({"memory": "500Mi"}), more)
@@ -695,7 +695,7 @@ async fn node_that_joins_again_counts_for_quotas() {
     field.node("n2", json!({"cpu": "4"}), Value::Null).await;
     for name in ["p1", "p2"] {
         field
-            .create(pod(name, json!({"cpu": "3"}), in_quota("q")))
+            .create(pod(name, json!({"cpu": "3"}), quota_label("q")))
             .await;
     }
     field.all_bound(&["p1".to_owned(), "p2".to_owned()]).await;

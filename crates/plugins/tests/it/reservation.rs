@@ -51,7 +51,7 @@ impl TestCluster {
     }
 }
 
-fn in_phase(wanted: ReservationPhase) -> impl Fn(&Reservation) -> bool {
+fn has_phase(wanted: ReservationPhase) -> impl Fn(&Reservation) -> bool {
     move |object| {
         object
             .status
@@ -67,7 +67,7 @@ async fn reservation_is_placed_used_and_expires() {
     let scheduler = cluster.schedule(|_| {});
     cluster.reservation("once", "3", json!({})).await;
     let placed = cluster
-        .reserved("once", in_phase(ReservationPhase::Available))
+        .reserved("once", has_phase(ReservationPhase::Available))
         .await;
     let status = placed.status.unwrap();
     assert_eq!(
@@ -96,7 +96,7 @@ async fn reservation_is_placed_used_and_expires() {
         format!(r#"{{"name":"once","uid":"{uid}"}}"#)
     );
     let over = cluster
-        .reserved("once", in_phase(ReservationPhase::Succeeded))
+        .reserved("once", has_phase(ReservationPhase::Succeeded))
         .await;
     let status = over.status.unwrap();
     assert_eq!(status.current_owners[0].name.as_deref(), Some("web"));
@@ -121,7 +121,7 @@ async fn undecodable_reservation_blocks_no_other() {
     any.create(&PostParams::default(), &odd).await.unwrap();
     let scheduler = cluster.schedule(|_| {});
     cluster.reservation("first", "2", json!({})).await;
-    let available = in_phase(ReservationPhase::Available);
+    let available = has_phase(ReservationPhase::Available);
     cluster.reserved("first", &available).await;
 
     // An invalid update leaves the known version in force, and other reservations work.
@@ -151,7 +151,7 @@ async fn second_scheduler_continues_after_the_first() {
     let spec = json!({"allocateOnce": false, "allocatePolicy": "Restricted"});
     cluster.reservation("r", "3", spec).await;
     cluster
-        .reserved("r", in_phase(ReservationPhase::Available))
+        .reserved("r", has_phase(ReservationPhase::Available))
         .await;
     cluster.app_pod("a", "2", "web").await;
     cluster.bound("a").await;
@@ -198,7 +198,7 @@ async fn running_pod_becomes_reservation_owner() {
             status.is_some_and(|status| !status.current_owners.is_empty())
         })
         .await;
-    assert!(in_phase(ReservationPhase::Available)(&used));
+    assert!(has_phase(ReservationPhase::Available)(&used));
     let (status, uid) = (used.status.unwrap(), used.metadata.uid.unwrap());
     assert_eq!(status.allocated["cpu"].milli_value(), 3000);
     let pod = cluster.pods().get("web").await.unwrap();

@@ -113,7 +113,7 @@ fn volume(name: &str, class: &str, change: Value) -> Value {
 }
 
 /// Returns node affinity for nodes of this zone.
-fn in_zone(zone: &str) -> Value {
+fn zone_affinity(zone: &str) -> Value {
     json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
         {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}
     ]}]}}}})
@@ -236,14 +236,14 @@ fn claims_restrict_nodes() {
         ("no volumes", vec![], json!([]), "bind".into()),
         ("volumes without claims", vec![], json!([{"name": "x", "emptyDir": {}}]), "bind".into()),
         ("bound, reachable from b",
-            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", in_zone("b")))],
+            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", zone_affinity("b")))],
             uses(&["c"]), "bind b".into()),
         ("bound, reachable from nowhere",
-            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", in_zone("z")))],
+            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", zone_affinity("z")))],
             uses(&["c"]), both(CONFLICT)),
         ("bound twice, in different zones",
-            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", in_zone("a"))),
-                ("pvc", bound("d", "w")), ("pv", volume("w", "made", in_zone("b")))],
+            vec![("pvc", bound("c", "v")), ("pv", volume("v", "made", zone_affinity("a"))),
+                ("pvc", bound("d", "w")), ("pv", volume("w", "made", zone_affinity("b")))],
             uses(&["c", "d"]), both(CONFLICT)),
         ("no such claim", vec![], uses(&["c"]), no("persistentvolumeclaim \"c\" not found")),
         ("immediate and unbound", vec![("pvc", claim("c", "made", json!({})))], uses(&["c"]),
@@ -262,12 +262,12 @@ fn claims_restrict_nodes() {
         ("ephemeral, of another pod", vec![("pvc", bound("p-scratch", "v"))], ephemeral.clone(),
             no("PVC \"ns/p-scratch\" was not created for pod \"ns/p\" (pod is not owner)")),
         ("ephemeral, own",
-            vec![("pvc", claim("p-scratch", "made", owned)), ("pv", volume("v", "made", in_zone("b")))],
+            vec![("pvc", claim("p-scratch", "made", owned)), ("pv", volume("v", "made", zone_affinity("b")))],
             ephemeral, "bind b".into()),
         ("late, by hand, no volume", vec![("pvc", claim("c", "static", json!({})))], uses(&["c"]),
             both(NONE)),
         ("late, by hand, a volume in b",
-            vec![("pvc", claim("c", "static", json!({}))), ("pv", volume("v", "static", in_zone("b")))],
+            vec![("pvc", claim("c", "static", json!({}))), ("pv", volume("v", "static", zone_affinity("b")))],
             uses(&["c"]), "persistentvolumes/v".into()),
         ("late, by hand, too small",
             vec![("pvc", claim("c", "static", big.clone())), ("pv", volume("v", "static", json!({})))],
@@ -311,7 +311,7 @@ fn claims_restrict_nodes() {
             "persistentvolumeclaims/c".into()),
         ("late, made in b only",
             vec![("sc", class("late", "csi.example", wait, topologies)), ("pvc", claim("c", "late", json!({}))),
-                ("pvc", bound("d", "w")), ("pv", volume("w", "made", in_zone("a")))],
+                ("pvc", bound("d", "w")), ("pv", volume("w", "made", zone_affinity("a")))],
             uses(&["c", "d"]),
             "0/2 nodes are available: 1 node(s) didn't find available persistent volumes to bind, \
              1 node(s) didn't match PersistentVolume's node affinity.".into()),
@@ -359,7 +359,7 @@ fn assigned(name: &str, claim: &str) -> Value {
 fn a_pod_is_bound_when_its_claim_is() {
     let mut engine = cluster();
     set(&mut engine, "pvc", claim("c", "static", json!({})));
-    set(&mut engine, "pv", volume("v", "static", in_zone("b")));
+    set(&mut engine, "pv", volume("v", "static", zone_affinity("b")));
     let out = place(&mut engine, pod("p", uses(&["c"]), None));
     assert_eq!(out.len(), 1, "{out:?}");
     for part in [
@@ -375,7 +375,11 @@ fn a_pod_is_bound_when_its_claim_is() {
     let other = place(&mut engine, pod("q", uses(&["d"]), None));
     assert_eq!(other, [both(NONE)]);
 
-    set(&mut engine, "pv", merge(assigned("v", "c"), &in_zone("b")));
+    set(
+        &mut engine,
+        "pv",
+        merge(assigned("v", "c"), &zone_affinity("b")),
+    );
     assert_eq!(outputs(&mut engine), [""; 0]);
     let mut done = bound("c", "v");
     done["spec"]["storageClassName"] = json!("static");
@@ -391,7 +395,7 @@ fn failed_claim_binding_requeues_the_pod() {
         set(engine, "pvc", claim("c", class, json!({})));
         // The pod is placed where its other claim is.
         set(engine, "pvc", bound("here", "w"));
-        set(engine, "pv", volume("w", "made", in_zone("a")));
+        set(engine, "pv", volume("w", "made", zone_affinity("a")));
         if class == "static" {
             set(engine, "pv", volume("v", "static", json!({})));
         }

@@ -1,7 +1,7 @@
 //! The facts of upstream's tables, one row per case.
 
 use super::*;
-use crate::alignment::least::{apart, drain, nearest};
+use crate::alignment::least::{drain, nearest, total_distance};
 
 #[test]
 fn containers_are_aligned_one_by_one() {
@@ -263,7 +263,7 @@ fn sums_of_distances() {
     ] {
         let (zones, none) = (numbered(&fixture, &bare, &costs), Amounts::new());
         let free = FreeZones::new(&zones, &none);
-        let found = sets.iter().map(|set| apart(&free, set)).min();
+        let found = sets.iter().map(|set| total_distance(&free, set)).min();
         assert_eq!(found, Some(least), "{sets:?}");
     }
 }
@@ -290,7 +290,7 @@ fn fewer_and_nearer_zones_score_higher() {
         let costs: Vec<(u32, Vec<(u32, u32)>)> = (0..=count).map(row).collect();
         let zones = numbered(&fixture, &zones, &costs);
         let pod = fixture.ask(true, &[&format!("cpu {count}")]);
-        least(&pod, Scope::Pod, FreeZones::new(&zones, &none), 8)
+        least_zones_score(&pod, Scope::Pod, FreeZones::new(&zones, &none), 8)
     };
     for (count, far, near) in [(1, 88, 94), (2, 76, 82), (8, 4, 10)] {
         assert_eq!((score(count, false), score(count, true)), (far, near));
@@ -313,7 +313,7 @@ fn the_container_that_needs_most_zones_decides() {
             let zone = |(id, gpus)| (id, format!("cpu 2, memory 50Mi, x.com/gpu {gpus}"));
             let zones: Vec<(u32, String)> = (0..4).zip(gpus).map(zone).collect();
             let zones = numbered(&fixture, &zones, &four(1, false));
-            least(&pod, Scope::Container, FreeZones::new(&zones, &none), 8)
+            least_zones_score(&pod, Scope::Container, FreeZones::new(&zones, &none), 8)
         });
         assert_eq!(found, scores, "{containers:?}");
     }
@@ -530,7 +530,10 @@ fn bounds_and_roundings() {
     // A score is never below 0.
     let many = fixture.zones(&["cpu 1"; 9], &[]);
     let pod = fixture.ask(true, &["cpu 9"]);
-    assert_eq!(least(&pod, Scope::Pod, FreeZones::new(&many, &none), 8), 0);
+    assert_eq!(
+        least_zones_score(&pod, Scope::Pod, FreeZones::new(&many, &none), 8),
+        0
+    );
     // Whether a container gets exclusive resources.
     for (wants, own) in [
         ("", false),

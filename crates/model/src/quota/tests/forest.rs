@@ -55,7 +55,7 @@ fn each_tree_divides_its_total_among_its_quotas() {
         names,
         [&["a", "b", "b-1", "b-2", "c"][..], &built_in].concat()
     );
-    forest.settle();
+    forest.rebuild();
     assert_eq!(
         forest.parent("b-1").map(|quota| quota.name.to_string()),
         Some("b".to_owned())

@@ -60,7 +60,7 @@ fn unlucky() -> Value {
     pod
 }
 
-fn in_tree(mut quota: Value, tree: &str) -> Value {
+fn with_tree(mut quota: Value, tree: &str) -> Value {
     quota["metadata"]["labels"][labels::QUOTA_TREE_ID] = json!(tree);
     quota
 }
@@ -112,11 +112,11 @@ fn after_quotas() -> Vec<Row> {
             gates: &["MultiQuotaTree"],
             quotas: vec![
                 quota("q", "", (10, 100), (0, 0)),
-                in_tree(quota("r", "", (10, 100), (0, 0)), "t"),
+                with_tree(quota("r", "", (10, 100), (0, 0)), "t"),
             ],
             ..Row::new(
                 "a quota of another tree",
-                HintEvent::Quota(in_tree(quota("r", "", (99, 100), (0, 0)), "t")),
+                HintEvent::Quota(with_tree(quota("r", "", (99, 100), (0, 0)), "t")),
                 false,
             )
         },
@@ -189,7 +189,7 @@ fn after_pods() -> Vec<Row> {
             gates: &["MultiQuotaTree"],
             quotas: vec![
                 quota("q", "", (10, 100), (0, 0)),
-                in_tree(quota("r", "", (10, 100), (0, 0)), "t"),
+                with_tree(quota("r", "", (10, 100), (0, 0)), "t"),
             ],
             pods: vec![pod("x", "q", 8, 1), pod("y", "r", 8, 1)],
             ..Row::new("of another tree", deleted("y", "r", 8), false)

@@ -52,7 +52,7 @@ fn fits(pods: &[Arc<Pod>], node_name: &str, prod: bool, milli: i64) -> bool {
     let mut args = json!({"usageThresholds": {"cpu": 0, "memory": 0},
         "estimatedScalingFactors": {"cpu": 100, "memory": 100}});
     args[threshold] = json!({"cpu": 50});
-    let mut engine = engine_beside(&["NodeUnschedulable"], args);
+    let mut engine = engine_with_plugins(&["NodeUnschedulable"], args);
     for name in ["a", "b"] {
         let mut node = Arc::unwrap_or_clone(node(name, json!({})));
         let allocatable = json!({"cpu": "10", "memory": "500Gi", "pods": "110"});

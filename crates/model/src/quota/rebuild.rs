@@ -6,7 +6,7 @@ use koord_api::quota::ROOT_QUOTA;
 
 impl QuotaTree {
     /// Rebuilds parents, children and sums if quotas were added, removed or changed.
-    pub fn settle(&mut self) {
+    pub fn rebuild(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;
         }
