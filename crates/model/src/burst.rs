@@ -21,13 +21,13 @@ const SAVE_BELOW_PERCENT: i64 = 60;
 /// Load of the shared CPU pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolState {
-    /// There is no sample of the node, or its CPUs are unknown.
+    /// The load is unknown: there is no sample of the node, or its CPUs are unknown.
     Unknown,
     /// Below nine tenths of the threshold.
     Idle,
     /// Below the threshold.
     Cooling,
-    /// At the threshold or above.
+    /// The load is at the threshold or above.
     Overload {
         /// Usage above the threshold, in milli-cores.
         over: i64,
@@ -230,18 +230,18 @@ pub fn operation(config: &Config, allowed: bool, throttled: Option<f64>) -> Oper
     }
 }
 
-/// Returns the operation that the pool's state permits instead of `asked`. `chosen` is true if [`lowered`]
-/// selected the container.
+/// Returns the operation that the pool's state permits instead of `operation`. `chosen` is true if
+/// [`lowered`] selected the container.
 #[must_use]
-pub fn admitted(asked: Operation, state: PoolState, chosen: bool) -> Operation {
-    match (state, asked) {
+pub fn admitted(operation: Operation, state: PoolState, chosen: bool) -> Operation {
+    match (state, operation) {
         (PoolState::Overload { .. }, Operation::Up | Operation::Remain) if chosen => {
             Operation::Down
         }
         (PoolState::Overload { .. } | PoolState::Cooling | PoolState::Unknown, Operation::Up) => {
             Operation::Remain
         }
-        _ => asked,
+        _ => operation,
     }
 }
 

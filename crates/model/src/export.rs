@@ -337,7 +337,7 @@ impl<'a> ZoneAccounting<'a> {
 }
 
 /// Returns the attributes of a node: the topology manager settings of its kubelet and the fingerprint of the
-/// included pods, as computed by [`crate::alignment::fingerprint::of_pods`].
+/// included pods, as computed by [`crate::alignment::fingerprint::from_hashes`].
 #[must_use]
 pub fn attributes(policy: Policy, scope: Scope, fingerprint: Option<String>) -> Vec<AttributeInfo> {
     let mut all = vec![

@@ -76,7 +76,7 @@ pub struct Moves {
     pub allow: Vec<Arc<str>>,
     /// Waiting pods that must release their resources, with the reason.
     pub reject: Vec<(Arc<str>, Arc<str>)>,
-    /// Like `reject`, for pods reserved by the current attempt.
+    /// Pods reserved by the current attempt that must release their resources, with the reason.
     pub rollback: Vec<(Arc<str>, Arc<str>)>,
     /// Pods that are not tried in this attempt.
     pub skipped: Vec<Arc<str>>,
@@ -87,19 +87,20 @@ pub struct Moves {
 /// Decision on whether a member that has a node may bind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
-    /// It may bind now, together with the pods in [`Moves::allow`].
+    /// The member may bind now, together with the pods in [`Moves::allow`].
     Go,
-    /// It waits for the others, at most for this time.
+    /// The member waits for the others, at most for this time.
     Wait(Duration),
     /// The pod belongs to no known gang.
     NotFound,
 }
 
+/// Progress of a member from the queue to its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MemberStage {
     /// Has no node and is not to be scheduled.
     Idle,
-    /// To be scheduled.
+    /// Waits to be scheduled.
     Pending,
     /// Reserved, and waiting until the gang may bind; by the attempt with this number.
     Held(u64),

@@ -139,7 +139,7 @@ impl ResourceTable {
         self.read().names.len()
     }
 
-    /// Always returns false: the fixed resources always exist.
+    /// Returns false: the fixed resources always exist.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -51,11 +51,11 @@ pub(crate) struct Numa {
     settings: PerProfile<NumaSettings>,
     /// Topology reports by node name; a report may arrive before its node.
     reports: FxHashMap<String, Arc<Report>>,
-    /// What the last NodeResourceTopology event changed, for the queueing hint.
+    /// Changes by the last NodeResourceTopology event, for the queueing hint.
     last_change: TopologyChange,
     /// Allocations per node, by node index.
     allocations: Vec<NodeAllocations>,
-    /// By node index: true if the node places no constraint on a pod for which [`NumaPod::is_plain`] holds.
+    /// True, by node index, if the node places no constraint on a pod for which [`NumaPod::is_plain`] holds.
     plain: Vec<bool>,
     /// True if kubelet topology policies count in every scope; upstream recognizes only three policy names.
     all_policies: bool,
@@ -121,7 +121,7 @@ impl Numa {
         self.node_allocations(node).set_topology(node_topology);
     }
 
-    /// Returns true if neither the node nor the pod asks for CPU binding or NUMA alignment. Then the filter
+    /// Returns true if neither the node nor the pod requires CPU binding or NUMA alignment. Then the filter
     /// accepts, nothing is aligned, and the score is that of the node as a whole.
     fn are_plain(&self, incoming: &NumaPod, node: NodeIndex) -> bool {
         incoming.is_plain() && self.plain.get(node.row()) == Some(&true)

@@ -73,7 +73,7 @@ pub(crate) struct Reservations {
     table: ReservationTable,
     pre_allocatable: PreAllocatableIndex,
     checks: CheckQueue,
-    /// When metrics were last exported.
+    /// Time of the last export of metrics.
     metrics_exported: Option<jiff::Timestamp>,
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct TopologyMatch {
     refused: FxHashMap<Arc<str>, Arc<PodInfo>>,
     /// The node whose last report offers more than the one before, if any.
     improved_node: Option<NodeIndex>,
-    /// When to check next for reports that still do not match their node's pods.
+    /// Time of the next check for reports that still do not match their node's pods.
     next_check: Option<Timestamp>,
     reported: ReportedProblems,
 }
@@ -225,7 +225,7 @@ impl Plugin for TopologyMatch {
     fn points(&self) -> Points {
         Points::PRE_FILTER
             .or(Points::FILTER)
-            // Preempts nothing, but must learn which pods were rejected.
+            // Preempts nothing, but must be notified of rejected pods.
             .or(Points::POST_FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)

@@ -19,7 +19,7 @@ pub enum Policy {
 /// `topologyManagerScope` of the kubelet: the unit of alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scope {
-    /// Each container.
+    /// Aligns each container.
     #[default]
     Container,
     /// The pod.

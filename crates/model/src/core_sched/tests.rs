@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-/// Returns a rule. Each entry of `classes` says whether the class is enabled, whether it is idle, and
+/// Returns a rule. Each entry of `classes` defines whether the class is enabled, whether it is idle, and
 /// whether it is an expeller.
 fn rule(policy: &str, classes: [(bool, i64, bool); 3]) -> CoreSched {
     let class = |(enable, idle, expeller): (bool, i64, bool)| json!({"cpuQOS": {"enable": enable, "schedIdle": idle, "coreExpeller": expeller}});

@@ -244,15 +244,15 @@ pub struct Site<'a> {
 pub struct Rules<'a> {
     /// NUMA nodes that devices must belong to; `None` means any.
     pub numa: Option<NumaMask>,
-    /// For types with entries: the only devices to use, and the maximum amounts; `None` means no restriction.
+    /// Only devices to use, with their maximum amounts, for types with entries; `None` means no restriction.
     pub within: Option<&'a [PerMinor; 3]>,
     /// Bit sets of the devices to take first, by type.
     pub preferred: [u64; 3],
-    /// For devices with entries: the only virtual functions to use, as sorted pairs of minor and bus id.
+    /// Only virtual functions to use, as sorted pairs of minor and bus id, for devices with entries.
     pub functions: Option<&'a [Vec<(u8, String)>; 3]>,
     /// Scorer that orders the devices; without it the lowest minors are taken.
     pub scorer: Option<&'a Scorer>,
-    /// If true, devices joined with the leading type are selected even on nodes whose wiring guarantees them.
+    /// True if devices joined with the leading type are selected even on nodes whose wiring guarantees them.
     pub in_full: bool,
     /// Upstream quirks to reproduce.
     pub quirks: Quirks,
@@ -270,7 +270,7 @@ pub(super) struct Pool<'a> {
     pub(super) need: &'a Need,
 }
 
-/// By type: number of requested devices and the amounts of each.
+/// Number of requested devices and the amounts of each, by type.
 pub(super) type RequestedDevices = [Option<(usize, Units)>; 3];
 
 /// Returns the requested devices of `need` on a node with the devices `on`.

@@ -175,7 +175,7 @@ pub struct Plan {
     pub victims: Vec<Victim>,
     /// Released amounts by basis and resource, including those of terminating pods.
     pub released: Released,
-    /// By task: amounts still missing after all candidates are evicted.
+    /// Amounts still missing after all candidates are evicted, by task.
     pub missing: Vec<BTreeMap<&'static str, i64>>,
 }
 

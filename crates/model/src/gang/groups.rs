@@ -126,7 +126,7 @@ impl Gangs {
         }
     }
 
-    /// Like `select_representative`, for other groups that list gang `id`.
+    /// Selects the representatives of the other groups that list gang `id`, where needed.
     pub(super) fn select_other_representatives(
         &mut self,
         id: &str,

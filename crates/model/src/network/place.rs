@@ -34,7 +34,7 @@ pub struct PlacementRequest {
     pub pods: usize,
     /// Depth of the layer in which all pods must share a domain; 0 requires nothing.
     gather: usize,
-    /// By depth: factor that the number of pods in a domain must be a multiple of; 1 requires nothing.
+    /// Factor that the number of pods in a domain must be a multiple of, by depth; 1 requires nothing.
     multiples: Vec<usize>,
     /// Required layer that the topology does not have.
     unknown: Option<String>,

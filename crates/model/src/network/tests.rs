@@ -260,8 +260,8 @@ fn whole_gangs_as_upstream_places_them() {
 
 #[test]
 fn pod_counts_are_multiples_as_required() {
-    // `TestDistributeOfferSlot_WithPodCountMultiple`; a plan is all or nothing, so what upstream hands
-    // out at most is asked for.
+    // `TestDistributeOfferSlot_WithPodCountMultiple`; a plan is all or nothing, so the most that
+    // upstream hands out is requested.
     let tree = tree(&[
         ["s", "b1", "n1"],
         ["s", "b1", "n2"],

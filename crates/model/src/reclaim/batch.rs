@@ -8,22 +8,22 @@ use koord_api::quantity::Quantity;
 /// Policy for the amount of CPU that services are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuPolicy {
-    /// Their usage.
+    /// Charges their usage.
     #[default]
     Usage,
-    /// The larger of usage and request.
+    /// Charges the larger of usage and request.
     MaxUsageRequest,
 }
 
 /// Policy for the amount of memory that services are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPolicy {
-    /// Their usage.
+    /// Charges their usage.
     #[default]
     Usage,
-    /// Their request.
+    /// Charges their request.
     Request,
-    /// The larger of usage and request.
+    /// Charges the larger of usage and request.
     MaxUsageRequest,
 }
 

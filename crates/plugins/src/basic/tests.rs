@@ -217,7 +217,8 @@ fn node_without_batch_is_nearer_than_unselected_node() {
     assert_eq!(names, ["chosen", "other"], "{nearest:?}");
 }
 
-/// Covers both forms: `workloadRef` of 1.35, and what a plugin sees of `schedulingGroup` of 1.36 and later.
+/// Covers both forms: `workloadRef` of 1.35, and the part of `schedulingGroup` of 1.36 and later that plugins
+/// receive.
 #[test]
 fn pod_of_a_workload_waits_with_a_reason() {
     let mut engine = engine_with(&["GangScheduling", "NodeName", "DefaultBinder"]);

@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 const RESOURCES: usize = DeviceResource::ALL.len();
-/// Annotations whose `extensions` ask for the devices of an earlier decision to be used again.
+/// Annotations whose `extensions` request the devices of an earlier decision again.
 const SCHEDULING_HINTS: [&str; 2] = [
     "internal.scheduling.koordinator.sh/scheduling-hint",
     "scheduling.koordinator.sh/scheduling-hint",

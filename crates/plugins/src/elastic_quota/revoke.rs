@@ -137,7 +137,7 @@ impl ElasticQuotas {
     }
 }
 
-/// Sort key by importance, most important first: by priority, then by start time.
+/// Returns the sort key by importance, most important first: by priority, then by start time.
 fn importance(charge: &Charge) -> (Reverse<i32>, Timestamp, &str) {
     let pod = &charge.info;
     let started = pod.started.unwrap_or(Timestamp::MAX);

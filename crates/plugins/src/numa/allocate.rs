@@ -490,7 +490,7 @@ fn unit(plan: &Plan<'_>) -> Unit {
     }
 }
 
-/// With more NUMA nodes than this, only the smallest sets that can serve the pod are offered.
+/// Number of NUMA nodes above which only the smallest sets that can serve the pod are offered.
 const ALL_SIZES: u32 = 8;
 
 /// Returns the sets of NUMA nodes that can serve the pod, per resource.

@@ -148,7 +148,7 @@ pub(super) fn to_milli(cpus: usize) -> i64 {
 }
 
 impl NodeTopology {
-    /// Returns true if the node places no constraint on a pod that asks for neither bound CPUs nor NUMA
+    /// Returns true if the node places no constraint on a pod that requests neither bound CPUs nor NUMA
     /// nodes.
     pub(super) fn is_plain(&self) -> bool {
         let unamplified = self.node_ratio.is_some_and(|ratio| ratio <= 1.0) && self.ratio <= 1.0;

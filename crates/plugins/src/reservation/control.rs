@@ -64,7 +64,7 @@ impl Reservations {
     /// Writes changed statuses, expires reservations, and deletes those that ended long ago.
     pub(super) fn run_controller(&mut self, view: View<'_>, fx: &mut Effects) {
         if !self.is_controller {
-            // Another process is the controller, and this one sees its writes.
+            // Another process is the controller, and this one receives its writes.
             self.table.dirty.clear();
             return;
         }

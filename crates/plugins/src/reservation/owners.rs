@@ -211,7 +211,7 @@ fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
         same(&object.uid, Some(&pod.uid))
             && same(&object.name, Some(&pod.name))
             && same(&object.namespace, Some(&pod.namespace))
-            // Only pods are compared, whatever the kind says.
+            // Only pods are compared, whatever the kind.
             && same(&object.api_version, Some("v1"))
     });
     let controller = |wanted: &ReservationControllerReference| {

@@ -24,13 +24,13 @@ const FAKE_CONTAINER: &str = "__internal_fake_container__";
 /// Lifecycle phase of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Not placed yet.
+    /// The reservation has no node yet.
     Pending,
-    /// On its node and open to owners.
+    /// The reservation is on its node and open to owners.
     Available,
-    /// On its node, but not open yet. Not produced here.
+    /// The reservation is on its node, but not open yet. Not produced here.
     Waiting,
-    /// Used up, expired or failed.
+    /// The reservation is used up, expired or failed.
     Over,
 }
 

@@ -73,9 +73,9 @@ pub(super) struct Affinity {
 pub(super) enum CycleSubject {
     /// A reservation.
     Reservation {
-        /// The node its template names.
+        /// Node that the template names.
         fixed: Option<String>,
-        /// Its allocate policy.
+        /// Allocate policy of the reservation.
         policy: AllocatePolicy,
         /// The running pods that it may be placed over; `None` if it is placed without pre-allocation.
         candidates: Option<PreAllocationCandidates>,
@@ -109,7 +109,7 @@ impl PodReservationState {
         Ok(out)
     }
 
-    /// Returns true if being an owner is all that the pod asks of a reservation.
+    /// Returns true if the pod only has to be an owner of a reservation to use it.
     pub(super) fn is_simple(&self) -> bool {
         self.affinity.is_none() && self.exact.is_empty()
     }

@@ -37,10 +37,10 @@ pub(super) struct ReservationRecord {
     pub(super) pending_status: super::control::PendingStatus,
     /// The last valid `spec.ttl`.
     pub(super) ttl: Option<GoDuration>,
-    /// When this process first saw the reservation. It was created no later, even if the creator's clock is
-    /// ahead.
+    /// Time at which this process first observed the reservation. It was created no later, even if the
+    /// creator's clock is ahead.
     pub(super) first_seen: Timestamp,
-    /// When this process first saw that the reservation is over.
+    /// Time at which this process first observed that the reservation is over.
     pub(super) over: Option<Timestamp>,
 }
 
@@ -101,8 +101,8 @@ pub(super) struct ReservationTable {
     /// Owners by uid of the reservation, which may not exist yet or no longer, then by uid of the pod.
     owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, OwnerPod>>,
     owner_of: FxHashMap<Arc<str>, Arc<str>>,
-    /// By uid of a reservation that is being placed: pods on its node that an earlier attempt annotated, and
-    /// that this attempt does not absorb.
+    /// Pods on the node of a reservation that is being placed, by its uid, that an earlier attempt annotated
+    /// and this attempt does not absorb.
     pub(super) stale_annotated: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
     owner_lists: OwnerLists,
     /// Reservations, by uid, whose status may have to be written.

@@ -90,10 +90,10 @@ pub(super) enum InformerMode {
 /// Selects the parts of a report that apply before its fingerprint matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum ResyncScope {
-    /// The kubelet's configuration.
+    /// The kubelet's configuration applies.
     #[default]
     All,
-    /// No part.
+    /// No part applies.
     OnlyResources,
 }
 
@@ -118,11 +118,11 @@ pub(super) struct TopologyMatchSettings {
 /// The cache mode: how placements count that no report contains yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheMode {
-    /// They do not count.
+    /// Placements do not count.
     None,
     /// The node accepts no other pod while one is about to be bound.
     Discard,
-    /// Their requests are subtracted from every zone until a report has counted them.
+    /// The requests of placed pods are subtracted from every zone until a report has counted them.
     OverReserve(OverReserve),
 }
 

@@ -159,7 +159,7 @@ fn printed(fingerprint: &str) -> Value {
 
 /// Fingerprints of "pod1", of "pod1 and pod2", and of no pods; computed independently.
 const POD1: &str = "pfp0v001a5e1c50c557adb9d";
-const NOBODY: &str = "pfp0v001ef46db3751d8e999";
+const NO_PODS: &str = "pfp0v001ef46db3751d8e999";
 
 fn twenty() -> [Value; 1] {
     [json!({"cpu": "20", "memory": "1Gi"})]
@@ -173,7 +173,7 @@ fn node_b(args: Value) -> Engine {
         now(),
     );
     engine.object_changed(
-        &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
+        &report("b", SINGLE, printed(NO_PODS), two_zones(20, 20)),
         now(),
     );
     engine
@@ -213,7 +213,7 @@ fn ac1_the_reference_example() {
 fn ac5_a_best_effort_pod_is_passed_over() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     engine.object_changed(
-        &report("b", SINGLE, printed(NOBODY), two_zones(0, 0)),
+        &report("b", SINGLE, printed(NO_PODS), two_zones(0, 0)),
         now(),
     );
     let mut foreign = pod("foreign", &twenty());
@@ -270,7 +270,7 @@ fn ac2_nothing_is_given_twice_between_two_reports() {
     // The exporter looked before the pod came, so its report is not accepted.
     engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
     engine.object_changed(
-        &report("b", SINGLE, printed(NOBODY), two_zones(20, 19)),
+        &report("b", SINGLE, printed(NO_PODS), two_zones(20, 19)),
         now(),
     );
     assert_eq!(
@@ -296,7 +296,7 @@ fn a_pod_that_no_fingerprint_has_stays_held() {
     // Pod 1 is not running yet, so the node is empty for the exporter and for the plugin.
     engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Pending"), now());
     engine.object_changed(
-        &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
+        &report("b", SINGLE, printed(NO_PODS), two_zones(20, 20)),
         now(),
     );
     assert_eq!(
@@ -392,10 +392,10 @@ fn foreign_pod_makes_node_wait_for_report() {
     assert!(place(&mut engine, pod("pod2", &small)).is_ok());
 }
 
-/// A new leader knows which pods a report has counted only from the report's fingerprint.
+/// A new leader derives the pods that a report has counted only from the report's fingerprint.
 #[test]
 fn earlier_pods_are_held_until_counted() {
-    for (fingerprint, fits) in [(NOBODY, false), (POD1, true)] {
+    for (fingerprint, fits) in [(NO_PODS, false), (POD1, true)] {
         let mut engine = engine(json!({"cacheResyncPeriodSeconds": 5}));
         engine.node_applied(
             node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
@@ -421,9 +421,9 @@ fn fingerprints_may_be_of_some_pods_only() {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
         pod
     };
-    let method = json!({"nodeTopologyPodsFingerprint": NOBODY,
+    let method = json!({"nodeTopologyPodsFingerprint": NO_PODS,
         "nodeTopologyPodsFingerprintMethod": "with-exclusive-resources"});
-    let plain = printed(NOBODY);
+    let plain = printed(NO_PODS);
     for (how, attributes, agrees) in [
         ("Autodetect", &method, true),
         ("Autodetect", &plain, false),
@@ -471,7 +471,7 @@ fn ended_pod_may_be_missing_in_fingerprint() {
         engine.pod_applied(bound(pod("ended", &twenty()), "b", "Running"), now());
         engine.pod_applied(bound(pod("ended", &twenty()), "b", phase), now());
         engine.object_changed(
-            &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
+            &report("b", SINGLE, printed(NO_PODS), two_zones(20, 20)),
             now(),
         );
         assert_eq!(

@@ -19,11 +19,11 @@ const MATCH: &str = "NodeResourceTopologyMatch";
 /// Plugin chain that places pods.
 #[derive(Clone, Copy, PartialEq)]
 enum Chain {
-    /// Like kube-scheduler: by the sums of nodes.
+    /// Places pods by the sums of nodes, like kube-scheduler.
     Default,
-    /// By the free resources that an exporter reports per NUMA node, and placements since.
+    /// Places pods by the free resources that an exporter reports per NUMA node, and placements since.
     Community,
-    /// By the scheduler's own accounting of NUMA nodes.
+    /// Places pods by the scheduler's own accounting of NUMA nodes.
     Koordinator,
 }
 

@@ -346,7 +346,7 @@ fn allocated_amounts_are_subtracted_for_the_next_container() {
         remaining(&two, "cpu 1, x.com/gpu 2, hugepages-1Gi 2Gi", &[1]),
         [(Some(8000), gi(10)), (Some(7000), gi(10))]
     );
-    // The next container of the same pod sees the rest: CPUs are subtracted for Guaranteed pods only.
+    // The next container of the same pod gets the rest: CPUs are subtracted for Guaranteed pods only.
     let zones = ["cpu 8, memory 16Gi, x.com/gpu 4"];
     let first = "cpu 6, memory 12Gi, x.com/gpu 2, ephemeral-storage 1Gi";
     for (guaranteed, next, fits) in [

@@ -398,7 +398,7 @@ fn cpu_by_use(pods: &[EvictionPod]) -> EvictionTask {
     }
 }
 
-/// Threshold 80, lower 70, up to priority 7999.
+/// Creates a task with threshold 80 and lower bound 70, for pods up to priority 7999.
 fn cpu_by_allocatable(pods: &[EvictionPod], allocatable: Option<i64>) -> EvictionTask {
     let limits = AllocatableThreshold {
         percent: 80,

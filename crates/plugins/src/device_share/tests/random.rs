@@ -112,7 +112,7 @@ fn check_allocation(name: &str, shape: u8, annotation: &Value) {
         ("koordinator.sh/gpu-memory-ratio", percent),
         ("koordinator.sh/gpu-memory", memory),
     ] {
-        // A pod that asks for memory alone has no part of the cores.
+        // A pod that requests memory alone has no part of the cores.
         let count = if shape == 5 && resource == "koordinator.sh/gpu-core" {
             0
         } else {

@@ -110,7 +110,7 @@ fn report_with_matching_fingerprint_is_accepted() {
     assert_eq!(fingerprint::from_hashes([hash]), stated);
     for (attributes, believes) in [
         (json!({}), false),
-        (printed(NOBODY), false),
+        (printed(NO_PODS), false),
         (printed(stated), true),
     ] {
         let mut engine = cached(json!({}));

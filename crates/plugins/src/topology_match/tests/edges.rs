@@ -64,7 +64,7 @@ fn the_annotation_of_old_exporters_is_about_all_pods() {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
         pod
     };
-    for (stated, agrees) in [(POD1, true), (NOBODY, false)] {
+    for (stated, agrees) in [(POD1, true), (NO_PODS, false)] {
         let cache = json!({"cache": {"resyncMethod": "OnlyExclusiveResources"}});
         let mut engine = cached(cache);
         assert!(place(&mut engine, shared()).is_ok());
@@ -86,11 +86,11 @@ fn the_attribute_goes_before_the_annotation() {
         pod
     };
     for (attribute, annotation, method, agrees) in [
-        (POD1, NOBODY, None, true),
-        (NOBODY, POD1, None, false),
-        (POD1, NOBODY, Some("all"), true),
-        (POD1, NOBODY, Some("a-new-one"), true),
-        (NOBODY, POD1, Some("with-exclusive-resources"), true),
+        (POD1, NO_PODS, None, true),
+        (NO_PODS, POD1, None, false),
+        (POD1, NO_PODS, Some("all"), true),
+        (POD1, NO_PODS, Some("a-new-one"), true),
+        (NO_PODS, POD1, Some("with-exclusive-resources"), true),
     ] {
         let mut engine = cached(json!({}));
         assert!(place(&mut engine, shared()).is_ok());
@@ -188,7 +188,7 @@ fn report_wakes_pods_that_may_fit() {
         engine.object_changed(&report, at(second));
         decide(engine, at(second + 100)).map(|bind| bind.pod.uid.to_string())
     };
-    assert!(tell(&mut engine, 10, NOBODY, 0).is_err());
+    assert!(tell(&mut engine, 10, NO_PODS, 0).is_err());
     for (name, cpu) in [("big", "20"), ("small", "12")] {
         let wants = [json!({"cpu": cpu, "memory": "1Gi"})];
         let refusal = place(&mut engine, pod(name, &wants));
@@ -197,11 +197,11 @@ fn report_wakes_pods_that_may_fit() {
     let asleep = Err("nothing to decide".to_owned());
     // Reports that do not help: an unchanged one, one with another fingerprint, one with too little more, and
     // one with less.
-    assert_eq!(tell(&mut engine, 10, NOBODY, 1), asleep);
+    assert_eq!(tell(&mut engine, 10, NO_PODS, 1), asleep);
     assert_eq!(tell(&mut engine, 10, POD1, 2), asleep);
-    assert_eq!(tell(&mut engine, 11, NOBODY, 3), asleep);
-    assert_eq!(tell(&mut engine, 3, NOBODY, 4), asleep);
-    assert_eq!(tell(&mut engine, 12, NOBODY, 5), Ok("small".to_owned()));
+    assert_eq!(tell(&mut engine, 11, NO_PODS, 3), asleep);
+    assert_eq!(tell(&mut engine, 3, NO_PODS, 4), asleep);
+    assert_eq!(tell(&mut engine, 12, NO_PODS, 5), Ok("small".to_owned()));
     assert_eq!(
         decide(&mut engine, at(105)).map(|_| ()),
         asleep.clone().map(|_| ())

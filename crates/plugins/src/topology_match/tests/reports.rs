@@ -44,7 +44,7 @@ fn unmatched_report_is_reported_once() {
     assert_eq!(
         text,
         &format!(
-            "Node b: NodeResourceTopology of the node states fingerprint {NOBODY:?} of its pods, and the 1 pods \
+            "Node b: NodeResourceTopology of the node states fingerprint {NO_PODS:?} of its pods, and the 1 pods \
              known here make {POD1:?}: what 1 pods need is missing in each of its NUMA nodes until they agree"
         )
     );

@@ -132,6 +132,6 @@ fn wait_for_departed_foreign_pod_times_out() {
     assert!(!fits(&mut engine, 1, 1));
     assert_eq!(complaints(&mut engine, 60), 1);
     each_zone_has(&mut engine, 30, 44);
-    apply_report(&mut engine, "node1", printed(NOBODY), [(30, 60); 2]);
+    apply_report(&mut engine, "node1", printed(NO_PODS), [(30, 60); 2]);
     each_zone_has(&mut engine, 30, 60);
 }

@@ -210,7 +210,7 @@ impl AlignedCluster {
         }
     }
 
-    /// Returns the cluster as `pod` sees it, limited to its reservation if it has one.
+    /// Returns the part of the cluster that is open to `pod`, limited to its reservation if it has one.
     fn world_of(&self, pod: &Pod) -> Self {
         match &pod.into {
             Some(name) => self.within(name),
