@@ -178,6 +178,7 @@ fn take_violations(settings: &mut IOCfg) -> Vec<FieldError> {
     refused.collect()
 }
 
+/// Returns the lines that apply `cfg` to `device` in a cgroup of this kind.
 fn lines(kind: IoCgroupKind, device: &str, cfg: &IOCfg) -> Vec<IoLine> {
     let line = |file, value: String| IoLine {
         file,

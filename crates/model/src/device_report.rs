@@ -134,6 +134,7 @@ fn place(device: &DeviceInfo) -> (Option<&str>, Option<i32>, &str) {
     (type_, device.minor, &device.id)
 }
 
+/// Returns the entry of a detected device; labels and unchanged conditions are those of the existing entry.
 fn described(detected: &Detected, existing: &[DeviceInfo], now: &Time) -> DeviceInfo {
     let mut info = detected.info.clone();
     let before = existing

@@ -172,6 +172,7 @@ struct ZoneAccounting<'a> {
 }
 
 impl<'a> ZoneAccounting<'a> {
+    /// Creates the totals of all zones, with all allocatable amounts available.
     fn open(machine: &'a MachineTopology, allocatable: &'a Share) -> Self {
         let mut books = Self {
             machine,
@@ -256,6 +257,7 @@ impl<'a> ZoneAccounting<'a> {
         self.problems.extend(foreign);
     }
 
+    /// Subtracts the CPUs, memory and devices that a container has exclusively.
     fn take(&mut self, share: &Share) {
         let foreign = share.cpus.difference(self.cpus);
         if !foreign.is_empty() {
@@ -314,6 +316,7 @@ impl<'a> ZoneAccounting<'a> {
         }
     }
 
+    /// Subtracts a device from each NUMA node that it is near.
     fn take_device(&mut self, resource: &str, id: &str) {
         let nodes = self.devices.get(resource).and_then(|all| all.get(id));
         let Some(nodes) = nodes.copied() else {

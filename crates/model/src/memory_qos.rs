@@ -130,6 +130,7 @@ fn check(settings: &mut MemoryQOSCfg, errors: &mut Vec<FieldError>) {
     }
 }
 
+/// Returns `over` where its fields are set, otherwise `under`.
 fn merge(under: MemoryQOSCfg, over: MemoryQOSCfg) -> MemoryQOSCfg {
     MemoryQOSCfg {
         enable: over.enable.or(under.enable),

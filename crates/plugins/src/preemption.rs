@@ -33,6 +33,7 @@ impl Default for Args {
 }
 
 impl Args {
+    /// Validates the limits of candidate nodes.
     fn validate(self) -> Result<(), BuildError> {
         let (percentage, absolute) = (
             self.min_candidate_nodes_percentage,

@@ -42,6 +42,7 @@ pub fn strategy(
     sum.checked_div(containers).unwrap_or(BEST)
 }
 
+/// Returns the score of one zone for `wants`, 0 to 100.
 fn zone_score(
     kind: ZoneStrategy,
     wants: &[ResourceDemand],

@@ -102,6 +102,7 @@ impl Cookies {
         self.of_group.get(group).copied()
     }
 
+    /// Appends the operations that give all `tasks` of group `name` its cookie, created if there is none.
     fn plan_group(&mut self, name: &str, tasks: &[Task], actions: &mut Vec<Action>) {
         let existing = self.of_group.get(name).copied().or_else(|| {
             // A pod that changed its group still has the cookie of the old one.

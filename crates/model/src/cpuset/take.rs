@@ -156,6 +156,7 @@ impl<'a> CpuSearch<'a> {
         }
     }
 
+    /// Selects the CPUs: whole cores or single threads from one place, then any free CPUs.
     fn run(mut self) -> Result<CpuSet, NotEnough> {
         if self.missing > self.free.len() {
             return Err(NotEnough);

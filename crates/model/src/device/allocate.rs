@@ -405,6 +405,7 @@ pub fn score_node(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<i64
 }
 
 impl<'a> Pool<'a> {
+    /// Collects the devices that match the selector, the NUMA nodes and the limits, with their free amounts.
     fn new(
         kind: DeviceType,
         count: usize,

@@ -50,6 +50,7 @@ pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Gra
     }
 }
 
+/// Selects GPUs that are close together in the topology tree.
 fn find_close_gpus(
     pool: &Pool<'_>,
     need: &GpuNeed,

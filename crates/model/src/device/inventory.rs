@@ -195,6 +195,7 @@ impl Inventory {
     }
 }
 
+/// Parses an entry of a Device object; an unhealthy device has no capacity.
 fn device(info: &scheduling::DeviceInfo) -> Result<Device, String> {
     let minor = info.minor.ok_or("minor: is missing")?;
     let minor = u8::try_from(minor)

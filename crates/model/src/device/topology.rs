@@ -73,6 +73,7 @@ impl TopologyScope {
         self.find_in(search, 0, 0)
     }
 
+    /// Searches this scope, inner scopes first; `depth` and `used_scopes` count the surrounding ones.
     fn find_in(&self, search: &ScopeSearch<'_>, depth: u32, used_scopes: u32) -> Option<Located> {
         let wanted = u32::try_from(search.need.count).unwrap_or(u32::MAX);
         if self.set.count_ones() < wanted {

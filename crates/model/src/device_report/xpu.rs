@@ -170,6 +170,7 @@ impl Reader<'_> {
         });
     }
 
+    /// Parses a card; `None` if it is not an object or has no valid minor.
     fn card(&mut self, value: &Value) -> Option<Card> {
         let Value::Object(map) = value else {
             self.record_problem("", value, "must be an object; it is left out");
@@ -256,6 +257,7 @@ impl Reader<'_> {
         }
     }
 
+    /// Parses the capacity of a card; invalid amounts are reported and left out.
     fn resources(&mut self, map: &Map<String, Value>) -> BTreeMap<String, Quantity> {
         let mut amounts = BTreeMap::new();
         amounts.insert(
@@ -284,6 +286,7 @@ impl Reader<'_> {
         amounts
     }
 
+    /// Parses the health of a card; `None` if it is not given.
     fn health(&mut self, map: &Map<String, Value>) -> Option<Health> {
         if let Some(other) = map
             .get("status")
@@ -309,6 +312,7 @@ impl Reader<'_> {
         })
     }
 
+    /// Parses the position, the links and the partition flag of the card `minor`.
     #[expect(clippy::type_complexity, reason = "the three parts of one object")]
     fn topology(
         &mut self,

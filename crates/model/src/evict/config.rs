@@ -187,6 +187,7 @@ impl AllocatableThreshold {
         )
     }
 
+    /// Validates the thresholds and the highest priority of evicted pods.
     fn new(
         (field, percent): (&'static str, Option<i64>),
         (low_field, lower): (&'static str, Option<i64>),

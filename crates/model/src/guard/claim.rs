@@ -143,6 +143,7 @@ impl LeverClaim {
         }
     }
 
+    /// Advances a lever with levels: lowers the level after harm, raises it after quiet time.
     fn graded(&mut self, clock_ms: u64, passed: u64, hurt: bool, config: &Config) -> Change {
         if hurt {
             // At the lowest level nothing more can be done: the harm is independent of the level.

@@ -62,6 +62,7 @@ pub(super) enum Finding {
 }
 
 impl<K: Copy> RunningExperiment<K> {
+    /// Creates an experiment that starts at `clock_ms`.
     pub(super) fn new(
         (key, signal, lever): (K, Signal, Lever),
         level: i64,

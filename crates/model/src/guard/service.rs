@@ -141,6 +141,7 @@ impl Service {
         }
     }
 
+    /// Records a sample: updates expectations from clean readings and the excess of the others.
     pub(super) fn observe<K>(
         &mut self,
         sample: &ServiceSample<K>,

@@ -202,6 +202,7 @@ impl TopologyTree {
 }
 
 impl<'a> OfferSums<'a> {
+    /// Sums the offers of nodes up to all domains, and the pod counts that each can hold.
     pub(super) fn new(
         tree: &'a TopologyTree,
         wish: &'a PlacementRequest,
@@ -312,6 +313,7 @@ impl<'a> OfferSums<'a> {
         }
     }
 
+    /// Returns the reason why no domain can hold the pods.
     fn refusal(&self) -> NoPlace {
         let PlacementRequest {
             gather,

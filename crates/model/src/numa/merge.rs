@@ -65,6 +65,7 @@ fn is_empty(hints: &Option<Vec<Hint>>) -> bool {
     hints.as_ref().is_some_and(Vec::is_empty)
 }
 
+/// Returns the best combination of one hint per resource.
 fn best(policy: &NumaPolicy, offers: &[Offers]) -> Best {
     let start = Merged {
         mask: None,
@@ -167,6 +168,7 @@ fn may_use(policy: &NumaPolicy, mask: NumaMask) -> bool {
     !states.any(|(id, state)| mask.has(*id) && *state == forbidden)
 }
 
+/// Returns the message for hints that cannot be aligned, as upstream formats it.
 fn unaligned(kind: NumaPolicyKind, offers: &[Offers]) -> String {
     let mut parts: Vec<String> = offers
         .iter()

@@ -259,6 +259,7 @@ pub fn batch_by_zone(node: &NodeView, zones: &[NumaZone], policy: &BatchPolicy) 
         .collect()
 }
 
+/// Subtracts the safety margin, the system and services from `capacity`, under the limits of `policy`.
 fn reclaimable(
     capacity: Amount,
     held: SystemDemand,

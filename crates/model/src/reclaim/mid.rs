@@ -92,6 +92,7 @@ pub(super) fn limit(node: &NodeView, policy: &MidPolicy) -> Amount {
     part(node, policy.cpu_limit_percent, policy.memory_limit_percent)
 }
 
+/// Computes the components of mid resources under `policy`.
 pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> MidComponents {
     if let MidMode::Static {
         cpu_percent,
@@ -159,6 +160,7 @@ pub fn mid(node: &NodeView, policy: &MidPolicy) -> Mid {
     }
 }
 
+/// Builds the result with its messages; `how` formats the computation with a unit conversion.
 fn describe(amount: Amount, how: impl Fn(&dyn Fn(Amount) -> i64) -> String) -> Mid {
     let cpu = |amount: Amount| amount.cpu.milli_value();
     let memory = |amount: Amount| {

@@ -186,6 +186,7 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     ]
 }
 
+/// Builds the sum of one batch resource from the terms that its rule selects.
 fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
     let pick = |amount: Amount| (rule.get)(amount);
     let (name, percent) = rule.percent;

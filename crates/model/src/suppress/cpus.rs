@@ -46,6 +46,7 @@ pub fn pick_cpus(candidates: &[Processor], lsr: &BTreeSet<u32>, count: usize) ->
     picked
 }
 
+/// Selects `count` CPUs of `pool`: pairs that share a core first, spread over the buckets. Empty if too few.
 fn pick_from_pool(pool: Vec<Processor>, count: usize) -> BTreeSet<u32> {
     let mut picked = BTreeSet::new();
     if count == 0 || pool.len() < count {

@@ -47,6 +47,7 @@ pub(super) struct GangSettings {
 }
 
 impl Args {
+    /// Validates the arguments and returns the settings.
     pub(super) fn settings(&self) -> Result<GangSettings, BuildError> {
         let wait = self.default_timeout.to_std().ok_or_else(|| {
             let value = self.default_timeout;

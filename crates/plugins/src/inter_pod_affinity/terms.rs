@@ -77,6 +77,7 @@ impl AffinityTerms {
         has_affinity(pod).then(|| pod.facet(Self::parse))
     }
 
+    /// Parses the terms of `pod`.
     fn parse(pod: &PodInfo) -> Self {
         let all = |anti: bool| {
             let terms = required(pod, anti).iter();

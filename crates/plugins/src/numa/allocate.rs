@@ -328,6 +328,7 @@ fn not_enough() -> String {
 }
 
 impl FreeResources {
+    /// Allocates the requests of a pod from the NUMA nodes of `mask`, and its CPUs if it is bound.
     fn serve(
         &self,
         plan: &Plan<'_>,
@@ -398,6 +399,7 @@ impl FreeResources {
         zones
     }
 
+    /// Selects the CPUs of a bound pod, as many from each NUMA node as `zones` lists.
     fn take(
         &self,
         plan: &Plan<'_>,

@@ -137,6 +137,7 @@ fn zones(zones: &[(u8, Amounts)], table: &ResourceTable) -> Value {
     list.collect()
 }
 
+/// Returns the details of `cpus` by id; with reference counts if `taken`.
 fn details(
     node_topology: &NodeTopology,
     node_allocations: &NodeAllocations,

@@ -123,6 +123,7 @@ impl AllocatedResources {
         allocated
     }
 
+    /// Adds an allocation to the sums.
     fn add(&mut self, topology: &Topology, allocation: &Allocation) {
         let cpus = &allocation.cpus;
         self.cpus.add(cpus);

@@ -232,6 +232,7 @@ fn preassigned_cpus(
     Ok(chosen.map(|Allocation { cpus, zones, .. }| PreassignedCpus { cpus, zones }))
 }
 
+/// Returns the CPU binding that the pod requests; `None` if it is not bound.
 fn cpu_request(pod: &PodInfo, spec: &ResourceSpec, settings: &NumaSettings) -> Option<CpuRequest> {
     let class = qos::qos_class_from_labels(pod.labels());
     let bound = matches!(class, QosClass::Lse | QosClass::Lsr);

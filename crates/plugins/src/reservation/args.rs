@@ -123,6 +123,7 @@ impl Args {
         }
     }
 
+    /// Validates the arguments.
     pub(super) fn validate(&self) -> Result<(), BuildError> {
         let percentage = self.min_candidate_nodes_percentage;
         if !(0..=100).contains(&percentage) {

@@ -87,6 +87,7 @@ impl Reservations {
         }
     }
 
+    /// Expires a reservation or updates its status, and schedules the next check.
     fn reconcile(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
         let Some(at) = self.table.find(uid) else {
             return;

@@ -470,6 +470,7 @@ struct AbsorbedPodSelection<'a> {
 }
 
 impl AbsorbedPodSelection<'_> {
+    /// Selects the pods to absorb, or returns the reasons why the reservation does not fit.
     fn select(&self, serves: Serves<'_>) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
         let mut alone: Option<Vec<ResourceId>> = None;
         if !self.required && self.args.pre_allocation_config.prefer_no_pre_allocated_pods {

@@ -522,6 +522,7 @@ impl ReservationTable {
         }
     }
 
+    /// Adds or subtracts the requests of an owner on `node` to the reservation's usage.
     fn change_usage(
         &mut self,
         uid: &Arc<str>,

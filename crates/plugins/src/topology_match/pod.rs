@@ -22,6 +22,7 @@ pub(super) fn alignment_request<'p>(
     cached.0.as_ref()
 }
 
+/// Parses the alignment request; `None` for a BestEffort pod without devices.
 fn read(pod: &PodInfo, table: &ResourceTable) -> Option<AlignmentRequest> {
     let qos = pod.qos;
     let ask = AlignmentRequest {

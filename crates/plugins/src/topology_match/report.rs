@@ -85,6 +85,7 @@ impl Report {
     }
 }
 
+/// Parses the zones of NUMA nodes; problems are appended to `wrong`.
 fn zones(object: &TrimmedTopology, table: &ResourceTable, wrong: &mut Vec<String>) -> Vec<Zone> {
     let mut zones: Vec<Zone> = Vec::new();
     let listed = object.zones.iter();

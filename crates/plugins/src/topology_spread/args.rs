@@ -53,6 +53,7 @@ impl Args {
         ]
     }
 
+    /// Validates the default constraints.
     fn validate(&self) -> Result<(), String> {
         if self.is_system() && !self.default_constraints.is_empty() {
             return Err("defaultingType: \"System\" cannot have defaultConstraints".to_owned());

@@ -86,6 +86,7 @@ struct BindingSettings {
 }
 
 impl BindingSettings {
+    /// Parses and validates the arguments of one profile.
     fn new(value: Option<&Value>, context: &BuildContext) -> Result<Self, BuildError> {
         let args: Args = decode(NAME, value)?;
         let scores = context.gates.get("StorageCapacityScoring") == Some(&true);

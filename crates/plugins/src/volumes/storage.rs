@@ -178,6 +178,7 @@ impl Storage {
             .collect()
     }
 
+    /// Applies a change of a watched object.
     fn apply(&mut self, change: &ObjectChange) {
         fn put<T>(map: &mut FxHashMap<Key, Arc<T>>, meta: &ObjectMeta, current: Option<Arc<T>>) {
             match current {
@@ -240,6 +241,7 @@ impl Storage {
         }
     }
 
+    /// Replaces an attachment and its index entries; `None` removes it.
     fn attachment(&mut self, current: Option<Arc<TrimmedAttachment>>, object: &TrimmedAttachment) {
         let name = object.names.key();
         if let Some(old) = self.attachments.remove(&name) {
@@ -265,6 +267,7 @@ impl Storage {
         }
     }
 
+    /// Replaces a volume and its index entries; `None` removes it.
     fn volume(&mut self, current: Option<Arc<TrimmedVolume>>, object: &TrimmedVolume) {
         let name = object.names.key();
         if let Some(old) = self.volumes.remove(&name) {
