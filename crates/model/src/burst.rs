@@ -255,13 +255,13 @@ pub fn next_quota(base: i64, present: i64, percent: i64, operation: Operation) -
         return None;
     }
     let ceiling = ceiling(base, percent);
-    let wanted = match operation {
+    let stepped = match operation {
         Operation::Up => present.saturating_mul(STEP + 1) / STEP,
         Operation::Down => present.saturating_mul(STEP - 1) / STEP,
         Operation::Remain => present,
         Operation::Reset => base,
     };
-    let quota = wanted.min(ceiling).max(base);
+    let quota = stepped.min(ceiling).max(base);
     (quota != present).then_some(quota)
 }
 

@@ -148,12 +148,12 @@ fn described(detected: &Detected, existing: &[DeviceInfo], now: &Time) -> Device
     if let Some(health) = &detected.health {
         let mut condition = condition(health, now.clone());
         let conditions = before.map_or(&[][..], |before| &before.conditions);
-        let same = conditions.iter().find(|existing| {
+        let unchanged = conditions.iter().find(|existing| {
             existing.type_ == condition.type_ && existing.status == condition.status
         });
-        if let Some(same) = same {
-            condition.last_transition_time = same.last_transition_time.clone();
-            condition.observed_generation = same.observed_generation;
+        if let Some(unchanged) = unchanged {
+            condition.last_transition_time = unchanged.last_transition_time.clone();
+            condition.observed_generation = unchanged.observed_generation;
         }
         info.conditions.push(condition);
     }

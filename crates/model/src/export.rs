@@ -187,11 +187,11 @@ impl<'a> ZoneAccounting<'a> {
         let mut all_cpus = CpuSet::new();
         for (number, node) in machine {
             all_cpus.add(&node.cpus);
-            let mine = node.cpus.intersection(&allocatable.cpus).len() as u64;
+            let count = node.cpus.intersection(&allocatable.cpus).len() as u64;
             let tally = ZoneAmounts {
                 capacity: node.cpus.len() as u64,
-                allocatable: mine,
-                available: mine,
+                allocatable: count,
+                available: count,
             };
             let all = books.nodes.entry(*number).or_default();
             all.insert(resources::CPU.to_owned(), tally);
@@ -265,12 +265,12 @@ impl<'a> ZoneAccounting<'a> {
                 "a container has CPUs {foreign}, which are not allocatable"
             ));
         }
-        let mine = share.cpus.intersection(self.cpus);
-        let twice = mine.intersection(&self.used_cpus);
+        let cpus = share.cpus.intersection(self.cpus);
+        let twice = cpus.intersection(&self.used_cpus);
         if !twice.is_empty() {
             self.record_contradiction(format!("two containers have CPUs {twice}"));
         }
-        let fresh = mine.difference(&self.used_cpus);
+        let fresh = cpus.difference(&self.used_cpus);
         self.used_cpus.add(&fresh);
         for (number, node) in self.machine {
             let count = node.cpus.intersection(&fresh).len() as u64;
@@ -297,9 +297,9 @@ impl<'a> ZoneAccounting<'a> {
         let Some(tally) = tally else {
             return 0;
         };
-        let taken = amount.min(tally.available);
-        tally.available -= taken;
-        taken
+        let subtracted = amount.min(tally.available);
+        tally.available -= subtracted;
+        subtracted
     }
 
     /// Subtracts a block. One of several NUMA nodes uses up one after the other, as in the kubelet.

@@ -88,11 +88,11 @@ pub fn container_env(ask: GpuEnvRequest<'_>) -> Result<GpuEnv, MissingAmount> {
         set("CUDA_DEVICE_SM_LIMIT", core.to_string());
     }
     set("LD_PRELOAD", ask.library.to_owned());
-    let same = |path: &str| Mount {
+    let mount = |path: &str| Mount {
         source: path.to_owned(),
         destination: path.to_owned(),
     };
-    gpu_env.mounts = vec![same(ask.library), same(LOCK_DIRECTORY)];
+    gpu_env.mounts = vec![mount(ask.library), mount(LOCK_DIRECTORY)];
     if ask.monitored {
         let directory = ask
             .library

@@ -452,7 +452,7 @@ impl<K: Ord + Copy> Guard<K> {
         events: &mut Vec<Event<K>>,
     ) {
         let config = self.config;
-        let wanted = self.combined_settings();
+        let settings = self.combined_settings();
         let Some(service) = self.services.get_mut(&key) else {
             return;
         };
@@ -461,7 +461,7 @@ impl<K: Ord + Copy> Guard<K> {
         let next = in_order
             .filter(|lever| input.levers.contains(lever) && lever.is_for(signal))
             .filter(|lever| !service.tried.contains(lever))
-            .find(|lever| experiment::would_change(*lever, key, service.vote, &wanted));
+            .find(|lever| experiment::would_change(*lever, key, service.vote, &settings));
         let expected = before.baseline.expect(signal, service.load);
         let expected = expected.map_or(0.0, |expected| expected.mean);
         let Some(lever) = next else {

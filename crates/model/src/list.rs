@@ -57,20 +57,23 @@ mod tests {
 
     #[test]
     fn missing_limit_is_unlimited_above_and_zero_in_fits_in() {
-        let asked = list(json!({"cpu": "2", "memory": "1Gi"}));
-        assert!(above(&asked, &list(json!({"cpu": "2"}))).is_empty());
-        assert_eq!(above(&asked, &list(json!({"cpu": "1999m"}))), ["cpu"]);
-        assert!(!fits_in(&asked, &list(json!({"cpu": "2"}))));
-        assert!(fits_in(&asked, &list(json!({"cpu": "2", "memory": "1Gi"}))));
+        let requested = list(json!({"cpu": "2", "memory": "1Gi"}));
+        assert!(above(&requested, &list(json!({"cpu": "2"}))).is_empty());
+        assert_eq!(above(&requested, &list(json!({"cpu": "1999m"}))), ["cpu"]);
+        assert!(!fits_in(&requested, &list(json!({"cpu": "2"}))));
+        assert!(fits_in(
+            &requested,
+            &list(json!({"cpu": "2", "memory": "1Gi"}))
+        ));
         assert!(fits_in(&list(json!({"cpu": "0"})), &list(json!({}))));
         assert_eq!(
             negative(&list(json!({"cpu": "-1m", "memory": "0"}))),
             ["cpu"]
         );
-        assert!(names_within(&list(json!({"cpu": "2"})), &asked));
-        assert!(!names_within(&asked, &list(json!({"cpu": "2"}))));
+        assert!(names_within(&list(json!({"cpu": "2"})), &requested));
+        assert!(!names_within(&requested, &list(json!({"cpu": "2"}))));
         assert_eq!(
-            masked(&asked, |name| name == "cpu"),
+            masked(&requested, |name| name == "cpu"),
             list(json!({"cpu": "2"}))
         );
     }

@@ -39,8 +39,9 @@ impl NumaMask {
         let mut ring = vec![(Self(0), 0)];
         for _ in 0..ids.len() {
             let grow = |(mask, next): (Self, usize)| {
-                let more = ids.iter().enumerate().skip(next);
-                more.map(move |(at, id)| (Self(mask.0 | 1 << id), at + 1))
+                let remaining = ids.iter().enumerate().skip(next);
+                remaining
+                    .map(move |(at, id)| (Self(mask.0 | 1 << id), at + 1))
                     .collect::<Vec<_>>()
             };
             ring = ring.into_iter().flat_map(grow).collect();

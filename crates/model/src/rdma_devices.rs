@@ -211,8 +211,8 @@ mod tests {
             assert_eq!(files_of(devices), Err(NoAddress(bad.to_owned())));
             let devices =
                 json!({"rdma": [{"id": "0000:3b:00.0", "extension": {"vfs": [{"busID": bad}]}}]});
-            let told = files_of(devices).unwrap_err().to_string();
-            assert!(told.ends_with(&format!("{bad:?}")), "{told}");
+            let message = files_of(devices).unwrap_err().to_string();
+            assert!(message.ends_with(&format!("{bad:?}")), "{message}");
         }
     }
 }

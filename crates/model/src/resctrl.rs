@@ -283,7 +283,7 @@ impl<'a> SchemataBuilder<'a> {
     fn set(&mut self, resource: Resource, cache: Option<i64>, value: u64) {
         let domains = self.hardware.domains.get(&resource);
         let domains = domains.map_or(&[][..], Vec::as_slice);
-        let wanted: Vec<u32> = match cache {
+        let selected: Vec<u32> = match cache {
             None => domains.to_vec(),
             Some(id) => {
                 let matching = domains
@@ -300,9 +300,9 @@ impl<'a> SchemataBuilder<'a> {
                 matching.into_iter().collect()
             }
         };
-        if !wanted.is_empty() {
+        if !selected.is_empty() {
             let line = self.domains.entry(resource).or_default();
-            line.extend(wanted.into_iter().map(|id| (id, value)));
+            line.extend(selected.into_iter().map(|id| (id, value)));
         }
     }
 

@@ -217,12 +217,12 @@ mod tests {
                 resources: &[CPU, PODS],
                 pods,
             };
-            let found: Vec<_> = restricted
+            let shortages: Vec<_> = restricted
                 .shortages(&amounts(request, 1000))
                 .iter()
                 .map(|s| (s.resource, s.requested, s.used, s.capacity))
                 .collect();
-            assert_eq!(found, expected, "{name}");
+            assert_eq!(shortages, expected, "{name}");
         }
     }
 

@@ -96,11 +96,14 @@ pub fn sched_features(
     wanted: &BTreeMap<String, bool>,
     present: &str,
 ) -> (Vec<String>, Vec<FieldError>) {
-    let words: BTreeSet<&str> = present.split_whitespace().collect();
+    let listed: BTreeSet<&str> = present.split_whitespace().collect();
     let (mut writes, mut errors) = (Vec::new(), Vec::new());
     for (name, on) in wanted {
         let off = format!("NO_{name}");
-        match (words.contains(name.as_str()), words.contains(off.as_str())) {
+        match (
+            listed.contains(name.as_str()),
+            listed.contains(off.as_str()),
+        ) {
             (false, false) => errors.push(FieldError::new(
                 "schedFeatures",
                 "a feature of this kernel",
@@ -219,7 +222,7 @@ mod tests {
     #[test]
     fn features_are_written_when_they_differ() {
         let present = "GENTLE_FAIR_SLEEPERS NO_ID_ABSOLUTE_EXPEL ID_EXPELLER_SHARE_CORE\n";
-        let wanted = |pairs: &[(&str, bool)]| {
+        let plan = |pairs: &[(&str, bool)]| {
             let pairs = pairs.iter().map(|(name, on)| ((*name).to_owned(), *on));
             sched_features(&pairs.collect(), present)
         };
@@ -234,13 +237,13 @@ mod tests {
             ("ID_ABSOLUTE_EXPEL", false, vec![]),
             ("GENTLE_FAIR_SLEEPERS", true, vec![]),
         ] {
-            let (writes, errors) = wanted(&[(name, on)]);
+            let (writes, errors) = plan(&[(name, on)]);
             assert_eq!(
                 (writes, errors),
                 (want.iter().map(ToString::to_string).collect(), vec![])
             );
         }
-        let (writes, errors) = wanted(&[("GENTLE_FAIR_SLEEPERS", false), ("WARP", true)]);
+        let (writes, errors) = plan(&[("GENTLE_FAIR_SLEEPERS", false), ("WARP", true)]);
         assert_eq!(writes, ["NO_GENTLE_FAIR_SLEEPERS"]);
         assert_eq!(
             errors[0].to_string(),

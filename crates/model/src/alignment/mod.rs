@@ -156,8 +156,8 @@ impl<'a> FreeZones<'a> {
             return None;
         }
         let free = zone.available.get(id).saturating_sub(self.held.get(id));
-        let taken = self.taken.get(at).map_or(0, |taken| taken.get(id));
-        Some(free.max(0).saturating_sub(taken).max(0))
+        let allocated = self.taken.get(at).map_or(0, |allocated| allocated.get(id));
+        Some(free.max(0).saturating_sub(allocated).max(0))
     }
 
     /// Returns true if any zone lists resource `id`.

@@ -151,8 +151,9 @@ impl Admission<'_> {
         let mut unsure = false;
         let free = &self.free;
         for want in wants.iter().filter(|want| is_own(ask, want)) {
-            let same = |leftover: &&mut Leftover| leftover.id == want.id && leftover.zone == zone;
-            let Some(leftover) = self.leftovers.iter_mut().find(same) else {
+            let is_same =
+                |leftover: &&mut Leftover| leftover.id == want.id && leftover.zone == zone;
+            let Some(leftover) = self.leftovers.iter_mut().find(is_same) else {
                 continue;
             };
             leftover.least = leftover.least.saturating_sub(want.amount);

@@ -106,17 +106,17 @@ impl Cookies {
     fn plan_group(&mut self, name: &str, tasks: &[Task], actions: &mut Vec<Action>) {
         let existing = self.of_group.get(name).copied().or_else(|| {
             // A pod that changed its group still has the cookie of the old one.
-            let taken: BTreeSet<u64> = self.of_group.values().copied().collect();
+            let in_use: BTreeSet<u64> = self.of_group.values().copied().collect();
             let mut cookies = tasks.iter().map(|task| task.cookie);
-            cookies.find(|cookie| *cookie != 0 && !taken.contains(cookie))
+            cookies.find(|cookie| *cookie != 0 && !in_use.contains(cookie))
         });
         if let Some(cookie) = existing {
             self.of_group.insert(name.to_owned(), cookie);
             self.ours.insert(cookie);
             let holder = tasks.iter().find(|task| task.cookie == cookie);
             let Some(holder) = holder else { return };
-            let others = tasks.iter().filter(|task| task.cookie != cookie);
-            actions.extend(others.map(|task| Action::Share {
+            let receivers = tasks.iter().filter(|task| task.cookie != cookie);
+            actions.extend(receivers.map(|task| Action::Share {
                 from: holder.pid,
                 to: task.pid,
             }));
@@ -129,8 +129,8 @@ impl Cookies {
         };
         actions.push(Action::Create { pid: leader.pid });
         if bare.is_some() {
-            let others = tasks.iter().filter(|task| task.pid != leader.pid);
-            actions.extend(others.map(|task| Action::Share {
+            let receivers = tasks.iter().filter(|task| task.pid != leader.pid);
+            actions.extend(receivers.map(|task| Action::Share {
                 from: leader.pid,
                 to: task.pid,
             }));

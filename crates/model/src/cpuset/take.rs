@@ -93,16 +93,16 @@ pub struct NotEnough;
 /// Fewer CPUs are available than needed.
 pub fn take(want: &CpuRequest<'_>) -> Result<CpuSet, NotEnough> {
     let first = want.available.intersection(want.preferred);
-    let mut taken = CpuSet::new();
+    let mut cpus = CpuSet::new();
     if !first.is_empty() {
-        taken = CpuSearch::new(want, &first, want.needed.min(first.len())).run()?;
+        cpus = CpuSearch::new(want, &first, want.needed.min(first.len())).run()?;
     }
-    let missing = want.needed - taken.len();
+    let missing = want.needed - cpus.len();
     if missing > 0 {
-        let others = want.available.difference(&first);
-        taken.add(&CpuSearch::new(want, &others, missing).run()?);
+        let unpreferred = want.available.difference(&first);
+        cpus.add(&CpuSearch::new(want, &unpreferred, missing).run()?);
     }
-    Ok(taken)
+    Ok(cpus)
 }
 
 /// Returns the CPUs of `available` that can be part of a result with the required policy `bind`: those of
@@ -358,11 +358,11 @@ impl<'a> CpuSearch<'a> {
     }
 
     /// Returns a sort key that puts the preferred number of free CPUs first.
-    fn by_free_count(&self, room: usize) -> i64 {
-        let room = i64::try_from(room).unwrap_or(i64::MAX);
+    fn by_free_count(&self, free_count: usize) -> i64 {
+        let free_count = i64::try_from(free_count).unwrap_or(i64::MAX);
         match self.want.strategy {
-            CpuStrategy::MostAllocated => room,
-            CpuStrategy::LeastAllocated => -room,
+            CpuStrategy::MostAllocated => free_count,
+            CpuStrategy::LeastAllocated => -free_count,
         }
     }
 

@@ -316,13 +316,16 @@ pub(super) fn requested_devices(
 /// # Errors
 /// The reason why the node cannot satisfy the request.
 pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Allocation, Refusal> {
-    let wanted = requested_devices(need, site.inventory, rules.in_full)?;
+    let requested = requested_devices(need, site.inventory, rules.in_full)?;
     let pool = |kind: DeviceType| {
-        let (count, each) = wanted[kind.index()]?;
+        let (count, each) = requested[kind.index()]?;
         Some(Pool::new(kind, count, each, need, site, rules))
     };
     let mut out = Allocation::default();
-    let types = wanted.iter().filter(|wanted| wanted.is_some()).count();
+    let types = requested
+        .iter()
+        .filter(|requested| requested.is_some())
+        .count();
     if types > 1
         && let Some((leading, others)) = need.joint.split_first()
     {
@@ -341,9 +344,9 @@ pub fn allocate(need: &Need, site: &Site<'_>, rules: &Rules<'_>) -> Result<Alloc
                 pool.count
             };
             let grants = pool.pick(count, &pcies)?;
-            let same = site.inventory.pcies(*kind, set(&grants)) == pcies;
+            let same_pcies = site.inventory.pcies(*kind, set(&grants)) == pcies;
             out.0[kind.index()] = grants;
-            if need.same_pcie && !same {
+            if need.same_pcie && !same_pcies {
                 let reason = "node(s) Device Joint-Allocate rules violation";
                 return Err(Refusal::resolvable(reason));
             }
@@ -368,10 +371,10 @@ pub fn supply(
     site: &Site<'_>,
     rules: &Rules<'_>,
 ) -> Vec<(DeviceType, usize, Units, usize)> {
-    let wanted = requested_devices(need, site.inventory, rules.in_full).unwrap_or_default();
+    let requested = requested_devices(need, site.inventory, rules.in_full).unwrap_or_default();
     let mut out = Vec::new();
     for kind in DeviceType::ALL {
-        if let Some((count, each)) = wanted[kind.index()] {
+        if let Some((count, each)) = requested[kind.index()] {
             let pool = Pool::new(kind, count, each, need, site, rules);
             let serving = pool.free.iter().filter(|(minor, _)| pool.serves(*minor));
             out.push((kind, count, each, serving.count()));
@@ -523,7 +526,7 @@ impl<'a> Pool<'a> {
             return scored.into_iter().map(|(minor, _)| minor).collect();
         }
         // Turn in which a device is taken: the number of better devices of its PCIe root.
-        let mut taken = vec![0_usize; pcies.len()];
+        let mut counts = vec![0_usize; pcies.len()];
         let turn = |minor: u8| {
             let device = self.site.inventory.device(self.kind, minor);
             let place = device.and_then(|device| device.place.as_ref())?;
@@ -533,8 +536,8 @@ impl<'a> Pool<'a> {
         for entry in scored {
             let number = match turn(entry.0) {
                 Some(at) => {
-                    taken[at] += 1;
-                    taken[at]
+                    counts[at] += 1;
+                    counts[at]
                 }
                 None => usize::MAX,
             };

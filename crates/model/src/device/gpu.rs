@@ -13,11 +13,11 @@ pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Gra
     // Devices outside of the pool count as busy if they are in use.
     let pool_minors = pool.total.set_of();
     let elsewhere = pool.site.used.units[DeviceType::Gpu.index()].busy() & !pool_minors;
-    let taken = pool.free.iter().filter(|(minor, free)| {
+    let used = pool.free.iter().filter(|(minor, free)| {
         let total = pool.total.get(*minor).unwrap_or(&Units::NONE);
         !total.minus(free).is_zero()
     });
-    let busy = taken.fold(elsewhere, |set, (minor, _)| set | bit(minor));
+    let busy = used.fold(elsewhere, |set, (minor, _)| set | bit(minor));
 
     let (table, honor) = match &pool.site.inventory.partitions {
         Some(table) => (Some(table), pool.site.inventory.honor_partitions),

@@ -26,11 +26,11 @@ pub fn numa_hints<E: From<Refusal>>(
     if nodes.is_empty() {
         return Ok(Vec::new());
     }
-    let wanted = requested_devices(need, inventory, false)?;
+    let requested = requested_devices(need, inventory, false)?;
     let enough = |mask: NumaMask| {
         DeviceType::ALL.into_iter().all(|kind| {
             let available = inventory.count_in(kind, mask);
-            wanted[kind.index()].is_none_or(|(count, _)| available == 0 || available >= count)
+            requested[kind.index()].is_none_or(|(count, _)| available == 0 || available >= count)
         })
     };
     let place = |mask: NumaMask| {
@@ -44,11 +44,11 @@ pub fn numa_hints<E: From<Refusal>>(
     let mut hints: Vec<Hint> = Vec::new();
     for mask in sets(&nodes) {
         if let Ok(got) = place(mask) {
-            let same = got.set_of(DeviceType::Gpu) == best;
+            let same_devices = got.set_of(DeviceType::Gpu) == best;
             hints.push(Hint {
                 mask: Some(mask),
                 preferred: false,
-                score: if same { SAME_DEVICES } else { 0 },
+                score: if same_devices { SAME_DEVICES } else { 0 },
             });
         }
     }
@@ -58,7 +58,7 @@ pub fn numa_hints<E: From<Refusal>>(
         hint.preferred = size(hint) == smallest;
     }
     let kinds = DeviceType::ALL.into_iter();
-    let kinds = kinds.filter(|kind| wanted[kind.index()].is_some());
+    let kinds = kinds.filter(|kind| requested[kind.index()].is_some());
     Ok(kinds.map(|kind| (kind, hints.clone())).collect())
 }
 

@@ -75,8 +75,8 @@ impl TopologyScope {
 
     /// Searches this scope, inner scopes first; `depth` and `used_scopes` count the surrounding ones.
     fn find_in(&self, search: &ScopeSearch<'_>, depth: u32, used_scopes: u32) -> Option<Located> {
-        let wanted = u32::try_from(search.need.count).unwrap_or(u32::MAX);
-        if self.set.count_ones() < wanted {
+        let count = u32::try_from(search.need.count).unwrap_or(u32::MAX);
+        if self.set.count_ones() < count {
             return None;
         }
         let depth = depth + 1;
@@ -115,7 +115,7 @@ impl TopologyScope {
             let (score, minor) = best?;
             (vec![minor], score)
         } else {
-            if fit.count_ones() < wanted {
+            if fit.count_ones() < count {
                 return None;
             }
             (minors(fit).take(search.need.count).collect(), -1)

@@ -336,8 +336,8 @@ impl PerMinor {
     /// Returns the bit set of minors with a non-zero amount.
     #[must_use]
     pub fn busy(&self) -> u64 {
-        let some = self.iter().filter(|(_, units)| !units.is_zero());
-        some.fold(0, |set, (minor, _)| set | bit(minor))
+        let nonzero = self.iter().filter(|(_, units)| !units.is_zero());
+        nonzero.fold(0, |set, (minor, _)| set | bit(minor))
     }
 
     /// Returns the number of listed minors.

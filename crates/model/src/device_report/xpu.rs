@@ -132,10 +132,10 @@ pub fn label(
 
 /// Returns the JSON table of wired sets by size; `None` if there are no sets.
 fn partitions<'a>(links: impl Iterator<Item = &'a (BTreeSet<i32>, String)>) -> Option<String> {
-    let mut seen = BTreeSet::new();
+    let mut added = BTreeSet::new();
     let mut table = GpuPartitionTable::new();
     for (set, kind) in links {
-        if seen.insert(set) {
+        if added.insert(set) {
             table
                 .entry(set.len().to_string())
                 .or_default()
@@ -230,8 +230,8 @@ impl Reader<'_> {
             None | Some(Value::Null) => false,
             Some(Value::Bool(flag)) => *flag,
             Some(other) => {
-                let why = "must be true or false; it counts as false";
-                self.record_problem(&format!("{parent}.{key}"), other, why);
+                let problem = "must be true or false; it counts as false";
+                self.record_problem(&format!("{parent}.{key}"), other, problem);
                 false
             }
         }
@@ -272,8 +272,9 @@ impl Reader<'_> {
                 .as_str()
                 .and_then(|text| text.parse::<Quantity>().ok());
             let Some(amount) = amount.filter(|amount| *amount >= Quantity::ZERO) else {
-                let why = "must be an amount as text, such as \"32Gi\"; the resource is left out";
-                self.record_problem(&format!(".resources.{name}"), value, why);
+                let problem =
+                    "must be an amount as text, such as \"32Gi\"; the resource is left out";
+                self.record_problem(&format!(".resources.{name}"), value, problem);
                 continue;
             };
             let name = match name.as_str() {
@@ -333,8 +334,8 @@ impl Reader<'_> {
             // Some tools write -1 if the NUMA node is unknown.
             ("-1", _) => -1,
             _ => {
-                let why = "must be a NUMA node's number as text; it counts as not given";
-                self.record_problem(".topology.nodeID", &Value::String(node), why);
+                let problem = "must be a NUMA node's number as text; it counts as not given";
+                self.record_problem(".topology.nodeID", &Value::String(node), problem);
                 -1
             }
         };
@@ -355,8 +356,8 @@ impl Reader<'_> {
                 )
             }
             Some(other) => {
-                let why = "must be a list; it counts as not given";
-                self.record_problem(".topology.p2pLinks", other, why);
+                let problem = "must be a list; it counts as not given";
+                self.record_problem(".topology.p2pLinks", other, problem);
                 None
             }
         };
@@ -384,11 +385,11 @@ impl Reader<'_> {
                     set.insert(peer);
                 }
                 _ => {
-                    let why = "must be a minor within 0..=63; it is left out";
+                    let problem = "must be a minor within 0..=63; it is left out";
                     self.record_problem(
                         &format!("{path}.peerMinor"),
                         &Value::String(peer.to_owned()),
-                        why,
+                        problem,
                     );
                 }
             }

@@ -128,14 +128,14 @@ mod tests {
     }
 
     fn report() -> Report {
-        let found = fields(json!({"zones": [
+        let before = fields(json!({"zones": [
             {"name": "node-0", "type": "Node", "costs": [{"name": "node-0", "value": 10}],
                 "resources": [amount("cpu", "4"), amount("ex.com/a", "1")]},
             {"name": "node-1", "type": "Node", "resources": [amount("cpu", "4")]}],
             "attributes": [{"name": "topologyManagerPolicy", "value": "restricted"}]}));
         Report {
-            zones: found.zones,
-            attributes: found.attributes,
+            zones: before.zones,
+            attributes: before.attributes,
             policy: "RestrictedContainerLevel".to_owned(),
         }
     }

@@ -158,16 +158,16 @@ mod tests {
         let nothing = Share::default();
         // A quarter of the CPUs and 8 of 28 GiB are in the second NUMA node.
         let gib = |gib: u64, less: u64| from_bytes(gib * GI - less);
-        let kept = [20_u64, 8].map(|own| part(7 * GI / 10 * 2, own * GI, u128::from(28 * GI)));
+        let parts = [20_u64, 8].map(|own| part(7 * GI / 10 * 2, own * GI, u128::from(28 * GI)));
         assert_eq!(
             text(&reserved, &nothing),
             [
                 "node-0 cpu 12 10800m".to_owned(),
                 "node-0 hugepages-1Gi 4Gi 4Gi".to_owned(),
-                format!("node-0 memory 24Gi {}", gib(20, kept[0])),
+                format!("node-0 memory 24Gi {}", gib(20, parts[0])),
                 "node-1 cpu 4 3600m".to_owned(),
                 "node-1 hugepages-1Gi 0 0".to_owned(),
-                format!("node-1 memory 8Gi {}", gib(8, kept[1])),
+                format!("node-1 memory 8Gi {}", gib(8, parts[1])),
             ]
         );
         // Reserved CPUs are where they are, and a threshold may be a share.
@@ -177,13 +177,13 @@ mod tests {
             memory_percent: 50.0,
             ..Reserved::default()
         };
-        let found = text(&reserved, &nothing);
+        let zones_text = text(&reserved, &nothing);
         assert_eq!(
-            (&*found[0], &*found[3]),
+            (&*zones_text[0], &*zones_text[3]),
             ("node-0 cpu 12 10", "node-1 cpu 4 3")
         );
         assert_eq!(
-            (&*found[2], &*found[5]),
+            (&*zones_text[2], &*zones_text[5]),
             ("node-0 memory 24Gi 10Gi", "node-1 memory 8Gi 4Gi")
         );
         // More than there is.
@@ -192,9 +192,9 @@ mod tests {
             memory: u64::MAX,
             ..Reserved::default()
         };
-        let found = text(&reserved, &nothing);
+        let zones_text = text(&reserved, &nothing);
         assert_eq!(
-            (&*found[0], &*found[2]),
+            (&*zones_text[0], &*zones_text[2]),
             ("node-0 cpu 12 0", "node-0 memory 24Gi 0")
         );
     }

@@ -110,9 +110,9 @@ impl Gangs {
             None => (0, FxHashSet::default()),
         };
         for gang in self.gangs_of(&group) {
-            let others = gang.pending.values();
+            let pending = gang.pending.values();
             moves.skipped.extend(
-                others
+                pending
                     .filter(|other| **other != uid && !tried.contains(*other))
                     .cloned(),
             );

@@ -77,8 +77,14 @@ impl Baseline {
             .min_by_key(|(far, below, _)| (*far, *below));
         let (mean, deviation, doubt, seen) = match nearest {
             Some((far, _, cell)) => {
-                let few = f64::from(TRUSTED.saturating_sub(cell.samples)) / f64::from(TRUSTED);
-                (cell.mean, cell.deviation, few + f64::from(far), true)
+                let inexperience =
+                    f64::from(TRUSTED.saturating_sub(cell.samples)) / f64::from(TRUSTED);
+                (
+                    cell.mean,
+                    cell.deviation,
+                    inexperience + f64::from(far),
+                    true,
+                )
             }
             None => (rule.prior?, 0.0, 0.0, false),
         };

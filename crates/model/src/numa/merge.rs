@@ -107,8 +107,8 @@ fn best(policy: &NumaPolicy, offers: &[Offers]) -> Best {
         }
     });
     candidates.fold(fallback, |best, next| {
-        let same = next.rank() == best.rank() && best.unsatisfied && !next.unsatisfied;
-        if same || next.rank() < best.rank() {
+        let is_better_tie = next.rank() == best.rank() && best.unsatisfied && !next.unsatisfied;
+        if is_better_tie || next.rank() < best.rank() {
             next
         } else {
             best

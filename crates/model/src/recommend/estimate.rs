@@ -100,7 +100,7 @@ pub fn estimate(
     let padded = |histogram: &DecayingHistogram, percentile: f64, factor: f64| {
         histogram.percentile(percentile) * (1.0 + settings.margin) * factor
     };
-    let both = |percentiles: Percentiles, factor: f64| Recommended {
+    let recommend = |percentiles: Percentiles, factor: f64| Recommended {
         cpu_milli: milli(padded(&model.cpu, percentiles.cpu, factor).max(floor.0)),
         memory: mebibytes(padded(&model.memory, percentiles.memory, factor).max(floor.1)),
     };
@@ -119,9 +119,9 @@ pub fn estimate(
     // Without any history the bounds would be infinite or not a number.
     let positive = confidence.max(1.0 / SAMPLES_PER_DAY);
     Some(Distribution {
-        target: both(percentiles, 1.0),
-        lower: both(half, (1.0 + 0.001 / positive).powi(-2)),
-        upper: both(most, 1.0 + 1.0 / positive),
+        target: recommend(percentiles, 1.0),
+        lower: recommend(half, (1.0 + 0.001 / positive).powi(-2)),
+        upper: recommend(most, 1.0 + 1.0 / positive),
         points: [
             ("p50", point(0.5)),
             ("p90", point(0.9)),

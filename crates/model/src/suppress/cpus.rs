@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 /// granted before.
 #[must_use]
 pub fn next_cpu_count(total: usize, budget: i64, current: usize) -> usize {
-    let wanted = (budget.max(0) as usize).div_ceil(1000).max(MIN_CPUS);
+    let granted = (budget.max(0) as usize).div_ceil(1000).max(MIN_CPUS);
     let step = (total as f64 * MAX_GROWTH).ceil() as usize;
-    wanted.min(current.saturating_add(step)).max(MIN_CPUS)
+    granted.min(current.saturating_add(step)).max(MIN_CPUS)
 }
 
 /// Logical CPU and its position.
