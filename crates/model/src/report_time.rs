@@ -57,8 +57,8 @@ pub fn check(
 /// `life`, and `None` otherwise.
 #[must_use]
 pub fn excess(reported: Timestamp, now: Timestamp, life: SignedDuration) -> Option<SignedDuration> {
-    let ahead = reported.duration_since(now);
-    (ahead.is_positive() && ahead >= life.min(MAX_AHEAD)).then_some(ahead)
+    let lead = reported.duration_since(now);
+    (lead.is_positive() && lead >= life.min(MAX_AHEAD)).then_some(lead)
 }
 
 #[cfg(test)]

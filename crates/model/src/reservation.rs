@@ -236,12 +236,12 @@ mod tests {
             ((0, 0), (0, 0), 0),
         ] {
             let allocated = amounts(allocated.0, allocated.1);
-            let found = score(
+            let actual = score(
                 &amounts(4000, 100),
                 &allocated,
                 &amounts(request.0, request.1),
             );
-            assert_eq!(found, expected);
+            assert_eq!(actual, expected);
         }
         let (large, none) = (Amounts::from_iter([(MEMORY, i64::MAX)]), Amounts::new());
         assert_eq!(score(&large, &none, &large), 100);

@@ -105,12 +105,12 @@ proptest! {
         let chosen = !burst::lowered(samples[1], vec![raised, raised]).is_empty();
         let operation = burst::admitted(burst::operation(&config, allowed, Some(share)), state, chosen);
         let next = burst::next_quota(base, samples[0], config.quota_percent, operation);
-        let again = cpu_limit::rebased(samples[0], base, base);
+        let rebased_quota = cpu_limit::rebased(samples[0], base, base);
         let container = Container {
             limit: Some(limit),
             source: Source::Native,
             present: Some(base),
-            raised: next.or(Some(again)),
+            raised: next.or(Some(rebased_quota)),
             quota_percent: config.quota_percent,
             buffer_percent: config.buffer_percent,
         };

@@ -89,8 +89,9 @@ impl Fixture {
     ) -> Result<(), &'static str> {
         let (zones, none) = (self.zones(zones, &[]), Amounts::new());
         let absent = self.table.intern("example.com/absent");
-        let found = check_single_zone(ask, scope, FreeZones::new(&zones, &none), |id| id != absent);
-        found.map_err(|unfit| unfit.message)
+        let result =
+            check_single_zone(ask, scope, FreeZones::new(&zones, &none), |id| id != absent);
+        result.map_err(|unfit| unfit.message)
     }
 }
 
@@ -207,8 +208,8 @@ fn ac5_and_9_shared_resources_are_not_aligned() {
     ] {
         let pod = fixture.ask(guaranteed, &[containers]);
         for scope in BOTH {
-            let found = fixture.fits(&zones, scope, &pod);
-            assert_eq!(found.is_ok(), fits, "{containers}: {found:?}");
+            let result = fixture.fits(&zones, scope, &pod);
+            assert_eq!(result.is_ok(), fits, "{containers}: {result:?}");
         }
     }
     // A node without zones aligns nothing.
@@ -246,12 +247,12 @@ fn ac6_strategies_score_as_upstream() {
         (ZoneStrategy::BalancedAllocation, [89, 82, 100]),
     ] {
         for scope in BOTH {
-            let found = SCORED.map(|zones| {
+            let node_scores = SCORED.map(|zones| {
                 let zones = fixture.zones(&zones, &[]);
                 strategy(kind, &pod, scope, &FreeZones::new(&zones, &none), |_| 1)
             });
             // 27 of MostAllocated is 50 and 4, 33 is 33 and 33, whole numbers.
-            assert_eq!(found, scores, "{kind:?} {scope:?}");
+            assert_eq!(node_scores, scores, "{kind:?} {scope:?}");
         }
     }
     let weighed = |weights: [i64; 2]| {
@@ -314,11 +315,11 @@ fn fewer_and_nearer_zones_score_higher() {
     ] {
         let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
         let pod = fixture.ask(true, &containers);
-        let found = SCORED.map(|zones| {
+        let node_scores = SCORED.map(|zones| {
             let zones = fixture.zones(&zones, costs);
             least_zones_score(&pod, scope, FreeZones::new(&zones, &none), 8)
         });
-        assert_eq!(found, scores, "{scope:?} {containers:?}");
+        assert_eq!(node_scores, scores, "{scope:?} {containers:?}");
     }
 }
 
@@ -388,10 +389,10 @@ fn attributes_take_precedence_over_policies() {
     let scope = |value| ("topologyManagerScope", value);
     let most = |value| ("topologyManagerMaxNUMANodes", value);
     let old = ["SingleNUMANodePodLevel"];
-    let found = read(&old, &[policy("restricted"), ("other", "x"), most("16")]);
-    assert_eq!(found, ((Restricted, Scope::Pod, 16), vec![]));
-    let found = read(&old, &[scope("container"), most("4096")]);
-    assert_eq!(found, ((SingleNumaNode, Scope::Container, 1024), vec![]));
+    let parsed = read(&old, &[policy("restricted"), ("other", "x"), most("16")]);
+    assert_eq!(parsed, ((Restricted, Scope::Pod, 16), vec![]));
+    let parsed = read(&old, &[scope("container"), most("4096")]);
+    assert_eq!(parsed, ((SingleNumaNode, Scope::Container, 1024), vec![]));
     let wrong = [policy("Restricted"), scope("node"), most("1"), most("x")];
     assert_eq!(
         read(&old, &wrong),

@@ -197,8 +197,8 @@ fn a_new_group_gets_one_cookie_and_keeps_it() {
 
     // A process that started later, and a second pod of the group.
     kernel.cookies.extend([(4, 0), (5, 0)]);
-    let more: [(&CookieTarget, &[u32]); 3] = [(&a, &[1, 2, 4]), (&b, &[3]), (&a, &[5])];
-    assert_eq!(kernel.round(&mut cookies, &more), 2);
+    let later_containers: [(&CookieTarget, &[u32]); 3] = [(&a, &[1, 2, 4]), (&b, &[3]), (&a, &[5])];
+    assert_eq!(kernel.round(&mut cookies, &later_containers), 2);
     assert_eq!(kernel.cookies_of(&[4, 5]), [101, 101]);
 }
 

@@ -38,9 +38,9 @@ struct TakeCase {
 impl TakeCase {
     fn run(&self) -> String {
         let topology = machine(self.shape);
-        let taken = set(self.taken);
+        let allocated = set(self.taken);
         let mut owned = Owned::default();
-        for cpu in topology.members(&taken) {
+        for cpu in topology.members(&allocated) {
             match self.owner {
                 ExclusivePolicy::None => {}
                 ExclusivePolicy::PCpuLevel => drop(owned.cores.insert(cpu.core)),
@@ -49,7 +49,7 @@ impl TakeCase {
         }
         let chosen = take(&CpuRequest {
             topology: &topology,
-            available: &topology.all().difference(&taken),
+            available: &topology.all().difference(&allocated),
             preferred: &CpuSet::new(),
             owned: &owned,
             needed: self.needed,

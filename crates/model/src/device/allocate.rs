@@ -550,11 +550,11 @@ impl<'a> Pool<'a> {
     /// Returns the free virtual function of `minor` with the lowest bus id.
     fn function(&self, minor: u8) -> Option<VirtualFunction> {
         let device: &Device = self.site.inventory.device(self.kind, minor)?;
-        let wanted = self.need.hint(self.kind)?.vf_selector.as_ref()?;
+        let selector = self.need.hint(self.kind)?.vf_selector.as_ref()?;
         let groups = device
             .functions
             .iter()
-            .filter(|group| koord_api::selector::matches(wanted, &group.labels).unwrap_or(false));
+            .filter(|group| koord_api::selector::matches(selector, &group.labels).unwrap_or(false));
         let used = &self.site.used.functions[self.kind.index()];
         let listed = |list: &[(u8, String)], bus_id: &str| {
             let search = list.binary_search_by(|(of, listed_id)| {

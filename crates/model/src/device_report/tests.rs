@@ -143,11 +143,11 @@ fn invalid_fields_are_named_and_the_rest_is_kept() {
             ("[7].status", "fine"),
         ]
     );
-    let found: Vec<(&str, bool)> = cards
+    let actual: Vec<(&str, bool)> = cards
         .iter()
         .map(|card| (card.found.info.id.as_str(), card.found.info.health))
         .collect();
-    assert_eq!(found, [("good", false), ("unclear", false)]);
+    assert_eq!(actual, [("good", false), ("unclear", false)]);
     let good = &cards[0].found.info;
     assert_eq!(good.topology.as_ref().unwrap().node_id, -1);
     let names: Vec<(&str, Quantity)> = good
@@ -185,7 +185,7 @@ fn a_minor_is_given_once_and_a_label_is_one() {
     let ids: Vec<&str> = report
         .devices
         .iter()
-        .map(|found| found.info.id.as_str())
+        .map(|device| device.info.id.as_str())
         .collect();
     assert_eq!(ids, ["a", "c"]);
     assert_eq!(problems.len(), 1);
@@ -290,18 +290,18 @@ fn foreign_fields_stay_and_own_fields_are_removed() {
         .spec
         .devices
         .iter()
-        .map(|one| one.id.as_str())
+        .map(|device| device.id.as_str())
         .collect();
     assert_eq!(ids, ["f", "NPU-3"]);
     let npu = &after.spec.devices[1];
     assert_eq!((npu.labels.len(), npu.module_id), (1, Some(3)));
 
     // A new node of the same name.
-    let again = Owner {
+    let renamed = Owner {
         uid: "u-2",
         ..owner()
     };
-    let after = plan(Some(&first), again, &reported(&ascend()), early()).unwrap();
+    let after = plan(Some(&first), renamed, &reported(&ascend()), early()).unwrap();
     let references = after.metadata.owner_references.unwrap();
     assert_eq!(references.len(), 1);
     assert_eq!(references[0].uid, "u-2");

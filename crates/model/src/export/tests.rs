@@ -65,40 +65,40 @@ fn text(zones: &[Zone]) -> Vec<String> {
 #[test]
 fn idle_machine_has_all_allocatable_amounts_available() {
     let (machine, all) = machine();
-    let found = zones(&machine, &all, &[]);
+    let actual = zones(&machine, &all, &[]);
     assert_eq!(
-        text(&found.zones),
+        text(&actual.zones),
         [
             "node-0 Node: cpu 4/3/3, ex.com/a 2/2/2, memory 8Gi/7Gi/7Gi",
             "node-1 Node: cpu 4/3/3, ex.com/a 1/1/1, memory 8Gi/7Gi/7Gi",
         ]
     );
-    let costs: Vec<_> = found.zones[1]
+    let costs: Vec<_> = actual.zones[1]
         .costs
         .iter()
         .map(|it| (&*it.name, it.value))
         .collect();
     assert_eq!(costs, [("node-0", 21), ("node-1", 10)]);
-    assert!(found.problems.is_empty(), "{:?}", found.problems);
+    assert!(actual.problems.is_empty(), "{:?}", actual.problems);
 }
 
 #[test]
 fn amounts_of_containers_are_not_available() {
     let (machine, all) = machine();
-    let one = Share {
+    let share = Share {
         cpus: cpus("1-2,5"),
         memory: vec![block(9 * GI, &[0, 1])],
         devices: vec![devices(&["b", "c"], &[])],
     };
-    let found = zones(&machine, &all, &[one]);
+    let actual = zones(&machine, &all, &[share]);
     assert_eq!(
-        text(&found.zones),
+        text(&actual.zones),
         [
             "node-0 Node: cpu 4/3/1, ex.com/a 2/2/1, memory 8Gi/7Gi/0",
             "node-1 Node: cpu 4/3/2, ex.com/a 1/1/0, memory 8Gi/7Gi/5Gi",
         ]
     );
-    assert!(found.problems.is_empty(), "{:?}", found.problems);
+    assert!(actual.problems.is_empty(), "{:?}", actual.problems);
 }
 
 /// NUMA nodes with memory without CPUs (CXL), with only reserved CPUs, and with memory that the memory
@@ -115,9 +115,9 @@ fn numa_nodes_without_cpus_or_memory_are_zones() {
     );
     all.cpus = cpus("1-3");
     all.memory = vec![block(32 * GI, &[4])];
-    let found = zones(&machine, &all, &[]);
+    let actual = zones(&machine, &all, &[]);
     assert_eq!(
-        text(&found.zones),
+        text(&actual.zones),
         [
             "node-0 Node: cpu 4/3/3, ex.com/a 2/2/2",
             "node-1 Node: cpu 4/0/0, ex.com/a 1/1/1",
@@ -133,21 +133,21 @@ fn a_device_near_two_numa_nodes_is_one_device() {
     let x = vec![devices(&["x"], &[0]), devices(&["x"], &[1])];
     all.devices.clone_from(&x);
     all.devices.push(devices(&["y"], &[1]));
-    let one = Share {
+    let share = Share {
         devices: x,
         ..Share::default()
     };
-    for (taken, free) in [(&[][..], [1, 2]), (&[one], [0, 1])] {
-        let found = zones(&machine, &all, taken);
+    for (taken, free) in [(&[][..], [1, 2]), (&[share], [0, 1])] {
+        let actual = zones(&machine, &all, taken);
         let memory = "memory 8Gi/7Gi/7Gi";
         assert_eq!(
-            text(&found.zones),
+            text(&actual.zones),
             [
                 format!("node-0 Node: cpu 4/3/3, ex.com/a 1/1/{}, {memory}", free[0]),
                 format!("node-1 Node: cpu 4/3/3, ex.com/a 2/2/{}, {memory}", free[1]),
             ]
         );
-        assert_eq!(found.problems, [""; 0]);
+        assert_eq!(actual.problems, [""; 0]);
     }
 }
 
@@ -159,26 +159,26 @@ fn contradictions_are_reported_and_counted_once() {
     all.devices.push(devices(&["a"], &[0]));
     all.devices.push(devices(&["d"], &[7]));
     all.memory.push(block(GI, &[7]));
-    let one = Share {
+    let first = Share {
         cpus: cpus("0-2"),
         memory: vec![block(6 * GI, &[0])],
         devices: vec![devices(&["a", "x"], &[0])],
     };
-    let two = Share {
+    let second = Share {
         cpus: cpus("2-3,44"),
         memory: vec![block(2 * GI, &[0])],
         devices: vec![devices(&["a"], &[0])],
     };
-    let found = zones(&machine, &all, &[one, two]);
+    let actual = zones(&machine, &all, &[first, second]);
     assert_eq!(
-        text(&found.zones),
+        text(&actual.zones),
         [
             "node-0 Node: cpu 4/3/0, ex.com/a 2/2/1, memory 8Gi/7Gi/0",
             "node-1 Node: cpu 4/3/3, ex.com/a 1/1/1, memory 8Gi/7Gi/7Gi",
         ]
     );
     assert_eq!(
-        found.problems,
+        actual.problems,
         [
             "a container has CPUs 0, which are not allocatable",
             "a container has CPUs 44, which are not allocatable",
@@ -191,7 +191,7 @@ fn contradictions_are_reported_and_counted_once() {
             "two containers have device \"a\" of ex.com/a",
         ]
     );
-    assert!(found.is_contradictory);
+    assert!(actual.is_contradictory);
 }
 
 /// An unhealthy device is not listed as allocatable, and the container that has it keeps it. A device
@@ -200,14 +200,14 @@ fn contradictions_are_reported_and_counted_once() {
 fn unhealthy_or_unplaced_devices_are_no_contradiction() {
     let (machine, mut all) = machine();
     all.devices.push(devices(&["d"], &[7]));
-    let one = Share {
+    let share = Share {
         devices: vec![devices(&["x"], &[0])],
         ..Share::default()
     };
-    let found = zones(&machine, &all, &[one]);
-    assert_eq!(found.problems.len(), 2, "{:?}", found.problems);
-    assert!(!found.is_contradictory);
-    for one in [
+    let actual = zones(&machine, &all, &[share]);
+    assert_eq!(actual.problems.len(), 2, "{:?}", actual.problems);
+    assert!(!actual.is_contradictory);
+    for share in [
         Share {
             cpus: cpus("0"),
             ..Share::default()
@@ -217,7 +217,7 @@ fn unhealthy_or_unplaced_devices_are_no_contradiction() {
             ..Share::default()
         },
     ] {
-        assert!(zones(&machine, &all, &[one]).is_contradictory);
+        assert!(zones(&machine, &all, &[share]).is_contradictory);
     }
 }
 

@@ -169,12 +169,12 @@ fn permission_follows_the_policy() {
         moves = Moves::default();
         assert_eq!(gangs.permit("p", &mut moves), expected, "{name}");
         // Pods that were allowed before are not allowed again.
-        let held = if expected == Permission::Go && policy != "once-satisfied" {
+        let least_allowed = if expected == Permission::Go && policy != "once-satisfied" {
             waiting
         } else {
             0
         };
-        assert!(moves.allow.len() >= held, "{name}: {moves:?}");
+        assert!(moves.allow.len() >= least_allowed, "{name}: {moves:?}");
     }
     let mut gangs = Gangs::default();
     assert_eq!(
@@ -274,7 +274,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
 
 #[test]
 fn new_leader_admits_the_rest_of_a_started_group() {
-    let both = &["ns/a", "ns/b"];
+    let group = &["ns/a", "ns/b"];
     for order in [["a", "b"], ["b", "a"]] {
         let mut gangs = Gangs::default();
         let mut moves = Moves::default();
@@ -282,7 +282,7 @@ fn new_leader_admits_the_rest_of_a_started_group() {
         gangs.observe(member_view("rest", "ns/a", None, false), &mut moves);
         for name in order {
             let id = format!("ns/{name}").into();
-            gangs.declare(&id, Some(described(1, "once-satisfied", both)), &mut moves);
+            gangs.declare(&id, Some(described(1, "once-satisfied", group)), &mut moves);
         }
         assert!(moves.activate.contains(&"rest".into()), "{order:?}");
         assert_eq!(gangs.admit("rest"), Ok(()));
@@ -337,11 +337,11 @@ fn deleted_member_neither_counts_nor_represents_others() {
         for name in &names[..placed] {
             gangs.permit(name, &mut moves);
         }
-        let gone = MemberView {
+        let deleted = MemberView {
             ready: false,
             ..seen("a1", "ns/a", None, false)
         };
-        gangs.observe(gone, &mut moves);
+        gangs.observe(deleted, &mut moves);
         for name in ["a0", "a2", "a1"] {
             gangs.released(name, &mut moves);
         }
@@ -352,8 +352,15 @@ fn deleted_member_neither_counts_nor_represents_others() {
         // A replacement.
         gangs.observe(member_view("a3", "ns/a", None, false), &mut moves);
         let admitted = |uid: &&str| gangs.admit(uid).is_ok();
-        let others = ["a0", "a2", "a3"];
-        assert_eq!(others.iter().copied().filter(|it| admitted(it)).count(), 1);
+        let other_members = ["a0", "a2", "a3"];
+        assert_eq!(
+            other_members
+                .iter()
+                .copied()
+                .filter(|it| admitted(it))
+                .count(),
+            1
+        );
         let text = blocked(&gangs, "a1");
         assert_eq!(text, "pod ns/a1 is not exists in gangCache", "{what}");
     }

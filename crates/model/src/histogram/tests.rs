@@ -86,11 +86,11 @@ fn merged_histograms_hold_the_samples_of_both() {
     low.add(5.0, 1.0, T0);
     high.add(0.1, 3.0, T0);
     low.merge(&high).unwrap();
-    let mut both = DecayingHistogram::new(Layout::cpu(), HOUR);
-    both.add(0.1, 3.0, T0);
-    both.add(5.0, 1.0, T0);
+    let mut reference = DecayingHistogram::new(Layout::cpu(), HOUR);
+    reference.add(0.1, 3.0, T0);
+    reference.add(5.0, 1.0, T0);
     for p in [0.5, 0.75, 0.76, 1.0] {
-        assert_eq!(low.percentile(p), both.percentile(p), "p{p}");
+        assert_eq!(low.percentile(p), reference.percentile(p), "p{p}");
     }
 }
 
@@ -160,10 +160,10 @@ fn agrees(samples: &[(f64, i64)]) -> Result<(), TestCaseError> {
     let layout = Layout::cpu();
     for p in [0.5, 0.9, 0.95, 0.98, 0.99, 1.0] {
         let near = [p - 1e-5, f64::min(p + 1e-5, 1.0)].map(|p| exact.at(p));
-        let found = layout.bucket(histogram.percentile(p) * (1.0 - 1e-9));
+        let reached = layout.bucket(histogram.percentile(p) * (1.0 - 1e-9));
         prop_assert!(
-            (near[0]..=near[1]).contains(&found),
-            "p{p}: {found} in {near:?}"
+            (near[0]..=near[1]).contains(&reached),
+            "p{p}: {reached} in {near:?}"
         );
     }
     // Through a checkpoint: a ten-thousandth of the largest weight may be lost of each bucket.

@@ -60,7 +60,7 @@ fn place(
     pods: usize,
     slots: &[(&str, usize)],
 ) -> Result<Vec<(String, usize)>, String> {
-    let wish = PlacementRequest::new(&spec(rules), pods, tree.layers());
+    let request = PlacementRequest::new(&spec(rules), pods, tree.layers());
     let offers = slots.iter().map(|(node, slots)| {
         let offer = NodeOffer {
             slots: *slots,
@@ -68,7 +68,7 @@ fn place(
         };
         (*node, offer)
     });
-    let dealt = tree.place(&wish, offers).map_err(|e| e.message("FIT"))?;
+    let dealt = tree.place(&request, offers).map_err(|e| e.message("FIT"))?;
     Ok(dealt.into_iter().map(|(n, c)| (n.to_string(), c)).collect())
 }
 
@@ -158,8 +158,8 @@ fn invalid_layers_give_the_reason() {
 fn a_node_may_lack_the_label_just_above_it_and_no_other() {
     let layers = Layers::from_spec(&spines()).unwrap();
     let path = |labels: &[(&str, &'static str)]| {
-        let found = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
-        let path = layers.path("n", found);
+        let label_value = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
+        let path = layers.path("n", label_value);
         path.map(|path| {
             path.iter()
                 .map(ToString::to_string)
@@ -174,8 +174,8 @@ fn a_node_may_lack_the_label_just_above_it_and_no_other() {
         Ok("s/o/n".into())
     );
     // The first label of a layer that has a value names the domain.
-    let both = path(&[("spine", "s"), ("block", ""), ("old-block", "o")]);
-    assert_eq!(both, Ok("s/o/n".into()));
+    let aliased = path(&[("spine", "s"), ("block", ""), ("old-block", "o")]);
+    assert_eq!(aliased, Ok("s/o/n".into()));
     assert_eq!(path(&[("spine", "s")]), Ok("s/n/n".into()));
     assert_eq!(path(&[("block", "b")]), Err("SpineLayer".into()));
     assert_eq!(path(&[]), Err("SpineLayer".into()));
@@ -296,8 +296,11 @@ fn pod_counts_are_multiples_as_required() {
             "{rules:?}"
         );
         if !rules.is_empty() {
-            let more = place(&tree, rules, pods + 4, &slots).unwrap_err();
-            assert!(more.contains("; podCountMultiple constraints: "), "{more}");
+            let refusal = place(&tree, rules, pods + 4, &slots).unwrap_err();
+            assert!(
+                refusal.contains("; podCountMultiple constraints: "),
+                "{refusal}"
+            );
         }
     }
     let message = "no candidate topology nodes can accommodate job, desiredOfferSlot: 20, topology \
@@ -326,14 +329,14 @@ fn places_are_compared_as_upstream_does() {
         ["s2", "b3", "3"],
         ["s2", "b4", "4"],
     ]);
-    let wish = PlacementRequest::new(&NetworkTopologySpec::default(), 1, tree.layers());
+    let request = PlacementRequest::new(&NetworkTopologySpec::default(), 1, tree.layers());
     let at = |name: &str| {
         tree.domains
             .iter()
             .position(|spot| *spot.name == *name)
             .unwrap()
     };
-    let mut sums_by_domain = OfferSums::new(&tree, &wish, &vec![None; tree.domains.len()]);
+    let mut sums_by_domain = OfferSums::new(&tree, &request, &vec![None; tree.domains.len()]);
     for (name, slots) in [
         ("", 7),
         ("s1", 3),
@@ -383,8 +386,8 @@ fn nodes_near_gang_members_rank_first() {
     let ranks = tree.ranks(candidates, mates);
     assert_eq!(ranks, [1, 2, 0, 3, 5, 4]);
     // Nodes with members of the gang come first; nodes outside the tree, and their pods, come last and equal.
-    let more = ["node-x", "node-4", "node-7", "node-1", "node-y"];
-    let ranks = tree.ranks(more, [("node-7", 1), ("node-4", 2), ("node-y", 9)]);
+    let node_names = ["node-x", "node-4", "node-7", "node-1", "node-y"];
+    let ranks = tree.ranks(node_names, [("node-7", 1), ("node-4", 2), ("node-y", 9)]);
     assert_eq!(ranks, [3, 0, 1, 2, 3]);
     // Without members, the domain with the fewest nodes comes first; between domains, names decide.
     assert_eq!(tree.ranks(["node-6", "node-5", "node-3"], []), [2, 0, 1]);

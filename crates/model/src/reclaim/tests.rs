@@ -467,8 +467,8 @@ fn terms_add_up_and_name_their_settings() {
         "cpuCalculatePolicy=usage",
     ];
     assert_eq!(by(&cpu), named(&chose));
-    let taken: Vec<_> = cpu.terms.iter().map(|term| term.taken).collect();
-    assert_eq!(taken, [false, true, true, true]);
+    let signs: Vec<_> = cpu.terms.iter().map(|term| term.taken).collect();
+    assert_eq!(signs, [false, true, true, true]);
     assert!(memory.terms[2].why.contains("reserved"));
     let mut policy = policy_65();
     policy.memory = MemoryPolicy::Request;
@@ -491,8 +491,10 @@ fn terms_add_up_and_name_their_settings() {
     node.allocatable = amount("95/119G");
     let [cpu, memory] = check(&node, &policy_65());
     assert_eq!(amounts(&cpu)[2], ("reserved", -12));
-    let why = &cpu.terms[2].why;
-    assert!(why.contains("annotation node.koordinator.sh/reservation") && why.contains("(7000m)"));
+    let reason = &cpu.terms[2].why;
+    assert!(
+        reason.contains("annotation node.koordinator.sh/reservation") && reason.contains("(7000m)")
+    );
     assert_eq!(amounts(&memory)[2], ("system use", -12_000_000_000));
     node.reserved_by_annotation = amount("1/0");
     node.allocatable = amount("90/119G");

@@ -34,17 +34,20 @@ fn distribution(model: &ContainerModel, settings: &Settings) -> Distribution {
 #[test]
 fn a_steady_use_is_recommended_with_the_margin() {
     let settings = Settings::peak();
-    let found = distribution(&steady(&settings, 2.0, 0.4, 600.0 * MIB), &settings);
+    let recommended = distribution(&steady(&settings, 2.0, 0.4, 600.0 * MIB), &settings);
     // A bucket is 5 % wide and is represented by its end: 0.4 × 1.05 and 600 MiB × 1.05, up to 6 % more.
-    let (cpu, memory) = (found.target.cpu_milli, found.target.memory as f64 / MIB);
+    let (cpu, memory) = (
+        recommended.target.cpu_milli,
+        recommended.target.memory as f64 / MIB,
+    );
     assert!((420..=446).contains(&cpu), "{cpu}m");
     assert!((630.0..=669.0).contains(&memory), "{memory} MiB");
-    assert_eq!(found.target.memory % (1 << 20), 0);
-    assert_eq!(found.samples, 2 * 1440 + 1);
-    assert!((found.confidence - 2.0).abs() < 0.01);
-    assert!(found.lower.cpu_milli <= found.target.cpu_milli);
+    assert_eq!(recommended.target.memory % (1 << 20), 0);
+    assert_eq!(recommended.samples, 2 * 1440 + 1);
+    assert!((recommended.confidence - 2.0).abs() < 0.01);
+    assert!(recommended.lower.cpu_milli <= recommended.target.cpu_milli);
     // Two days: 1 + 1/2.
-    let ratio = found.upper.cpu_milli as f64 / found.target.cpu_milli as f64;
+    let ratio = recommended.upper.cpu_milli as f64 / recommended.target.cpu_milli as f64;
     assert!((ratio - 1.5).abs() < 0.01, "{ratio}");
 }
 
@@ -53,9 +56,12 @@ fn the_floor_is_a_pods_and_its_containers_share_it() {
     let settings = Settings::peak();
     let model = steady(&settings, 1.0, 0.001, MIB);
     for (containers, cpu, memory) in [(1, 25, 250), (2, 13, 125), (4, 7, 63)] {
-        let found = estimate(&model, &settings, settings.percentiles, containers).unwrap();
+        let recommended = estimate(&model, &settings, settings.percentiles, containers).unwrap();
         assert_eq!(
-            (found.target.cpu_milli, found.target.memory >> 20),
+            (
+                recommended.target.cpu_milli,
+                recommended.target.memory >> 20
+            ),
             (cpu, memory),
             "{containers} containers"
         );
@@ -323,9 +329,9 @@ fn bounds_are_wide_and_finite_after_one_sample() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     assert!(model.add(&settings, sample("a", T0, 0.4, 600.0 * MIB)));
-    let found = distribution(&model, &settings);
+    let recommended = distribution(&model, &settings);
     // As after one sample's part of a day: 1 + 1440.
-    let ratio = found.upper.cpu_milli as f64 / found.target.cpu_milli as f64;
+    let ratio = recommended.upper.cpu_milli as f64 / recommended.target.cpu_milli as f64;
     assert!((ratio - 1441.0).abs() < 5.0, "{ratio}");
 }
 
@@ -335,12 +341,15 @@ fn the_lower_bound_is_the_median() {
     let mut model = ContainerModel::new(&settings);
     for minute in 0..=1440 {
         let cpu = if minute % 10 == 0 { 1.0 } else { 0.1 };
-        let one = sample("a", T0 + minute * MINUTE, cpu, 600.0 * MIB);
-        assert!(model.add(&settings, one));
+        let usage = sample("a", T0 + minute * MINUTE, cpu, 600.0 * MIB);
+        assert!(model.add(&settings, usage));
     }
-    let found = distribution(&model, &settings);
-    assert!(found.target.cpu_milli >= 1050, "{found:?}");
-    assert!((100..130).contains(&found.lower.cpu_milli), "{found:?}");
+    let recommended = distribution(&model, &settings);
+    assert!(recommended.target.cpu_milli >= 1050, "{recommended:?}");
+    assert!(
+        (100..130).contains(&recommended.lower.cpu_milli),
+        "{recommended:?}"
+    );
 }
 
 #[test]
@@ -352,7 +361,11 @@ fn checkpoints_keep_newest_pods_once_and_drop_future_windows() {
         assert!(model.add(&settings, sample(&name, T0 + pod * MINUTE, 0.4, MIB)));
     }
     let mut saved = model.save();
-    let names: Vec<_> = saved.instances.iter().map(|one| one.pod.clone()).collect();
+    let names: Vec<_> = saved
+        .instances
+        .iter()
+        .map(|instance| instance.pod.clone())
+        .collect();
     assert_eq!(names.len(), 64);
     assert!(!names.contains(&"pod35".to_owned()) && names.contains(&"pod36".to_owned()));
     // Fewer than are kept; otherwise a duplicate would be cut off with the rest.
@@ -361,10 +374,15 @@ fn checkpoints_keep_newest_pods_once_and_drop_future_windows() {
     saved.instances.push(twice);
     saved.instances[0].window_end = i64::MAX;
     let now = T0 + DAY;
-    let again = ContainerModel::load(&settings, &saved, now).unwrap().save();
-    assert_eq!(again.instances.len(), 10);
+    let resaved = ContainerModel::load(&settings, &saved, now).unwrap().save();
+    assert_eq!(resaved.instances.len(), 10);
     let soon = now + settings.memory_window_ms;
-    assert!(again.instances.iter().all(|one| one.window_end <= soon));
+    assert!(
+        resaved
+            .instances
+            .iter()
+            .all(|instance| instance.window_end <= soon)
+    );
 }
 
 #[test]
@@ -376,8 +394,8 @@ fn a_kill_counts_in_its_window_alone() {
     assert!(!model.oom(&settings, "a", T0 - HOUR, request), "before it");
     assert!(model.oom(&settings, "a", T0 + HOUR, request));
     for (hours, used) in [(30, 100.0), (31, 200.0)] {
-        let one = sample("a", T0 + hours * HOUR, 0.4, used * MIB);
-        assert!(model.add(&settings, one));
+        let usage = sample("a", T0 + hours * HOUR, 0.4, used * MIB);
+        assert!(model.add(&settings, usage));
     }
     let instance = &model.save().instances[0];
     assert!((instance.peak - 200.0 * MIB).abs() < 1.0, "{instance:?}");

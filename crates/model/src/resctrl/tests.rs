@@ -79,7 +79,7 @@ fn domains(root: &str) -> BTreeMap<Resource, Vec<u32>> {
     ];
     let lines = root.lines().filter_map(|line| {
         let (name, domains) = line.trim().split_once(':')?;
-        let resource = all.into_iter().find(|one| one.name() == name)?;
+        let resource = all.into_iter().find(|candidate| candidate.name() == name)?;
         let ids = domains.split(';').filter_map(|domain| {
             let (id, _) = domain.split_once('=')?;
             id.trim().parse().ok()

@@ -67,8 +67,8 @@ fn containers_are_aligned_one_by_one() {
     for (containers, want) in rows {
         let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
         let pod = fixture.ask(true, &containers);
-        let found = fixture.fits(&zones, Scope::Container, &pod);
-        assert_eq!(found, want, "{containers:?}");
+        let result = fixture.fits(&zones, Scope::Container, &pod);
+        assert_eq!(result, want, "{containers:?}");
     }
 }
 
@@ -236,14 +236,15 @@ fn smallest_and_nearest_set_of_zones_is_found() {
     ];
     for (zones, costs, wants, want) in rows {
         let (zones, none) = (numbered(&fixture, &zones, &costs), Amounts::new());
-        let found = nearest(
+        let nearest_set = nearest(
             true,
             &fixture.demands(wants),
             &FreeZones::new(&zones, &none),
         );
         let ids = |at: &Vec<usize>| at.iter().map(|at| zones[*at].id).collect::<Vec<_>>();
-        let found = found.map(|found| (ids(&found.zones), found.near));
-        assert_eq!(found, want, "{wants} of {zones:?}");
+        let nearest_set =
+            nearest_set.map(|nearest_set| (ids(&nearest_set.zones), nearest_set.near));
+        assert_eq!(nearest_set, want, "{wants} of {zones:?}");
     }
 }
 
@@ -251,20 +252,24 @@ fn smallest_and_nearest_set_of_zones_is_found() {
 fn sums_of_distances() {
     let fixture = Fixture::default();
     let bare: Vec<(u32, String)> = (0..4).map(|id| (id, String::new())).collect();
-    let one = |at: usize| vec![at];
+    let single_zone = |at: usize| vec![at];
     let pairs = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];
     let threes = [[0, 1, 2], [1, 2, 3], [0, 2, 3]];
     // Upstream returns the mean of the smallest: 10, 11, 134 / 9, and 255 if distances are unknown.
     for (costs, sets, least) in [
-        (four(1, false), (0..4).map(one).collect::<Vec<_>>(), 10),
+        (
+            four(1, false),
+            (0..4).map(single_zone).collect::<Vec<_>>(),
+            10,
+        ),
         (four(1, false), pairs.map(Vec::from).into(), 4 * 11),
         (four(1, false), threes.map(Vec::from).into(), 134),
         (vec![], pairs.map(Vec::from).into(), 4 * 255),
     ] {
         let (zones, none) = (numbered(&fixture, &bare, &costs), Amounts::new());
         let free = FreeZones::new(&zones, &none);
-        let found = sets.iter().map(|set| total_distance(&free, set)).min();
-        assert_eq!(found, Some(least), "{sets:?}");
+        let least_distance = sets.iter().map(|set| total_distance(&free, set)).min();
+        assert_eq!(least_distance, Some(least), "{sets:?}");
     }
 }
 
@@ -309,13 +314,13 @@ fn the_container_that_needs_most_zones_decides() {
     ] {
         let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
         let pod = fixture.ask(true, &containers);
-        let found = nodes.map(|gpus| {
+        let node_scores = nodes.map(|gpus| {
             let zone = |(id, gpus)| (id, format!("cpu 2, memory 50Mi, x.com/gpu {gpus}"));
             let zones: Vec<(u32, String)> = (0..4).zip(gpus).map(zone).collect();
             let zones = numbered(&fixture, &zones, &four(1, false));
             least_zones_score(&pod, Scope::Container, FreeZones::new(&zones, &none), 8)
         });
-        assert_eq!(found, scores, "{containers:?}");
+        assert_eq!(node_scores, scores, "{containers:?}");
     }
 }
 
@@ -331,9 +336,9 @@ fn allocated_amounts_are_subtracted_for_the_next_container() {
         (0..zones.len()).map(amounts).collect::<Vec<_>>()
     };
     let gi = |count: i64| Some(count << 30);
-    let one = ["cpu 8, memory 10Gi"];
+    let single_zone = ["cpu 8, memory 10Gi"];
     assert_eq!(
-        remaining(&one, "cpu 2, memory 2Gi", &[0]),
+        remaining(&single_zone, "cpu 2, memory 2Gi", &[0]),
         [(Some(6000), gi(8))]
     );
     let two = ["cpu 8, memory 10Gi"; 2];
@@ -358,8 +363,8 @@ fn allocated_amounts_are_subtracted_for_the_next_container() {
         (false, "cpu 1, x.com/gpu 3", false),
     ] {
         let pod = fixture.ask(guaranteed, &[first, next]);
-        let found = fixture.fits(&zones, Scope::Container, &pod);
-        assert_eq!(found.is_ok(), fits, "{guaranteed} {next}");
+        let result = fixture.fits(&zones, Scope::Container, &pod);
+        assert_eq!(result.is_ok(), fits, "{guaranteed} {next}");
     }
 }
 
@@ -457,8 +462,8 @@ fn configurations() {
     for (policies, attributes, want) in rows {
         let policies = policies.iter().copied();
         let (config, _) = Config::read(policies.clone(), attributes.iter().copied());
-        let found = (config.policy, config.scope, config.max_zones);
-        assert_eq!(found, want, "{policies:?} {attributes:?}");
+        let parsed = (config.policy, config.scope, config.max_zones);
+        assert_eq!(parsed, want, "{policies:?} {attributes:?}");
     }
 }
 
@@ -510,12 +515,12 @@ fn bounds_and_roundings() {
     // A set may contain all zones, and each zone must list the resource.
     let required = |zones: &[&str], guaranteed, wants: &str| {
         let zones = fixture.zones(zones, &[]);
-        let found = nearest(
+        let nearest_set = nearest(
             guaranteed,
             &fixture.demands(wants),
             &FreeZones::new(&zones, &none),
         );
-        found.map(|found| found.zones)
+        nearest_set.map(|nearest_set| nearest_set.zones)
     };
     let three = ["cpu 1, x.com/gpu 1", "cpu 1, x.com/gpu 1", "cpu 1"];
     assert_eq!(required(&three, true, "cpu 3"), Some(vec![0, 1, 2]));
@@ -528,10 +533,10 @@ fn bounds_and_roundings() {
     assert_eq!(required(&three, true, "cpu 0"), Some(vec![0]));
     assert_eq!(required(&[], true, "cpu 1"), Option::None);
     // A score is never below 0.
-    let many = fixture.zones(&["cpu 1"; 9], &[]);
+    let nine_zones = fixture.zones(&["cpu 1"; 9], &[]);
     let pod = fixture.ask(true, &["cpu 9"]);
     assert_eq!(
-        least_zones_score(&pod, Scope::Pod, FreeZones::new(&many, &none), 8),
+        least_zones_score(&pod, Scope::Pod, FreeZones::new(&nine_zones, &none), 8),
         0
     );
     // Whether a container gets exclusive resources.

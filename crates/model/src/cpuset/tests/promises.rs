@@ -36,7 +36,7 @@ impl Promise<'_> {
             if nodes.iter().any(|(_, _, node)| *node == cpu.node) {
                 continue;
             }
-            let here = offered
+            let on_node = offered
                 .iter()
                 .filter(|other| other.node == cpu.node)
                 .count();
@@ -44,12 +44,12 @@ impl Promise<'_> {
                 .iter()
                 .filter(|other| other.socket == cpu.socket)
                 .count();
-            if here >= needed {
-                let [here, near] = [here, near].map(|count| {
+            if on_node >= needed {
+                let [on_node, near] = [on_node, near].map(|count| {
                     let count = i64::try_from(count).unwrap();
                     if self.strategy == MOST { count } else { -count }
                 });
-                nodes.push((here, near, cpu.node));
+                nodes.push((on_node, near, cpu.node));
             }
         }
         nodes.into_iter().min().map(|(_, _, node)| node)
@@ -65,8 +65,8 @@ impl Promise<'_> {
 
 /// Returns one thread of each core of `cpus`.
 fn firsts(cpus: &[Cpu]) -> Vec<Cpu> {
-    let mut seen = BTreeSet::new();
-    let firsts = cpus.iter().filter(|cpu| seen.insert(cpu.core));
+    let mut cores = BTreeSet::new();
+    let firsts = cpus.iter().filter(|cpu| cores.insert(cpu.core));
     firsts.copied().collect()
 }
 
@@ -95,12 +95,12 @@ fn promises(want: &CpuRequest<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseErr
         let other_node = |cpu: &Cpu| {
             exclusive != ExclusivePolicy::NumaNodeLevel || !want.owned.nodes.contains(&cpu.node)
         };
-        let beside: Vec<Cpu> = whole.iter().copied().filter(other_node).collect();
+        let elsewhere: Vec<Cpu> = whole.iter().copied().filter(other_node).collect();
         let around: Vec<Cpu> = free.iter().copied().filter(other_node).collect();
-        let kept = promise.node(&beside, &around, needed);
-        if let Some(node) = kept.or_else(|| promise.node(&whole, &free, needed)) {
+        let allowed = promise.node(&elsewhere, &around, needed);
+        if let Some(node) = allowed.or_else(|| promise.node(&whole, &free, needed)) {
             prop_assert_eq!(promise.single_node(cpus), Some(node));
-            reached.away = kept.is_some() && exclusive != ExclusivePolicy::None;
+            reached.away = allowed.is_some() && exclusive != ExclusivePolicy::None;
         }
         if whole.len() >= needed && needed.is_multiple_of(threads) {
             prop_assert_eq!(topology.cores_of(cpus) * threads, needed, "broken cores");
@@ -117,10 +117,10 @@ fn promises(want: &CpuRequest<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseErr
     };
     // One machine of single threads has only whole cores.
     if threads > 1 {
-        let kept: Vec<Cpu> = free.iter().copied().filter(|cpu| !avoided(cpu)).collect();
-        let apart = firsts(&kept);
-        let room = |node| apart.iter().filter(|cpu| cpu.node == node).count();
-        if apart.iter().any(|cpu| room(cpu.node) >= needed) {
+        let allowed: Vec<Cpu> = free.iter().copied().filter(|cpu| !avoided(cpu)).collect();
+        let apart = firsts(&allowed);
+        let count_on = |node| apart.iter().filter(|cpu| cpu.node == node).count();
+        if apart.iter().any(|cpu| count_on(cpu.node) >= needed) {
             prop_assert_eq!(topology.cores_of(cpus), needed, "one thread of each core");
             prop_assert!(promise.single_node(cpus).is_some(), "over NUMA nodes");
             prop_assert!(

@@ -63,17 +63,18 @@ fn gpus_and_adapters_are_allocated_together() {
         assert_eq!(place(need, &on, books, &rules), *expected, "{need:?}");
     }
     // Two adapters at each root and four requested: two of each root that has allocated GPUs.
-    let mut more = usual();
-    more.adapters
+    let mut extended = usual();
+    extended
+        .adapters
         .extend([(5, 0, "0"), (6, 0, "1"), (7, 1, "2"), (8, 1, "3")]);
     assert_eq!(
-        place(&pod(4, "400", ""), &more.inventory(), &none, &rules),
+        place(&pod(4, "400", ""), &extended.inventory(), &none, &rules),
         "0 1 2 3 / 1:00.2 2:00.2 5:00.2 6:00.2"
     );
     assert_eq!(
         place(
             &pod(4, "400", ""),
-            &more.inventory(),
+            &extended.inventory(),
             &whole(&[0, 1, 2, 3], &[(1, 1)]),
             &rules
         ),

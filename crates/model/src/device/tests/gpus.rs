@@ -125,34 +125,34 @@ fn partition_table_of_the_device_takes_precedence() {
         worst_partition_first: true,
         ..Quirks::default()
     };
-    let ours = Quirks::default();
+    let defaults = Quirks::default();
     let missing = "Insufficient Partitioned GPU Devices";
     let cases = [
-        (json!({}), ledger_with(&[], &[]), ours, "4 5 / "),
+        (json!({}), ledger_with(&[], &[]), defaults, "4 5 / "),
         (json!({}), ledger_with(&[], &[]), upstream, "0 1 / "),
-        (json!({}), ledger_with(&[4], &[]), ours, "2 3 / "),
+        (json!({}), ledger_with(&[4], &[]), defaults, "2 3 / "),
         (
             json!({"allocatePolicy": "Restricted"}),
             ledger_with(&[4], &[]),
-            ours,
+            defaults,
             missing,
         ),
         (
             json!({"ringBusBandwidth": "100Gi"}),
             ledger_with(&[], &[]),
-            ours,
+            defaults,
             "2 3 / ",
         ),
         (
             json!({"ringBusBandwidth": "200Gi"}),
             ledger_with(&[2], &[]),
-            ours,
+            defaults,
             missing,
         ),
         (
             json!({"ringBusBandwidth": "300Gi"}),
             ledger_with(&[], &[]),
-            ours,
+            defaults,
             missing,
         ),
     ];

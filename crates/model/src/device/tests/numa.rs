@@ -24,7 +24,7 @@ fn hints(need: &Need, on: &Inventory, books: &DeviceLedger) -> String {
         Ok(hints) => hints,
         Err(refusal) => return refusal.reason.to_owned(),
     };
-    let one = |hint: &crate::numa::Hint| {
+    let format_hint = |hint: &crate::numa::Hint| {
         let ids: String = hint.mask.unwrap().ids().map(|id| id.to_string()).collect();
         let marks = [(hint.preferred, "!"), (hint.score == 500, "*")];
         let marks: String = marks
@@ -35,7 +35,7 @@ fn hints(need: &Need, on: &Inventory, books: &DeviceLedger) -> String {
         format!("{ids}{marks}")
     };
     let of = |(kind, hints): &(DeviceType, Vec<crate::numa::Hint>)| {
-        let texts: Vec<String> = hints.iter().map(one).collect();
+        let texts: Vec<String> = hints.iter().map(format_hint).collect();
         format!("{}: {}", kind.name(), texts.join(" "))
     };
     hints.iter().map(of).collect::<Vec<_>>().join("; ")

@@ -100,13 +100,13 @@ fn only_some_mixtures_of_resources_are_possible() {
     for (requests, expected) in cases {
         let got = match convert(&units(requests)) {
             Ok(units) => {
-                let one = |(resource, amount): (DeviceResource, i64)| {
+                let format_unit = |(resource, amount): (DeviceResource, i64)| {
                     let name = resource.name().rsplit('/').next().unwrap_or_default();
                     let name = name.trim_start_matches("gpu-").trim_start_matches("gpu.");
                     let name = name.replace("memory-ratio", "ratio");
                     format!("{name}={amount}")
                 };
-                units.iter().map(one).collect::<Vec<_>>().join(" ")
+                units.iter().map(format_unit).collect::<Vec<_>>().join(" ")
             }
             Err(error) => error.to_string(),
         };

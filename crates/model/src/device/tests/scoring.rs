@@ -24,7 +24,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         );
         books
     };
-    let one = [("100", "16Gi")];
+    let one_gpu = [("100", "16Gi")];
     let two = [("100", "16Gi"), ("100", "16Gi")];
     let mut wide = gpus(&[("1000", "160Gi")], true);
     wide.push(json!({"type": "rdma", "minor": 0, "health": true, "resources": {"koordinator.sh/rdma": "1000"}}));
@@ -42,7 +42,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
     let cases: Vec<ScoreCase> = vec![
         (
             "idle",
-            on(gpus(&one, true)),
+            on(gpus(&one_gpu, true)),
             used("0", "0", "0"),
             &[("core", "100"), ("ratio", "100")],
             false,
@@ -58,7 +58,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         ),
         (
             "share left",
-            on(gpus(&one, true)),
+            on(gpus(&one_gpu, true)),
             quarter(),
             HALF,
             false,
@@ -66,7 +66,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         ),
         (
             "memory left",
-            on(gpus(&one, true)),
+            on(gpus(&one_gpu, true)),
             quarter(),
             HALF_MEMORY,
             false,
@@ -74,7 +74,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         ),
         (
             "share, most",
-            on(gpus(&one, true)),
+            on(gpus(&one_gpu, true)),
             quarter(),
             HALF,
             true,
@@ -82,7 +82,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         ),
         (
             "memory, most",
-            on(gpus(&one, true)),
+            on(gpus(&one_gpu, true)),
             quarter(),
             HALF_MEMORY,
             true,
@@ -98,7 +98,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         ),
         (
             "unhealthy",
-            on(gpus(&one, false)),
+            on(gpus(&one_gpu, false)),
             used("0", "0", "0"),
             HALF,
             false,

@@ -65,14 +65,14 @@ proptest! {
         }
         let (cards, _) = xpu::parse(&file.to_string()).unwrap();
         let (report, _) = xpu::report(&cards);
-        let ids: BTreeSet<&str> = report.devices.iter().map(|one| one.info.id.as_str()).collect();
-        let minors: BTreeSet<Option<i32>> = report.devices.iter().map(|one| one.info.minor).collect();
+        let ids: BTreeSet<&str> = report.devices.iter().map(|detected| detected.info.id.as_str()).collect();
+        let minors: BTreeSet<Option<i32>> = report.devices.iter().map(|detected| detected.info.minor).collect();
         prop_assert_eq!(minors.len(), report.devices.len());
         // A minor equal to that of another device removes one of the two.
         let least = if field == "/minor" || field.is_empty() { 2 } else { 3 };
-        let others = ["NPU-3", "NPU-1", "NPU-2", "NPU-4"];
-        let kept = others.iter().enumerate().filter(|(at, id)| *at != card && ids.contains(**id));
-        prop_assert!(kept.count() >= least);
+        let candidates = ["NPU-3", "NPU-1", "NPU-2", "NPU-4"];
+        let connected = candidates.iter().enumerate().filter(|(at, id)| *at != card && ids.contains(**id));
+        prop_assert!(connected.count() >= least);
 
         let device = plan(None, owner(), &report, early()).unwrap();
         prop_assert_eq!(plan(Some(&device), owner(), &report, early()), None);
@@ -81,7 +81,7 @@ proptest! {
             let (_, left_out) = table.unwrap();
             prop_assert!(left_out.is_empty(), "{:?}", left_out);
         }
-        for condition in device.spec.devices.iter().flat_map(|one| &one.conditions) {
+        for condition in device.spec.devices.iter().flat_map(|detected| &detected.conditions) {
             prop_assert!(is_reason(&condition.reason), "{}", condition.reason);
         }
         let labels = device.metadata.labels.unwrap_or_default();

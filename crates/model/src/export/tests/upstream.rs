@@ -59,9 +59,9 @@ fn zones_are_those_of_upstream() {
     let mut all = one_by_one(&["netAAA-0", "netAAA-1", "netAAA-2", "netAAA-3"], 0);
     all.extend(one_by_one(&["netBBB-0", "netBBB-1"], 1));
     all.push(fake_devices("gpu", &["gpuAAA"], 1));
-    let found = zones(&even_and_odd(), &allocatable(2, all), &[]);
+    let actual = zones(&even_and_odd(), &allocatable(2, all), &[]);
     assert_eq!(
-        text(&found.zones),
+        text(&actual.zones),
         [
             "node-0 Node: cpu 12/11/11, fake.io/net 4/4/4, memory 2Ki/1Ki/1Ki",
             "node-1 Node: cpu 12/11/11, fake.io/gpu 1/1/1, fake.io/net 2/2/2, \
@@ -72,7 +72,7 @@ fn zones_are_those_of_upstream() {
         let costs = zone.costs.iter();
         costs.map(|cost| (cost.name.clone(), cost.value)).collect()
     };
-    let costs: Vec<_> = found.zones.iter().map(costs).collect();
+    let costs: Vec<_> = actual.zones.iter().map(costs).collect();
     let row = |to0, to1| vec![("node-0".to_owned(), to0), ("node-1".to_owned(), to1)];
     assert_eq!(costs, [row(10, 20), row(20, 10)]);
 
@@ -86,16 +86,16 @@ fn zones_are_those_of_upstream() {
         memory: vec![named("memory", 512, 1), named("hugepages-2Mi", 512, 1)],
         devices: vec![fake_devices("net", &["netBBB"], 1)],
     };
-    let found = zones(&even_and_odd(), &allocatable(1, all), &[pod]);
+    let actual = zones(&even_and_odd(), &allocatable(1, all), &[pod]);
     assert_eq!(
-        text(&found.zones),
+        text(&actual.zones),
         [
             "node-0 Node: cpu 12/11/11, fake.io/net 1/1/1, memory 2Ki/1Ki/1Ki",
             "node-1 Node: cpu 12/12/10, fake.io/gpu 1/1/1, fake.io/net 1/1/0, \
              hugepages-2Mi 2Ki/1Ki/512, memory 2Ki/1Ki/512",
         ]
     );
-    assert_eq!(found.problems, [""; 0]);
+    assert_eq!(actual.problems, [""; 0]);
 }
 
 /// `TestDetectTopologyPolicy`. Upstream maps unknown policies to `None`; here they map to no policy.
@@ -119,10 +119,10 @@ fn policies_have_upstreams_names() {
         ("single-numa-node", "non-existent", ""),
     ] {
         let read = (policy.parse::<Policy>(), scope.parse::<Scope>());
-        let found = match read {
+        let actual = match read {
             (Ok(policy), Ok(scope)) => policy_name(policy, scope),
             _ => "",
         };
-        assert_eq!(found, name, "{policy} {scope}");
+        assert_eq!(actual, name, "{policy} {scope}");
     }
 }

@@ -220,14 +220,14 @@ fn a_pod_group_describes_its_gang() {
     }
     // `TestGangCache_OnPodGroupAdd`: the same keys as on pods.
     let own = ["default/p".into()];
-    let both: [Arc<str>; 2] = ["default/p".into(), "default/q".into()];
+    let members: [Arc<str>; 2] = ["default/p".into(), "default/q".into()];
     type GroupRow<'a> = (&'a str, &'a str, GangMode, &'a [Arc<str>], usize);
     let rows: [GroupRow<'_>; 2] = [
         (
             "NonStrict",
             r#"["default/q","default/p"]"#,
             GangMode::NonStrict,
-            &both,
+            &members,
             0,
         ),
         ("WenShiqi222", "a,b", GangMode::Strict, &own, 2),

@@ -100,9 +100,9 @@ fn benign_bursts_of_many_services_do_not_hold_the_cap() {
                 let alarms = plant.count(|k| matches!(k, EventKind::Tried { .. }));
                 assert!(long == 2 || alarms > 0, "no alarm rang in {long} s bursts");
             }
-            let what = format!("{services} services, {long} s each {every} s: {sum:?}");
-            assert!(sum.capped < 0.035, "{what}");
-            assert!(sum.batch > 0.865, "{what}");
+            let context = format!("{services} services, {long} s each {every} s: {sum:?}");
+            assert!(sum.capped < 0.035, "{context}");
+            assert!(sum.batch > 0.865, "{context}");
         }
     }
 }
@@ -148,9 +148,12 @@ fn harm_above_a_level_converges_below_it_and_stays() {
             let mut plant = Plant::new(seed).harm(over(at, 0.25));
             plant.run(300);
             let later = plant.run(HOUR);
-            let what = format!("harm over {at}, seed {seed}: {later:?}");
-            assert!(later.harmed < 0.04, "{what}");
-            assert!(later.batch > at - 0.11 && later.batch < at + 0.02, "{what}");
+            let context = format!("harm over {at}, seed {seed}: {later:?}");
+            assert!(later.harmed < 0.04, "{context}");
+            assert!(
+                later.batch > at - 0.11 && later.batch < at + 0.02,
+                "{context}"
+            );
         }
     }
 }
@@ -261,11 +264,11 @@ fn harm_that_comes_back_is_answered_by_the_lever_that_helped() {
         });
         plant.run(3000);
         let before = (plant.tried(Lever::Idle), plant.tried(Lever::Partition));
-        let again = plant.run(600);
+        let second_run = plant.run(600);
         let after = (plant.tried(Lever::Idle), plant.tried(Lever::Partition));
         assert_eq!(after.0, before.0, "seed {seed}");
         assert!(after.1 > before.1, "seed {seed}");
-        assert!(again.harmed < 0.04, "seed {seed}: {again:?}");
+        assert!(second_run.harmed < 0.04, "seed {seed}: {second_run:?}");
     }
 }
 
@@ -406,19 +409,19 @@ fn cpu_per_work_finds_hidden_harm_and_its_lever() {
             // A request does not always cost the same.
             plant.noise = 0.01;
             plant.signal = Signal::CpuPerWork;
-            let what = format!("{helps}, seed {seed}");
+            let context = format!("{helps}, seed {seed}");
             // Without pauses there would be no expectation.
             plant.run(HOUR / 2);
             let later = plant.run(HOUR);
-            assert!(later.harmed < 0.05, "{what}: {later:?}");
+            assert!(later.harmed < 0.05, "{context}: {later:?}");
             let least = if helps == Lever::Quota { 0.35 } else { 0.88 };
-            assert!(later.batch > least, "{what}: {later:?}");
+            assert!(later.batch > least, "{context}: {later:?}");
             assert!(
                 plant.count(|k| matches!(k, EventKind::Confirmed { .. })) > 0,
-                "{what}"
+                "{context}"
             );
             for lever in &untouched {
-                assert_eq!(plant.tried(*lever), 0, "{lever}, {what}");
+                assert_eq!(plant.tried(*lever), 0, "{lever}, {context}");
             }
         }
     }
@@ -438,12 +441,12 @@ fn changed_request_mix_is_muted_at_little_cost() {
             plant.noise = 0.01;
             plant.signal = Signal::CpuPerWork;
             let run = plant.run(4 * HOUR);
-            let what = format!("{long} s each {every} s, seed {seed}: {run:?}");
-            assert!(run.capped < 0.035 && run.batch > 0.865, "{what}");
+            let context = format!("{long} s each {every} s, seed {seed}: {run:?}");
+            assert!(run.capped < 0.035 && run.batch > 0.865, "{context}");
             let alarms = plant.count(|k| matches!(k, EventKind::Tried { .. }));
-            assert!(alarms > 0, "the scenario does not apply: {what}");
+            assert!(alarms > 0, "the scenario does not apply: {context}");
             let mutes = plant.count(|k| matches!(k, EventKind::Muted { .. } | EventKind::Chance));
-            assert!(mutes > 0, "{what}");
+            assert!(mutes > 0, "{context}");
         }
     }
 }
@@ -477,12 +480,12 @@ fn a_rare_signal_finds_harm_too() {
             (plant.signal, plant.every) = (Signal::Cpi, every);
             plant.run(900 + 3 * HOUR);
             let later = plant.run(4 * HOUR);
-            let what = format!("every {every} s, seed {seed}: {later:?}");
-            assert!(later.harmed < 0.1, "{what}");
-            assert!(later.batch > 0.3, "{what}");
+            let context = format!("every {every} s, seed {seed}: {later:?}");
+            assert!(later.harmed < 0.1, "{context}");
+            assert!(later.batch > 0.3, "{context}");
             assert!(
                 plant.count(|k| matches!(k, EventKind::Confirmed { .. })) > 0,
-                "{what}"
+                "{context}"
             );
         }
     }
@@ -502,11 +505,11 @@ fn a_rare_signal_that_batch_work_does_not_move_costs_it_little() {
             plant.noise = 0.01;
             (plant.signal, plant.every) = (Signal::Cpi, every);
             let run = plant.run(900 + 6 * HOUR);
-            let what = format!("every {every} s, seed {seed}: {run:?}");
-            assert!(run.capped < 0.035, "{what}");
+            let context = format!("every {every} s, seed {seed}: {run:?}");
+            assert!(run.capped < 0.035, "{context}");
             assert_eq!(
                 run.paused, 0.0,
-                "pauses are too short to learn from: {what}"
+                "pauses are too short to learn from: {context}"
             );
         }
     }
@@ -569,7 +572,7 @@ fn release_resets_all_settings() {
 /// Random nodes: every kind of event occurs, and the bounds hold in all of them.
 #[test]
 fn random_nodes_keep_the_bounds_and_reach_every_state() {
-    let mut seen = [0_usize; 9];
+    let mut counts = [0_usize; 9];
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let mut roll = || dice.roll();
@@ -614,7 +617,7 @@ fn random_nodes_keep_the_bounds_and_reach_every_state() {
             );
         }
         for (_, event) in &plant.log {
-            seen[match event.kind {
+            counts[match event.kind {
                 EventKind::Tried { .. } => 0,
                 EventKind::Helped { .. } => 1,
                 EventKind::Useless { .. } => 2,
@@ -627,5 +630,5 @@ fn random_nodes_keep_the_bounds_and_reach_every_state() {
             }] += 1;
         }
     }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
