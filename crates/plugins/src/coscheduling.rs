@@ -404,13 +404,13 @@ impl QueueHints for Coscheduling {
             return QueueingHint::Skip;
         }
         // This plugin writes the status itself; only the spec matters.
-        let same = event.object.is_some_and(|change| {
+        let same_spec = event.object.is_some_and(|change| {
             let old = change.old.as_ref();
             let old = old.and_then(|old| old.downcast_ref::<ClusterNetworkTopology>());
             let new = change.new_as::<ClusterNetworkTopology>();
             old.zip(new).is_some_and(|(old, new)| old.spec == new.spec)
         });
-        if same {
+        if same_spec {
             QueueingHint::Skip
         } else {
             QueueingHint::Queue

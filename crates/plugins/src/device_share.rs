@@ -211,8 +211,8 @@ impl DeviceShare {
             };
             fx.problems.extend(problems.iter().map(problem));
         }
-        let same = before.is_some_and(|record| record.inventory == inventory);
-        self.last_event_matters = !same;
+        let same_inventory = before.is_some_and(|record| record.inventory == inventory);
+        self.last_event_matters = !same_inventory;
         let exists = node.is_some_and(|node| view.nodes.info(node).is_some());
         if deleted && !exists {
             self.records.remove(&name);
@@ -226,7 +226,7 @@ impl DeviceShare {
             self.records.insert(name, record);
         }
         if let Some(node) = node
-            && !same
+            && !same_inventory
         {
             self.row(node, view).inventory = Some(inventory);
             fx.touched.push(node);
@@ -531,10 +531,10 @@ impl PodEvents for DeviceShare {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        let same = |key| old.annotation(key) == new.annotation(key);
+        let same_annotation = |key| old.annotation(key) == new.annotation(key);
         let unchanged = old.node.is_some()
-            && same(annotations::DEVICE_ALLOCATED)
-            && same(annotations::RESERVATION_ALLOCATED);
+            && same_annotation(annotations::DEVICE_ALLOCATED)
+            && same_annotation(annotations::RESERVATION_ALLOCATED);
         if new.node.is_some() && !unchanged {
             let old = Some(&**old).filter(|old| old.node.is_some());
             self.record_allocation(old, new, node, view, fx);

@@ -47,7 +47,7 @@ impl Image {
     fn is_on(&self, row: usize) -> bool {
         self.on
             .get(row / 64)
-            .is_some_and(|word| word & (1 << (row % 64)) != 0)
+            .is_some_and(|bits| bits & (1 << (row % 64)) != 0)
     }
 
     /// Returns the size times the share of nodes that have the image.

@@ -365,14 +365,14 @@ impl Filter for InterPodAffinity {
             ids.iter().filter_map(|id| all_counters.get(*id)).collect()
         };
         let affinity_counters = counters(&filter_counters.affinity);
-        let here = |counter: &crate::common::topology::Counter| {
+        let domain_total = |counter: &crate::common::topology::Counter| {
             let domain = all_counters.counted_in(counter, node);
             (domain != NO_DOMAIN).then(|| counter.at(domain) + self.overlay_change(counter, cycle))
         };
         if !affinity_counters.is_empty() {
             let counts: Vec<_> = affinity_counters
                 .iter()
-                .map(|counter| here(counter))
+                .map(|counter| domain_total(counter))
                 .collect();
             let labelled = counts.iter().all(Option::is_some);
             let all = counts.iter().flatten().all(|count| *count > 0);
@@ -387,7 +387,7 @@ impl Filter for InterPodAffinity {
                     && affinity_counters
                         .iter()
                         .zip(&counts)
-                        .all(|(counter, here)| counter.total() + here.map_or(0, |_| change) == 0)
+                        .all(|(counter, count)| counter.total() + count.map_or(0, |_| change) == 0)
             };
             if !labelled || !(all || is_first) {
                 return Err(Rejection::unresolvable(NO_AFFINITY));
@@ -396,7 +396,7 @@ impl Filter for InterPodAffinity {
         let anti_affinity_counters = counters(&filter_counters.anti_affinity);
         if anti_affinity_counters
             .iter()
-            .any(|counter| here(counter).unwrap_or(0) > 0)
+            .any(|counter| domain_total(counter).unwrap_or(0) > 0)
         {
             return Err(Rejection::unschedulable(ANTI_AFFINITY));
         }
@@ -481,11 +481,11 @@ impl QueueHints for InterPodAffinity {
         let helps = match (event.subject, event.pod, event.node) {
             (Subject::AssignedPod, Some(other), _) => {
                 let relabelled = event.action.meets(Action::POD_LABEL);
-                let came = event.action.meets(Action::ADD);
-                let went = event.action.meets(Action::DELETE);
+                let added = event.action.meets(Action::ADD);
+                let deleted = event.action.meets(Action::DELETE);
                 relabelled
-                    || came && meets(pod, other, false)
-                    || went && (meets(pod, other, true) || meets(other, pod, true))
+                    || added && meets(pod, other, false)
+                    || deleted && (meets(pod, other, true) || meets(other, pod, true))
             }
             (Subject::Node, _, Some(node)) => {
                 // Anti-affinity is satisfied by a node without the label.

@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 /// kube-scheduler and those of the built-in profile, which is used when there is no configuration file.
 #[must_use]
 pub fn registry() -> Registry {
-    let both = |name, weight, build| Factory {
+    let in_both = |name, weight, build| Factory {
         name,
         default_weight: Some(weight),
         koord_weight: Some(weight),
@@ -56,36 +56,36 @@ pub fn registry() -> Registry {
         build,
     };
     let factories = vec![
-        both("SchedulingGates", 1, |_, _| {
+        in_both("SchedulingGates", 1, |_, _| {
             Ok(Box::new(basic::SchedulingGates) as BoxedPlugin)
         }),
-        both("PrioritySort", 1, |_, _| Ok(Box::new(basic::PrioritySort))),
-        both("GangScheduling", 1, |_, _| {
+        in_both("PrioritySort", 1, |_, _| Ok(Box::new(basic::PrioritySort))),
+        in_both("GangScheduling", 1, |_, _| {
             Ok(Box::new(basic::GangScheduling))
         }),
-        both("NodeUnschedulable", 1, |_, _| {
+        in_both("NodeUnschedulable", 1, |_, _| {
             Ok(Box::new(basic::NodeUnschedulable))
         }),
-        both("NodeName", 1, |_, _| Ok(Box::new(basic::NodeName))),
-        both("TaintToleration", 3, taints::build),
-        both("NodeAffinity", 2, node_affinity::build),
-        both("NodePorts", 1, node_ports::build),
-        both("NodeResourcesFit", 1, fit::build),
-        both("VolumeRestrictions", 1, |_, _| {
+        in_both("NodeName", 1, |_, _| Ok(Box::new(basic::NodeName))),
+        in_both("TaintToleration", 3, taints::build),
+        in_both("NodeAffinity", 2, node_affinity::build),
+        in_both("NodePorts", 1, node_ports::build),
+        in_both("NodeResourcesFit", 1, fit::build),
+        in_both("VolumeRestrictions", 1, |_, _| {
             Ok(Box::new(volumes::VolumeRestrictions::default()))
         }),
-        both("NodeVolumeLimits", 1, |_, _| {
+        in_both("NodeVolumeLimits", 1, |_, _| {
             Ok(Box::new(volumes::NodeVolumeLimits::default()))
         }),
-        both("VolumeBinding", 1, volumes::build_binding),
-        both("VolumeZone", 1, |_, _| Ok(Box::new(volumes::VolumeZone))),
-        both("PodTopologySpread", 2, topology_spread::build),
-        both("InterPodAffinity", 2, inter_pod_affinity::build),
-        both("DynamicResources", 1, |_, _| {
+        in_both("VolumeBinding", 1, volumes::build_binding),
+        in_both("VolumeZone", 1, |_, _| Ok(Box::new(volumes::VolumeZone))),
+        in_both("PodTopologySpread", 2, topology_spread::build),
+        in_both("InterPodAffinity", 2, inter_pod_affinity::build),
+        in_both("DynamicResources", 1, |_, _| {
             Ok(Box::new(basic::DynamicResources))
         }),
-        both("NodeResourcesBalancedAllocation", 1, balanced::build),
-        both("ImageLocality", 1, image_locality::build),
+        in_both("NodeResourcesBalancedAllocation", 1, balanced::build),
+        in_both("ImageLocality", 1, image_locality::build),
         koord("SchedulingHint", scheduling_hint::build),
         Factory {
             name: "LoadAwareScheduling",
@@ -110,8 +110,8 @@ pub fn registry() -> Registry {
             Ok(Box::new(pre_bind::DefaultPreBind))
         }),
         // Last in PostFilter: the other plugins choose victims with more specific knowledge.
-        both("DefaultPreemption", 1, preemption::build),
-        both("DefaultBinder", 1, |_, _| {
+        in_both("DefaultPreemption", 1, preemption::build),
+        in_both("DefaultBinder", 1, |_, _| {
             Ok(Box::new(basic::DefaultBinder))
         }),
     ];

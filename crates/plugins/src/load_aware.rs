@@ -174,8 +174,8 @@ impl LoadAware {
     ) -> impl Iterator<Item = (usize, &'a NodeLoad)> {
         let is_reported = |node: &NodeIndex| self.has_report.get(node.row()) == Some(&true);
         let nodes = nodes.iter().enumerate();
-        let those = nodes.filter(move |(_, node)| is_reported(node));
-        those.filter_map(|(at, node)| Some((at, self.loads.get(node.row())?)))
+        let reported = nodes.filter(move |(_, node)| is_reported(node));
+        reported.filter_map(|(at, node)| Some((at, self.loads.get(node.row())?)))
     }
 
     /// Stores a report, or removes it if `deleted`. The node's previous usage is saved in
@@ -604,10 +604,10 @@ impl PodEvents for LoadAware {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        let same = old.scheduled_at == new.scheduled_at
+        let unchanged = old.scheduled_at == new.scheduled_at
             && old.initialized_at == new.initialized_at
             && !old.differs_for_scheduling(new);
-        if same {
+        if unchanged {
             return;
         }
         let custom = self.args.allow_customize_estimation;

@@ -175,12 +175,12 @@ mod tests {
     }
 
     fn toleration(key: &str, operator: &str, value: &str, effect: &str) -> Toleration {
-        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let non_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         Toleration {
-            key: some(key),
-            operator: some(operator),
-            value: some(value),
-            effect: some(effect),
+            key: non_empty(key),
+            operator: non_empty(operator),
+            value: non_empty(value),
+            effect: non_empty(effect),
             toleration_seconds: None,
         }
     }

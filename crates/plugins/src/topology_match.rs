@@ -397,11 +397,11 @@ impl ObjectEvents for TopologyMatch {
         let node_state = self.state_mut(&name);
         let (before, config) = (node_state.accepted_report(), node_state.config);
         let changed = node_state.receive_report(report, scope);
-        let more = node_state.config != config
+        let improved = node_state.config != config
             || before.is_some_and(|before| before.may_improve_with(node_state.report()));
         if let Some(node) = node.filter(|_| changed) {
             fx.touched.push(node);
-            self.improved_node = Some(node).filter(|_| more);
+            self.improved_node = Some(node).filter(|_| improved);
         }
         let Some(mode) = mode else {
             return;

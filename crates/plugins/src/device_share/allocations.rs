@@ -80,9 +80,9 @@ impl NodeDevices {
             let index = kind.index();
             let devices = self.inventory.iter().flat_map(|all| all.devices(kind));
             for device in devices {
-                let taken = used[index].get(device.minor).copied().unwrap_or_default();
+                let used_units = used[index].get(device.minor).copied().unwrap_or_default();
                 total[index].set(device.minor, device.total);
-                free[index].set(device.minor, device.total.minus(&taken));
+                free[index].set(device.minor, device.total.minus(&used_units));
             }
         }
         let mut holders: [Map<String, Value>; 3] = Default::default();

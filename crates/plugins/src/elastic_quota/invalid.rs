@@ -202,12 +202,12 @@ fn cycles(objects: &Objects) -> FxHashMap<&str, String> {
         path.push(walk[from]);
         // Long cycles are cut.
         let shown = path.iter().take(8).copied().collect::<Vec<_>>();
-        let more = if shown.len() < path.len() {
+        let ellipsis = if shown.len() < path.len() {
             " -> …"
         } else {
             ""
         };
-        let path = format!("{}{more}", shown.join(" -> "));
+        let path = format!("{}{ellipsis}", shown.join(" -> "));
         out.extend(walk[from..].iter().map(|name| (*name, path.clone())));
     }
     out

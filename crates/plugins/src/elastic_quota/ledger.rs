@@ -135,12 +135,12 @@ impl Ledger {
         };
         if let Some(old) = self.pods.get_mut(&pod.uid) {
             charge.placed |= old.placed;
-            let same = old.amounts == charge.amounts
+            let same_charge = old.amounts == charge.amounts
                 && old.non_preemptible == charge.non_preemptible
                 && old.quota == charge.quota
                 && old.placed == charge.placed
                 && named(&old.info) == named(pod);
-            if same {
+            if same_charge {
                 old.info = pod.clone();
                 return false;
             }
@@ -156,8 +156,8 @@ impl Ledger {
                 .or_default()
                 .insert(uid),
             None => {
-                let same = self.by_namespace.entry(pod.namespace.clone());
-                same.or_default().insert(uid)
+                let namespace_pods = self.by_namespace.entry(pod.namespace.clone());
+                namespace_pods.or_default().insert(uid)
             }
         };
         self.pods.insert(pod.uid.clone(), charge);

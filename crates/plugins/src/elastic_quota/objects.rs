@@ -90,9 +90,9 @@ impl Objects {
             parse_tree(&mut object, last.as_ref(), table);
         }
         let order = (created(&object.object), key.0.clone());
-        let same = self.by_name.entry(key.1.clone()).or_default();
-        same.insert(order);
-        if let Some((_, first)) = same.first()
+        let same_name = self.by_name.entry(key.1.clone()).or_default();
+        same_name.insert(order);
+        if let Some((_, first)) = same_name.first()
             && *first != key.0
             && last.is_none()
         {

@@ -115,7 +115,7 @@ impl ElasticQuotas {
         }
         self.writer.dirty = false;
         self.writer.last_check = now;
-        let mut sent = std::mem::take(&mut self.writer.sent);
+        let mut sent_patches = std::mem::take(&mut self.writer.sent);
         let runtime = self.args.enable_runtime_quota;
         let trees = &mut self.trees;
         trees.rebuild();
@@ -134,7 +134,7 @@ impl ElasticQuotas {
             if desired.is_equal(&object.status) {
                 continue;
             }
-            if let Some((at, last)) = sent.remove(key)
+            if let Some((at, last)) = sent_patches.remove(key)
                 && now.duration_since(at) < WRITE_TIMEOUT
                 && last.is_equal(&desired)
             {
@@ -209,8 +209,8 @@ impl QuotaStatus {
     /// Returns true if both are equal, with missing amounts counted as zero.
     fn is_equal(&self, other: &Self) -> bool {
         let pairs = self.annotations.iter().zip(&other.annotations);
-        let some = |amounts: &Option<Amounts>| amounts.clone().unwrap_or_default();
-        let mut pairs = pairs.map(|(a, b)| (some(a), some(b)));
+        let or_empty = |amounts: &Option<Amounts>| amounts.clone().unwrap_or_default();
+        let mut pairs = pairs.map(|(a, b)| (or_empty(a), or_empty(b)));
         let equal = |a: &Amounts, b: &Amounts| {
             let within =
                 |a: &Amounts, b: &Amounts| a.iter().all(|(id, amount)| b.get(id) == amount);

@@ -130,11 +130,11 @@ impl From<&NodeMetric> for TrimmedNodeMetric {
         // The last entry of a pod counts.
         pods.sort_by(|a, b| a.key().cmp(&b.key()));
         pods.dedup_by(|later, previous| {
-            let same = later.key() == previous.key();
-            if same {
+            let same_pod = later.key() == previous.key();
+            if same_pod {
                 std::mem::swap(later, previous);
             }
-            same
+            same_pod
         });
         Self {
             name: meta.name.as_deref().unwrap_or_default().into(),

@@ -131,9 +131,12 @@ impl FreeResources {
         cpus.subtract(&node_topology.report.annotations.reserved);
         let zones = node_topology.zones.iter().map(|(id, allocatable)| {
             let mut free = allocatable.clone();
-            let taken = allocated.on_zone(node_topology, *id);
+            let zone_allocated = allocated.on_zone(node_topology, *id);
             for (resource, amount) in allocatable.iter() {
-                free.set(resource, amount.saturating_sub(taken.get(resource)).max(0));
+                free.set(
+                    resource,
+                    amount.saturating_sub(zone_allocated.get(resource)).max(0),
+                );
             }
             (*id, free)
         });
@@ -436,28 +439,28 @@ impl FreeResources {
         };
         let part = |(id, amounts): &(u8, Amounts)| {
             let all = topology.on_node(*id);
-            let here = all
+            let zone_cpus = all
                 .map(|all| all.intersection(&available))
                 .unwrap_or_default();
             let count = usize::try_from(amounts.get(CPU) / 1000).unwrap_or(0);
-            (count.min(here.len()), here)
+            (count.min(zone_cpus.len()), zone_cpus)
         };
         let parts: Vec<(usize, CpuSet)> = if zones.is_empty() {
             vec![(needed, available.clone())]
         } else {
             zones.iter().map(part).collect()
         };
-        let mut taken = CpuSet::new();
+        let mut cpus = CpuSet::new();
         for (count, from) in &parts {
-            taken.add(&take(&want(from, *count)).map_err(reject)?);
+            cpus.add(&take(&want(from, *count)).map_err(reject)?);
         }
-        if taken.len() != needed {
+        if cpus.len() != needed {
             return Err(reject(NotEnough));
         }
-        let cores = topology.cores_of(&taken);
+        let cores = topology.cores_of(&cpus);
         let satisfied = match bind {
-            BindPolicy::FullPCpus => cores * topology.per_core() == taken.len(),
-            BindPolicy::SpreadByPCpus => cores == taken.len(),
+            BindPolicy::FullPCpus => cores * topology.per_core() == cpus.len(),
+            BindPolicy::SpreadByPCpus => cores == cpus.len(),
         };
         if required && !satisfied {
             return Err(Rejection::unschedulable(format!(
@@ -465,7 +468,7 @@ impl FreeResources {
                 bind.as_str()
             )));
         }
-        Ok(taken)
+        Ok(cpus)
     }
 }
 

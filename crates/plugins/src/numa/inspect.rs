@@ -36,7 +36,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
             value
         })
         .collect();
-    let taken: Vec<(u8, Amounts)> = node_topology
+    let allocated: Vec<(u8, Amounts)> = node_topology
         .zones
         .iter()
         .map(|(id, _)| (*id, node_allocations.allocated.on_zone(node_topology, *id)))
@@ -56,7 +56,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
         "numaTopologyPolicy": node_topology.policy.map_or("", policy_name),
         "numaNodeResources": zones(&node_topology.zones, table),
         "remainingNUMANodeResources": zones(free.zones(), table),
-        "allocatedNUMANodeResources": zones(&taken, table),
+        "allocatedNUMANodeResources": zones(&allocated, table),
         "availableCPUs": free.cpus().to_string(),
         "allocatedCPUs": details(node_topology, node_allocations, &node_allocations.allocated.cpus, true),
         "allocatedPods": pods,

@@ -88,8 +88,8 @@ impl NodeAllocations {
             if let Some((_, from)) = from.filter(|(_, from)| from.is_reservation) {
                 from.cpus.subtract(&owner.cpus);
                 for (id, zone) in &mut from.zones {
-                    let taken = owner.zones.iter().find(|(taken, _)| taken == id);
-                    for (resource, amount) in taken.iter().flat_map(|(_, taken)| taken.iter()) {
+                    let owned = owner.zones.iter().find(|(owned, _)| owned == id);
+                    for (resource, amount) in owned.iter().flat_map(|(_, owned)| owned.iter()) {
                         if zone.contains(resource) {
                             zone.set(resource, (zone.get(resource) - amount).max(0));
                         }

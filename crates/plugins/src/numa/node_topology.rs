@@ -66,9 +66,9 @@ impl Report {
             let mut amounts = Amounts::new();
             for resource in &zone.resources {
                 let id = table.intern(&resource.name);
-                let mut here = amount(id, &resource.allocatable);
+                let mut allocatable = amount(id, &resource.allocatable);
                 let field = || format!("zone {:?}: {}", zone.name, resource.name);
-                if here < 0 {
+                if allocatable < 0 {
                     let value = &resource.allocatable;
                     problem(format!(
                         "{}.allocatable is ignored: {value} is below 0",
@@ -77,20 +77,20 @@ impl Report {
                 }
                 if amounts.contains(id) {
                     problem(format!("{}: the larger is ignored: listed twice", field()));
-                    here = here.min(amounts.get(id));
+                    allocatable = allocatable.min(amounts.get(id));
                 }
-                amounts.set(id, here.max(0));
+                amounts.set(id, allocatable.max(0));
             }
-            let here = annotations.topology.on_node(id);
-            let taken = here.map_or(0, |cpus| {
+            let zone_cpus = annotations.topology.on_node(id);
+            let reserved = zone_cpus.map_or(0, |cpus| {
                 to_milli(cpus.intersection(&annotations.reserved).len())
             });
             // If the amounts are amplified already, the reserved CPUs must be subtracted amplified too.
             let ratios = annotations.ratios.as_ref();
             let ratio = ratios.and_then(|all| all.factor(resources::CPU));
-            let taken = amplify(taken, ratio.unwrap_or(1.0));
+            let reserved = amplify(reserved, ratio.unwrap_or(1.0));
             if amounts.get(CPU) > 0 {
-                amounts.set(CPU, (amounts.get(CPU) - taken).max(0));
+                amounts.set(CPU, (amounts.get(CPU) - reserved).max(0));
             }
             zones.push((id, amounts));
         }

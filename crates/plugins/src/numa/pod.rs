@@ -351,6 +351,6 @@ impl Allocation {
 /// # Errors
 /// Returns a message if the annotation is invalid.
 pub(super) fn reservation_of(pod: &PodInfo) -> Result<Option<Arc<str>>, String> {
-    let taken = allocate_policy::allocated(pod).map_err(ToString::to_string)?;
-    Ok(taken.map(|taken| taken.uid.as_str().into()))
+    let reservation = allocate_policy::allocated(pod).map_err(ToString::to_string)?;
+    Ok(reservation.map(|reservation| reservation.uid.as_str().into()))
 }

@@ -67,14 +67,14 @@ impl Reservations {
             .map(|owner| &*owner.pod)
             .collect();
         assigned.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
-        let some = |ports: Value| {
+        let non_empty = |ports: Value| {
             let any = ports.as_object().is_some_and(|ports| !ports.is_empty());
             if any { ports } else { Value::Null }
         };
         let requirements = assigned.iter().map(|pod| {
             json!({"Namespace": &*pod.namespace, "Name": &*pod.name, "UID": &*pod.uid,
                 "Requests": list(&pod.requests),
-                "Ports": some(inspection::host_ports(std::iter::once(*pod)))})
+                "Ports": non_empty(inspection::host_ports(std::iter::once(*pod)))})
         });
         let requirements: Vec<Value> = requirements.collect();
         let item = json!({
@@ -87,8 +87,8 @@ impl Reservations {
             "reserved": list(&record.terms.reserved),
             "allocated": list(&allocated),
             "remaining": list(&record.pod.requests),
-            "allocatablePorts": some(inspection::host_ports(std::iter::once(&record.terms.pod))),
-            "allocatedPorts": some(inspection::host_ports(assigned.iter().copied())),
+            "allocatablePorts": non_empty(inspection::host_ports(std::iter::once(&record.terms.pod))),
+            "allocatedPorts": non_empty(inspection::host_ports(assigned.iter().copied())),
             "availableResource": inspection::amounts(view.resources, |id| {
                 let unallocated = record.terms.allocatable.get(id).saturating_sub(allocated.get(id));
                 unallocated.saturating_sub(record.terms.reserved.get(id)).max(0)

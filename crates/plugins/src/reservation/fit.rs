@@ -321,8 +321,8 @@ impl<'a> NodeFit<'a> {
         match self.victims.get(&index) {
             None => record.pod.requests.get(id),
             Some((victims, _)) => {
-                let taken = record.taken.get(id).saturating_sub(victims.get(id));
-                all.saturating_sub(taken).max(0)
+                let used = record.taken.get(id).saturating_sub(victims.get(id));
+                all.saturating_sub(used).max(0)
             }
         }
     }
@@ -395,20 +395,20 @@ impl ReservationCounts {
                 parts.push(format!("{count} Reservation(s) {text}"));
             }
         };
-        let why = |why: &MismatchReason| self.mismatches.get(why).copied().unwrap_or(0);
+        let count_of = |reason: &MismatchReason| self.mismatches.get(reason).copied().unwrap_or(0);
         part(self.named, "exactly matches the requested reservation name");
         part(
-            why(&MismatchReason::Name),
+            count_of(&MismatchReason::Name),
             "didn't match the requested reservation name",
         );
         part(
-            why(&MismatchReason::Affinity),
+            count_of(&MismatchReason::Affinity),
             "didn't match affinity rules",
         );
-        part(why(&MismatchReason::Unschedulable), "is unschedulable");
-        part(why(&MismatchReason::Exact), "is not exact matched");
-        for (why, count) in &self.mismatches {
-            if let MismatchReason::Taint(taint) = why {
+        part(count_of(&MismatchReason::Unschedulable), "is unschedulable");
+        part(count_of(&MismatchReason::Exact), "is not exact matched");
+        for (reason, count) in &self.mismatches {
+            if let MismatchReason::Taint(taint) = reason {
                 part(*count, &format!("had untolerated taint {taint}"));
             }
         }

@@ -27,9 +27,9 @@ const REFRESH_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 impl Reservations {
     /// Exports phase and resources of all reservations, at most once a minute if there are many.
     pub(super) fn export_metrics(&mut self, now: Timestamp, out: &mut MetricSamples) {
-        let many = self.table.iter().nth(FULL_REFRESH_LIMIT).is_some();
+        let is_large = self.table.iter().nth(FULL_REFRESH_LIMIT).is_some();
         let lately = |shown| now.duration_since(shown) < REFRESH_INTERVAL;
-        if many && self.metrics_exported.is_some_and(lately) {
+        if is_large && self.metrics_exported.is_some_and(lately) {
             return;
         }
         self.metrics_exported = Some(now);

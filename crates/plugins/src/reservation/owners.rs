@@ -203,28 +203,28 @@ pub(super) fn is_owner(owners: &[ReservationOwner], pod: &PodInfo) -> bool {
 /// Returns true if every set part of `term` matches `pod`. A term with nothing set matches all pods.
 fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
     let object = term.object.as_ref().is_none_or(|object| {
-        let same = |wanted: &Option<String>, actual: Option<&str>| {
+        let is_equal = |wanted: &Option<String>, actual: Option<&str>| {
             wanted
                 .as_deref()
                 .is_none_or(|wanted| wanted.is_empty() || Some(wanted) == actual)
         };
-        same(&object.uid, Some(&pod.uid))
-            && same(&object.name, Some(&pod.name))
-            && same(&object.namespace, Some(&pod.namespace))
+        is_equal(&object.uid, Some(&pod.uid))
+            && is_equal(&object.name, Some(&pod.name))
+            && is_equal(&object.namespace, Some(&pod.namespace))
             // Only pods are compared, whatever the kind.
-            && same(&object.api_version, Some("v1"))
+            && is_equal(&object.api_version, Some("v1"))
     });
     let controller = |wanted: &ReservationControllerReference| {
-        let same = |wanted: &str, actual: &str| wanted.is_empty() || wanted == actual;
-        same(&wanted.namespace, &pod.namespace)
+        let is_equal = |wanted: &str, actual: &str| wanted.is_empty() || wanted == actual;
+        is_equal(&wanted.namespace, &pod.namespace)
             && pod.object.owners.iter().any(|owner| {
                 wanted
                     .controller
                     .is_none_or(|c| owner.controller == Some(c))
-                    && same(&wanted.uid, &owner.uid)
-                    && same(&wanted.name, &owner.name)
-                    && same(&wanted.kind, &owner.kind)
-                    && same(&wanted.api_version, &owner.api_version)
+                    && is_equal(&wanted.uid, &owner.uid)
+                    && is_equal(&wanted.name, &owner.name)
+                    && is_equal(&wanted.kind, &owner.kind)
+                    && is_equal(&wanted.api_version, &owner.api_version)
             })
     };
     let labels = || {

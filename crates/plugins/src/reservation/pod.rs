@@ -274,18 +274,18 @@ fn set_reserved_requests(
     table: &ResourceTable,
 ) -> Result<(), PodError> {
     let requested = PodInfo::new(Arc::new(pod.clone()), table)?.requests;
-    let wanted: Amounts = reserved
+    let desired: Amounts = reserved
         .iter()
         .map(|(name, quantity)| {
             let id = table.intern(name);
             (id, resources::amount(id, quantity).max(0))
         })
         .collect();
-    if requested == wanted {
+    if requested == desired {
         return Ok(());
     }
     let mut all = requested;
-    for (id, amount) in wanted.iter() {
+    for (id, amount) in desired.iter() {
         all.set(id, amount);
     }
     let list: BTreeMap<String, _> = resource_list(&all, table)

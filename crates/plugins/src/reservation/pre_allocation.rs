@@ -129,9 +129,9 @@ impl Reservations {
             return Err(Rejection::unresolvable(UNSUPPORTED));
         }
         if record.spec.is_none() {
-            let why = record.terms.error.clone();
-            let why = why.or_else(|| owners::check(&record.object.spec.owners).err());
-            return Err(Rejection::unresolvable(why.unwrap_or_default()));
+            let reason = record.terms.error.clone();
+            let reason = reason.or_else(|| owners::check(&record.object.spec.owners).err());
+            return Err(Rejection::unresolvable(reason.unwrap_or_default()));
         }
         if mode(record) == PreAllocationMode::Cluster
             && !args.pre_allocation_config.enable_cluster_mode
@@ -370,8 +370,11 @@ impl Reservations {
         let annotated = self
             .table
             .confirmed_on(&pod.uid, cycle.view.nodes.name(node));
-        let is_chosen =
-            |annotated: &PodInfo| chosen.iter().any(|taken| *taken.uid == *annotated.uid);
+        let is_chosen = |annotated: &PodInfo| {
+            chosen
+                .iter()
+                .any(|absorbed| *absorbed.uid == *annotated.uid)
+        };
         let stale_annotated: Vec<_> = annotated
             .filter(|annotated| !is_chosen(annotated))
             .cloned()
@@ -383,14 +386,14 @@ impl Reservations {
                 .stale_annotated
                 .insert(pod.uid.clone(), stale_annotated);
         }
-        for taken in chosen.iter().cloned() {
+        for absorbed in chosen.iter().cloned() {
             // The pod is annotated already, since a binding that failed half-way.
-            if self.table.is_confirmed(&pod.uid, &taken.uid) {
+            if self.table.is_confirmed(&pod.uid, &absorbed.uid) {
                 continue;
             }
             let owner = OwnerPod {
                 node: cycle.view.nodes.name(node).clone(),
-                pod: taken,
+                pod: absorbed,
                 confirmed: false,
                 pre_allocated: true,
             };
@@ -401,14 +404,14 @@ impl Reservations {
     /// Returns the writes that annotate the absorbed pods, and that remove the annotation from pods of a
     /// failed attempt.
     pub(super) fn absorbed_annotation_writes(&self, record: &ReservationRecord) -> Vec<Write> {
-        let taken = self
+        let absorbed_owners = self
             .table
             .owners(&record.uid)
             .filter(|owner| owner.pre_allocated);
         let Ok(text) = super::allocated_text(record) else {
             return Vec::new();
         };
-        let mut writes: Vec<Write> = taken
+        let mut writes: Vec<Write> = absorbed_owners
             .map(|owner| annotation_write(&owner.pod, Some(&text)))
             .collect();
         let stale_annotated = self
@@ -427,13 +430,13 @@ impl Reservations {
     pub(super) fn remove_absorbed_owners(&mut self, uid: &str, fx: &mut Effects) {
         self.table.stale_annotated.remove(uid);
         let assumed = |owner: &&OwnerPod| owner.pre_allocated && !owner.confirmed;
-        let taken: Vec<Arc<str>> = self
+        let assumed_owners: Vec<Arc<str>> = self
             .table
             .owners(uid)
             .filter(assumed)
             .map(|owner| owner.pod.uid.clone())
             .collect();
-        for pod in taken {
+        for pod in assumed_owners {
             self.table.remove_owner(&pod, fx);
         }
     }
@@ -544,7 +547,7 @@ impl AbsorbedPodSelection<'_> {
     /// Adds pods one by one until the node has enough of every resource. A pod that does not fit into the
     /// reservation together with those before is skipped.
     fn select_several(&self, serves: Serves<'_>) -> AbsorbResult {
-        let mut taken = Vec::new();
+        let mut chosen = Vec::new();
         let mut sum = Amounts::new();
         let (mut by_node, mut by_reservation) = (Vec::new(), Vec::new());
         for pod in self
@@ -552,16 +555,16 @@ impl AbsorbedPodSelection<'_> {
             .iter()
             .filter(|pod| self.uses_reserved_resource(pod))
         {
-            taken.push(pod.clone());
+            chosen.push(pod.clone());
             sum.add_all(&pod.requests);
-            by_node = self.node_shortage(&taken);
-            let reasons = self.reservation_shortages(&sum, taken.len() - 1);
-            if reasons.is_empty() && by_node.is_empty() && serves(&taken) {
-                return Ok(taken);
+            by_node = self.node_shortage(&chosen);
+            let reasons = self.reservation_shortages(&sum, chosen.len() - 1);
+            if reasons.is_empty() && by_node.is_empty() && serves(&chosen) {
+                return Ok(chosen);
             }
             if !reasons.is_empty() {
                 by_reservation.extend(reasons);
-                taken.pop();
+                chosen.pop();
                 sum.sub_all(&pod.requests);
             }
         }

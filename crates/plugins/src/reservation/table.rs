@@ -576,8 +576,8 @@ impl ReservationTable {
                 let counts = named_uid
                     .as_ref()
                     .is_some_and(|uid| !self.is_stale_reference(uid, name));
-                let taken = self.pre_allocated_by(&pod.uid).filter(|_| !counts);
-                match (taken, named_uid) {
+                let pre_allocated_uid = self.pre_allocated_by(&pod.uid).filter(|_| !counts);
+                match (pre_allocated_uid, named_uid) {
                     (Some(uid), _) => self.add_owner(&uid, owner(true), fx),
                     (None, Some(uid)) => self.add_owner(&uid, owner(false), fx),
                     (None, None) => self.remove_owner(&pod.uid, fx),

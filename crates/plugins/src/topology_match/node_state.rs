@@ -320,7 +320,7 @@ impl NodeTopologyState {
         mode: &OverReserve,
     ) -> String {
         let newest = self.newest.as_deref();
-        let why = match newest.and_then(|report| report.fingerprint.as_deref()) {
+        let difference = match newest.and_then(|report| report.fingerprint.as_deref()) {
             None => "has no attribute nodeTopologyPodsFingerprint".to_owned(),
             Some(stated) => {
                 let only = newest.is_some_and(|report| is_exclusive(report, mode.method));
@@ -345,7 +345,7 @@ impl NodeTopologyState {
                 self.uncounted_pods()
             )
         };
-        format!("NodeResourceTopology of the node {why}: {effect} until they agree")
+        format!("NodeResourceTopology of the node {difference}: {effect} until they agree")
     }
 
     /// Returns the number of pods whose requests are subtracted from each zone.

@@ -85,11 +85,11 @@ impl Args {
                     field("labelSelector")
                 ));
             }
-            let same = |other: &TopologySpreadConstraint| {
+            let is_duplicate = |other: &TopologySpreadConstraint| {
                 other.topology_key == *topology_key
                     && other.when_unsatisfiable == *when_unsatisfiable
             };
-            if self.default_constraints[..at].iter().any(same) {
+            if self.default_constraints[..at].iter().any(is_duplicate) {
                 let field = field("topologyKey");
                 return Err(format!(
                     "{field}: {topology_key:?} with {when_unsatisfiable:?} is listed twice"

@@ -548,9 +548,9 @@ impl Tick for VolumeBinding {
         }
     }
     fn next_tick(&self) -> Option<Timestamp> {
-        let mut sent = self.resend.iter();
-        let (sent, _) = sent.find(|(sent, uid)| self.is_last_write(*sent, uid))?;
-        sent.saturating_add(RESEND).ok()
+        let mut resends = self.resend.iter();
+        let (sent_at, _) = resends.find(|(sent_at, uid)| self.is_last_write(*sent_at, uid))?;
+        sent_at.saturating_add(RESEND).ok()
     }
 }
 

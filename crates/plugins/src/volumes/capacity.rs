@@ -79,11 +79,11 @@ impl StorageCapacities {
     pub(super) fn put(&mut self, object: Arc<CSIStorageCapacity>) {
         let name = key(&object.metadata);
         let old = self.remove(&name);
-        let same = old.filter(|old| {
+        let unchanged = old.filter(|old| {
             old.object.node_topology == object.node_topology
                 && old.object.storage_class_name == object.storage_class_name
         });
-        let version = same.map(|old| old.version).unwrap_or_else(|| {
+        let version = unchanged.map(|old| old.version).unwrap_or_else(|| {
             self.last_version += 1;
             self.last_version
         });

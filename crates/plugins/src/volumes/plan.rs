@@ -157,15 +157,15 @@ impl Plan {
         let Some(node) = node else {
             return Progress::Failed(format!("node {:?} is gone", self.node));
         };
-        let mut done = true;
+        let mut is_done = true;
         for step in &mut self.steps {
             match check_step(step, storage, node) {
                 Progress::Done => {}
-                Progress::Pending => done = false,
+                Progress::Pending => is_done = false,
                 failed => return failed,
             }
         }
-        if done {
+        if is_done {
             Progress::Done
         } else {
             Progress::Pending

@@ -359,9 +359,9 @@ impl Storage {
     /// claim's.
     pub(super) fn may_be_attached(&self, volume: &TrimmedVolume) -> bool {
         let name = &*volume.names.name;
-        let same = identity(volume);
-        let same = same.and_then(|identity| self.by_identity.get(&identity));
-        same.is_some_and(|same| same.len() > 1)
+        let sharing = identity(volume);
+        let sharing = sharing.and_then(|identity| self.by_identity.get(&identity));
+        sharing.is_some_and(|sharing| sharing.len() > 1)
             || self.attachments_by_volume.contains_key(name)
             || self.claims_on(name).nth(1).is_some()
     }
