@@ -234,10 +234,10 @@ fn pod_of_a_workload_waits_with_a_reason() {
         ),
     ] {
         let grouped = pod("p", json!({"workloadRef": reference}));
-        let why = "this scheduler does not place pod groups of the Workload API";
+        let message = "this scheduler does not place pod groups of the Workload API";
         assert_eq!(
             place(&mut engine, grouped),
-            format!("0/1 nodes are available: {named}: {why}.")
+            format!("0/1 nodes are available: {named}: {message}.")
         );
         assert_eq!(place(&mut engine, pod("other", json!({}))), "open");
         // Waits for a change of its own, and for nothing else.

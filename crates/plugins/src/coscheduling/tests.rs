@@ -228,14 +228,14 @@ impl GangWorld {
     /// Runs scheduling cycles until no pod is ready, and answers bindings.
     fn run(&mut self) {
         for _ in 0..20_000 {
-            let more = self.engine.schedule_one(at(self.now)).is_some();
-            self.cycles += usize::from(more);
+            let scheduled = self.engine.schedule_one(at(self.now)).is_some();
+            self.cycles += usize::from(scheduled);
             self.collect();
             let mut echoed = false;
             while self.echo && self.one_echo() {
                 echoed = true;
             }
-            if !more && !echoed {
+            if !scheduled && !echoed {
                 return;
             }
         }

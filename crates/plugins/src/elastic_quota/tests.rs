@@ -177,7 +177,7 @@ fn summary(engine: &mut Engine, name: &str) -> Value {
     let answer = engine
         .inspector()
         .inspect(NAME, &path, &query(&[("includePods", "true")]), at(0));
-    answer.unwrap_or_else(|why| panic!("{name}: {why:?}"))
+    answer.unwrap_or_else(|error| panic!("{name}: {error:?}"))
 }
 
 /// Returns the writes since the last call.

@@ -88,11 +88,11 @@ impl CpuLayout {
 
     /// Returns the NodeResourceTopology object; each NUMA node has 32Gi.
     fn topology(self, name: &str, policies: Value, annotations: Value) -> ObjectChange {
-        let here = self.cpus() / self.nodes();
+        let per_node = self.cpus() / self.nodes();
         let zone = |id: u32| {
             let resource = |name: &str, amount: Value| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
             json!({"name": format!("node-{id}"), "type": "Node", "resources": [
-                resource("cpu", json!(here.to_string())), resource("memory", json!("32Gi"))
+                resource("cpu", json!(per_node.to_string())), resource("memory", json!("32Gi"))
             ]})
         };
         let zones: Value = (0..self.nodes()).map(zone).collect();

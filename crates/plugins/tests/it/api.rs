@@ -213,8 +213,9 @@ impl TestCluster {
             let conditions = pod.status.as_ref()?.conditions.as_ref()?;
             let condition = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
             let message = condition.message.clone()?;
-            let wanted = pod.metadata.name.as_deref() == Some(name) && condition.status == "False";
-            (wanted && pick(&message))
+            let is_rejected =
+                pod.metadata.name.as_deref() == Some(name) && condition.status == "False";
+            (is_rejected && pick(&message))
                 .then(|| (condition.reason.clone().unwrap_or_default(), message))
         })
         .await

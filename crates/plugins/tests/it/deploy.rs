@@ -127,13 +127,13 @@ fn request_attributes<B>(request: &Request<B>) -> ApiRequest {
 /// Returns the policy rules with the namespace of each, or empty for a cluster role.
 fn rules() -> Vec<(String, PolicyRule)> {
     let everywhere: ClusterRole = only("rbac.yaml", "ClusterRole");
-    let here: Role = only("rbac.yaml", "Role");
-    let namespace = here.metadata.namespace.unwrap();
+    let role: Role = only("rbac.yaml", "Role");
+    let namespace = role.metadata.namespace.unwrap();
     let everywhere = everywhere.rules.unwrap().into_iter();
-    let here = here.rules.unwrap().into_iter();
+    let role = role.rules.unwrap().into_iter();
     everywhere
         .map(|rule| (String::new(), rule))
-        .chain(here.map(|rule| (namespace.clone(), rule)))
+        .chain(role.map(|rule| (namespace.clone(), rule)))
         .collect()
 }
 
@@ -433,10 +433,10 @@ async fn refusals(cluster: &TestCluster) {
     create(cluster, PODS, pod("huge", "16", json!({}), json!({}))).await;
     cluster.refused("huge", |_| true).await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let mut more = machine();
-    more["cpu"] = json!("17");
-    let more = json!({"status": {"allocatable": more, "capacity": more}});
-    let patch = Patch::Merge(&more);
+    let mut capacity = machine();
+    capacity["cpu"] = json!("17");
+    let capacity = json!({"status": {"allocatable": capacity, "capacity": capacity}});
+    let patch = Patch::Merge(&capacity);
     nodes
         .patch_status("n", &PatchParams::default(), &patch)
         .await
@@ -570,8 +570,8 @@ fn the_manifests_fit_together() {
         );
     }
     let leader = configuration().leader_election;
-    let here: Role = only("rbac.yaml", "Role");
-    assert_eq!(here.metadata.namespace, Some(leader.resource_namespace));
-    let named = here.rules.unwrap()[1].resource_names.clone();
+    let own_role: Role = only("rbac.yaml", "Role");
+    assert_eq!(own_role.metadata.namespace, Some(leader.resource_namespace));
+    let named = own_role.rules.unwrap()[1].resource_names.clone();
     assert_eq!(named, Some(vec![leader.resource_name]));
 }

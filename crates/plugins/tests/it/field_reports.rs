@@ -291,8 +291,9 @@ async fn host_port_stays_in_use_after_its_reservation() {
     let port = json!([{"name": "c", "image": "i", "ports": [{"containerPort": 8080, "hostPort": 8080}],
         "resources": {"requests": {"cpu": "1"}}}]);
     let with_port = |name: &str, app: &str| {
-        let more = json!({"metadata": {"labels": {"app": app}}, "spec": {"containers": port}});
-        pod(name, json!({}), more)
+        let labels_and_port =
+            json!({"metadata": {"labels": {"app": app}}, "spec": {"containers": port}});
+        pod(name, json!({}), labels_and_port)
     };
     let template = json!({"allocateOnce": true, "template": {"spec": {"containers": port}}});
     let reserved = reservation("r", "web", json!({}), template);
@@ -569,13 +570,15 @@ async fn pod_deleted_while_unschedulable_leaves_the_queue() {
         .await;
     for number in 0..50_u64 {
         let name = format!("p{number}");
-        let more = json!({
+        let fields = json!({
             "metadata": {"annotations": {
                 "gang.scheduling.koordinator.sh/name": format!("g{number}"),
                 "gang.scheduling.koordinator.sh/min-available": "1"}},
             "spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}
         });
-        field.create(pod(&name, json!({"cpu": "100m"}), more)).await;
+        field
+            .create(pod(&name, json!({"cpu": "100m"}), fields))
+            .await;
         tokio::time::sleep(Duration::from_millis(20 * (number % 3))).await;
         field.delete_pod(&name).await;
     }
@@ -629,9 +632,9 @@ async fn resized_pod_counts_in_its_quota_with_its_new_size() {
     let request = |name: &str, cpu: &str| {
         let containers =
             json!([{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}}]);
-        let mut more = quota_label("q");
-        more["spec"] = json!({"containers": containers});
-        pod(name, json!({}), more)
+        let mut fields = quota_label("q");
+        fields["spec"] = json!({"containers": containers});
+        pod(name, json!({}), fields)
     };
     field.create(request("first", "2")).await;
     field.cluster.bound("first").await;
@@ -665,10 +668,10 @@ async fn quota_with_room_for_both_preempts_no_pod() {
     let (min, max) = (json!({"memory": "5Gi"}), json!({"memory": "10Gi"}));
     field.create(quota("q", min, max)).await;
     let in_band = |name: &str, qos: &str, band: &str| {
-        let mut more = quota_label("q");
-        more["metadata"]["labels"]["koordinator.sh/qosClass"] = json!(qos);
-        more["metadata"]["labels"]["koordinator.sh/priority-class"] = json!(band);
-        pod(name, json!({"memory": "500Mi"}), more)
+        let mut fields = quota_label("q");
+        fields["metadata"]["labels"]["koordinator.sh/qosClass"] = json!(qos);
+        fields["metadata"]["labels"]["koordinator.sh/priority-class"] = json!(band);
+        pod(name, json!({"memory": "500Mi"}), fields)
     };
     field.create(in_band("batch", "BE", "koord-batch")).await;
     field.cluster.bound("batch").await;
@@ -708,11 +711,11 @@ async fn bound_cpus_leave_room_for_shared_pods_of_each_numa_node() {
     let field = Field::start().await;
     numa_node(&field, "n", 2, 52, "BestEffort").await;
     let placed = |name: &str, cpu: &str, labels: Value, status: Value| {
-        let more = json!({
+        let fields = json!({
             "metadata": {"labels": labels, "annotations": {RESOURCE_STATUS: status.to_string()}},
             "spec": {"nodeName": "n"}
         });
-        pod(name, json!({"cpu": cpu}), more)
+        pod(name, json!({"cpu": cpu}), fields)
     };
     for (node, set) in [(0, "0-43"), (1, "52-95")] {
         let part = |cpu: &str| json!([{"node": node, "resources": {"cpu": cpu}}]);
@@ -736,8 +739,8 @@ async fn bound_cpus_leave_room_for_shared_pods_of_each_numa_node() {
     let set = cpus(&status["cpuset"]);
     assert_eq!(set.len(), 8, "{status}");
     assert_eq!(set.iter().filter(|&&cpu| cpu < 52).count(), 4, "{status}");
-    let taken = |cpu: &u32| *cpu < 44 || (52..96).contains(cpu);
-    assert!(!set.iter().any(taken), "{status}");
+    let is_allocated = |cpu: &u32| *cpu < 44 || (52..96).contains(cpu);
+    assert!(!set.iter().any(is_allocated), "{status}");
 }
 
 /// koordinator-sh/koordinator#3081: allocations use the number of a NUMA node, not its position in a list.
@@ -747,9 +750,9 @@ async fn numa_allocations_go_by_the_number_of_the_node() {
     numa_node(&field, "n", 3, 8, "SingleNUMANode").await;
     let part = |node: u32| json!({"node": node, "resources": {"cpu": "8"}});
     let status = json!({"numaNodeResources": [part(1), part(2)]}).to_string();
-    let more =
+    let fields =
         json!({"metadata": {"annotations": {RESOURCE_STATUS: status}}, "spec": {"nodeName": "n"}});
-    field.create(pod("big", json!({"cpu": "16"}), more)).await;
+    field.create(pod("big", json!({"cpu": "16"}), fields)).await;
     pass(1).await;
     let zones = async |name: &str| {
         let status = field.annotation(name, RESOURCE_STATUS).await;

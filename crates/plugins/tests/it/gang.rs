@@ -295,8 +295,8 @@ async fn gang_preempts_on_several_nodes_or_not_at_all() {
         conditions.push((name, text));
     }
     // One member failed, whichever it was; the conditions of the others report its result.
-    let why = "0/3 nodes are available: 3 Insufficient cpu.";
-    let own_message = format!("preemption: {why}");
+    let message = "0/3 nodes are available: 3 Insufficient cpu.";
+    let own_message = format!("preemption: {message}");
     let failed: Vec<&str> = conditions
         .iter()
         .filter(|(_, text)| text.ends_with(&own_message))
@@ -304,7 +304,7 @@ async fn gang_preempts_on_several_nodes_or_not_at_all() {
         .collect();
     assert_eq!(failed.len(), 1, "{conditions:?}");
     let group_message = format!(
-        "preemption: preemption already attempted by default/{} with message {why}",
+        "preemption: preemption already attempted by default/{} with message {message}",
         failed[0]
     );
     let other_members = conditions

@@ -181,7 +181,7 @@ async fn deployment_without_topology_loops_on_rejection() {
     stage.stop().await;
 }
 
-async fn all_that_fits_runs_and_nothing_is_refused(chain: Chain, scope: &str, why: &str) {
+async fn check_fitting_pods_run_and_others_wait(chain: Chain, scope: &str, reason: &str) {
     let stage = SimCluster::set(chain, scope, 4).await;
     stage.deploy(10, "5").await;
     stage.until("running pods", 8, runs).await;
@@ -196,21 +196,21 @@ async fn all_that_fits_runs_and_nothing_is_refused(chain: Chain, scope: &str, wh
     let waiting: Vec<String> = pods.iter().filter_map(waits).collect();
     assert_eq!(waiting.len(), 2);
     for message in waiting {
-        assert!(message.contains(why), "{message}");
+        assert!(message.contains(reason), "{message}");
     }
     stage.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn community_chain_avoids_kubelet_rejection() {
-    let why = "4 cannot align container";
-    all_that_fits_runs_and_nothing_is_refused(Chain::Community, "container", why).await;
-    let why = "4 cannot align pod";
-    all_that_fits_runs_and_nothing_is_refused(Chain::Community, "pod", why).await;
+    let message = "4 cannot align container";
+    check_fitting_pods_run_and_others_wait(Chain::Community, "container", message).await;
+    let message = "4 cannot align pod";
+    check_fitting_pods_run_and_others_wait(Chain::Community, "pod", message).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn koordinator_chain_avoids_kubelet_rejection() {
-    let why = "4 Unaligned NUMA Hint cause cpu";
-    all_that_fits_runs_and_nothing_is_refused(Chain::Koordinator, "pod", why).await;
+    let message = "4 Unaligned NUMA Hint cause cpu";
+    check_fitting_pods_run_and_others_wait(Chain::Koordinator, "pod", message).await;
 }

@@ -93,7 +93,7 @@ impl TwoNodeEngine {
         };
         let plain = json!({"cpu": "1", "memory": "1Gi"});
         let gpu = json!({"cpu": "1", "memory": "1Gi", "koordinator.sh/gpu": "100"});
-        let much = json!({"cpu": "1E", "memory": "8Ei", "koordinator.sh/gpu-core": "100",
+        let huge = json!({"cpu": "1E", "memory": "8Ei", "koordinator.sh/gpu-core": "100",
             "koordinator.sh/gpu-memory": "8Ei", "example.com/x": "8E"});
         let factor = r#"{"cpu":9223372036854775807,"memory":9223372036854775807}"#;
         let pods = [
@@ -118,9 +118,9 @@ impl TwoNodeEngine {
                     factor,
                 ),
             ),
-            (much.clone(), json!({})),
-            (much.clone(), aligned("Restricted")),
-            (much, json!({"labels": {"app": "web"}})),
+            (huge.clone(), json!({})),
+            (huge.clone(), aligned("Restricted")),
+            (huge, json!({"labels": {"app": "web"}})),
         ];
         let mut results = Vec::new();
         for (at, (requests, meta)) in pods.into_iter().enumerate() {

@@ -293,8 +293,8 @@ impl OracleRun {
         } else {
             let context = &self.context;
             assert_eq!(is, fits, "{context}: {pod:?} in {:#?}", self.cluster);
-            let some = is.len() < self.cluster.nodes.len();
-            self.reached.offers += u32::from(some);
+            let excludes_nodes = is.len() < self.cluster.nodes.len();
+            self.reached.offers += u32::from(excludes_nodes);
         }
         let advice = ExtenderResult::Nodes(Ok(ExtenderNodeResult::default()));
         self.engine

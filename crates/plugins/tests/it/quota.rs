@@ -84,8 +84,8 @@ async fn quotas_lend_reject_report_and_survive_restart() {
         cluster
             .until(name, |object: &ElasticQuota| {
                 let is = &object.metadata;
-                let here = is.namespace.as_deref() == Some("koordinator-system");
-                (here && is.name.as_deref() == Some(name)).then_some(())
+                let is_system = is.namespace.as_deref() == Some("koordinator-system");
+                (is_system && is.name.as_deref() == Some(name)).then_some(())
             })
             .await;
     }
@@ -330,13 +330,13 @@ async fn tree_total_of_root_quota_survives_restart() {
         "n",
         "what the tree does not have"
     );
-    let more = json!({"metadata": {"annotations": {
+    let patch = json!({"metadata": {"annotations": {
         annotations::QUOTA_TOTAL_RESOURCE: "{\"cpu\":\"3\"}"
     }}});
-    let more = Patch::Merge(&more);
+    let patch = Patch::Merge(&patch);
     cluster
         .quotas()
-        .patch("root", &params, &more)
+        .patch("root", &params, &patch)
         .await
         .unwrap();
     cluster.shows("leaf", "3", "3").await;

@@ -72,13 +72,13 @@ impl SpreadNode {
 
 impl SpreadWorld {
     fn matching(&self, spread_pod: &SpreadPod, by: &Constraint, node: &str) -> i64 {
-        let here = self.pods.values().filter(|pod| {
+        let matching_pods = self.pods.values().filter(|pod| {
             pod.node == node
                 && !pod.deleting
                 && (pod.namespace, pod.app) == (spread_pod.namespace, spread_pod.app)
                 && (!by.by_version || pod.version == spread_pod.version)
         });
-        i64::try_from(here.count()).unwrap()
+        i64::try_from(matching_pods.count()).unwrap()
     }
 
     /// Returns the nodes that count for `by`, one of the pod's `all` constraints of the same kind.
@@ -107,16 +107,16 @@ impl SpreadWorld {
                         *domains.entry(domain).or_default() +=
                             self.matching(spread_pod, constraint, at);
                     }
-                    let few = domains.len() < constraint.min_domains.unwrap_or(1);
+                    let too_few = domains.len() < constraint.min_domains.unwrap_or(1);
                     let least = domains.values().min().copied();
-                    let least = if few { 0 } else { least.unwrap_or(0) };
+                    let least = if too_few { 0 } else { least.unwrap_or(0) };
                     let _ = name;
                     let Some(own) = node.labels.get(constraint.key) else {
                         return false;
                     };
-                    let here = domains.get(own.as_str()).copied().unwrap_or(0);
+                    let own_count = domains.get(own.as_str()).copied().unwrap_or(0);
                     // The pod itself counts, because its labels match its own selector.
-                    here + 1 - least <= constraint.max_skew
+                    own_count + 1 - least <= constraint.max_skew
                 })
         };
         let nodes = self.nodes.iter().filter(|(name, node)| fits(name, node));
@@ -159,13 +159,14 @@ impl SpreadWorld {
                     self.matching(spread_pod, constraint, name)
                 } else {
                     let domain = value(name);
-                    let same = counted.iter().filter(|at| value(at) == domain);
-                    same.map(|at| self.matching(spread_pod, constraint, at))
+                    let in_domain = counted.iter().filter(|at| value(at) == domain);
+                    in_domain
+                        .map(|at| self.matching(spread_pod, constraint, at))
                         .sum()
                 };
                 let matching = f64::from(i32::try_from(matching).unwrap());
-                let more = f64::from(i32::try_from(constraint.max_skew - 1).unwrap());
-                *scores.entry(name).or_default() += matching * weight + more;
+                let skew_allowance = f64::from(i32::try_from(constraint.max_skew - 1).unwrap());
+                *scores.entry(name).or_default() += matching * weight + skew_allowance;
             }
         }
         if scores.is_empty() {
@@ -354,12 +355,12 @@ fn compare(
         .cloned()
         .collect();
     assert_eq!(is, expected, "{}", context());
-    let taken = world
+    let used = world
         .nodes
         .values()
         .filter(|node| node.takes(spread_pod))
         .count();
-    reached.apart += u32::from(!expected.is_empty() && expected.len() < taken);
+    reached.apart += u32::from(!expected.is_empty() && expected.len() < used);
     let differs = |change: fn(&mut Constraint)| {
         let plain = without(spread_pod, change);
         let fits = world.feasible(&plain);

@@ -381,9 +381,9 @@ fn a_pod_is_bound_when_its_claim_is() {
         merge(assigned("v", "c"), &zone_affinity("b")),
     );
     assert_eq!(outputs(&mut engine), [""; 0]);
-    let mut done = bound("c", "v");
-    done["spec"]["storageClassName"] = json!("static");
-    set(&mut engine, "pvc", done);
+    let mut finished = bound("c", "v");
+    finished["spec"]["storageClassName"] = json!("static");
+    set(&mut engine, "pvc", finished);
     assert_eq!(outputs(&mut engine), ["bind b"]);
 }
 

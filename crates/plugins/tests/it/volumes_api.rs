@@ -67,12 +67,14 @@ impl TestCluster {
 
     /// Completes a binding like the volume controller.
     async fn finish(&self, claim: &str, volume: &str) {
-        let done = json!({
+        let provisioned = json!({
             "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
             "spec": {"volumeName": volume}
         });
         let (claims, params) = (self.claims(), PatchParams::default());
-        let patched = claims.patch(claim, &params, &Patch::Merge(&done)).await;
+        let patched = claims
+            .patch(claim, &params, &Patch::Merge(&provisioned))
+            .await;
         patched.unwrap();
     }
 

@@ -114,8 +114,8 @@ fn release_of_assumed_resources_activates_pods() {
         .engine
         .pod_deleted(&bound("on-large", "large"), world.now);
     assert_eq!(world.tried().as_deref(), Some("large"));
-    let more = pod("more", json!({"cpu": "3"}), None);
-    world.engine.pod_applied(more, world.now);
+    let second_pod = pod("more", json!({"cpu": "3"}), None);
+    world.engine.pod_applied(second_pod, world.now);
     world.now = world
         .now
         .saturating_add(SignedDuration::from_secs(1))

@@ -122,7 +122,7 @@ fn preferred_node_affinity_scores() {
     let preferring =
         |terms: Value| json!({"preferredDuringSchedulingIgnoredDuringExecution": terms});
     let pod = |terms: Value| json!({"metadata": {}, "spec": {"affinity": {"nodeAffinity": preferring(terms)}}});
-    let one = || json!([term(2, &[foo])]);
+    let one_term = || json!([term(2, &[foo])]);
     let three = || {
         let all = [foo, ("key", "value"), ("az", "az1")];
         json!([term(2, &[foo]), term(4, &[("key", "value")]), term(5, &all)])
@@ -139,11 +139,11 @@ fn preferred_node_affinity_scores() {
     #[rustfmt::skip]
     let rows = [
         ("no affinity", json!({}), plain(), &[1, 2, 3][..], "0 0 0"),
-        ("no match", json!({}), pod(one()), &[4, 2, 3], "0 0 0"),
-        ("one match", json!({}), pod(one()), &[1, 2, 3], "100 0 0"),
+        ("no match", json!({}), pod(one_term()), &[4, 2, 3], "0 0 0"),
+        ("one match", json!({}), pod(one_term()), &[1, 2, 3], "100 0 0"),
         ("weights", json!({}), pod(three()), &[1, 5, 2], "18 100 36"),
-        ("added by the arguments", added(one()), plain(), &[1, 2], "100 0"),
-        ("added to the pod's", added(json!([term(3, &[("key", "value")])])), pod(one()), &[1, 2, 5], "40 60 100"),
+        ("added by the arguments", added(one_term()), plain(), &[1, 2], "100 0"),
+        ("added to the pod's", added(json!([term(3, &[("key", "value")])])), pod(one_term()), &[1, 2, 5], "40 60 100"),
     ];
     for (name, args, pod, nodes, expected) in rows {
         let mut alone = Alone::new("NodeAffinity", args);

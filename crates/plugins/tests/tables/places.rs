@@ -49,7 +49,7 @@ fn nodes_are_selected() {
     let enforced = "!node(s) didn't match scheduler-enforced node affinity";
     let (first, second) = ("metadata.name In node1", "metadata.name In node2");
     let two = |a: &str, b: &str| format!("{a} | {b}");
-    let both = |a: &str, b: &str| format!("{a} & {b}");
+    let join = |a: &str, b: &str| format!("{a} & {b}");
     let bar = "foo In bar";
     let added = |terms: &str| json!({"addedAffinity": node_terms(terms)});
     let none = || json!({});
@@ -75,12 +75,12 @@ fn nodes_are_selected() {
         ("affinity alone", none(), "foo=bar", "foo Exists".into(), "n", "foo=barrrrrr", no),
         ("its name", none(), "", first.into(), "node1", "", "fits"),
         ("another name", none(), "", first.into(), "node2", "", no),
-        ("labels of the other term", none(), "", two(&both(first, second), bar), "node2", "foo=bar", "fits"),
-        ("labels without the name", none(), "", both(first, bar), "node2", "foo=bar", no),
-        ("labels and the name", none(), "", both(first, bar), "node1", "foo=bar", "fits"),
+        ("labels of the other term", none(), "", two(&join(first, second), bar), "node2", "foo=bar", "fits"),
+        ("labels without the name", none(), "", join(first, bar), "node2", "foo=bar", no),
+        ("labels and the name", none(), "", join(first, bar), "node1", "foo=bar", "fits"),
         ("neither", none(), "", two(first, "foo In not-match-to-bar"), "node2", "foo=bar", no),
         ("one of two names", none(), "", two(first, second), "node2", "", "fits"),
-        ("two names at once", none(), "", both(first, second), "node2", "foo=bar", "!pod affinity terms conflict"),
+        ("two names at once", none(), "", join(first, second), "node2", "foo=bar", "!pod affinity terms conflict"),
         ("added and own", added(second), "", "zone In foo".into(), "node2", "zone=foo", "fits"),
         ("added, not own", added(second), "", "zone In bar".into(), "node2", "zone=foo", no),
         ("not added", added("zone In bar"), "", String::new(), "node2", "zone=foo", enforced),
@@ -143,7 +143,7 @@ fn spread_filter_rows() {
     let zones = "a/1 b/1 x/2 y/2";
     let hosts = "a b c";
     let uneven = "a:foo a:foo b:foo y:foo y:foo y:foo";
-    let more = "a:foo a:foo b:foo y:foo y:foo y:foo y:foo";
+    let more_pods = "a:foo a:foo b:foo y:foo y:foo y:foo y:foo";
     let (here, last) = ("a:foo b:foo y:foo", "a+ b+ x+ y");
     let pairs = "a:foo a:foo b:foo b:foo c:foo";
     let mixed = "a:foo,bar a:foo b:foo,bar y:foo y:foo,bar y:foo";
@@ -177,7 +177,7 @@ fn spread_filter_rows() {
         ("taints honoured", "foo", "", "1 node foo taints=Honor", "a b x y!", here, "NN.."),
         ("taints ignored", "foo", "", "1 node foo", "a b x y!", here, "NN.N"),
         ("3/3 and 2/1/0/3", "foo", "", "1 zone foo, 1 node foo", zones, uneven, "NN.N"),
-        ("3/4 and 2/1/0/4", "foo", "", "1 zone foo, 1 node foo", zones, more, "NNNN"),
+        ("3/4 and 2/1/0/4", "foo", "", "1 zone foo, 1 node foo", zones, more_pods, "NNNN"),
         ("1/0 and 0/0/0/1", "foo,bar", "", "1 zone foo, 1 node bar", zones, "a:foo y:bar", "NN.N"),
         ("1/0 and 0/0/1/1", "foo,bar", "", "1 zone foo, 1 node bar", zones, "a:foo x:bar y:bar", "NNNN"),
         ("2/3 and 1/0/0/1", "foo,bar", "", "1 zone foo, 1 node bar", zones,
@@ -375,7 +375,7 @@ fn pod_affinity_filter_on_one_node() {
 #[test]
 fn pod_affinity_filter_on_several_nodes() {
     let countries = &["region=China", "region=China az=az1", "region=India"][..];
-    let same = &["region=r1 zone=z1", "region=r1 zone=z1"][..];
+    let same_domains = &["region=r1 zone=z1", "region=r1 zone=z1"][..];
     let zones = &["region=r1 zone=z1", "region=r1 zone=z2"][..];
     let three = &[
         "region=r1 zone=z1",
@@ -390,14 +390,14 @@ fn pod_affinity_filter_on_several_nodes() {
         ("with it in its region", "; ; +region: foo In bar", &["n1=; foo=bar"][..], countries, "..+"),
         ("the first of its kind", first, &["n1=; foo=bar"], &["zone=az1", "zone=az2"], ".."),
         ("the first, but no label", first, &["n1=; foo=bar"], &["zoneLabel=az1", "zoneLabel=az2"], "++"),
-        ("away from a region", from_abc, &["n1=; foo=abc"], same, "--"),
+        ("away from a region", from_abc, &["n1=; foo=abc"], same_domains, "--"),
         ("away by any term", "; ; -region: foo In abc; -zone: service In securityscan",
             &["n1=; foo=abc service=securityscan"], zones, "--"),
         ("away to another region", from_abc, &["n1=; foo=abc"], countries, "--."),
         ("kept away in another namespace", "NS1; foo=123; -region: foo In bar",
             &["n1=NS1; foo=bar", "n3=NS2; ; -region: foo In 123"], countries, "--."),
-        ("kept away by no label", "; foo=; ", &["n1=; ; -invalid-node-label: foo Exists"], same, ".."),
-        ("away by no label", "; ; -invalid-node-label: foo Exists", &["n1=; foo="], same, ".."),
+        ("kept away by no label", "; foo=; ", &["n1=; ; -invalid-node-label: foo Exists"], same_domains, ".."),
+        ("away by no label", "; ; -invalid-node-label: foo Exists", &["n1=; foo="], same_domains, ".."),
         ("kept away by two", two, &["n1=; ; -zone: foo Exists", "n1=; ; -region: bar Exists"], zones, "^^"),
         ("away by two", "; ; -zone: foo Exists; -region: bar Exists", &["n1=; foo=", "n2=; bar="], zones, "--"),
         ("kept away by one of its terms", two,
@@ -408,7 +408,7 @@ fn pod_affinity_filter_on_several_nodes() {
         ("away by both terms", "; ; -region: foo Exists; -zone: bar Exists", &["n1=; foo= bar="], zones, "--"),
         ("kept away from two of three", two, &["n1=; ; -zone: foo Exists; -zone: labelA Exists",
             "n2=; ; -zone: bar Exists; -zone: labelB Exists"], three, "^^."),
-        ("with one by both terms", "; ; +region: foo Exists; +zone: bar Exists", &["n1=; foo= bar="], same, ".."),
+        ("with one by both terms", "; ; +region: foo Exists; +zone: bar Exists", &["n1=; foo= bar="], same_domains, ".."),
         ("with two, each by a term", "; ; +region: foo Exists; +zone: bar Exists",
             &["n1=; foo=", "n2=; bar="], zones, "++"),
     ];

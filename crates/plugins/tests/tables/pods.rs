@@ -69,9 +69,9 @@ fn spread_score_rows() {
     let host = |skew: i64| json!([constraint(skew, HOST, "foo", json!({}))]);
     let zone = |selects: &str| constraint(1, "zone", selects, json!({}));
     let on_host = |selects: &str| constraint(1, HOST, selects, json!({}));
-    let some = times(&[(2, "a:foo"), (1, "b:foo"), (3, "d:foo")]);
+    let three_nodes = times(&[(2, "a:foo"), (1, "b:foo"), (3, "d:foo")]);
     let stairs = times(&[(4, "a:foo"), (3, "b:foo"), (2, "c:foo"), (1, "d:foo")]);
-    let many = times(&[(4, "a:foo"), (2, "b:foo"), (1, "x:foo"), (3, "y:foo")]);
+    let four_nodes = times(&[(4, "a:foo"), (2, "b:foo"), (1, "x:foo"), (3, "y:foo")]);
     let two = times(&[(2, "a:foo"), (1, "b:foo"), (2, "x:foo"), (4, "y:foo")]);
     let mixed = "a:foo b:foo,bar y:foo y:bar";
     let zones = "a/1 b/1 x/2 y/2";
@@ -84,14 +84,14 @@ fn spread_score_rows() {
         ("no pods", host(1), "a b", "a b", "", "100 100"),
         ("one candidate", host(1), "a b", "a", "a:foo a:foo b:foo", "100"),
         ("as many everywhere", host(1), "a b", "a b", "a:foo b:foo", "100 100"),
-        ("four candidates", host(1), "a b c d", "a b c d", &*some, "20 60 100 0"),
-        ("no selector", json!([constraint(1, HOST, "-", json!({}))]), "a b c d", "a b c d", &some, "100 100 100 100"),
-        ("a skew of two", host(2), "a b c d", "a b c d", &some, "33 66 100 16"),
+        ("four candidates", host(1), "a b c d", "a b c d", &*three_nodes, "20 60 100 0"),
+        ("no selector", json!([constraint(1, HOST, "-", json!({}))]), "a b c d", "a b c d", &three_nodes, "100 100 100 100"),
+        ("a skew of two", host(2), "a b c d", "a b c d", &three_nodes, "33 66 100 16"),
         ("a skew of three", host(3), "a b c d", "a b c d", &stairs, "44 66 77 100"),
         ("by the service", json!([]), "a b c d", "a b c d", &stairs, "44 66 77 100"),
-        ("three candidates of four", host(1), "a b x y", "a b x", &many, "33 83 100"),
-        ("a node without the key", host(1), "a !b x y", "a b x", &many, "16 0 100"),
-        ("zones", json!([zone("foo")]), zones, "a b x", &many, "75 75 100"),
+        ("three candidates of four", host(1), "a b x y", "a b x", &four_nodes, "33 83 100"),
+        ("a node without the key", host(1), "a !b x y", "a b x", &four_nodes, "16 0 100"),
+        ("zones", json!([zone("foo")]), zones, "a b x", &four_nodes, "75 75 100"),
         ("zones and hosts", json!([zone("foo"), on_host("foo")]), zones, "a x", &two, "100 63"),
         ("zones twice", json!([zone("foo"), zone("bar")]), "!a/1 !b/1 !x/2 !y/2", "a x",
             "a:foo,bar a:foo b:foo,bar y:foo y:foo,bar y:foo", "85 100"),
@@ -281,23 +281,23 @@ fn pod_affinity_score_rows() {
     let (s1, s2) = (("security=S1", "", ""), ("security=S2", "", ""));
     let wants = |wish: &'static str| ("security=S1", "", wish);
     let (one, two) = ("subteam1.team1", "subteam2.team1");
-    let here = ("security=S1", one, "");
+    let local_pod = ("security=S1", one, "");
     let sub = |space: &'static str| ("security=S1", space, "");
     let regions = "C I 1";
     let spaces = |wish: &'static str| ("security=S1", one, wish);
     let across = [
-        (1, here),
-        (1, here),
+        (1, local_pod),
+        (1, local_pod),
         (1, sub("subteam1.team2")),
         (2, sub(two)),
     ];
     let listed = [
-        (1, here),
-        (1, here),
+        (1, local_pod),
+        (1, local_pod),
         (1, sub("subteam2.team2")),
         (2, sub(two)),
     ];
-    let many = [(1, s2), (1, s2), (2, s2), (3, s2), (4, s2), (5, s2)];
+    let six_pods = [(1, s2), (1, s2), (2, s2), (3, s2), (4, s2), (5, s2)];
     let same = [
         (1, s1),
         (1, s1),
@@ -312,11 +312,11 @@ fn pod_affinity_score_rows() {
         ("no affinity", s1, &[][..], regions, "0 0 0"),
         ("the place of matching pods", wants("with S1"), &[(1, s1), (2, s2), (3, s1)], regions, "100 0 0"),
         ("the whole region", ("", "", "with S1"), &[(1, s1)], "C C1 I", "100 100 0"),
-        ("the region with more", wants("with S2"), &many, "C I C C I", "100 0 100 100 0"),
+        ("the region with more", wants("with S2"), &six_pods, "C I C C I", "100 0 100 100 0"),
         ("operators", wants("operators"), &[(1, s1), (2, s2), (3, s1)], regions, "20 100 0"),
         ("wanted by those there", s2, &[(1, wants("with S1")), (2, ("security=S2", "", "with S2"))], regions, "0 100 0"),
-        ("wanted, by namespace", here, &[(1, wants("namespaces")), (2, ("security=S2", "", "with S2"))], regions, "100 0 0"),
-        ("unwanted, by namespace", here, &[(1, wants("away, namespaces")), (2, ("security=S2", "", "with S2"))], regions, "0 100 100"),
+        ("wanted, by namespace", local_pod, &[(1, wants("namespaces")), (2, ("security=S2", "", "with S2"))], regions, "100 0 0"),
+        ("unwanted, by namespace", local_pod, &[(1, wants("away, namespaces")), (2, ("security=S2", "", "with S2"))], regions, "0 100 100"),
         ("required by those there", s1, &[(1, wants("required")), (2, ("security=S2", "", "required"))], regions, "100 100 0"),
         ("away from its like", wants("away from S1"), &[(1, s1), (2, s2)], "1 C", "0 100"),
         ("away, no such key", wants("away from S1"), &[(1, s1), (2, s1)], "1 C", "0 100"),

@@ -65,7 +65,7 @@ fn least_and_most_allocated_scores() {
     let foo = ["6000/10000", "6000/10000 foo=4"];
     let foos = ["6000/10000 foo=4", "6000/10000 foo=10"];
     let (none, idle) = (&[][..], &[("a", ""), ("a", ""), ("b", ""), ("b", "")][..]);
-    let one = &[("a", "3000/0"), ("b", "3000/5000")][..];
+    let one_node = &[("a", "3000/0"), ("b", "3000/5000")][..];
     let two = &[
         ("a", "3000/0"),
         ("a", "3000/0"),
@@ -79,10 +79,10 @@ fn least_and_most_allocated_scores() {
         ("sizes differ", least, BOTH, sized, none, ASKS, "37 50"),
         ("idle pods", least, BOTH, small, idle, "", "100 100"),
         ("pods are there", least, BOTH, large, two, "", "70 57"),
-        ("pods are there and one comes", least, BOTH, large, one, ASKS, "57 45"),
-        ("sizes differ, pods are there", least, BOTH, wide, one, ASKS, "57 60"),
-        ("more than there is", least, BOTH, small, one, "3000/0", "50 25"),
-        ("empty nodes", least, BOTH, ["", ""], one, "", "0 0"),
+        ("pods are there and one comes", least, BOTH, large, one_node, ASKS, "57 45"),
+        ("sizes differ, pods are there", least, BOTH, wide, one_node, ASKS, "57 60"),
+        ("more than there is", least, BOTH, small, one_node, "3000/0", "50 25"),
+        ("empty nodes", least, BOTH, ["", ""], one_node, "", "0 0"),
         ("memory weighs more", least, MEMORY, sized, none, ASKS, "41 50"),
         ("others are left out", least, FOO, foo, none, ASKS, "50 50"),
         ("others count when asked for", least, FOO, foos, none, "3000/5000 foo=2", "50 60"),
@@ -90,7 +90,7 @@ fn least_and_most_allocated_scores() {
         ("nothing", most, BOTH, small, none, "", "0 0"),
         ("sizes differ", most, BOTH, sized, none, ASKS, "62 50"),
         ("pods are there", most, BOTH, large, two, "", "30 42"),
-        ("pods are there and one comes", most, BOTH, large, one, ASKS, "42 55"),
+        ("pods are there and one comes", most, BOTH, large, one_node, ASKS, "42 55"),
         ("as much as there is", most, BOTH, ["5000/10000", "10000/9000"], none, "2000/4000 + 3000/5000", "95 75"),
         ("memory weighs more", most, MEMORY, sized, none, ASKS, "58 50"),
         ("defaults count", most, BOTH, ["250m/1000Mi", "250m/1000Mi"], defaults, "-", "80 30"),
@@ -126,7 +126,7 @@ fn requested_to_capacity_ratio_scores() {
         args
     };
     let falling = || shaped(BOTH, [(0, 10), (100, 0)]);
-    let one = || shaped(&[("intel.com/foo", 1)], [(0, 0), (100, 1)]);
+    let one_resource = || shaped(&[("intel.com/foo", 1)], [(0, 0), (100, 1)]);
     let two = || {
         shaped(
             &[("intel.com/foo", 3), ("intel.com/bar", 5)],
@@ -142,10 +142,10 @@ fn requested_to_capacity_ratio_scores() {
         ("nothing", falling(), ["4000/10000", "4000/10000"], idle, "", "100 100"),
         ("sizes differ", falling(), sized, idle, ASKS, "38 50"),
         ("pods are there", falling(), sized, &[("a", "3000/5000"), ("b", "3000/5000")], "", "38 50"),
-        ("one resource, nothing", one(), foo, &[], "", "0 0"),
-        ("one resource", one(), foo, &[], "foo=2", "2 5"),
-        ("one resource, a pod is there", one(), foo, &[("b", "foo=2")], "foo=2", "2 10"),
-        ("more of one resource", one(), foo, &[], "foo=4", "5 10"),
+        ("one resource, nothing", one_resource(), foo, &[], "", "0 0"),
+        ("one resource", one_resource(), foo, &[], "foo=2", "2 5"),
+        ("one resource, a pod is there", one_resource(), foo, &[("b", "foo=2")], "foo=2", "2 10"),
+        ("more of one resource", one_resource(), foo, &[], "foo=4", "5 10"),
         ("two resources, nothing", two(), bar, &[], "", "0 0"),
         ("two resources", two(), bar, &[], "foo=2 bar=2", "4 3"),
         ("two resources, a pod is there", two(), bar, &[("b", "foo=4 bar=2")], "foo=2 bar=2", "4 7"),
@@ -163,7 +163,7 @@ fn balanced_allocation_scores() {
         let resource = |name: &&str| json!({"name": name, "weight": 1});
         json!({"resources": names.iter().map(resource).collect::<Value>()})
     };
-    let both = || args(&["cpu", "memory"]);
+    let cpu_and_memory = || args(&["cpu", "memory"]);
     let three = || args(&["cpu", "memory", "intel.com/gpu"]);
     // In milli-cores, like upstream's nodes.
     let (all, cpu) = ("1/2000 + 2/3000", "1/0 + 2/0");
@@ -171,11 +171,11 @@ fn balanced_allocation_scores() {
     let pods = &[("a", cpu), ("b", all)][..];
     #[rustfmt::skip]
     let rows = [
-        ("nothing", both(), ["4/10000", "4/10000"], &[][..], "", "0 0"),
-        ("sizes differ", both(), ["4/10000", "6/10000"], &[], all, "87 100"),
-        ("pods are there", both(), ["10/20000", "10/20000"], pods, all, "82 95"),
-        ("pods are there, sizes differ", both(), ["10/20000", "10/50000"], pods, all, "82 80"),
-        ("as much as there is", both(), ["6/10000", "6/10000"], pods, cpu, "50 75"),
+        ("nothing", cpu_and_memory(), ["4/10000", "4/10000"], &[][..], "", "0 0"),
+        ("sizes differ", cpu_and_memory(), ["4/10000", "6/10000"], &[], all, "87 100"),
+        ("pods are there", cpu_and_memory(), ["10/20000", "10/20000"], pods, all, "82 95"),
+        ("pods are there, sizes differ", cpu_and_memory(), ["10/20000", "10/50000"], pods, all, "82 80"),
+        ("as much as there is", cpu_and_memory(), ["6/10000", "6/10000"], pods, cpu, "50 75"),
         ("another resource", three(), ["3500m/40000 gpu=8", "3500m/40000 gpu=8"], &[("b", all), ("a", gpu)], "gpu=1", "70 65"),
         ("a node without it", three(), ["3500m/40000 gpu=8", "3500m/40000"], &[], all, "63 63"),
     ];

@@ -24,7 +24,7 @@ impl TopologyCounters {
             let mut by_domain: BTreeMap<u32, i32> = BTreeMap::new();
             let mut present = std::collections::BTreeSet::new();
             let rows = (0..u32::try_from(nodes.rows()).unwrap()).map(NodeIndex);
-            let same = rows.clone().all(|node| {
+            let is_equal = rows.clone().all(|node| {
                 // Reservations count like the pods they are for.
                 let matching = nodes
                     .booked(node)
@@ -41,7 +41,8 @@ impl TopologyCounters {
                 *levels.entry(*count).or_default() += 1;
             }
             let least = by_domain.values().min().copied();
-            same && levels == counter.levels
+            is_equal
+                && levels == counter.levels
                 && by_domain
                     .iter()
                     .all(|(at, count)| counter.at(*at) == *count)
@@ -171,12 +172,12 @@ fn step() -> impl Strategy<Value = TopologyStep> {
 
 /// Returns spread constraints and affinity terms of several forms.
 pub(crate) fn shape(app: u8, shape: u8) -> Value {
-    let mine = json!({"matchLabels": {"app": format!("{app}")}});
+    let own_selector = json!({"matchLabels": {"app": format!("{app}")}});
     let zone = "topology.kubernetes.io/zone";
     let host = "kubernetes.io/hostname";
     let spread = |key: &str, when: &str, more: Value| {
         let mut constraint = json!({
-            "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when, "labelSelector": mine
+            "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when, "labelSelector": own_selector
         });
         merge(&mut constraint, &more);
         json!({"topologySpreadConstraints": [constraint]})

@@ -144,10 +144,13 @@ fn gang_that_would_not_fit_evicts_no_pod() {
     world.run();
     assert!(world.victims().is_empty(), "{:?}", world.victims());
     assert!(world.nominated.is_empty());
-    let why = "0/3 nodes are available: 3 Insufficient cpu.";
-    let own_message = format!("preemption: {why}");
-    assert_eq!(world.condition("m4"), format!("{why} {own_message}"));
-    let group_message = format!("{ATTEMPTED}m4 with message {why}");
+    let fit_message = "0/3 nodes are available: 3 Insufficient cpu.";
+    let own_message = format!("preemption: {fit_message}");
+    assert_eq!(
+        world.condition("m4"),
+        format!("{fit_message} {own_message}")
+    );
+    let group_message = format!("{ATTEMPTED}m4 with message {fit_message}");
     for other in ["m1", "m2", "m3"] {
         let message = &world.explained[other];
         assert!(message.ends_with(&group_message), "{message}");

@@ -698,8 +698,8 @@ fn invalid_values_are_reported_and_replaced() {
 fn gang_reports_missing_network_topology() {
     let mut world = world(json!({}));
     world.node("n", 10);
-    let more = json!({"network-topology-spec": r#"{"gatherStrategy":[]}"#});
-    for pod in gang(2, 2, more) {
+    let annotations = json!({"network-topology-spec": r#"{"gatherStrategy":[]}"#});
+    for pod in gang(2, 2, annotations) {
         world.apply(pod);
     }
     world.run();

@@ -188,11 +188,11 @@ fn gang_that_does_not_fit_reports_free_slots() {
         world.apply(pod);
     }
     world.run();
-    let why = "0/8 nodes are available: no candidate topology nodes can accommodate job, \
+    let message = "0/8 nodes are available: no candidate topology nodes can accommodate job, \
                desiredOfferSlot: 4, topology topologyNode SpineLayer/s1: 3;topology topologyNode \
                SpineLayer/s2: 3, 0/8 nodes are available: 8 Insufficient cpu..";
     // The member that completed the gang was tried.
-    assert_eq!(world.condition("p4"), why);
+    assert_eq!(world.condition("p4"), message);
     let expected_message = &world.explained["p3"];
     assert!(
         expected_message.contains("gets rejected due to member Pod \"ns/p4\""),
@@ -211,8 +211,8 @@ fn gang_that_does_not_fit_reports_free_slots() {
 fn non_strict_gang_is_placed_in_one_domain() {
     let mut world = eight(|node| usize::from(node != "node-1" && node != "node-4"));
     for name in ["p1", "p2", "p3", "p4"] {
-        let more = json!({SPEC: MUST, "mode": "NonStrict"});
-        world.apply(annotated(name, "a", 3, more));
+        let annotations = json!({SPEC: MUST, "mode": "NonStrict"});
+        world.apply(annotated(name, "a", 3, annotations));
     }
     // No spine has enough cores for all; three members anywhere would meet the gang's minimum.
     world.run();
@@ -338,15 +338,15 @@ fn single_pods_prefer_nodes_near_their_selector() {
 fn torn(spec: &str, policy: &str) -> GangWorld {
     let mut world = eight(|_| 1);
     let names = ["p1", "p2", "p3", "p4"];
-    let more = json!({SPEC: spec, "match-policy": policy});
-    let pods = names.map(|name| annotated(name, "a", 4, more.clone()));
+    let annotations = json!({SPEC: spec, "match-policy": policy});
+    let pods = names.map(|name| annotated(name, "a", 4, annotations.clone()));
     pods.iter().cloned().for_each(|pod| world.apply(pod));
     world.run();
     let first = ["node-1", "node-8", "node-2", "node-7"];
     assert_eq!(world.nodes_of(&names), first);
     world.delete(&pods[0]);
     world.apply(on_node(pod("other", json!({})), "node-1"));
-    world.apply(annotated("p5", "a", 4, more));
+    world.apply(annotated("p5", "a", 4, annotations));
     world.later(60);
     world
 }

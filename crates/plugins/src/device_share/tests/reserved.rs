@@ -52,11 +52,13 @@ impl Release for Holder {
         node: NodeIndex,
         out: &mut Vec<Arc<PodInfo>>,
     ) {
-        let wanted = owner(cycle.pod);
-        let held = cycle.view.nodes.booked(node).filter(|pod| pod.is_holder());
+        let reservation = owner(cycle.pod);
+        let holders = cycle.view.nodes.booked(node).filter(|pod| pod.is_holder());
         // `r` owns `r`, `r2`, …
-        let own = |pod: &&Arc<PodInfo>| wanted.is_some_and(|wanted| pod.uid.starts_with(wanted));
-        out.extend(held.filter(own).cloned());
+        let own = |pod: &&Arc<PodInfo>| {
+            reservation.is_some_and(|reservation| pod.uid.starts_with(reservation))
+        };
+        out.extend(holders.filter(own).cloned());
     }
     fn nominate(
         &self,
@@ -109,11 +111,12 @@ fn with_policy(policy: Option<&str>) -> Engine {
 
 /// Adds a reservation that holds half of a GPU.
 fn stand_in(engine: &mut Engine, uid: &str, minor: u8) {
-    let held = json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-core": "50",
+    let half_gpu = json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-core": "50",
         "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/gpu-memory": "40Gi"}}]});
     let mut pod = gpu(uid, 50);
     pod["spec"]["nodeName"] = json!("n");
-    pod["metadata"]["annotations"] = annotated("device-allocated", &held)["annotations"].clone();
+    pod["metadata"]["annotations"] =
+        annotated("device-allocated", &half_gpu)["annotations"].clone();
     let info = PodInfo::new(object(pod), &ResourceTable::new()).unwrap();
     let info = info.into_holder(ObjectReference {
         kind: Some("Reservation".to_owned()),

@@ -296,7 +296,7 @@ fn a_designated_allocation_is_used_or_nothing() {
             .map(|n| json!({"minor": 0, "busID": function(n)}))
             .collect()
     };
-    let taken = |number: u8| {
+    let allocation = |number: u8| {
         let mut holder = pod(
             "holder",
             json!({}),
@@ -321,7 +321,7 @@ fn a_designated_allocation_is_used_or_nothing() {
             "resources": {"koordinator.sh/rdma": "100"},
             "vfGroups": [{"labels": {"type": "vf_cpu"}, "vfs": functions(4..16)}]}]);
         engine.object_changed(&device("n", adapter), now());
-        engine.pod_applied(taken(held), now());
+        engine.pod_applied(allocation(held), now());
         let selector = json!({"rdma": {"vfSelector": {"matchExpressions": [
             {"key": "type", "operator": "In", "values": ["vf_cpu"]},
             {"key": "isGDR", "operator": "NotIn", "values": ["false"]}]}}});
@@ -364,22 +364,26 @@ fn nodes_score_by_free_share() {
             {"type": "gpu", "id": "g", "minor": 0, "health": true, "resources": gpu},
             {"type": "rdma", "id": "r", "minor": 0, "health": true,
                 "resources": {"koordinator.sh/rdma": "1000"}}]);
-        let held = json!({"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25",
+        let quarter_gpu = json!({"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25",
                 "koordinator.sh/gpu-memory-ratio": "25", "koordinator.sh/gpu-memory": "4Gi"}}],
             "rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": used.to_string()}}]});
         let mut engine = world(json!({}), json!({}), "unknown", "");
         engine.object_changed(&device("n", devices), now());
-        let mut holder = pod("holder", json!({}), annotated("device-allocated", &held));
+        let mut holder = pod(
+            "holder",
+            json!({}),
+            annotated("device-allocated", &quarter_gpu),
+        );
         holder["spec"]["nodeName"] = json!("n");
         engine.pod_applied(object(holder), now());
         engine
     };
     let most = || {
         let names = ["gpu-memory-ratio", "gpu-memory", "rdma", "fpga"];
-        let one = |name| json!({"name": format!("koordinator.sh/{name}"), "weight": 1});
-        json!({"scoringStrategy": {"type": "MostAllocated", "resources": names.map(one)}})
+        let weight_of = |name| json!({"name": format!("koordinator.sh/{name}"), "weight": 1});
+        json!({"scoringStrategy": {"type": "MostAllocated", "resources": names.map(weight_of)}})
     };
-    let at = |args: Value, kinds: &str, held: &str| world(args, json!({}), kinds, held);
+    let at = |args: Value, kinds: &str, allocated: &str| world(args, json!({}), kinds, allocated);
     let (half, bytes) = ("core=50 ratio=50", "core=50 memory=8Gi");
     #[rustfmt::skip]
     let rows = [

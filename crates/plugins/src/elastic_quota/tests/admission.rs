@@ -22,9 +22,9 @@ fn quota_borrows_from_sibling_and_returns() {
              pod's request: cpu:10,memory:1Gi, exceedDimensions: [cpu]"
         )
     );
-    let wanted = place(&mut engine, &pod("b1", "b", 30, 1), 0);
+    let result = place(&mut engine, &pod("b1", "b", 30, 1), 0);
     assert_eq!(
-        wanted,
+        result,
         refused("1 Insufficient cpu"),
         "its quota has room, the node has not"
     );

@@ -273,11 +273,15 @@ fn nominated_pod_waits_for_terminating_pods() {
             continue;
         }
         assert_eq!(victims, [""; 0], "{}", row.name);
-        let why = match row.never {
+        let expected_message = match row.never {
             true => "preemption: not eligible due to preemptionPolicy=Never.",
             false => "preemption: not eligible due to a terminating pod on the nominated node.",
         };
-        assert!(message.ends_with(why), "{}: {message}", row.name);
+        assert!(
+            message.ends_with(expected_message),
+            "{}: {message}",
+            row.name
+        );
     }
 }
 

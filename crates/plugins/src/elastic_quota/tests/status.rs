@@ -258,8 +258,8 @@ fn explain_shows_quota_use_and_refusal() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (8, 40), (4, 10)), 0);
     assert_eq!(place(&mut engine, &pod("x", "a", 7, 4), 0), "n");
-    let why = place(&mut engine, &pod("y", "a", 2, 2), 1);
-    assert!(why.contains("Insufficient quotas"), "{why}");
+    let message = place(&mut engine, &pod("y", "a", 2, 2), 1);
+    assert!(message.contains("Insufficient quotas"), "{message}");
     let explain = |engine: &mut Engine, name: &str| {
         let explanation = engine.inspector().explain_pod("team", name, at(2)).unwrap();
         explanation["plugins"][NAME].clone()

@@ -282,7 +282,7 @@ fn expired_report_rejects_unless_configured() {
 #[test]
 fn nodes_score_by_estimated_use() {
     let large_pod = |name: &str| pod_with(name, 0, plain(16, 32), plain(16, 32));
-    let mine = || large_pod("p");
+    let own_pod = || large_pod("p");
     let p95 =
         || json!({"aggregated": {"scoreAggregationType": "p95", "scoreAggregatedDuration": "5m"}});
     let batch =
@@ -297,22 +297,22 @@ fn nodes_score_by_estimated_use() {
         json!({"usageThresholds": {"cpu": 0, "memory": 0}, "scoreAccordingProdUsage": true});
     #[rustfmt::skip]
     let rows: Vec<(&str, NodeWorld, Value, i64)> = vec![
-        ("old report", idle().with(pass).updated(Some(-180)), mine(), 0),
-        ("idle", idle(), mine(), 90),
-        ("no report", silent, mine(), 0),
-        ("busy", busy(), mine(), 72),
-        ("p95", idle().p95((32, 10)).with(p95()), mine(), 72),
-        ("p95 is not reported", idle().with(p95()), mine(), 90),
+        ("old report", idle().with(pass).updated(Some(-180)), own_pod(), 0),
+        ("idle", idle(), own_pod(), 90),
+        ("no report", silent, own_pod(), 0),
+        ("busy", busy(), own_pod(), 72),
+        ("p95", idle().p95((32, 10)).with(p95()), own_pod(), 72),
+        ("p95 is not reported", idle().with(p95()), own_pod(), 90),
         ("p95 is not reported, a pod is there",
-            idle().with(p95()).reported(&[("a", "", (1, 1))]).holds(large_pod("a"), -600), mine(), 81),
-        ("a pod has just come", busy().holds(large_pod("a"), 0), mine(), 63),
-        ("a pod came after the report", busy().updated(Some(-10)).holds(large_pod("a"), 0), mine(), 63),
-        ("a pod came shortly before the report", busy().holds(large_pod("a"), -10), mine(), 63),
+            idle().with(p95()).reported(&[("a", "", (1, 1))]).holds(large_pod("a"), -600), own_pod(), 81),
+        ("a pod has just come", busy().holds(large_pod("a"), 0), own_pod(), 63),
+        ("a pod came after the report", busy().updated(Some(-10)).holds(large_pod("a"), 0), own_pod(), 63),
+        ("a pod came shortly before the report", busy().holds(large_pod("a"), -10), own_pod(), 63),
         ("batch", idle(), pod_with("p", 5000, batch(), batch()), 90),
         ("production use", idle().with(according).reported(&[("a", PROD, (30, 100))]).holds(prod("a", 16), 0),
             prod("p", 16_000), 38),
         ("limits count", idle(), pod_with("p", 0, plain(8, 16), plain(16, 32)), 90),
-        ("the dominant resource", idle().with(json!({"dominantResourceWeight": 10})), mine(), 85),
+        ("the dominant resource", idle().with(json!({"dominantResourceWeight": 10})), own_pod(), 85),
         ("asks for nothing", idle(), pod_with("p", 0, json!({}), json!({})), 99),
     ];
     for (name, world, pod, expected) in rows {
@@ -331,7 +331,7 @@ fn pods_and_nodes_are_estimated() {
             .estimate(&PodInfo::new(pod, &table).unwrap(), &table, allowed)
             .to_vec()
     };
-    let same = |priority: i32, load: Value| pod_with("p", priority, load.clone(), load);
+    let pod_with_load = |priority: i32, load: Value| pod_with("p", priority, load.clone(), load);
     let batch = json!({"kubernetes.io/batch-cpu": "4000", "kubernetes.io/batch-memory": "8Gi"});
     let factors = |value: Value| json!({"estimatedScalingFactors": value});
     let only = || pod_with("p", 9999, plain(4, 8), json!({}));
@@ -342,13 +342,13 @@ fn pods_and_nodes_are_estimated() {
     const SEVENTY: i64 = 6_012_954_214;
     #[rustfmt::skip]
     let rows = [
-        ("nothing", json!({}), same(0, json!({})), false, [250, 200 << 20]),
-        ("guaranteed", json!({}), same(0, plain(4, 8)), false, [3400, SEVENTY]),
+        ("nothing", json!({}), pod_with_load(0, json!({})), false, [250, 200 << 20]),
+        ("guaranteed", json!({}), pod_with_load(0, plain(4, 8)), false, [3400, SEVENTY]),
         ("burstable", json!({}), pod_with("p", 0, plain(4, 8), plain(8, 8)), false, [6800, SEVENTY]),
-        ("more cpu than asked", factors(json!({"cpu": 110})), same(0, plain(4, 8)), false, [4000, SEVENTY]),
-        ("more memory than asked", factors(json!({"memory": 110})), same(0, plain(4, 8)), false,
+        ("more cpu than asked", factors(json!({"cpu": 110})), pod_with_load(0, plain(4, 8)), false, [4000, SEVENTY]),
+        ("more memory than asked", factors(json!({"memory": 110})), pod_with_load(0, plain(4, 8)), false,
             [3400, 8 << 30]),
-        ("batch", json!({}), same(5000, batch), false, [3400, SEVENTY]),
+        ("batch", json!({}), pod_with_load(5000, batch), false, [3400, SEVENTY]),
         ("requests only", eighty(), only(), false, [3200, 6_871_947_674]),
         ("its own factors", eighty(), own, true, [4000, 6_871_947_674]),
     ];

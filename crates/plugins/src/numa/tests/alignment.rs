@@ -315,28 +315,29 @@ fn topology_update_wakes_affected_pods() {
     let mut engine = one(labels);
     assert!(try_bind(&mut engine, pod("a", "12", json!({}))).is_err());
     let mut second = 0;
-    let mut decided =
-        |engine: &mut Engine, notes: Value, edit: &dyn Fn(&mut NodeResourceTopology)| {
-            let change = TWO.topology("n", json!([]), notes);
-            let mut object = change.new_as::<NodeResourceTopology>().unwrap().clone();
-            edit(&mut object);
-            let change = ObjectChange {
-                action: Action::UPDATE,
-                new: Arc::new(object),
-                ..change
-            };
-            second += 20;
-            let time = |more: i64| Timestamp::from_second(1_700_000_000 + second + more).unwrap();
-            engine.object_changed(&change, time(0));
-            engine.take_outputs();
-            engine.schedule_one(time(15)).is_some()
+    let mut decided = |engine: &mut Engine,
+                       notes: Value,
+                       edit: &dyn Fn(&mut NodeResourceTopology)| {
+        let change = TWO.topology("n", json!([]), notes);
+        let mut object = change.new_as::<NodeResourceTopology>().unwrap().clone();
+        edit(&mut object);
+        let change = ObjectChange {
+            action: Action::UPDATE,
+            new: Arc::new(object),
+            ..change
         };
+        second += 20;
+        let time = |offset: i64| Timestamp::from_second(1_700_000_000 + second + offset).unwrap();
+        engine.object_changed(&change, time(0));
+        engine.take_outputs();
+        engine.schedule_one(time(15)).is_some()
+    };
     let pools = json!({"node.koordinator.sh/cpu-shared-pools": "[]"});
     assert!(!decided(&mut engine, pools, &|_| {}), "shared pools");
     let batch = |object: &mut NodeResourceTopology| {
-        let mut more = object.spec.zones[0].resources[0].clone();
-        more.name = "kubernetes.io/batch-cpu".to_owned();
-        object.spec.zones[0].resources.push(more);
+        let mut extended = object.spec.zones[0].resources[0].clone();
+        extended.name = "kubernetes.io/batch-cpu".to_owned();
+        object.spec.zones[0].resources.push(extended);
     };
     assert!(!decided(&mut engine, json!({}), &batch), "batch resources");
     let available = |object: &mut NodeResourceTopology| {

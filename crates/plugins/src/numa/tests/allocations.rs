@@ -362,13 +362,13 @@ fn check_decision(
     reserved: &CpuSet,
     reached: &mut NumaCoverage,
 ) -> Result<(), TestCaseError> {
-    let wanted = usize::from(cpus);
+    let count = usize::from(cpus);
     let has = &bound_pod.cpus;
     prop_assert!(has.is_disjoint(reserved), "{has} of {reserved} is reserved");
     prop_assert!(has.iter().all(|cpu| cpu < 16), "{has}");
     // A node's own policy binds every pod.
     let bound = shape < 4 || bind > 0;
-    prop_assert_eq!(has.len(), if bound { wanted } else { 0 }, "shape {}", shape);
+    prop_assert_eq!(has.len(), if bound { count } else { 0 }, "shape {}", shape);
     reached.cpus += u32::from(bound);
     reached.with_reserved += u32::from(bound && !reserved.is_empty());
     let cores: BTreeSet<u32> = has.iter().map(|cpu| cpu / 2).collect();
@@ -391,11 +391,15 @@ fn check_decision(
         prop_assert_eq!(sum, i64::from(cpus) * 1000, "{:?}", bound_pod.zones);
         reached.zones += 1;
         for (zone, milli) in &bound_pod.zones {
-            let here = has
+            let on_node = has
                 .iter()
                 .filter(|cpu| i32::try_from(cpu / 8).unwrap() == *zone);
-            let here = i64::try_from(here.count()).unwrap() * 1000;
-            prop_assert!(!bound || here == *milli, "{has} of {:?}", bound_pod.zones);
+            let on_node = i64::try_from(on_node.count()).unwrap() * 1000;
+            prop_assert!(
+                !bound || on_node == *milli,
+                "{has} of {:?}",
+                bound_pod.zones
+            );
         }
     }
     if policy == 3 {

@@ -287,8 +287,8 @@ fn a_designated_allocation_is_given_or_nothing() {
         place(&mut engine, preassigned("a", "2-3,12,15")),
         "n 2-3,12,15"
     );
-    let taken = "1 not enough cpus available to satisfy request";
-    assert_eq!(place(&mut engine, preassigned("b", "12-15")), taken);
+    let message = "1 not enough cpus available to satisfy request";
+    assert_eq!(place(&mut engine, preassigned("b", "12-15")), message);
     assert_eq!(place(&mut engine, preassigned("c", "8-11")), "n 8-11");
 
     let mut engine = one(json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"}));

@@ -169,18 +169,18 @@ fn pods_are_admitted_by_kubelets_that_choose_themselves() {
                 } else {
                     drawn(&mut random, sizes.clone())
                 };
-                let wanted = guaranteed(&format!("p{step}"), "LS", cpu, gib);
-                match world.place(&wanted) {
+                let pod = guaranteed(&format!("p{step}"), "LS", cpu, gib);
+                match world.place(&pod) {
                     Ok(bind) => {
                         let node = bind.node.clone();
                         let admitted = world.run(bind);
-                        assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted:?}");
+                        assert!(admitted.is_ok(), "{admitted:?} on {node}: {pod:?}");
                         placed += 1;
                     }
                     Err(why) => {
                         // Without a memory manager the kubelet does not look at the memory of NUMA nodes.
-                        let full = !memory || !world.any_would_admit(&wanted);
-                        assert!(full, "{why}: {wanted:?}");
+                        let full = !memory || !world.any_would_admit(&pod);
+                        assert!(full, "{why}: {pod:?}");
                         nowhere += 1;
                     }
                 }
@@ -208,8 +208,11 @@ fn a_pod_that_the_kubelet_would_refuse_waits() {
         world.run(bind).unwrap();
     }
     let last = guaranteed("d", "LS", 4, 1);
-    let why = world.place(&last).unwrap_err();
-    assert!(why.contains("Unaligned NUMA Hint cause cpu"), "{why}");
+    let message = world.place(&last).unwrap_err();
+    assert!(
+        message.contains("Unaligned NUMA Hint cause cpu"),
+        "{message}"
+    );
     assert!(!world.any_would_admit(&last));
     // A pod that gets no CPUs from that kubelet is placed as usual: on the emptiest NUMA node.
     let zone = |cpu: &str, change: Value| {
@@ -242,32 +245,32 @@ fn cpu_manager_none_applies_chosen_cpus() {
         for step in 0..30 {
             let (qos, cpu, memory) = drawn(&mut random, (any::<bool>(), 1u32..9, 1u32..12));
             let qos = if qos { "LSR" } else { "LS" };
-            let wanted = guaranteed(&format!("p{step}"), qos, cpu, memory);
-            let Ok(bind) = world.place(&wanted) else {
+            let pod = guaranteed(&format!("p{step}"), qos, cpu, memory);
+            let Ok(bind) = world.place(&pod) else {
                 nowhere += 1;
                 continue;
             };
             let node = bind.node.to_string();
             world.run(bind).unwrap();
-            let here = world.pods.values().filter(|bind| *bind.node == *node);
-            let statuses: Vec<ResourceStatus> = here
+            let on_node = world.pods.values().filter(|bind| *bind.node == *node);
+            let statuses: Vec<ResourceStatus> = on_node
                 .map(|bind| {
                     let text = bind.patch.annotations.get(annotations::RESOURCE_STATUS);
                     text.map_or_else(Default::default, |text| serde_json::from_str(text).unwrap())
                 })
                 .collect();
             let topology = world.kubelets[&node].machine().topology.clone();
-            let mut taken = CpuSet::new();
+            let mut used_cpus = CpuSet::new();
             let mut sums: BTreeMap<i32, [u64; 2]> = BTreeMap::new();
             // With a single NUMA node there is nothing to choose.
             let only = topology.nodes().count() == 1;
             for status in &statuses {
                 let cpus: CpuSet = status.cpuset.parse().unwrap();
                 assert!(
-                    cpus.intersection(&taken).is_empty(),
+                    cpus.intersection(&used_cpus).is_empty(),
                     "given twice: {statuses:?}"
                 );
-                taken.add(&cpus);
+                used_cpus.add(&cpus);
                 let [zone] = status.numa_node_resources.as_slice() else {
                     assert!(only, "not one NUMA node: {status:?}");
                     continue;

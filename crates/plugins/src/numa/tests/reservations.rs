@@ -146,10 +146,10 @@ fn reserved_cpus_serve_owners_only() {
         "nothing is counted twice"
     );
     // The rest of the reservation is used first, then the node.
-    let more = try_bind(&mut engine, owner("b", "6", "r")).unwrap();
-    assert_eq!(status(&more), "4-7,14-15");
+    let second = try_bind(&mut engine, owner("b", "6", "r")).unwrap();
+    assert_eq!(status(&second), "4-7,14-15");
     engine.pod_applied(Arc::new(owned(&bind, "r")), now());
-    engine.pod_applied(Arc::new(owned(&more, "r")), now());
+    engine.pod_applied(Arc::new(owned(&second, "r")), now());
     assert_eq!(table(&mut engine, "n")["availableCPUs"], "");
     // An owner leaves: its CPUs return to the reservation, not to the node.
     engine.pod_deleted(&owned(&bind, "r"), now());

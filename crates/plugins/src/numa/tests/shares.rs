@@ -168,20 +168,20 @@ fn a_pod_across_numa_nodes_is_laid_out_evenly() {
 #[test]
 fn pod_within_numa_nodes_gets_their_resources() {
     let gpu = json!({"cpu": "4", "koordinator.sh/gpu-memory": "10Gi"});
-    let few = "Insufficient NUMA cpu";
+    let insufficient_cpu = "Insufficient NUMA cpu";
     #[rustfmt::skip]
     let rows = [
         ("a resource no NUMA node has", "1", "", none(), gpu, None, 1, "; 0: 4000"),
-        ("too much", "1", "", none(), cpu("54"), None, 1, few),
+        ("too much", "1", "", none(), cpu("54"), None, 1, insufficient_cpu),
         ("cores", "1", "", none(), cpu("4"), WHOLE, 1, "0-3; 0: 4000"),
         ("cores next to others", "1", "4-103", cpus(48, 52), cpu("4"), WHOLE, 1, "0-3; 0: 4000"),
-        ("no whole core", "1", "1,3,5,7-103", cpus(48, 52), cpu("4"), WHOLE, 1, few),
+        ("no whole core", "1", "1,3,5,7-103", cpus(48, 52), cpu("4"), WHOLE, 1, insufficient_cpu),
         ("threads", "1", "", none(), cpu("4"), THREADS, 1, "0,2,4,6; 0: 4000"),
         ("threads next to others", "1", "1,3,5,7-103", cpus(48, 52), cpu("4"), THREADS, 1, "0,2,4,6; 0: 4000"),
-        ("too few cores", "1", "4-103", cpus(48, 52), cpu("4"), THREADS, 1, few),
+        ("too few cores", "1", "4-103", cpus(48, 52), cpu("4"), THREADS, 1, insufficient_cpu),
         ("amplified", "1.5", "", none(), cpu("4"), THREADS, 1, "0,2,4,6; 0: 4000"),
         ("amplified, next to others", "1.5", "1,3,5,7-103", cpus(48, 52), cpu("4"), THREADS, 1, "0,2,4,6; 0: 4000"),
-        ("amplified, shared", "1.5", "0-49,52-101", cpus(50, 50), cpu("4"), None, 1, few),
+        ("amplified, shared", "1.5", "0-49,52-101", cpus(50, 50), cpu("4"), None, 1, insufficient_cpu),
         ("bound and shared pods there", "1", "0-43,53-96", cpus(48, 48), cpu("8"), WHOLE, 3,
             "44-47,98-101; 0: 4000, 1: 4000"),
     ];

@@ -26,7 +26,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
     };
     let preferred = |policy: &str| json!({"preferredCPUBindPolicy": policy});
     let required = |policy: &str| json!({"requiredCPUBindPolicy": policy});
-    let some = |text: &str| Ok(Some(text.to_owned()));
+    let ok = |text: &str| Ok(Some(text.to_owned()));
     let fraction = Err("the requested CPUs must be integer".to_owned());
     for (name, class, priority, cpu, spec, expected) in [
         (
@@ -35,7 +35,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
             9500,
             "4",
             preferred("FullPCPUs"),
-            some("- FullPCPUs"),
+            ok("- FullPCPUs"),
         ),
         (
             "LSE",
@@ -43,7 +43,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
             9500,
             "4",
             preferred("SpreadByPCPUs"),
-            some("- SpreadByPCPUs"),
+            ok("- SpreadByPCPUs"),
         ),
         (
             "required",
@@ -51,7 +51,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
             9500,
             "4",
             required("SpreadByPCPUs"),
-            some("SpreadByPCPUs SpreadByPCPUs"),
+            ok("SpreadByPCPUs SpreadByPCPUs"),
         ),
         (
             "required by default",
@@ -59,9 +59,9 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
             9500,
             "4",
             required("Default"),
-            some("FullPCPUs FullPCPUs"),
+            ok("FullPCPUs FullPCPUs"),
         ),
-        ("no wish", "LSR", 9500, "4", json!({}), some("- FullPCPUs")),
+        ("no wish", "LSR", 9500, "4", json!({}), ok("- FullPCPUs")),
         (
             "shared class",
             "LS",

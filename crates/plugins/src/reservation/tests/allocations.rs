@@ -228,14 +228,14 @@ impl ReservationWorld {
             let status = &r["status"];
             let uid = r["metadata"]["uid"].as_str().unwrap();
             let none = BTreeSet::new();
-            let mine = owners.get(uid).unwrap_or(&none);
+            let own_pods = owners.get(uid).unwrap_or(&none);
             let once = r["spec"]["allocateOnce"] == true;
-            prop_assert!(!once || mine.len() <= 1, "{r} has {mine:?}");
-            state.reached.used_up += u32::from(once && !mine.is_empty());
-            let wanted = &r["spec"]["owners"][0]["labelSelector"]["matchLabels"]["app"];
-            for name in mine {
+            prop_assert!(!once || own_pods.len() <= 1, "{r} has {own_pods:?}");
+            state.reached.used_up += u32::from(once && !own_pods.is_empty());
+            let app = &r["spec"]["owners"][0]["labelSelector"]["matchLabels"]["app"];
+            for name in own_pods {
                 let pod = &self.pods[name];
-                prop_assert_eq!(&pod["metadata"]["labels"]["app"], wanted, "{}", r);
+                prop_assert_eq!(&pod["metadata"]["labels"]["app"], app, "{}", r);
             }
             if status["phase"] != "Available" {
                 continue;
@@ -252,8 +252,11 @@ impl ReservationWorld {
                 cores(resized)
             };
             prop_assert_eq!(cores(&status["allocatable"]["cpu"]), reserved, "{}", r);
-            let used = mine.iter().map(|name| milli(&self.pods[name])).sum::<i64>();
-            for name in mine {
+            let used = own_pods
+                .iter()
+                .map(|name| milli(&self.pods[name]))
+                .sum::<i64>();
+            for name in own_pods {
                 prop_assert_eq!(&self.pods[name]["spec"]["nodeName"], node, "{}", r);
             }
             let remaining = (reserved - used).max(0);
@@ -262,7 +265,7 @@ impl ReservationWorld {
             let stands = nodes.booked(row).find(|pod| *pod.uid == *uid);
             prop_assert_eq!(stands.map(|pod| pod.requests.get(CPU)), Some(remaining));
             let joined = state.owners.get(uid);
-            let joined = mine
+            let joined = own_pods
                 .iter()
                 .any(|name| joined.is_none_or(|old| !old.contains(name)));
             state.reached.shrunk += u32::from(used > reserved && !resized.is_null());

@@ -242,9 +242,9 @@ fn pod_with_shared_device_is_not_absorbed() {
     );
     world.reserve_with("r", "cpu=4 gpu=100", "web", json!({}), required());
     world.run();
-    let why = "node(s) no pod(s) to meet the pre-allocation requirements";
+    let message = "node(s) no pod(s) to meet the pre-allocation requirements";
     assert!(
-        world.last_message("r").contains(why),
+        world.last_message("r").contains(message),
         "{}",
         world.last_message("r")
     );

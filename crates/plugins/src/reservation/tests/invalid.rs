@@ -140,8 +140,8 @@ fn negative_resize_is_rejected() {
 fn creation_time_ahead_does_not_extend_the_ttl() {
     let mut world = ReservationWorld::new();
     world.node("n1", 8);
-    let ahead = (world.now + SignedDuration::from_hours(1000)).to_string();
-    let change = json!({"spec": {"ttl": "1h"}, "metadata": {"creationTimestamp": ahead}});
+    let future = (world.now + SignedDuration::from_hours(1000)).to_string();
+    let change = json!({"spec": {"ttl": "1h"}, "metadata": {"creationTimestamp": future}});
     world.reserve("r", "6", "web", change);
     world.run();
     world.later(3500);
@@ -155,10 +155,10 @@ fn creation_time_ahead_does_not_extend_the_ttl() {
 fn end_time_ahead_does_not_delay_deletion() {
     let mut world = ReservationWorld::new();
     world.node("n1", 8);
-    let ahead = (world.now + SignedDuration::from_hours(1000)).to_string();
+    let future = (world.now + SignedDuration::from_hours(1000)).to_string();
     let over = json!({"status": {"phase": "Failed", "nodeName": "n1", "conditions": [
-        {"type": "Ready", "status": "False", "reason": "Expired", "lastTransitionTime": ahead,
-            "lastProbeTime": ahead}]}});
+        {"type": "Ready", "status": "False", "reason": "Expired", "lastTransitionTime": future,
+            "lastProbeTime": future}]}});
     world.reserve("r", "6", "web", over);
     world.later(1);
     world.later(80_000);

@@ -21,13 +21,13 @@ fn reservation_deleted_before_binding_leaves_nothing() {
         let Output::Bind(request) = output else {
             continue;
         };
-        let gone = BindError {
+        let not_found = BindError {
             message: "not found".to_owned(),
             gone: true,
         };
         world
             .engine
-            .bind_finished(&request.pod.uid, Err(gone), world.now);
+            .bind_finished(&request.pod.uid, Err(not_found), world.now);
     }
     world.later(60);
     assert_eq!(world.booked("n"), 0);

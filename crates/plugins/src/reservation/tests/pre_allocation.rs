@@ -68,9 +68,9 @@ fn outcome_of(bench: &PluginBench, victims: &[&str], more: &[Arc<PodInfo>]) -> S
         },
         ..cycle
     };
-    let taken = release.absorbed_pods(&without, &state, row, &|_| true);
-    let mut released = taken.clone().unwrap_or_default();
-    if taken.is_none() {
+    let absorbed_now = release.absorbed_pods(&without, &state, row, &|_| true);
+    let mut released = absorbed_now.clone().unwrap_or_default();
+    if absorbed_now.is_none() {
         release.released(&cycle, &state, row, &mut released);
     }
     let mut removed = released.clone();
@@ -81,7 +81,7 @@ fn outcome_of(bench: &PluginBench, victims: &[&str], more: &[Arc<PodInfo>]) -> S
     };
     let cycle = Cycle {
         overlay,
-        absorbed: taken.as_deref(),
+        absorbed: absorbed_now.as_deref(),
         ..cycle
     };
     if let Err(rejection) = bench.plugin.filter().unwrap().filter(&cycle, &state, row) {
@@ -303,15 +303,15 @@ fn pods_with_other_affinity_are_not_absorbed() {
 #[test]
 fn pods_of_another_controller_are_not_absorbed() {
     for (of, taken) in [("rs", "[p] 66"), ("other", "[] 0")] {
-        let made = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": of, "uid": of,
+        let owner_references = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": of, "uid": of,
             "controller": true}]);
         let bench = PluginBench::new("cpu=16 pods=9");
-        let pod = json!({"metadata": {"ownerReferences": made}});
+        let pod = json!({"metadata": {"ownerReferences": owner_references}});
         let bench = bench.on_node("p", "cpu=4", pod);
         let mut change = spec_of(false, false, false);
-        let wanted = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "",
+        let controller = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "",
             "controller": true});
-        change["spec"]["owners"] = json!([{"controller": wanted}]);
+        change["spec"]["owners"] = json!([{"controller": controller}]);
         let bench = bench.reservation("r", "Restricted", "cpu=6", change);
         assert_eq!(outcome_of(&bench.sync_plugin(), &[], &[]), taken, "{of}");
     }

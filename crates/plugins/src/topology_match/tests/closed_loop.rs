@@ -106,8 +106,8 @@ impl TopologyWorld {
     fn report(&mut self, name: &str) {
         let kubelet = &self.kubelets[name];
         let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
-        let taken: Vec<export::Share> = listed.map(|(_, share)| share).collect();
-        let exported = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        let shares: Vec<export::Share> = listed.map(|(_, share)| share).collect();
+        let exported = export::zones(&kubelet.exported(), &kubelet.allocatable(), &shares);
         assert_eq!(exported.problems, Vec::<String>::new());
         let pods = self.on.get(name).into_iter().flatten();
         let print = fingerprint::from_hashes(pods.map(|pod| fingerprint::pod("default", pod)));
@@ -168,9 +168,9 @@ impl TopologyWorld {
             return 0;
         }
         let pod = read(pod);
-        let wanted = containers.iter().map(|size| size.0 as usize).sum();
+        let cpus = containers.iter().map(|size| size.0 as usize).sum();
         let kubelets = self.kubelets.values().step_by(400);
-        let enough = kubelets.filter(|kubelet| kubelet.shared_cpus().len() >= wanted);
+        let enough = kubelets.filter(|kubelet| kubelet.shared_cpus().len() >= cpus);
         let refuses = |kubelet: &&Kubelet| (*kubelet).clone().admit(&pod).is_err();
         enough.filter(refuses).count()
     }
@@ -221,10 +221,10 @@ fn container(at_first: bool) -> impl Strategy<Value = Size> {
 
 /// Generates containers; the first one is not a sidecar.
 fn containers() -> impl Strategy<Value = Vec<Size>> {
-    let others = proptest::collection::vec(container(false), 0..3);
-    (container(true), others).prop_map(|(first, others)| {
+    let more_containers = proptest::collection::vec(container(false), 0..3);
+    (container(true), more_containers).prop_map(|(first, more_containers)| {
         let mut all = vec![first];
-        all.extend(others);
+        all.extend(more_containers);
         all
     })
 }
@@ -241,16 +241,16 @@ proptest! {
         let mut world = TopologyWorld::new(json!({}), &shapes);
         for (index, (containers, leaves)) in pods.iter().enumerate() {
             let name = format!("p{index}");
-            let wanted = sized(&name, containers);
-            match place(&mut world.engine, wanted.clone()) {
+            let pod = sized(&name, containers);
+            match place(&mut world.engine, pod.clone()) {
                 Ok(node) => {
-                    let admitted = world.run(&name, &wanted, &node);
-                    prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, wanted);
+                    let admitted = world.run(&name, &pod, &node);
+                    prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, pod);
                     world.report(&node);
                 }
                 Err(why) => {
-                    prop_assert!(!world.any_would_admit(&wanted), "{why}: {wanted:?}");
-                    world.engine.pod_deleted(&object(wanted), now());
+                    prop_assert!(!world.any_would_admit(&pod), "{why}: {pod:?}");
+                    world.engine.pod_deleted(&object(pod), now());
                 }
             }
             if let Some(node) = world.leave(&format!("p{leaves}")) {
@@ -274,17 +274,17 @@ proptest! {
             for containers in burst {
                 let name = format!("p{index}");
                 index += 1;
-                let wanted = sized(&name, containers);
-                match place(&mut world.engine, wanted.clone()) {
-                    Ok(node) => placed.push((name, wanted, node)),
+                let pod = sized(&name, containers);
+                match place(&mut world.engine, pod.clone()) {
+                    Ok(node) => placed.push((name, pod, node)),
                     Err(_) => {
-                        world.engine.pod_deleted(&object(wanted), now());
+                        world.engine.pod_deleted(&object(pod), now());
                     }
                 }
             }
-            for (name, wanted, node) in placed {
-                let admitted = world.run(&name, &wanted, &node);
-                prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, wanted);
+            for (name, pod, node) in placed {
+                let admitted = world.run(&name, &pod, &node);
+                prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, pod);
             }
             let node = world.leave(&format!("p{leaves}"));
             let names: Vec<String> = world.kubelets.keys().cloned().collect();
@@ -308,17 +308,17 @@ fn without_reports_nothing_is_given_twice() {
         let mut world = TopologyWorld::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
         for step in 0..20 {
             let name = format!("p{step}");
-            let wanted = sized(&name, &drawn(&mut random, containers()));
+            let pod = sized(&name, &drawn(&mut random, containers()));
             if drawn(&mut random, any::<bool>()) {
                 let node = format!("n{}", drawn(&mut random, 0..shapes.len()));
-                let foreign_spec = super::cache::foreign_pod(wanted, "default");
+                let foreign_spec = super::cache::foreign_pod(pod, "default");
                 foreign += usize::from(world.run(&name, &foreign_spec, &node).is_ok());
-            } else if let Ok(node) = place(&mut world.engine, wanted.clone()) {
-                let admitted = world.run(&name, &wanted, &node);
-                assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
+            } else if let Ok(node) = place(&mut world.engine, pod.clone()) {
+                let admitted = world.run(&name, &pod, &node);
+                assert!(admitted.is_ok(), "{admitted:?} on {node}: {pod}");
                 placed += 1;
             } else {
-                world.engine.pod_deleted(&object(wanted), now());
+                world.engine.pod_deleted(&object(pod), now());
                 nowhere += 1;
             }
             world.leave(&format!("p{}", drawn(&mut random, 0..60)));
@@ -356,16 +356,16 @@ fn ten_thousand_random_nodes_refuse_nothing() {
         for index in 0..50 {
             let name = format!("p{}", burst * 50 + index);
             let containers = drawn(&mut random, containers());
-            let wanted = sized(&name, &containers);
-            if let Ok(node) = place(&mut world.engine, wanted.clone()) {
+            let sized_pod = sized(&name, &containers);
+            if let Ok(node) = place(&mut world.engine, sized_pod.clone()) {
                 shared += usize::from(world.on.get(&node).is_some_and(|on| !on.is_empty()));
-                misled += world.misled(&wanted, &containers);
-                let admitted = world.run(&name, &wanted, &node);
-                assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
+                misled += world.misled(&sized_pod, &containers);
+                let admitted = world.run(&name, &sized_pod, &node);
+                assert!(admitted.is_ok(), "{admitted:?} on {node}: {sized_pod}");
                 touched.insert(node);
                 placed += 1;
             } else {
-                world.engine.pod_deleted(&object(wanted), now());
+                world.engine.pod_deleted(&object(sized_pod), now());
             }
             let leaves = drawn(&mut random, 0u32..800);
             touched.extend(world.leave(&format!("p{leaves}")));

@@ -119,10 +119,11 @@ fn init_container_resources_are_not_exclusive() {
         let mut foreign = foreign_pod(pod("pod1", &[json!({"cpu": "500m"})]), "default");
         foreign["spec"]["containers"][0]["resources"]["limits"] = json!({});
         let nic = json!({"vendor.com/nic1": "1"});
-        let more = json!({"name": "more", "resources": {"requests": nic, "limits": nic}});
+        let second_container =
+            json!({"name": "more", "resources": {"requests": nic, "limits": nic}});
         match foreign["spec"][list].as_array_mut() {
-            Some(list) => list.push(more),
-            None => foreign["spec"][list] = json!([more]),
+            Some(list) => list.push(second_container),
+            None => foreign["spec"][list] = json!([second_container]),
         }
         engine.pod_applied(bound(foreign, "node1", "Running"), now());
         assert_eq!(!fits(&mut engine, 1, 1), waits, "{list}");

@@ -72,11 +72,11 @@ fn wait_for_foreign_pod_times_out() {
             messages.starts_with("Node node1: NodeResourceTopology of the node "),
             "{messages}"
         );
-        let why = attributes.as_object().unwrap().keys().next();
-        let why = why.map_or("has no attribute nodeTopologyPodsFingerprint", |_| {
+        let difference = attributes.as_object().unwrap().keys().next();
+        let difference = difference.map_or("has no attribute nodeTopologyPodsFingerprint", |_| {
             UNKNOWN_PODS
         });
-        assert!(messages.contains(why), "{messages}");
+        assert!(messages.contains(difference), "{messages}");
         let effect = "what 1 pods need is missing in each of its NUMA nodes until they agree";
         assert!(messages.ends_with(effect), "{messages}");
         each_zone_has(&mut engine, 22, 44);

@@ -181,13 +181,13 @@ fn topology(node: u8, cpus: u8) -> ObjectChange {
     };
     let detail: Value = (0..cpus).map(cpu).collect();
     let zone = |id: u8| {
-        let here = if id == 0 { half } else { cpus - half };
+        let own_cpus = if id == 0 { half } else { cpus - half };
         let resource = |name: &str, amount: String| {
             json!({"name": name, "capacity": amount,
             "allocatable": amount, "available": amount})
         };
         json!({"name": format!("node-{id}"), "type": "Node", "resources": [
-            resource("cpu", here.to_string()), resource("memory", "8Gi".to_owned())]})
+            resource("cpu", own_cpus.to_string()), resource("memory", "8Gi".to_owned())]})
     };
     let object: NodeResourceTopology = parsed(json!({
         "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",

@@ -96,8 +96,8 @@ impl Extender {
 
     pub(super) fn requests(&self, verb: &str) -> Vec<Value> {
         let all = self.recorded.lock();
-        let those = all.iter().filter(|(recorded, _)| recorded == verb);
-        those.map(|(_, body)| body.clone()).collect()
+        let matching = all.iter().filter(|(recorded, _)| recorded == verb);
+        matching.map(|(_, body)| body.clone()).collect()
     }
 }
 

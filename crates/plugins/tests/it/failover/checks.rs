@@ -92,7 +92,7 @@ fn used(
             continue;
         }
         let uid = reservation.metadata.uid.clone().unwrap();
-        let taken: i64 = owners(bound, &uid).map(|pod| milli(pod, resource)).sum();
+        let used_milli: i64 = owners(bound, &uid).map(|pod| milli(pod, resource)).sum();
         // The size is the one in the spec; nothing resizes reservations here.
         let expected = size(&object, resource);
         let reported = &object["status"]["allocatable"][resource];
@@ -105,14 +105,14 @@ fn used(
         // With other policies, owners get the remainder from the node.
         let closed = object["spec"]["allocatePolicy"] == "Restricted";
         assert!(
-            !closed || expected == 0 || taken <= expected,
-            "{case}: owners take {taken} {resource} of {expected}: {object}"
+            !closed || expected == 0 || used_milli <= expected,
+            "{case}: owners take {used_milli} {resource} of {expected}: {object}"
         );
         let node = object["status"]["nodeName"].as_str().unwrap().to_owned();
         for pod in owners(bound, &uid) {
             assert_eq!(node_of(pod).unwrap(), node, "{case}: {}", name_of(pod));
         }
-        *used.entry(node).or_default() += (expected - taken).max(0);
+        *used.entry(node).or_default() += (expected - used_milli).max(0);
     }
     used
 }
@@ -164,7 +164,7 @@ pub(super) fn cpus(bound: &[&Pod], case: &str) {
         let name = name_of(pod);
         let labels = pod.metadata.labels.as_ref();
         let qos = labels.and_then(|labels| labels.get("koordinator.sh/qosClass"));
-        let wanted = if qos.is_some_and(|qos| qos == "LSR") {
+        let expected = if qos.is_some_and(|qos| qos == "LSR") {
             milli(pod, "cpu") / 1000
         } else {
             0
@@ -173,7 +173,7 @@ pub(super) fn cpus(bound: &[&Pod], case: &str) {
         let list = status["cpuset"].as_str().unwrap_or_default();
         let ids: CpuSet = list.parse().unwrap();
         let count = i64::try_from(ids.len()).unwrap();
-        assert_eq!(count, wanted, "{case}: {name} has {list:?}");
+        assert_eq!(count, expected, "{case}: {name} has {list:?}");
         for id in ids.iter() {
             assert!(id < 16, "{case}: there is no CPU {id}");
             let before = owned.insert((node_of(pod).unwrap(), id), name.clone());
@@ -258,15 +258,15 @@ pub(super) fn counted(
             return Some(format!("{expected:?} own {status}"));
         }
         for resource in ["cpu", "memory"] {
-            let taken: i64 = owners(&bound, &uid).map(|pod| milli(pod, resource)).sum();
+            let used_milli: i64 = owners(&bound, &uid).map(|pod| milli(pod, resource)).sum();
             let reported = &status["status"]["allocated"][resource];
             let reported = if reported.is_null() {
                 0
             } else {
                 quantity(reported)
             };
-            if reported != taken {
-                return Some(format!("owners take {taken} {resource} of {status}"));
+            if reported != used_milli {
+                return Some(format!("owners take {used_milli} {resource} of {status}"));
             }
         }
     }

@@ -124,8 +124,8 @@ impl AlignedRun {
                     *kept.entry("insists").or_default() += u32::from(fits && is.is_empty());
                 }
                 None => {
-                    let more = open.feasible(pod).len() > is.len();
-                    *kept.entry("is no owner").or_default() += u32::from(more);
+                    let is_wider = open.feasible(pod).len() > is.len();
+                    *kept.entry("is no owner").or_default() += u32::from(is_wider);
                 }
             }
         }
@@ -373,17 +373,17 @@ impl AlignedRun {
     fn step(&mut self) {
         match self.below(20) {
             0 | 1 => {
-                let sent: Vec<String> = self.sent.iter().cloned().collect();
-                for name in sent {
+                let sent_pods: Vec<String> = self.sent.iter().cloned().collect();
+                for name in sent_pods {
                     if self.below(4) > 0 {
                         self.confirm(&name);
                     }
                 }
             }
             2 => {
-                let sent: Vec<String> = self.sent.iter().cloned().collect();
-                if !sent.is_empty() {
-                    let name = self.pick(&sent);
+                let sent_pods: Vec<String> = self.sent.iter().cloned().collect();
+                if !sent_pods.is_empty() {
+                    let name = self.pick(&sent_pods);
                     self.conflict(&name);
                 }
             }

@@ -98,8 +98,8 @@ impl OracleCluster {
     }
 
     fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Pod> {
-        let here = self.placed_pods().filter(move |(_, at)| *at == node);
-        here.map(|(pod, _)| pod)
+        let on_node = self.placed_pods().filter(move |(_, at)| *at == node);
+        on_node.map(|(pod, _)| pod)
     }
 
     /// Returns the value of a topology key.
@@ -184,12 +184,12 @@ impl OracleCluster {
         };
         let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
         for (name, _) in self.nodes.iter().filter(|(_, node)| selected(pod, node)) {
-            let here = self.on(name).filter(|other| other.app == pod.app).count();
-            *counts.entry(self.domain(name, key)).or_default() += i64::try_from(here).unwrap();
+            let same_app = self.on(name).filter(|other| other.app == pod.app).count();
+            *counts.entry(self.domain(name, key)).or_default() += i64::try_from(same_app).unwrap();
         }
         let least = counts.values().copied().min().unwrap_or(0);
-        let here = counts.get(self.domain(node, key)).copied();
-        here.is_some_and(|here| here + 1 - least <= most)
+        let own_count = counts.get(self.domain(node, key)).copied();
+        own_count.is_some_and(|own_count| own_count + 1 - least <= most)
     }
 
     /// Checks InterPodAffinity for the pod's required affinity.
@@ -197,7 +197,7 @@ impl OracleCluster {
         let Some((key, app)) = pod.near else {
             return true;
         };
-        let here = self.domain(node, key);
+        let own_domain = self.domain(node, key);
         let mut friends = self
             .placed_pods()
             .filter(|(other, _)| other.app == app)
@@ -206,15 +206,15 @@ impl OracleCluster {
         if friends.peek().is_none() {
             return pod.app == app;
         }
-        friends.any(|(_, at)| self.domain(at, key) == here)
+        friends.any(|(_, at)| self.domain(at, key) == own_domain)
     }
 
     /// Checks InterPodAffinity for anti-affinity of the pod and of placed pods.
     fn apart(&self, pod: &Pod, node: &str) -> bool {
         let shuns = |from: &Pod, other: &Pod, at: &str| {
-            let same = |key| self.domain(node, key) == self.domain(at, key);
+            let is_same_domain = |key| self.domain(node, key) == self.domain(at, key);
             from.apart
-                .is_some_and(|(key, app)| app == other.app && same(key))
+                .is_some_and(|(key, app)| app == other.app && is_same_domain(key))
         };
         !self
             .placed_pods()
@@ -255,14 +255,14 @@ impl OracleCluster {
             free[0] -= other.cpu;
             free[1] -= other.memory;
         }
-        let here = self
+        let matching = self
             .reservations
             .iter()
             .filter(|(_, reservation)| reservation.node == *name);
-        let here: Vec<&String> = here.map(|(name, _)| name).collect();
+        let matching: Vec<&String> = matching.map(|(name, _)| name).collect();
         // A reservation counts as a pod on the node.
-        let count = self.on(name).count() + here.len();
-        for reservation_name in &here {
+        let count = self.on(name).count() + matching.len();
+        for reservation_name in &matching {
             let remainder = self.remainder(reservation_name);
             free[0] -= remainder[0];
             free[1] -= remainder[1];
@@ -274,7 +274,7 @@ impl OracleCluster {
             plain: count < PODS && enough(free),
             ..Fit::default()
         };
-        for reservation_name in here {
+        for reservation_name in matching {
             let reservation = &self.reservations[reservation_name];
             let remainder = self.remainder(reservation_name);
             let with = [free[0] + remainder[0], free[1] + remainder[1]];

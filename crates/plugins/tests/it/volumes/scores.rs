@@ -26,8 +26,8 @@ fn volumes(engine: &mut Engine, class: &str, list: &[(&str, u32)]) {
     for (at, (zone, gib)) in list.iter().enumerate() {
         let size = json!({"spec": {"capacity": {"storage": format!("{gib}Gi")}}});
         let name = format!("{class}-{zone}-{at}");
-        let here = merge(zone_affinity(zone), &size);
-        set(engine, "pv", volume(&name, class, here));
+        let local_volume = merge(zone_affinity(zone), &size);
+        set(engine, "pv", volume(&name, class, local_volume));
     }
 }
 

@@ -112,13 +112,13 @@ fn distinguishing_claim_properties_are_not_shared() {
         mode: 0,
         selected: 99,
     };
-    let here = VolumeStep::Bound {
+    let bound_here = VolumeStep::Bound {
         name: 1,
         mode: 0,
         place: 4,
         driver: 2,
     };
-    let between = [late_claim(0), late_claim(1), pod(0), here, pod(1)];
+    let between = [late_claim(0), late_claim(1), pod(0), bound_here, pod(1)];
     let (_, [shared, alone]) = run(&between);
     assert_eq!(shared, alone);
     assert!(shared.contains(&"p2 -> n1".to_owned()), "{shared:?}");
@@ -308,10 +308,10 @@ fn nominated_pod_volume_changes_reach_equivalent_pods() {
         let (engines, [shared, alone]) = run(&steps);
         assert_eq!(shared, alone, "{case}");
         // Either the rejected pod or the new one.
-        let taken = shared
+        let shared_count = shared
             .iter()
             .filter(|shared| *shared == "p3 -> n1" || *shared == "p4 -> n1");
-        assert_eq!(taken.count(), 1, "{case}: {shared:?}");
+        assert_eq!(shared_count.count(), 1, "{case}: {shared:?}");
         assert_eq!(engines[0].classes().mismatches(), 0, "{case}");
     }
 }

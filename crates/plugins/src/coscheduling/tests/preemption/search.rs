@@ -102,13 +102,13 @@ fn plans_match_exhaustive_search() {
         world.run();
         let case = format!("seed {seed}: {cluster:?}, {mode} {sizes:?}");
         let now = most(&free(&cluster, None), &sizes, false) == count;
-        let then = most(&free(&cluster, Some(3)), &sizes, false) == count;
+        let reaches_count = most(&free(&cluster, Some(3)), &sizes, false) == count;
         let victims: Vec<String> = world
             .victims()
             .iter()
             .map(|name| (*name).to_owned())
             .collect();
-        if !then {
+        if !reaches_count {
             reached[0] += 1;
             assert!(
                 victims.is_empty() && world.bound.is_empty(),
@@ -136,17 +136,19 @@ fn plans_match_exhaustive_search() {
         let mut nodes = BTreeSet::new();
         let mut highest = None;
         for (nth, (cores, pods)) in cluster.iter().enumerate() {
-            let here = |(pod, _): &(&String, &String)| pod[1..].parse::<usize>().unwrap() - 1;
+            let pod_index = |(pod, _): &(&String, &String)| pod[1..].parse::<usize>().unwrap() - 1;
             let placed = world
                 .nominated
                 .iter()
                 .filter(|(_, node)| **node == format!("n{nth}"));
-            let placed: usize = placed.map(|it| sizes[here(&it)]).sum();
-            let goes = |at: usize| victims.contains(&format!("v{nth}-{at}"));
-            let stay = pods.iter().enumerate().filter(|(at, _)| !goes(*at));
+            let placed: usize = placed.map(|it| sizes[pod_index(&it)]).sum();
+            let is_victim = |at: usize| victims.contains(&format!("v{nth}-{at}"));
+            let stay = pods.iter().enumerate().filter(|(at, _)| !is_victim(*at));
             let remaining = cores - stay.map(|(_, (size, ..))| size).sum::<usize>();
             assert!(placed <= remaining, "{case}: {:?}", world.nominated);
-            for (at, (size, priority, may)) in pods.iter().enumerate().filter(|(at, _)| goes(*at)) {
+            for (at, (size, priority, may)) in
+                pods.iter().enumerate().filter(|(at, _)| is_victim(*at))
+            {
                 assert!(*may, "{case}: v{nth}-{at} was spared");
                 assert!(
                     placed > remaining - size,

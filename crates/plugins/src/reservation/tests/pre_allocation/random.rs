@@ -33,7 +33,7 @@ fn pre_allocatable_index_stays_exact() {
             1 => (0..3_u8, app, on).prop_map(|(r, a, on)| Move::Anew(r, a, on)),
         ]
     };
-    let taken = std::cell::Cell::new(0);
+    let absorbed_count = std::cell::Cell::new(0);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(32));
     let steps = prop::collection::vec(step(), 1..50);
     let ended = runner.run(&steps, |steps| {
@@ -85,11 +85,11 @@ fn pre_allocatable_index_stays_exact() {
         }
         let owned = |pod: &Value| ReservationWorld::owned_by(pod).is_some();
         let owners = world.pods.values().filter(|pod| owned(pod)).count();
-        taken.set(taken.get() + owners);
+        absorbed_count.set(absorbed_count.get() + owners);
         Ok(())
     });
     if let Err(error) = ended {
         panic!("{error}");
     }
-    assert!(taken.get() > 10, "{taken:?}");
+    assert!(absorbed_count.get() > 10, "{absorbed_count:?}");
 }

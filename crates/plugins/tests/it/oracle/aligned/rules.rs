@@ -156,8 +156,8 @@ impl AlignedCluster {
             .values()
             .filter(move |allocation| allocation.node == node);
         let reservations = self.reservations.iter();
-        let here = reservations.filter(move |(_, all)| all.allocation.node == node);
-        let remainder = here.map(|(name, _)| self.remainder(name).allocation);
+        let on_node = reservations.filter(move |(_, all)| all.allocation.node == node);
+        let remainder = on_node.map(|(name, _)| self.remainder(name).allocation);
         pods.cloned().chain(remainder)
     }
 
@@ -173,16 +173,16 @@ impl AlignedCluster {
                 .cpus
                 .retain(|cpu| !allocation.cpus.contains(cpu));
             for (numa, amounts) in &mut remainder.allocation.numas {
-                let taken = allocation.numas.get(numa).copied().unwrap_or_default();
-                *amounts = [0, 1].map(|at| (amounts[at] - taken[at]).max(0));
+                let used = allocation.numas.get(numa).copied().unwrap_or_default();
+                *amounts = [0, 1].map(|at| (amounts[at] - used[at]).max(0));
             }
             for kind in [GPU, RDMA] {
                 if remainder.amounts[kind] > 0 {
                     remainder.amounts[kind] -= pod.devices[kind];
                 }
                 for (minor, percent) in &mut remainder.allocation.devices[kind] {
-                    let taken = allocation.devices[kind].get(minor).copied().unwrap_or(0);
-                    *percent = (*percent - taken).max(0);
+                    let used = allocation.devices[kind].get(minor).copied().unwrap_or(0);
+                    *percent = (*percent - used).max(0);
                 }
             }
         }
@@ -319,20 +319,20 @@ impl AlignedCluster {
     fn free_cpus(&self, name: &str, mask: &[u32]) -> BTreeSet<u32> {
         let node = &self.nodes[name];
         if let Some(only) = self.only.as_ref().filter(|only| only.fine) {
-            let here = only.allocation.cpus.iter().copied();
-            return here
+            let reserved_cpus = only.allocation.cpus.iter().copied();
+            return reserved_cpus
                 .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
                 .collect();
         }
         let allocations: Vec<Allocation> = self.on(name).collect();
-        let taken = |cpu: &u32| {
+        let is_allocated = |cpu: &u32| {
             allocations
                 .iter()
                 .any(|allocation| allocation.cpus.contains(cpu))
         };
         (0..node.cpus)
             .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
-            .filter(|cpu| !node.reserved.contains(cpu) && !taken(cpu))
+            .filter(|cpu| !node.reserved.contains(cpu) && !is_allocated(cpu))
             .collect()
     }
 
@@ -347,12 +347,12 @@ impl AlignedCluster {
         let total = i64::from(node.cpus / NUMAS) * 1000 - 1000 * reserved_cpus.count() as i64;
         let mut free = [node.amplified(total), node.memory];
         for allocation in self.on(name) {
-            let here = allocation.numas.get(&numa).copied().unwrap_or_default();
+            let on_zone = allocation.numas.get(&numa).copied().unwrap_or_default();
             let cpus = allocation.cpus.iter();
             let cpus = cpus.filter(|cpu| node.numa_of_cpu(**cpu) == numa).count();
             let bound = 1000 * cpus as i64;
-            free[0] -= here[0] - bound + node.amplified(bound);
-            free[1] -= here[1];
+            free[0] -= on_zone[0] - bound + node.amplified(bound);
+            free[1] -= on_zone[1];
         }
         if let Some(only) = only {
             free = only
@@ -523,8 +523,8 @@ impl AlignedCluster {
                 let good = (0..node.devices[kind].len() as u32)
                     .filter(|minor| node.numa_of_device(kind, *minor) == numa)
                     .filter(|minor| self.device_free(name, kind, *minor) >= each);
-                let taken = good.take(count as usize).map(|minor| (minor, each));
-                allocation.devices[kind] = taken.collect();
+                let chosen = good.take(count as usize).map(|minor| (minor, each));
+                allocation.devices[kind] = chosen.collect();
             }
             Some(allocation)
         })

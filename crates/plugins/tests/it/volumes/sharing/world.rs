@@ -405,7 +405,7 @@ impl EngineOutputs {
     fn drain(&mut self, engine: &mut Engine, now: Timestamp) -> Vec<String> {
         let mut out = Vec::new();
         for _ in 0..100 {
-            let more = engine.schedule_one(now).is_some();
+            let scheduled = engine.schedule_one(now).is_some();
             for output in engine.take_outputs() {
                 out.push(match output {
                     Output::Bind(bind) => {
@@ -433,7 +433,7 @@ impl EngineOutputs {
                     other => format!("{other:?}"),
                 });
             }
-            if !more {
+            if !scheduled {
                 break;
             }
         }
