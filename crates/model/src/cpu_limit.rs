@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_base_keeps_the_multiple() {
+    fn changed_base_preserves_multiple() {
         for (quota, old, new, want) in [
             (200_000, 200_000, 100_000, 100_000),
             (300_000, 200_000, 100_000, 150_000),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_composition() {
+    fn ratio_applies_before_burst() {
         let limits = |quota, burst| Some(Limits { quota, burst });
         let base = native(2_000, 200_000);
         let cases = [

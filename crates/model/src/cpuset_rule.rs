@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_without_cpus_leaves_no_gap() {
+    fn empty_pool_adds_no_separator() {
         let some = pools(["", "8-15"], ["", ""]);
         let got = cpus(Some(&some), "LS", KubeQos::Burstable, json!(null), false);
         assert_eq!(got.as_deref(), Some("8-15"));

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_pod_counts_until_a_report_covers_it() {
+    fn new_pod_counts_until_report_covers_it() {
         let at = |assigned, deadline| Coverage {
             assigned,
             deadline,

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_gpu_is_limited() {
+    fn shared_gpu_is_limited() {
         let half = json!({"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50",
             "koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "50"}}]});
         let limits = [
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn old_names_count_and_give_way_to_new_ones() {
+    fn new_resource_names_take_precedence() {
         let half = json!({"gpu": [{"minor": 1, "resources": {"kubernetes.io/gpu-core": "30",
             "kubernetes.io/gpu-memory": "16Gi", "kubernetes.io/gpu-memory-ratio": "50",
             "koordinator.sh/gpu-core": "50"}}]});
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_without_figures_is_an_error() {
+    fn share_without_amounts_is_rejected() {
         for resources in [json!({}), json!({"koordinator.sh/gpu-memory-ratio": "50"})] {
             let devices = json!({"gpu": [{"minor": 0, "resources": resources}]});
             assert!(device_env(devices, Some("HAMi-core"), false).is_err());

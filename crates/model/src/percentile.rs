@@ -90,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_summary_is_ordered(mut samples in prop::collection::vec(0.0..1e6_f64, 1..400)) {
+        fn aggregates_are_ordered(mut samples in prop::collection::vec(0.0..1e6_f64, 1..400)) {
             let s = WindowAggregates::from_samples(&mut samples).unwrap();
             prop_assert!(s.p50 <= s.p90 && s.p90 <= s.p95 && s.p95 <= s.p99);
             prop_assert!(samples.first().is_some_and(|min| *min <= s.avg + 1e-6));

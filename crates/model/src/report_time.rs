@@ -97,14 +97,14 @@ mod tests {
 
     /// Tests the rule of LowNodeLoad: a report is used at most one life ahead.
     #[test]
-    fn short_life_is_the_bound_ahead_too() {
+    fn short_life_limits_time_ahead() {
         let life = SignedDuration::from_secs(180);
         assert_eq!(check(at(1179), at(1000), life), Ok(()));
         assert!(check(at(1180), at(1000), life).is_err());
     }
 
     #[test]
-    fn absurd_times_and_lives_are_refused_without_panic() {
+    fn extreme_times_are_rejected_without_panic() {
         let times = [Timestamp::MIN, at(0), Timestamp::MAX];
         let lives = [SignedDuration::MIN, SignedDuration::ZERO];
         for reported in times {

@@ -53,7 +53,7 @@ mod tests {
 
     /// The first vector is from upstream's tests; all were computed by an independent implementation.
     #[test]
-    fn fingerprints_are_those_of_upstream() {
+    fn fingerprints_equal_upstream() {
         let five = [
             ("ns3", "n2"),
             ("ns1", "n1"),

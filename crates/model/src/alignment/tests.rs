@@ -128,7 +128,7 @@ fn ac1_pod_fits_if_one_numa_node_holds_it() {
 }
 
 #[test]
-fn ac3_a_scope_aligns_containers_or_the_pod() {
+fn ac3_scope_aligns_containers_or_whole_pod() {
     let fixture = Fixture::default();
     for (containers, of_container, of_pod) in [
         (&["cpu 6", "cpu 6"][..], Ok(()), Err("cannot align pod")),
@@ -177,7 +177,7 @@ fn ac3_a_scope_aligns_containers_or_the_pod() {
 }
 
 #[test]
-fn ac4_devices_are_on_the_numa_node_of_the_cpus() {
+fn ac4_devices_are_on_numa_node_of_cpus() {
     let fixture = Fixture::default();
     let a = ["cpu 3, x.com/a 1, x.com/b 2", "cpu 3, x.com/a 2, x.com/b 1"];
     let b = ["cpu 3, x.com/a 3", "cpu 3, x.com/b 3"];

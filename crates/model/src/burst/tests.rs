@@ -97,7 +97,7 @@ fn config(policy: CPUBurstPolicy, buffer: i64, quota: i64, period: i64) -> Confi
 
 /// Upstream: `Test_genPodBurstConfig`.
 #[test]
-fn the_annotation_is_laid_over_the_strategy() {
+fn annotation_overrides_strategy() {
     use CPUBurstPolicy::{Auto, CpuBurstOnly};
     let node = strategy(Auto, Some(1000), Some(300), Some(600));
     let full = CPUBurstConfig {
@@ -135,7 +135,7 @@ fn the_annotation_is_laid_over_the_strategy() {
 }
 
 #[test]
-fn bad_settings_are_named_and_the_next_good_one_is_used() {
+fn invalid_settings_are_reported_and_next_layer_applies() {
     let node = strategy(CPUBurstPolicy::Auto, Some(-1), Some(90), Some(600));
     let pod = CPUBurstConfig {
         policy: Some("sometimes".into()),
@@ -416,7 +416,7 @@ fn changed_capacity_resets_the_limiter() {
 }
 
 #[test]
-fn short_ticks_add_up_and_clock_jumps_add_nothing() {
+fn short_ticks_add_up_and_clock_jumps_are_ignored() {
     let config = config(CPUBurstPolicy::Auto, 1000, 150, 100);
     let mut limiter = Limiter::new(&config, 1.0, 0);
     for tick in 1..=10 {
@@ -442,7 +442,7 @@ fn use_of_a_limit() {
 
 proptest! {
     #[test]
-    fn a_quota_stays_between_its_limit_and_its_ceiling(
+    fn quota_is_between_limit_and_ceiling(
         base in 1_000_i64..10_000_000,
         present in 1_i64..40_000_000,
         percent in 0_i64..1_000,

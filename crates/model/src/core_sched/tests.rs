@@ -183,7 +183,7 @@ fn group(name: &str) -> CookieTarget {
 }
 
 #[test]
-fn a_new_group_gets_one_cookie_and_keeps_it() {
+fn new_group_gets_one_lasting_cookie() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 0), (2, 0), (3, 0)]), Cookies::default());
     let (a, b) = (group("a"), group("b"));
     let containers: [(&CookieTarget, &[u32]); 2] = [(&a, &[1, 2]), (&b, &[3])];
@@ -215,7 +215,7 @@ fn group_without_live_holder_gets_new_cookie() {
 }
 
 #[test]
-fn a_pod_that_changes_its_group_leaves_the_old_cookie() {
+fn pod_with_changed_group_gets_other_cookie() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 0), (2, 0)]), Cookies::default());
     let (a, b) = (group("a"), group("b"));
     for _ in 0..2 {
@@ -274,7 +274,7 @@ fn disabled_pods_lose_our_cookies_only() {
 }
 
 #[test]
-fn a_failed_copy_does_not_mix_groups() {
+fn failed_copy_does_not_mix_groups() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 7), (2, 7)]), Cookies::default());
     let (a, b) = (group("a"), group("b"));
     kernel.round(&mut cookies, &[(&a, &[1, 2])]);

@@ -228,7 +228,7 @@ fn preferred_cpus_go_first() {
 }
 
 #[test]
-fn a_required_policy_leaves_only_fitting_cpus() {
+fn required_policy_restricts_usable_cpus() {
     let topology = machine([1, 1, 4, 2]);
     assert_eq!(usable(&topology, &set("1-5"), FULL), set("2-5"));
     assert_eq!(usable(&topology, &set("1-5"), SPREAD), set("1-2,4"));

@@ -1,8 +1,8 @@
 //! The facts of upstream's tables in a short notation: GPUs and adapters by minor.
 
 mod allocation;
-mod books;
 mod gpus;
+mod ledger;
 mod numa;
 mod requests;
 mod scoring;

@@ -173,7 +173,7 @@ fn invalid_fields_are_named_and_the_rest_is_kept() {
 }
 
 #[test]
-fn a_minor_is_given_once_and_a_label_is_one() {
+fn duplicate_minors_and_labels_are_reported() {
     let (cards, _) = cards(&json!([
         {"uuid": "a", "minor": "0", "vendor": "metax", "model": "MXC500 VB"},
         {"uuid": "b", "minor": "0"},

@@ -128,7 +128,7 @@ fn numa_nodes_without_cpus_or_memory_are_zones() {
 
 /// The kubelet lists a device near several NUMA nodes once for each of them.
 #[test]
-fn a_device_near_two_numa_nodes_is_one_device() {
+fn device_near_two_numa_nodes_counts_once() {
     let (machine, mut all) = machine();
     let x = vec![devices(&["x"], &[0]), devices(&["x"], &[1])];
     all.devices.clone_from(&x);

@@ -184,7 +184,7 @@ fn permission_follows_the_policy() {
 }
 
 #[test]
-fn gangs_come_and_go_with_their_pods_and_pod_groups() {
+fn gangs_follow_their_pods_and_pod_groups() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
     // An unknown pod changes nothing.
@@ -367,7 +367,7 @@ fn deleted_member_neither_counts_nor_represents_others() {
 }
 
 #[test]
-fn a_gang_that_another_lists_completes_the_others_group() {
+fn listed_gang_completes_group_of_other_gang() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
     // The second gang does not list the first.

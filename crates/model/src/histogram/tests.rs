@@ -13,7 +13,7 @@ fn layouts_have_the_published_sizes() {
 }
 
 #[test]
-fn a_value_lies_in_its_bucket() {
+fn value_is_within_its_bucket() {
     let layout = Layout::cpu();
     assert_eq!(layout.bucket(0.0), 0);
     assert_eq!(layout.bucket(0.024), 0);
@@ -49,7 +49,7 @@ fn old_samples_fade() {
 }
 
 #[test]
-fn a_checkpoint_restores_the_percentiles() {
+fn checkpoint_restores_percentiles() {
     let mut histogram = DecayingHistogram::new(Layout::memory(), 24 * HOUR);
     for i in 1..200 {
         histogram.add(f64::from(i) * 1e7, 1.0, T0 + i64::from(i) * 60_000);
@@ -95,7 +95,7 @@ fn merged_histograms_hold_the_samples_of_both() {
 }
 
 #[test]
-fn bad_checkpoints_are_refused() {
+fn invalid_checkpoints_are_rejected() {
     let mut histogram = DecayingHistogram::new(Layout::cpu(), HOUR);
     let saved = |bucket, total| Checkpoint {
         reference: T0,
@@ -213,7 +213,7 @@ fn subtracted_samples_leave_no_weight() {
 }
 
 #[test]
-fn the_heaviest_checkpoint_stays_a_number() {
+fn heaviest_checkpoint_has_finite_percentiles() {
     let mut histogram = DecayingHistogram::new(Layout::cpu(), HOUR);
     let mut saved = Checkpoint {
         reference: T0,

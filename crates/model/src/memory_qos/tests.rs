@@ -100,7 +100,7 @@ fn class_settings_and_annotation() {
 }
 
 #[test]
-fn bad_values_are_named_and_the_class_stands() {
+fn invalid_values_are_reported_and_class_applies() {
     let node =
         cfg(json!({"enable": true, "throttlingPercent": -3, "wmarkRatio": 80, "priority": 5}));
     let pod = annotation(json!({

@@ -155,7 +155,7 @@ fn invalid_layers_give_the_reason() {
 }
 
 #[test]
-fn a_node_may_lack_the_label_just_above_it_and_no_other() {
+fn only_lowest_layer_label_is_optional() {
     let layers = Layers::from_spec(&spines()).unwrap();
     let path = |labels: &[(&str, &'static str)]| {
         let label_value = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
@@ -182,7 +182,7 @@ fn a_node_may_lack_the_label_just_above_it_and_no_other() {
 }
 
 #[test]
-fn the_status_lists_places_above_nodes() {
+fn status_lists_domains_above_nodes() {
     let status = tree(&EIGHT).status();
     let row = |detail: &NetworkTopologyDetail| {
         let NetworkTopologyDetail {
@@ -416,7 +416,7 @@ proptest! {
     /// Compares plans with all possible placements: a plan is found exactly when one exists, meets the
     /// requirements, and no other plan keeps the pods closer together.
     #[test]
-    fn a_plan_is_found_when_there_is_one(
+    fn existing_plan_is_found(
         nodes in prop::collection::vec((0..2usize, 0..3usize, 0..5usize), 1..6),
         pods in 1..9usize,
         multiples in prop::array::uniform4(1..4usize),

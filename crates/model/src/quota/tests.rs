@@ -218,7 +218,7 @@ fn non_lending_quota_requests_its_minimum() {
 }
 
 #[test]
-fn requests_go_up_limited_use_goes_up_whole() {
+fn parent_sums_limited_requests_and_whole_usage() {
     let mut tree = tree((96, 160), true);
     tree.set("a", spec("", (96, 160), (50, 80)));
     tree.set("a-b", spec("a", (96, 160), (50, 80)));
@@ -290,7 +290,7 @@ fn minimums_scale_where_the_siblings_exceed_the_total() {
 }
 
 #[test]
-fn a_quota_moves_with_its_pods() {
+fn quota_moves_with_its_pods() {
     let mut tree = tree((96, 160), true);
     for (name, parent, min) in [
         ("t1", "", (100, 160)),
@@ -417,7 +417,7 @@ fn missing_parent_leaves_the_guaranteed_amount() {
 }
 
 #[test]
-fn only_the_resources_of_the_maximum_count_however_it_changes() {
+fn only_resources_of_maximum_count() {
     let mut tree = tree((100, 100), true);
     tree.set("a", spec("", (100, 100), (0, 0)));
     let pod: Amounts = [(CPU, 1000), (MEMORY, MIB), (PODS, 1)]

@@ -170,7 +170,7 @@ fn policies_charge_use_request_or_both() {
 }
 
 #[test]
-fn an_unmeasured_pod_counts_with_its_request() {
+fn unmeasured_pod_counts_with_request() {
     let mut node = node_a();
     node.pods[0].usage = None;
     check(&node, &policy_65(), 16_000, "24G");

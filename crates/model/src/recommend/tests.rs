@@ -32,7 +32,7 @@ fn distribution(model: &ContainerModel, settings: &Settings) -> Distribution {
 }
 
 #[test]
-fn a_steady_use_is_recommended_with_the_margin() {
+fn steady_usage_is_recommended_with_margin() {
     let settings = Settings::peak();
     let recommended = distribution(&steady(&settings, 2.0, 0.4, 600.0 * MIB), &settings);
     // A bucket is 5 % wide and is represented by its end: 0.4 × 1.05 and 600 MiB × 1.05, up to 6 % more.
@@ -52,7 +52,7 @@ fn a_steady_use_is_recommended_with_the_margin() {
 }
 
 #[test]
-fn the_floor_is_a_pods_and_its_containers_share_it() {
+fn pod_minimum_is_shared_by_containers() {
     let settings = Settings::peak();
     let model = steady(&settings, 1.0, 0.001, MIB);
     for (containers, cpu, memory) in [(1, 25, 250), (2, 13, 125), (4, 7, 63)] {
@@ -69,7 +69,7 @@ fn the_floor_is_a_pods_and_its_containers_share_it() {
 }
 
 #[test]
-fn the_presets_differ_in_percentiles() {
+fn presets_differ_in_percentiles() {
     let (peak, vpa) = (Settings::peak(), Settings::vpa());
     assert_eq!(
         (peak.percentiles.cpu, peak.percentiles.memory),
@@ -118,7 +118,7 @@ fn only_the_peak_of_a_window_counts() {
 }
 
 #[test]
-fn an_oom_kill_raises_the_recommendation_once() {
+fn oom_kill_raises_recommendation_once() {
     let settings = Settings::peak();
     let mut model = steady(&settings, 1.0, 0.1, 300.0 * MIB);
     let before = distribution(&model, &settings).target.memory;
@@ -155,7 +155,7 @@ fn confidence_is_the_lesser_of_time_and_samples() {
 }
 
 #[test]
-fn nothing_is_recommended_before_both_were_measured() {
+fn no_recommendation_before_both_are_measured() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     assert_eq!(estimate(&model, &settings, settings.percentiles, 1), None);
@@ -170,7 +170,7 @@ fn nothing_is_recommended_before_both_were_measured() {
 }
 
 #[test]
-fn a_restart_changes_no_recommendation() {
+fn restart_changes_no_recommendation() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     for minute in 0..3 * 1440 {
@@ -201,7 +201,7 @@ fn a_restart_changes_no_recommendation() {
 }
 
 #[test]
-fn another_half_life_keeps_old_and_new_samples_in_proportion() {
+fn changed_half_life_preserves_sample_proportions() {
     let long = Settings::peak();
     let short = Settings {
         cpu_half_life_ms: HOUR,
@@ -336,7 +336,7 @@ fn bounds_are_wide_and_finite_after_one_sample() {
 }
 
 #[test]
-fn the_lower_bound_is_the_median() {
+fn lower_bound_is_median() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     for minute in 0..=1440 {
@@ -386,7 +386,7 @@ fn checkpoints_keep_newest_pods_once_and_drop_future_windows() {
 }
 
 #[test]
-fn a_kill_counts_in_its_window_alone() {
+fn oom_kill_counts_only_in_its_window() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     assert!(model.add(&settings, sample("a", T0, 0.4, 100.0 * MIB)));

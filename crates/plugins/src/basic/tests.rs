@@ -124,7 +124,7 @@ fn cordoned_nodes_take_pods_that_tolerate_it() {
 }
 
 #[test]
-fn a_refused_pod_is_tried_when_the_node_is_opened() {
+fn uncordoned_node_requeues_rejected_pod() {
     let mut engine = engine();
     engine.node_deleted("open", now());
     let refused = place(&mut engine, pod("p", json!({})));
@@ -165,7 +165,7 @@ fn gates_keep_pods_out_until_all_are_gone() {
 }
 
 #[test]
-fn a_named_node_is_the_only_one() {
+fn node_name_selects_single_node() {
     const OTHER: &str = "node(s) didn't match the requested node name";
     let engine = engine();
     for (named, open, cordoned) in [

@@ -365,7 +365,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
 }
 
 #[test]
-fn bad_arguments_are_named() {
+fn invalid_arguments_are_reported() {
     for (args, expected) in [
         (json!({"defaultTimeout": "-1s"}), "defaultTimeout: -1s"),
         (json!({"controllerWorkers": 0}), "controllerWorkers: 0"),

@@ -197,7 +197,7 @@ fn one_node(gpus: u8, labels: Value) -> Engine {
 }
 
 #[test]
-fn whole_gpus_are_given_once_with_their_ids() {
+fn whole_gpus_are_allocated_once_with_ids() {
     let mut engine = one_node(2, json!({}));
     engine.pod_applied(
         object(pod("a", json!({"nvidia.com/gpu": "1"}), json!({}))),
@@ -342,7 +342,7 @@ fn unhealthy_or_withdrawn_devices_stay_booked_only() {
 }
 
 #[test]
-fn a_pod_that_waits_is_tried_when_its_device_recovers() {
+fn recovered_device_requeues_waiting_pod() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), now());
     let sick = changed(devices(1), "gpu", 0, json!({"health": false}));
@@ -370,7 +370,7 @@ fn a_pod_that_waits_is_tried_when_its_device_recovers() {
 }
 
 #[test]
-fn a_restart_finds_every_device_where_it_was() {
+fn restart_restores_device_allocations() {
     let mut first = one_node(2, json!({}));
     let mut pods = Vec::new();
     for pod in [gpu("a", 50), gpu("b", 100)] {
@@ -410,7 +410,7 @@ fn a_restart_finds_every_device_where_it_was() {
 }
 
 #[test]
-fn a_binding_that_fails_gives_devices_back() {
+fn failed_binding_releases_devices() {
     let mut engine = one_node(1, json!({}));
     assert_eq!(place(&mut engine, gpu("a", 100)), "n: gpu 0");
     let error = BindError {
@@ -422,7 +422,7 @@ fn a_binding_that_fails_gives_devices_back() {
 }
 
 #[test]
-fn a_node_without_a_device_object_is_left_to_the_kubelet() {
+fn node_without_device_object_is_unmanaged() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), now());
     assert_eq!(place(&mut engine, gpu("a", 100)), "n:");
@@ -448,7 +448,7 @@ fn failed_binding_annotation_is_ignored() {
 }
 
 #[test]
-fn the_emptier_node_wins_or_the_fuller_one() {
+fn scoring_strategy_selects_emptier_or_fuller_node() {
     for (strategy, expected) in [
         ("LeastAllocated", "idle: gpu 0"),
         ("MostAllocated", "used: gpu 1"),
@@ -525,7 +525,7 @@ fn earlier_devices_are_reused_on_request() {
 }
 
 #[test]
-fn a_pod_of_high_priority_takes_the_gpu_of_one_of_low_priority() {
+fn high_priority_pod_preempts_gpu_holder() {
     let mut engine = engine_with(json!({}), crate::registry(), &["DefaultPreemption"], &[]);
     engine.node_applied(node("n", json!({})), now());
     engine.object_changed(&device("n", devices(2)), now());

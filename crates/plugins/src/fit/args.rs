@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_named() {
+    fn invalid_arguments_are_reported() {
         for (value, expected) in [
             (
                 json!({"scoringStrategy": {"resources": [{"name": "cpu", "weight": 0}]}}),

@@ -194,7 +194,7 @@ fn mismatch_label_keys_exclude_other_revisions() {
 }
 
 #[test]
-fn the_weight_has_a_range() {
+fn weight_out_of_range_is_rejected() {
     let args = json!({"hardPodAffinityWeight": 101});
     let error = super::build(Some(&args), &BuildContext::default())
         .err()

@@ -371,7 +371,7 @@ fn amplified_allocatable_is_compared_raw() {
 }
 
 #[test]
-fn bad_arguments_are_named() {
+fn invalid_arguments_are_reported() {
     for (args, expected) in [
         (
             json!({"usageThresholds": {"cpu": 101}}),

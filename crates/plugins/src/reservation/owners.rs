@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_finds_the_lists_it_matches() {
+    fn index_returns_matching_lists() {
         let reference = |change: Value| {
             let mut out = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web",
                 "uid": "rs1"});
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_cannot_be_evaluated_is_named() {
+    fn invalid_selector_is_reported() {
         let bad = json!([{}, {"labelSelector": {"matchExpressions": [
             {"key": "app", "operator": "Like", "values": ["x"]}]}}]);
         let error = OwnerLists::default().add(&owners(&bad), 1).unwrap_err();

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_annotations_are_named_with_their_value() {
+    fn invalid_annotations_are_reported_with_value() {
         let broken = |key: &str| {
             let mut pod = pod(&Value::Null, &Value::Null);
             let broken = [(key.to_owned(), "{x".to_owned())].into();

@@ -180,7 +180,7 @@ fn node_b(args: Value) -> Engine {
 }
 
 #[test]
-fn ac1_the_reference_example() {
+fn ac1_reference_example() {
     let mut engine = engine(json!({}));
     engine.node_applied(
         node("a", json!({"cpu": "20", "memory": "64Gi", "pods": "110"})),
@@ -210,7 +210,7 @@ fn ac1_the_reference_example() {
 /// Checks that the NUMA state of a node keeps no pod away that requests neither exclusive resources nor
 /// devices.
 #[test]
-fn ac5_a_best_effort_pod_is_passed_over() {
+fn ac5_best_effort_pod_is_skipped() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     engine.object_changed(
         &report("b", SINGLE, printed(NO_PODS), two_zones(0, 0)),
@@ -232,7 +232,7 @@ fn ac5_a_best_effort_pod_is_passed_over() {
 
 /// Checks that all nodes score 100 for a pod that is not Guaranteed, so that other scores decide.
 #[test]
-fn ac5_zones_score_for_guaranteed_pods_alone() {
+fn ac5_zones_score_only_for_guaranteed_pods() {
     for strategy in ["LeastAllocated", "MostAllocated", "BalancedAllocation"] {
         let places = |limits: bool| {
             let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
@@ -257,7 +257,7 @@ fn ac5_zones_score_for_guaranteed_pods_alone() {
 }
 
 #[test]
-fn ac2_nothing_is_given_twice_between_two_reports() {
+fn ac2_resources_are_used_once_between_two_reports() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     assert_eq!(
         place(&mut engine, pod("pod1", &twenty())),
@@ -290,7 +290,7 @@ fn ac2_nothing_is_given_twice_between_two_reports() {
 
 /// Covers a difference: upstream drops everything that is held when the fingerprints match.
 #[test]
-fn a_pod_that_no_fingerprint_has_stays_held() {
+fn pod_without_fingerprint_match_stays_subtracted() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
     // Pod 1 is not running yet, so the node is empty for the exporter and for the plugin.
@@ -330,14 +330,14 @@ fn deleted_pod_is_no_longer_subtracted() {
 
 /// Without a cache the second pod is accepted, and the kubelet rejects it.
 #[test]
-fn ac2_without_cache_the_report_applies() {
+fn ac2_report_applies_without_cache() {
     let mut engine = node_b(json!({}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
     assert!(place(&mut engine, pod("pod2", &twenty())).is_ok());
 }
 
 #[test]
-fn ac2_a_node_with_a_pod_on_its_way_takes_no_other() {
+fn ac2_node_with_pending_bind_rejects_other_pods() {
     let mut engine = node_b(json!({"discardReservedNodes": true, "cacheResyncPeriodSeconds": 5}));
     let small = [json!({"cpu": "1", "memory": "1Gi"})];
     assert!(place(&mut engine, pod("pod1", &small)).is_ok());
@@ -514,7 +514,7 @@ fn best_aligned_node_is_chosen() {
 
 /// Upstream's case of nodes without a report: they have no score, however empty they are.
 #[test]
-fn a_node_without_a_report_comes_last() {
+fn node_without_report_scores_lowest() {
     let nodes = [
         ("n1", "4", "500Mi"),
         ("n2", "2", "50Mi"),

@@ -258,7 +258,7 @@ fn pods_of_a_service_or_a_controller_spread_by_default() {
 }
 
 #[test]
-fn mistakes_in_arguments_are_named() {
+fn invalid_arguments_are_reported() {
     let listed =
         |constraint: Value| json!({"defaultingType": "List", "defaultConstraints": [constraint]});
     let good = json!({"maxSkew": 1, "topologyKey": "k", "whenUnsatisfiable": "ScheduleAnyway"});

@@ -236,7 +236,7 @@ pub(crate) fn allocatable(cpu: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_is_bound_with_an_event() {
+async fn pod_is_bound_with_event() {
     let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let _scheduler = cluster.schedule(|_| {});
@@ -307,7 +307,7 @@ async fn restarted_scheduler_counts_bound_pods_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_leader_schedules_and_another_takes_over() {
+async fn only_leader_schedules_until_failover() {
     let cluster = TestCluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let contend = |name: &'static str| {

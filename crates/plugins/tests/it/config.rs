@@ -349,7 +349,7 @@ fn arguments_of_disabled_plugins_are_checked() {
 }
 
 #[test]
-fn old_versions_are_refused_by_name() {
+fn old_versions_are_rejected_by_name() {
     for version in ["v1beta2", "v1beta3", "v2"] {
         let mut config = sample();
         config["apiVersion"] = json!(format!("kubescheduler.config.k8s.io/{version}"));

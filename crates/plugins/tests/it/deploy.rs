@@ -538,7 +538,7 @@ fn written_configuration_parses_to_the_same() {
 }
 
 #[test]
-fn the_manifests_fit_together() {
+fn manifests_are_consistent() {
     let deployment: Deployment = only("deployment.yaml", "Deployment");
     let account: ServiceAccount = only("rbac.yaml", "ServiceAccount");
     let template = deployment.spec.unwrap().template.spec.unwrap();

@@ -79,7 +79,7 @@ async fn gpus_are_allocated_once_across_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reserved_gpu_is_kept_for_its_owner() {
+async fn reserved_gpu_is_kept_for_its_owner() {
     let cluster = TestCluster::start().await;
     cluster.node("n", allocatable(), json!([])).await;
     let api: Api<scheduling::Device> = Api::all(cluster.client.clone());

@@ -25,7 +25,7 @@ async fn three_nodes(cluster: &TestCluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_over_https_filters_scores_and_binds() {
+async fn https_extender_filters_scores_and_binds() {
     let cluster = TestCluster::start().await;
     three_nodes(&cluster).await;
     let client = cluster.client.clone();

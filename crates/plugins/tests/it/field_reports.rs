@@ -388,7 +388,7 @@ async fn reservation_status_is_corrected_after_restart() {
 
 /// koordinator-sh/koordinator#564: scoring does not divide by zero for a Reservation without resources.
 #[tokio::test(start_paused = true)]
-async fn reservation_of_nothing_is_placed_and_used() {
+async fn empty_reservation_is_placed_and_used() {
     let field = Field::start().await;
     field.node("n1", json!({}), Value::Null).await;
     field.node("n2", json!({}), Value::Null).await;

@@ -12,7 +12,7 @@ fn build(body: &str) -> Result<Profiles, String> {
 }
 
 #[test]
-fn an_empty_configuration_is_kube_schedulers() {
+fn empty_configuration_equals_kube_scheduler() {
     let profiles = build("").unwrap();
     let profile = &profiles.profiles[0];
     assert_eq!(profile.name, "default-scheduler");
@@ -42,7 +42,7 @@ fn profiles_with_equal_arguments_share_instances() {
 }
 
 #[test]
-fn mistakes_in_profiles_are_named() {
+fn invalid_profiles_are_reported() {
     for (body, expected) in [
         (
             "profiles: [{plugins: {filter: {enabled: [{name: Nope}]}}}]\n",

@@ -220,7 +220,7 @@ fn hints_restrict_and_prefer() {
 }
 
 #[test]
-fn invalid_hint_json_is_named_in_the_condition() {
+fn invalid_hint_json_is_reported_in_condition() {
     let mut engine = engine(&["SchedulingHint"], json!({}));
     node(&mut engine, "n", json!({"cpu": "1", "pods": "10"}));
     let annotations = json!({"internal.scheduling.koordinator.sh/scheduling-hint": "{nope"});
@@ -234,7 +234,7 @@ fn invalid_hint_json_is_named_in_the_condition() {
 }
 
 #[test]
-fn a_pod_with_resource_claims_waits() {
+fn pod_with_resource_claims_waits() {
     let mut engine = engine(&["DynamicResources"], json!({}));
     node(&mut engine, "n", json!({"cpu": "1", "pods": "10"}));
     let mut claiming = pod("p", json!({}), json!({}), None);

@@ -195,7 +195,7 @@ fn gpus_are_allocated_once_across_profiles() {
 }
 
 #[test]
-fn a_quota_counts_the_pods_of_all_profiles() {
+fn quota_counts_pods_of_all_profiles() {
     let mut scene = TwoProfileEngine::new();
     let most = json!({"cpu": "4", "memory": "8Gi"});
     scene.object::<ElasticQuota>(
@@ -276,7 +276,7 @@ fn gang_spans_all_profiles() {
 }
 
 #[test]
-fn a_reservation_for_one_pod_is_used_by_one() {
+fn allocate_once_reservation_has_one_owner() {
     let mut scene = TwoProfileEngine::new();
     let two = json!({"cpu": "2"});
     let container = json!({"name": "c", "image": "i", "resources": {"requests": two}});

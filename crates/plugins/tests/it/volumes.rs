@@ -356,7 +356,7 @@ fn assigned(name: &str, claim: &str) -> Value {
 }
 
 #[test]
-fn a_pod_is_bound_when_its_claim_is() {
+fn pod_is_bound_after_its_claim() {
     let mut engine = cluster();
     set(&mut engine, "pvc", claim("c", "static", json!({})));
     set(&mut engine, "pv", volume("v", "static", zone_affinity("b")));
@@ -467,7 +467,7 @@ fn errors(engine: &mut Engine) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn pod_deleted_while_binding_volumes_holds_nothing() {
+fn pod_deleted_while_binding_volumes_holds_no_volumes() {
     let leaving: [fn(&mut Pod); 2] = [
         |pod| {
             pod.metadata.deletion_timestamp =

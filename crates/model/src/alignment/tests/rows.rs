@@ -303,7 +303,7 @@ fn fewer_and_nearer_zones_score_higher() {
 }
 
 #[test]
-fn the_container_that_needs_most_zones_decides() {
+fn container_with_most_zones_determines_score() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
     let nodes = [[1, 1, 0, 0], [1, 0, 1, 0]];
     let gpus = |count: u32| format!("cpu 2, memory 50Mi, x.com/gpu {count}");

@@ -232,7 +232,7 @@ fn gpus_are_taken_close_together() {
 }
 
 #[test]
-fn a_shared_gpu_goes_where_the_surroundings_are_used() {
+fn shared_gpu_prefers_used_scopes() {
     let on = usual().inventory();
     let half = need(&[("gpu", "50")], json!({}), json!(null));
     let shared = json!({"gpu": [{"minor": 7, "resources": {"koordinator.sh/gpu-core": "50",

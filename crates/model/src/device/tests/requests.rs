@@ -186,7 +186,7 @@ fn requests_are_divided_among_cards() {
 }
 
 #[test]
-fn a_malformed_selector_is_named() {
+fn invalid_selector_is_reported() {
     let hints =
         json!({"rdma": {"vfSelector": {"matchExpressions": [{"key": "a", "operator": "Of"}]}}});
     let hints = serde_json::from_value(hints).unwrap();
@@ -205,7 +205,7 @@ fn a_malformed_selector_is_named() {
 }
 
 #[test]
-fn a_device_object_is_read_leniently() {
+fn invalid_device_entries_are_skipped() {
     let (inventory, problems) = Inventory::new(&serde_json::from_value(json!({
         "metadata": {"name": "n", "annotations": {"scheduling.koordinator.sh/gpu-partitions":
             "{\"2\":[{\"minors\":[0,0]},{\"minors\":[0,1]}]}"}},

@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in ".{0,200}") {
+    fn arbitrary_text_is_parsed_or_rejected(text in ".{0,200}") {
         let _ = xpu::parse(&text);
     }
 }

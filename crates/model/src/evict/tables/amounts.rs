@@ -366,7 +366,7 @@ fn releases_by_satisfaction() {
 }
 
 #[test]
-fn the_window() {
+fn sample_window_limits() {
     // "test_avgMetricQueryResult_count_not_enough", and the edge.
     assert!(!enough_samples(60, 10, 1));
     assert!(!enough_samples(60, 19, 1));

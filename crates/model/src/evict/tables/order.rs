@@ -83,7 +83,7 @@ fn by_priority_threshold() {
 }
 
 #[test]
-fn a_pod_without_a_sample_is_no_candidate_of_a_threshold() {
+fn pod_without_sample_is_no_threshold_candidate() {
     let mut pods = [pod("a", 100, 100, 1), pod("b", 100, 100, 1)];
     pods[0].memory.used = None;
     let by = |measure| by_priority(&pods, "MemoryEvict", 3000, measure);

@@ -50,7 +50,7 @@ fn allocatable(reserved: u32, devices: Vec<Devices>) -> Share {
 
 /// TestResourcesAggregator.
 #[test]
-fn zones_are_those_of_upstream() {
+fn zones_equal_upstream() {
     let one_by_one = |ids: &[&str], node| -> Vec<Devices> {
         ids.iter()
             .map(|id| fake_devices("net", &[id], node))

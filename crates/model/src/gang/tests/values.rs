@@ -31,7 +31,7 @@ fn object<T: serde::de::DeserializeOwned>(labels: Value, annotations: Value, res
 }
 
 #[test]
-fn gang_of_a_pod_is_read_from_labels_or_annotation() {
+fn pod_gang_is_parsed_from_labels_or_annotation() {
     for (labels, annotations, expected) in [
         (json!({}), json!({}), None),
         (json!({"test": "gang"}), json!({"test/x": "gang"}), None),
@@ -79,7 +79,7 @@ type PodRow = (
 );
 
 #[test]
-fn a_pod_describes_its_gang_and_bad_values_fall_back() {
+fn pod_describes_gang_and_invalid_values_fall_back() {
     const A: &[&str] = &["default/a"];
     const AB: &[&str] = &["default/a", "default/b"];
     let once = "once-satisfied";
@@ -186,7 +186,7 @@ fn a_pod_describes_its_gang_and_bad_values_fall_back() {
 }
 
 #[test]
-fn a_pod_group_describes_its_gang() {
+fn pod_group_describes_gang() {
     for (name, spec, annotations, expected, reported) in [
         ("plain", json!({"minMember": 4}), json!({}), (4, 4, 600), 0),
         (
@@ -251,7 +251,7 @@ fn time(hours: i64) -> Time {
 }
 
 #[test]
-fn a_pod_group_goes_through_its_phases() {
+fn pod_group_passes_through_phases() {
     let pods = |total, bound, running, succeeded, failed| status::MemberCounts {
         total,
         bound,

@@ -219,7 +219,7 @@ fn levers_are_tried_in_order_of_cost() {
 }
 
 #[test]
-fn a_lever_that_this_node_lacks_is_not_tried() {
+fn missing_lever_is_not_tried() {
     let levers = [Lever::Quota];
     let mut plant = Plant::new(1).levers(&levers).harm(over(0.5, 0.3));
     let run = plant.run(HOUR);
@@ -251,7 +251,7 @@ fn batch_work_is_unlimited_after_harm_ends() {
 }
 
 #[test]
-fn harm_that_comes_back_is_answered_by_the_lever_that_helped() {
+fn recurring_harm_reapplies_helpful_lever() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed).harm(|second| {
             let on = second.at < 600 || second.at > 3000;
@@ -274,7 +274,7 @@ fn harm_that_comes_back_is_answered_by_the_lever_that_helped() {
 
 /// A service stalls more when it has more load, with and without batch work.
 #[test]
-fn a_service_is_compared_with_itself_at_the_same_load() {
+fn service_is_compared_at_equal_load() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed).own(|at, _, _| {
             let busy = at % 120 < 40;
@@ -292,7 +292,7 @@ fn a_service_is_compared_with_itself_at_the_same_load() {
 }
 
 #[test]
-fn noise_alone_costs_next_to_nothing() {
+fn noise_costs_little_batch_work() {
     for services in [1, 30] {
         for seed in SEEDS {
             let mut plant = Plant::new(seed).services(services);
@@ -469,7 +469,7 @@ fn cost_of_sharing_a_cpu_raises_no_alarm() {
 
 /// Cycles per instruction rise to more than twice, in readings of ten seconds.
 #[test]
-fn a_rare_signal_finds_harm_too() {
+fn rare_signal_finds_harm() {
     for every in [10, 20] {
         for seed in SEEDS {
             let mut plant = Plant::new(seed)
@@ -492,7 +492,7 @@ fn a_rare_signal_finds_harm_too() {
 }
 
 #[test]
-fn a_rare_signal_that_batch_work_does_not_move_costs_it_little() {
+fn rare_signal_independent_of_batch_costs_little() {
     for every in [10, 70] {
         for seed in SEEDS {
             let burst = bursts(seed, 3600, 900, 0.32);

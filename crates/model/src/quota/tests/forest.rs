@@ -96,7 +96,7 @@ fn moved_quota_takes_its_pods_and_leaves_its_children() {
 }
 
 #[test]
-fn a_tree_lives_as_long_as_its_quotas() {
+fn tree_without_quotas_is_removed() {
     let mut forest = forest();
     forest.set_total("t", list(50, 0));
     forest.set("a", "t", spec("", (1000, 0), (0, 0)));

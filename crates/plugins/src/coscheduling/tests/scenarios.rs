@@ -709,7 +709,7 @@ fn gang_reports_missing_network_topology() {
 }
 
 #[test]
-fn a_thousand_members_are_tried_once_each() {
+fn thousand_members_are_tried_once_each() {
     let mut world = world(json!({}));
     for at in 0..50 {
         world.node(&format!("n{at}"), 20);
@@ -732,7 +732,7 @@ fn a_thousand_members_are_tried_once_each() {
 }
 
 #[test]
-fn the_inspection_api_shows_gangs() {
+fn inspection_api_lists_gangs() {
     let mut world = world(json!({}));
     world.node("n", 1);
     world.declare(group("a", 2, json!({}), json!({})));

@@ -189,7 +189,7 @@ fn invalid_devices_are_reported_once_and_skipped() {
 }
 
 #[test]
-fn bad_arguments_are_named() {
+fn invalid_arguments_are_reported() {
     for (args, expected) in [
         (
             json!({"scoringStrategy": {"type": "Best"}}),

@@ -474,7 +474,7 @@ fn run(steps: &[RandomDeviceStep]) -> Result<DeviceCoverage, TestCaseError> {
 }
 
 #[test]
-fn devices_are_never_given_twice_and_all_come_back() {
+fn devices_are_allocated_once_and_all_released() {
     let mut runner = TestRunner::new(ProptestConfig::with_cases(48));
     let total = RefCell::new(DeviceCoverage::default());
     let steps = prop::collection::vec(step(), 1..60);

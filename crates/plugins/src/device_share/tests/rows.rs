@@ -266,7 +266,7 @@ fn upstream_node_allocations() {
 }
 
 #[test]
-fn a_designated_allocation_is_used_or_nothing() {
+fn designated_devices_are_used_or_pod_rejected() {
     let hint = |mut meta: Value| {
         let text = json!({"extensions": {NAME: {}}}).to_string();
         meta["annotations"][annotations::SCHEDULING_HINT] = json!(text);

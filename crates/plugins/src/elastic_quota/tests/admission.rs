@@ -40,7 +40,7 @@ fn quota_borrows_from_sibling_and_returns() {
 }
 
 #[test]
-fn the_maximum_is_never_exceeded() {
+fn maximum_is_never_exceeded() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (10, 20), (0, 0)), 0);
     assert_eq!(place(&mut engine, &pod("p0", "a", 6, 2), 0), "n");

@@ -190,7 +190,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_restart_finds_the_same_state(steps in steps(), order in 0..50_usize, mode in 0..5_u8) {
+    fn restart_restores_equal_state(steps in steps(), order in 0..50_usize, mode in 0..5_u8) {
         let args = json!({"enableMinQuotaScale": mode != 1});
         let gates: &[&str] = match mode {
             2 => &["ElasticQuotaGuaranteeUsage"],

@@ -97,7 +97,7 @@ fn guaranteed_use_is_reported_with_its_gate() {
 }
 
 #[test]
-fn the_built_in_quotas_are_created_where_they_are_missing() {
+fn missing_built_in_quotas_are_created() {
     let args = json!({"quotaGroupNamespace": "q", "defaultQuotaGroupMax": {"cpu": "7"}});
     let mut engine = engine(&args, 10, 10);
     let mut system = quota(SYSTEM_QUOTA, "", (5, 5), (0, 0));
@@ -210,7 +210,7 @@ fn oldest_object_of_a_name_is_in_force() {
 }
 
 #[test]
-fn the_service_lists_quotas_and_their_pods() {
+fn service_lists_quotas_and_their_pods() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("p", "", (40, 40), (20, 20)), 0);
     apply(&mut engine, &quota("p-a", "p", (30, 30), (10, 10)), 0);

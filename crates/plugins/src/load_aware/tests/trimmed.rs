@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_report_is_read_by_name() {
+fn report_amounts_are_read_by_name() {
     let listed = |name: &str, cpu: &str, class: &str| {
         json!({"namespace": "ns", "name": name, "priority": class,
             "podUsage": {"resources": {"cpu": cpu}}})

@@ -11,7 +11,7 @@ fn policy(name: &str) -> Value {
 }
 
 #[test]
-fn a_single_numa_node_gives_cpu_and_memory_together() {
+fn single_numa_node_provides_cpu_and_memory() {
     let mut engine = one(policy("SingleNUMANode"));
     let memory = |name: &str, cpu: &str, memory: &str| {
         let requests = json!({"cpu": cpu, "memory": memory});
@@ -38,7 +38,7 @@ fn a_single_numa_node_gives_cpu_and_memory_together() {
 }
 
 #[test]
-fn the_reference_example_of_topology_aware_scheduling() {
+fn reference_example_of_topology_aware_scheduling() {
     // Node a: 10 CPUs per NUMA node; node b: 20.
     let (small, large) = (CpuLayout([2, 1, 5, 2]), CpuLayout([2, 1, 10, 2]));
     let run = |policy_name: &str, nodes: &[&str]| {
@@ -229,7 +229,7 @@ fn pods_within_a_numa_node_and_pods_across_keep_apart() {
 }
 
 #[test]
-fn the_emptier_numa_node_or_the_fuller_one() {
+fn scoring_strategy_selects_numa_node() {
     let run = |kind: &str| {
         let strategy = json!({"type": kind});
         let args = json!({"scoringStrategy": strategy, "numaScoringStrategy": strategy});
@@ -268,7 +268,7 @@ fn nodes_are_scored_by_the_numa_nodes_that_would_be_used() {
 }
 
 #[test]
-fn single_numa_node_machine_rejects_nothing() {
+fn single_numa_node_machine_rejects_no_pod() {
     let mut engine = cluster(CpuLayout([1, 1, 4, 2]), &["n"], policy("SingleNUMANode"));
     assert_eq!(place(&mut engine, lsr("a", "2", FULL)), "n 0-1");
     assert_eq!(place(&mut engine, pod("b", "2", json!({}))), "n ");

@@ -12,7 +12,7 @@ fn with_status(name: &str, status: &str) -> Pod {
 }
 
 #[test]
-fn a_restart_finds_everything_in_the_annotations() {
+fn restart_restores_allocations_from_annotations() {
     let labels = || json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
     let mut before = one(labels());
     let binds: Vec<BindRequest> = [
@@ -101,7 +101,7 @@ fn failed_binding_annotation_is_ignored() {
 }
 
 #[test]
-fn invalid_annotations_are_reported_and_free_nothing() {
+fn invalid_annotations_are_reported_and_free_no_cpus() {
     let mut engine = one(json!({}));
     engine.pod_applied(Arc::new(with_status("good", r#"{"cpuset":"0-3"}"#)), now());
     engine.take_outputs();
@@ -150,7 +150,7 @@ fn invalid_annotations_are_reported_and_free_nothing() {
 
 /// Zones that no machine has, zones listed twice and invalid amounts make nothing allocatable.
 #[test]
-fn invalid_zones_are_reported_and_give_nothing() {
+fn invalid_zones_are_reported_and_skipped() {
     let single = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
     let mut engine = cluster(TWO, &["n"], single);
     let change = TWO.topology("n", json!([]), json!({}));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_pod_gets_whole_cores_or_single_threads_as_it_asks() {
+fn bind_policy_selects_whole_cores_or_threads() {
     let mut engine = one(json!({}));
     assert_eq!(place(&mut engine, lsr("a", "4", FULL)), "n 0-3");
     assert_eq!(place(&mut engine, lsr("b", "4", SPREAD)), "n 8,10,12,14");
@@ -68,7 +68,7 @@ fn exclusive_pods_keep_apart() {
 }
 
 #[test]
-fn a_nodes_policy_binds_every_pod() {
+fn node_policy_binds_every_pod() {
     let full = || json!({"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"});
     let spread = || json!({"node.koordinator.sh/cpu-bind-policy": "SpreadByPCPUs"});
     let cpu_request = r#"{"preferredCPUBindPolicy":"SpreadByPCPUs"}"#;
@@ -112,7 +112,7 @@ fn a_nodes_policy_binds_every_pod() {
 }
 
 #[test]
-fn without_a_topology_only_pods_that_need_none_fit() {
+fn missing_topology_rejects_bound_pods() {
     let mut engine = engine(json!({}));
     engine.node_applied(TWO.node("n", json!({}), json!({}), 16), now());
     let invalid = "1 node(s) invalid CPU Topology";
@@ -239,7 +239,7 @@ fn amplified_cpu_is_counted() {
 }
 
 #[test]
-fn lower_priority_gives_up_its_cpus() {
+fn preemption_releases_cpus_of_lower_priority() {
     let registry = crate::registry();
     let mut engine = build_engine(json!({}), &["DefaultPreemption"], registry);
     engine.node_applied(TWO.node("n", json!({}), json!({}), 32), now());
@@ -272,7 +272,7 @@ fn lower_priority_gives_up_its_cpus() {
 }
 
 #[test]
-fn a_designated_allocation_is_given_or_nothing() {
+fn designated_cpus_are_used_or_pod_rejected() {
     let hint = json!({"extensions": {NAME: {}}}).to_string();
     let preassigned = |name: &str, cpus: &str| {
         let mut pod = lsr(name, "4", "");

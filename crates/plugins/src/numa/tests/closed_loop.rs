@@ -197,7 +197,7 @@ fn pods_are_admitted_by_kubelets_that_choose_themselves() {
 /// Koordinator puts 5 next to 3, and 4 next to 4; this kubelet would put 4 next to 3, and have no NUMA node
 /// for the last.
 #[test]
-fn a_pod_that_the_kubelet_would_refuse_waits() {
+fn pod_that_kubelet_would_reject_waits() {
     let cpu = CpuManager::Static {
         reserved: CpuSet::new(),
         full_cores: false,

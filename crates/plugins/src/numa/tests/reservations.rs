@@ -158,7 +158,7 @@ fn reserved_cpus_serve_owners_only() {
 }
 
 #[test]
-fn a_restricted_reservation_gives_no_more_than_it_has() {
+fn restricted_reservation_provides_only_reserved_cpus() {
     // A pod that the reservation cannot serve gets other CPUs.
     let cases = [("Aligned", "n 0-3,8-9"), ("Restricted", "n 8-13")];
     for (policy, expected) in cases {
@@ -230,7 +230,7 @@ fn restart_restores_owner_cpus() {
 }
 
 #[test]
-fn of_several_reservations_one_that_can_serve_is_taken() {
+fn sufficient_reservation_is_selected() {
     let mut engine = with_reservations(TWO, json!({}), json!({}), 32);
     reserve(&mut engine, "r1", "Restricted", json!({"cpuset": "0-1"}));
     reserve(&mut engine, "r2", "Restricted", json!({"cpuset": "8-13"}));

@@ -134,7 +134,7 @@ const WHOLE: Option<BindPolicy> = Some(BindPolicy::FullPCpus);
 const THREADS: Option<BindPolicy> = Some(BindPolicy::SpreadByPCpus);
 
 #[test]
-fn a_pod_across_numa_nodes_is_laid_out_evenly() {
+fn pod_across_numa_nodes_is_split_evenly() {
     let gpu = json!({"cpu": "4", "koordinator.sh/gpu-memory": "10Gi"});
     #[rustfmt::skip]
     let rows = [

@@ -113,7 +113,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
 }
 
 #[test]
-fn bad_arguments_are_named() {
+fn invalid_arguments_are_reported() {
     for (args, expected) in [
         (
             json!({"defaultCPUBindPolicy": "Half"}),
@@ -137,7 +137,7 @@ fn bad_arguments_are_named() {
 }
 
 #[test]
-fn the_tables_can_be_looked_at() {
+fn inspection_lists_cpus_and_zones() {
     let mut engine = one(json!({}));
     place(
         &mut engine,

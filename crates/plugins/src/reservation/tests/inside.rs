@@ -303,7 +303,7 @@ fn devices_of_several_pods_are_absorbed() {
 }
 
 #[test]
-fn half_failed_placement_holds_nothing() {
+fn half_failed_placement_holds_no_resources() {
     let mut world = ReservationWorld::with_hardware(&[]);
     world.machine("n", 2, json!({}));
     world.pod_with("p", "cpu=4 gpu=100", "web", bound());

@@ -9,7 +9,7 @@ fn decide(world: &mut ReservationWorld) -> Vec<Output> {
 }
 
 #[test]
-fn reservation_deleted_before_binding_leaves_nothing() {
+fn reservation_deleted_before_binding_is_removed() {
     let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "6", "web", json!({}));
@@ -39,7 +39,7 @@ fn reservation_deleted_before_binding_leaves_nothing() {
 }
 
 #[test]
-fn a_reservation_that_is_over_is_not_placed() {
+fn ended_reservation_is_not_placed() {
     let mut world = ReservationWorld::new();
     world.reserve("r", "6", "web", json!({}));
     world.run();
@@ -51,7 +51,7 @@ fn a_reservation_that_is_over_is_not_placed() {
 }
 
 #[test]
-fn a_reservation_is_bound_with_the_amounts_it_was_resized_to() {
+fn resized_reservation_is_bound_with_new_amounts() {
     let mut world = ReservationWorld::new();
     world.reserve("r", "6", "web", json!({}));
     world.run();

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_reservation_is_placed_used_and_counted() {
+fn reservation_is_placed_used_and_counted() {
     let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.reserve("r", "6", "web", json!({}));
@@ -154,7 +154,7 @@ fn reservations_end_by_age_by_date_or_with_their_node() {
 }
 
 #[test]
-fn a_node_that_reports_garbage_keeps_its_reservations() {
+fn node_with_invalid_report_keeps_reservations() {
     let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "4", "web", json!({}));
@@ -226,7 +226,7 @@ fn failures_are_retried_and_deletions_clean_up() {
 }
 
 #[test]
-fn a_reservation_moves_when_its_status_does() {
+fn reservation_follows_node_in_status() {
     let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.node("n2", 8);

@@ -247,7 +247,7 @@ const NO_BATCH: &str = "Insufficient kubernetes.io/batch-cpu by node";
 const RESERVED: &str = "Reservation(s) Insufficient cpu";
 
 #[test]
-fn a_pod_fits_its_reservation_and_the_node() {
+fn pod_fits_reservation_and_node() {
     let any = || with_affinity(json!({}));
     let named = || with_affinity(json!({"name": "r"}));
     let (aligned, restricted) = ("Aligned", "Restricted");

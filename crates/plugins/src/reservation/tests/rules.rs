@@ -36,7 +36,7 @@ fn owner_result(
 }
 
 #[test]
-fn how_owners_draw_follows_the_policy() {
+fn owners_allocate_by_policy() {
     let aligned = || json!({"allocatePolicy": "Aligned"});
     let restricted = || json!({"allocatePolicy": "Restricted"});
     let default = || json!({});
@@ -354,7 +354,7 @@ fn ordered_then_fullest_reservation_is_nominated() {
 }
 
 #[test]
-fn the_node_with_the_best_reservation_wins() {
+fn node_with_best_reservation_is_chosen() {
     let fixed = |node: &str, order: Option<&str>| {
         let labels = order.map(|order| json!({koord_api::labels::RESERVATION_ORDER: order}));
         json!({"metadata": {"labels": labels.unwrap_or_else(|| json!({}))},

@@ -58,7 +58,7 @@ pub(super) fn foreign_pod(mut pod: Value, namespace: &str) -> Value {
 
 /// TestGetCacheResyncMethod.
 #[test]
-fn how_reports_are_compared_is_read() {
+fn fingerprint_method_is_parsed() {
     let rows = [
         (Value::Null, ResyncMethod::Autodetect),
         (json!({}), ResyncMethod::Autodetect),
@@ -134,7 +134,7 @@ fn report_with_matching_fingerprint_is_accepted() {
 
 /// TestUnknownNodeWithForeignPods, TestNodeWithForeignPods, TestOverreserveGetCachedNRTCopy.
 #[test]
-fn a_foreign_pod_keeps_others_from_its_node_alone() {
+fn foreign_pod_blocks_only_its_node() {
     let mut engine = cached(json!({}));
     let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
     engine.node_applied(node("node2", allocatable.clone()), now());

@@ -262,7 +262,7 @@ proptest! {
     /// Places several pods between two reports, which the cache subtracts from every NUMA node; reports
     /// arrive late, and pods leave in between.
     #[test]
-    fn with_the_over_reserve_cache_bursts_are_admitted(
+    fn over_reserve_cache_admits_bursts(
         shapes in proptest::collection::vec(shape(), 1..4),
         bursts in proptest::collection::vec(
             (proptest::collection::vec(containers(), 1..6), 0usize..30, any::<bool>()), 1..8),
@@ -300,7 +300,7 @@ proptest! {
 /// Covers a dead exporter: pods of other schedulers come and go, and the wait for reports has timed out;
 /// every placed pod is still admitted.
 #[test]
-fn without_reports_nothing_is_given_twice() {
+fn resources_are_used_once_without_reports() {
     let mut random = TestRunner::deterministic();
     let (mut placed, mut nowhere, mut foreign) = (0, 0, 0);
     for _ in 0..120 {
@@ -334,7 +334,7 @@ fn without_reports_nothing_is_given_twice() {
 /// Uses ten thousand nodes of random shapes with random pods, and bursts of pods between two reports of a
 /// node, while others leave.
 #[test]
-fn ten_thousand_random_nodes_refuse_nothing() {
+fn ten_thousand_random_nodes_admit_all_pods() {
     // A fixed seed.
     let mut random = TestRunner::deterministic();
     let shapes: Vec<NodeShape> = (0..10_000).map(|_| drawn(&mut random, shape())).collect();

@@ -92,7 +92,7 @@ fn two_nodes(engine: &mut Engine) {
 
 /// TestTopologyMatchPlugin. Where both nodes are equally good, upstream accepts either.
 #[test]
-fn where_a_pod_goes_by_each_strategy() {
+fn each_strategy_selects_its_node() {
     // (strategy, policy and scope, pod (b: without limits), zones of either node, expected node)
     let table = "\
         Most | single-numa-node container | 4/5 | 2/8 2/8 | 4/8 0/8 | n2
@@ -172,7 +172,7 @@ fn where_a_pod_goes_by_each_strategy() {
 /// TestTopologyMatchPlugin's table of pods of several containers, all of which have the first node to
 /// themselves.
 #[test]
-fn containers_one_by_one_on_the_only_node_with_room() {
+fn containers_fit_one_by_one_on_single_node() {
     // Containers as `cpu/memory Gi/huge pages Mi/nics/disk Mi`, and what is rejected, if upstream rejects.
     let table = "\
         2/6/500/16; 2/6/50/8 |

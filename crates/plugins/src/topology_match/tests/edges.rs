@@ -4,7 +4,7 @@ use super::cache::{apply_report, cached, each_zone_has, fits, foreign_pod, sized
 use super::*;
 
 #[test]
-fn nothing_is_held_without_report() {
+fn missing_report_subtracts_no_pods() {
     let mut engine = cached(json!({}));
     assert!(place(&mut engine, sized_pod("pod1", 8, 16)).is_ok());
     let end = changed(Action::DELETE, "node1", SINGLE, json!({}), two_zones(0, 0));
@@ -58,7 +58,7 @@ fn legacy(fingerprint: &str, attributes: Value) -> ObjectChange {
 }
 
 #[test]
-fn the_annotation_of_old_exporters_is_about_all_pods() {
+fn old_exporter_annotation_covers_all_pods() {
     let shared = || {
         let mut pod = sized_pod("pod1", 8, 16);
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
@@ -79,7 +79,7 @@ fn the_annotation_of_old_exporters_is_about_all_pods() {
 /// The fingerprint attribute takes precedence over the annotation, and an unknown fingerprint method counts
 /// as "all pods".
 #[test]
-fn the_attribute_goes_before_the_annotation() {
+fn attribute_takes_precedence_over_annotation() {
     let shared = || {
         let mut pod = sized_pod("pod1", 8, 16);
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
@@ -141,7 +141,7 @@ fn informer_update_finishes_binding() {
 }
 
 #[test]
-fn a_pod_that_waits_is_tried_again_when_another_leaves() {
+fn deleted_pod_requeues_waiting_pod() {
     let mut engine = cached(json!({}));
     let mut large = Vec::new();
     for name in ["pod1", "pod2"] {
