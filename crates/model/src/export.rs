@@ -103,9 +103,9 @@ impl ZoneAmounts {
 /// Computes the zones of `machine`, whose kubelet lists `allocatable` in total and `taken` for containers.
 #[must_use]
 pub fn zones(machine: &MachineTopology, allocatable: &Share, taken: &[Share]) -> Zones {
-    let mut books = ZoneAccounting::open(machine, allocatable);
+    let mut accounting = ZoneAccounting::open(machine, allocatable);
     for share in taken {
-        books.take(share);
+        accounting.take(share);
     }
     let costs = |node: &Node| {
         let cost = |(other, distance): (&u8, &u32)| CostInfo {
@@ -118,7 +118,7 @@ pub fn zones(machine: &MachineTopology, allocatable: &Share, taken: &[Share]) ->
         name: zone_name(u32::from(*number)),
         type_: ZONE_TYPE_NODE.to_owned(),
         costs: costs(node),
-        resources: books
+        resources: accounting
             .nodes
             .get(number)
             .into_iter()
@@ -129,8 +129,8 @@ pub fn zones(machine: &MachineTopology, allocatable: &Share, taken: &[Share]) ->
     };
     Zones {
         zones: machine.iter().map(zone).collect(),
-        problems: books.problems.into_iter().collect(),
-        is_contradictory: books.is_contradictory,
+        problems: accounting.problems.into_iter().collect(),
+        is_contradictory: accounting.is_contradictory,
     }
 }
 
@@ -174,7 +174,7 @@ struct ZoneAccounting<'a> {
 impl<'a> ZoneAccounting<'a> {
     /// Creates the totals of all zones, with all allocatable amounts available.
     fn open(machine: &'a MachineTopology, allocatable: &'a Share) -> Self {
-        let mut books = Self {
+        let mut accounting = Self {
             machine,
             nodes: BTreeMap::new(),
             cpus: &allocatable.cpus,
@@ -193,18 +193,19 @@ impl<'a> ZoneAccounting<'a> {
                 allocatable: count,
                 available: count,
             };
-            let all = books.nodes.entry(*number).or_default();
+            let all = accounting.nodes.entry(*number).or_default();
             all.insert(resources::CPU.to_owned(), tally);
         }
         let foreign = allocatable.cpus.difference(&all_cpus);
         if !foreign.is_empty() {
-            books.record_contradiction(format!("allocatable CPUs {foreign} are in no NUMA node"));
+            accounting
+                .record_contradiction(format!("allocatable CPUs {foreign} are in no NUMA node"));
         }
         for block in &allocatable.memory {
-            books.open_memory(block);
+            accounting.open_memory(block);
         }
-        books.open_devices(&allocatable.devices);
-        books
+        accounting.open_devices(&allocatable.devices);
+        accounting
     }
 
     /// Records a problem that contradicts the rest of the input.

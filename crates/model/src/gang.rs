@@ -178,9 +178,11 @@ struct Group {
 struct Attempt {
     number: u64,
     group: Arc<str>,
-    left: VecDeque<Arc<str>>,
+    /// Members that are still to be tried.
+    remaining: VecDeque<Arc<str>>,
     tried: Vec<Arc<str>>,
-    known: FxHashSet<Arc<str>>,
+    /// Members that were queued in this attempt.
+    queued: FxHashSet<Arc<str>>,
 }
 
 /// All gangs with their members, groups and the current attempt; see the module documentation for the
@@ -330,9 +332,9 @@ impl Gangs {
         if fresh
             && let Some(attempt) = &mut self.attempt
             && attempt.group == group
-            && !attempt.known.contains(&uid)
+            && !attempt.queued.contains(&uid)
         {
-            attempt.left.push_back(uid.clone());
+            attempt.remaining.push_back(uid.clone());
         }
         self.select_representative(&group, fresh.then_some(&uid), false, moves);
         self.select_other_representatives(&id, &group, false, moves);

@@ -582,9 +582,9 @@ impl Bind for Reservations {
 }
 
 impl Explain for Reservations {
-    fn refusal_event(&self, pod: &PodInfo, said: &LazyMessage) -> Option<RefusalEvent> {
+    fn refusal_event(&self, pod: &PodInfo, message: &LazyMessage) -> Option<RefusalEvent> {
         pod.annotation(annotations::RESERVATION_AFFINITY)?;
-        let message = koord_model::reservation::failure_of_reservations(said)?;
+        let message = koord_model::reservation::failure_of_reservations(message)?;
         let reason = "FailedScheduling-Reservation";
         Some(RefusalEvent { reason, message })
     }

@@ -28,10 +28,10 @@ pub enum Scope {
 
 /// Error for a name that is not in the kubelet's configuration API.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{value:?} is none of {known}")]
+#[error("{value:?} is none of {expected}")]
 pub struct UnknownName {
     value: String,
-    known: String,
+    expected: String,
 }
 
 impl UnknownName {
@@ -39,7 +39,7 @@ impl UnknownName {
         let names: Vec<&str> = all.iter().map(name).collect();
         Self {
             value: value.to_owned(),
-            known: names.join(", "),
+            expected: names.join(", "),
         }
     }
 }

@@ -55,14 +55,14 @@ fn zone_score(
         (want.id, have, units(want.id, want.amount))
     });
     if kind == ZoneStrategy::BalancedAllocation {
-        return balanced(pairs.map(|(_, have, asked)| (have, asked)));
+        return balanced(pairs.map(|(_, have, requested)| (have, requested)));
     }
     let (mut sum, mut weights) = (0_i128, 0_i128);
-    for (id, have, asked) in pairs {
+    for (id, have, requested) in pairs {
         let part = match kind {
-            _ if have == 0 || asked > have => 0,
-            ZoneStrategy::MostAllocated => asked,
-            _ => have.saturating_sub(asked),
+            _ if have == 0 || requested > have => 0,
+            ZoneStrategy::MostAllocated => requested,
+            _ => have.saturating_sub(requested),
         };
         let points = i128::from(part) * i128::from(BEST) / i128::from(have.max(1));
         let weight = i128::from(weight(id).max(1));
@@ -76,11 +76,11 @@ fn zone_score(
 /// where upstream divides by zero.
 fn balanced(pairs: impl Iterator<Item = (i64, i64)>) -> i64 {
     let mut shares = Vec::new();
-    for (have, asked) in pairs {
+    for (have, requested) in pairs {
         let share = if have == 0 {
             1.0
         } else {
-            asked as f64 / have as f64
+            requested as f64 / have as f64
         };
         if share > 1.0 {
             return 0;

@@ -137,9 +137,9 @@ impl Allocation {
     ///
     /// # Errors
     /// A minor is out of range or an amount is negative.
-    pub fn from_annotation(said: &extension::DeviceAllocations) -> Result<Self, String> {
+    pub fn from_annotation(annotation: &extension::DeviceAllocations) -> Result<Self, String> {
         let mut out = Self::default();
-        for (name, list) in said {
+        for (name, list) in annotation {
             let Some(kind) = DeviceType::parse(name) else {
                 continue;
             };

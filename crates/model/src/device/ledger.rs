@@ -69,11 +69,11 @@ impl DeviceLedger {
         &self.used
     }
 
-    /// Returns the total of all allocations without the holders for which `gone` returns true. A reservation
+    /// Returns the total of all allocations without the holders for which `is_removed` returns true. A reservation
     /// counts only with the part that pods did not allocate from it, so that a removed pod returns its
     /// devices to its reservation.
     #[must_use]
-    pub fn without(&self, gone: impl Fn(&str) -> bool) -> Used {
+    pub fn without(&self, is_removed: impl Fn(&str) -> bool) -> Used {
         let mut used = Used::default();
         let mut add = |devices: &Allocation| {
             for kind in DeviceType::ALL {
@@ -86,9 +86,9 @@ impl DeviceLedger {
                 }
             }
         };
-        for (uid, holding) in self.holdings.iter().filter(|(uid, _)| !gone(uid)) {
+        for (uid, holding) in self.holdings.iter().filter(|(uid, _)| !is_removed(uid)) {
             if holding.reserves {
-                add(&self.remaining(uid, holding, &gone));
+                add(&self.remaining(uid, holding, &is_removed));
             } else {
                 add(&holding.devices);
             }
@@ -100,24 +100,24 @@ impl DeviceLedger {
         used
     }
 
-    /// Returns the unallocated part of the reservation `uid` without the pods for which `gone` returns true.
+    /// Returns the unallocated part of the reservation `uid` without the pods for which `is_removed` returns true.
     #[must_use]
-    pub fn unallocated_of(&self, uid: &str, gone: impl Fn(&str) -> bool) -> Allocation {
+    pub fn unallocated_of(&self, uid: &str, is_removed: impl Fn(&str) -> bool) -> Allocation {
         let Some(holding) = self.get(uid) else {
             return Allocation::default();
         };
-        self.remaining(uid, holding, &gone)
+        self.remaining(uid, holding, &is_removed)
     }
 
     fn remaining(
         &self,
         uid: &str,
         holding: &DeviceHolding,
-        gone: &impl Fn(&str) -> bool,
+        is_removed: &impl Fn(&str) -> bool,
     ) -> Allocation {
         let mut remaining = holding.devices.clone();
         let owners = self.holdings.iter().filter(|(owner, own)| {
-            !own.reserves && own.from.as_deref() == Some(uid) && !gone(owner)
+            !own.reserves && own.from.as_deref() == Some(uid) && !is_removed(owner)
         });
         for (_, owner) in owners {
             remaining.take(&owner.devices);

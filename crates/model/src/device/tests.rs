@@ -107,9 +107,9 @@ pub(super) fn ledger_with(gpus: &[u8], adapters: &[(u8, i64)]) -> DeviceLedger {
     };
     let allocations = json!({"gpu": gpus.iter().map(gpu).collect::<Vec<_>>(),
         "rdma": adapters.iter().map(adapter).collect::<Vec<_>>()});
-    let mut books = DeviceLedger::default();
-    books.put("assigned".into(), holding(allocations));
-    books
+    let mut ledger = DeviceLedger::default();
+    ledger.put("assigned".into(), holding(allocations));
+    ledger
 }
 
 pub(super) fn holding(allocations: Value) -> DeviceHolding {
@@ -142,12 +142,12 @@ pub(super) fn format_result(result: Result<Allocation, Refusal>) -> String {
 pub(super) fn place(
     need: &Need,
     on: &Inventory,
-    books: &DeviceLedger,
+    ledger: &DeviceLedger,
     rules: &Rules<'_>,
 ) -> String {
     let site = Site {
         inventory: on,
-        used: books.used(),
+        used: ledger.used(),
         model: None,
         honor_model: false,
     };

@@ -106,7 +106,7 @@ impl Gangs {
             return None;
         }
         let (fresh, tried) = match self.attempt.take_if(|a| a.group == group) {
-            Some(attempt) => (attempt.number, attempt.known),
+            Some(attempt) => (attempt.number, attempt.queued),
             None => (0, FxHashSet::default()),
         };
         for gang in self.gangs_of(&group) {
@@ -200,7 +200,7 @@ impl Gangs {
     /// Returns the member to try next; `None` if no attempt is in progress, or if this call ends it.
     pub fn next(&mut self, moves: &mut Moves) -> Option<Arc<str>> {
         let group = self.attempt.as_ref()?.group.clone();
-        while let Some(uid) = self.attempt.as_mut()?.left.pop_front() {
+        while let Some(uid) = self.attempt.as_mut()?.remaining.pop_front() {
             let pending = self.gang_by_pod.get(&uid).is_some_and(|id| {
                 self.gangs.get(id).is_some_and(|gang| {
                     gang.group == group
@@ -211,7 +211,7 @@ impl Gangs {
                 })
             });
             let attempt = self.attempt.as_mut()?;
-            if pending && attempt.known.insert(uid.clone()) {
+            if pending && attempt.queued.insert(uid.clone()) {
                 attempt.tried.push(uid.clone());
                 return Some(uid);
             }
@@ -245,16 +245,16 @@ impl Gangs {
     /// Starts an attempt with `first`, which is being tried already.
     pub(super) fn start_attempt(&mut self, group: &Arc<str>, first: &Arc<str>) {
         self.numbers += 1;
-        let mut left = VecDeque::new();
+        let mut remaining = VecDeque::new();
         for gang in self.gangs_of(group).filter(|gang| gang.group == *group) {
-            left.extend(gang.pending.values().filter(|uid| *uid != first).cloned());
+            remaining.extend(gang.pending.values().filter(|uid| *uid != first).cloned());
         }
         self.attempt = Some(Attempt {
             number: self.numbers,
             group: group.clone(),
-            left,
+            remaining,
             tried: vec![first.clone()],
-            known: FxHashSet::from_iter([first.clone()]),
+            queued: FxHashSet::from_iter([first.clone()]),
         });
         if let Some(members) = self.groups.get_mut(group) {
             members.representative = None;

@@ -418,7 +418,7 @@ impl Gangs {
         let group = gang.group.clone();
         if let Some(attempt) = &self.attempt
             && attempt.group == group
-            && !attempt.known.contains(uid)
+            && !attempt.queued.contains(uid)
         {
             return Err(Blocked::NotYet { group });
         }

@@ -230,7 +230,7 @@ fn common(
             GangMode::Other(_) => {
                 ignore(key, value, "neither Strict nor NonStrict: Strict is used")
             }
-            known => mode = known,
+            valid => mode = valid,
         }
     }
     let mut policy = defaults.policy.clone();
@@ -246,7 +246,7 @@ fn common(
                 value,
                 "neither only-waiting, waiting-and-running nor once-satisfied: the default is used",
             ),
-            known => policy = known,
+            valid => policy = valid,
         }
     }
     let mut group: Vec<Arc<str>> = Vec::new();

@@ -71,12 +71,12 @@ pub(super) struct First {
 }
 
 impl LeverClaim {
-    /// Creates a claim after an experiment that helped. `level` is the first level of a graded lever; `known`
+    /// Creates a claim after an experiment that helped. `level` is the first level of a graded lever; `is_known`
     /// is true if this lever was confirmed for this service before.
     pub(super) fn new(
         (signal, lever): (Signal, Lever),
         (floor, level): (i64, i64),
-        known: bool,
+        is_known: bool,
         first: First,
         config: &Config,
         clock_ms: u64,
@@ -92,8 +92,8 @@ impl LeverClaim {
             floor,
             good: level,
             bad: None,
-            confirmed: known,
-            hold_ms: first_hold(lever, known, config),
+            confirmed: is_known,
+            hold_ms: first_hold(lever, is_known, config),
             state: ClaimState::HeldLever,
             since_ms: clock_ms,
             began_ms: clock_ms,

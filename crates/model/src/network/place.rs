@@ -61,8 +61,8 @@ impl PlacementRequest {
             }
             let multiple = rule.pod_count_multiple.unwrap_or(0);
             let multiple = usize::try_from(multiple).unwrap_or(0).max(1);
-            if let Some(said) = depth.and_then(|depth| out.multiples.get_mut(depth)) {
-                *said = multiple;
+            if let Some(entry) = depth.and_then(|depth| out.multiples.get_mut(depth)) {
+                *entry = multiple;
             }
         }
         out
@@ -155,10 +155,10 @@ impl fmt::Display for NoPlace {
     }
 }
 
-/// CountSet of offers by domain.
+/// Sums of offers by domain.
 pub(super) struct OfferSums<'a> {
     tree: &'a TopologyTree,
-    wish: &'a PlacementRequest,
+    request: &'a PlacementRequest,
     pub(super) sums: Vec<NodeOffer>,
     can: Vec<CountSet>,
 }
@@ -171,14 +171,14 @@ impl TopologyTree {
         up.find(|domain| self.domains[*domain].depth == depth)
     }
 
-    /// Places the pods of `wish` on nodes with these offers. Nodes without a position in the topology are
+    /// Places the pods of `request` on nodes with these offers. Nodes without a position in the topology are
     /// ignored, and so is a second offer of a node.
     ///
     /// # Errors
     /// No domain can hold all of them.
     pub fn place<'a>(
         &self,
-        wish: &PlacementRequest,
+        request: &PlacementRequest,
         offers: impl IntoIterator<Item = (&'a str, NodeOffer)>,
     ) -> Result<Placement, NoPlace> {
         let mut leaves = vec![None; self.domains.len()];
@@ -187,7 +187,7 @@ impl TopologyTree {
                 leaves[*leaf].get_or_insert(offer);
             }
         }
-        let sums_by_domain = OfferSums::new(self, wish, &leaves);
+        let sums_by_domain = OfferSums::new(self, request, &leaves);
         let candidates = sums_by_domain.candidates();
         let best = candidates
             .into_iter()
@@ -196,7 +196,7 @@ impl TopologyTree {
             return Err(sums_by_domain.refusal());
         };
         let mut dealt = Vec::new();
-        sums_by_domain.deal(best, wish.pods, &mut dealt);
+        sums_by_domain.deal(best, request.pods, &mut dealt);
         Ok(dealt)
     }
 }
@@ -205,17 +205,17 @@ impl<'a> OfferSums<'a> {
     /// Sums the offers of nodes up to all domains, and the pod counts that each can hold.
     pub(super) fn new(
         tree: &'a TopologyTree,
-        wish: &'a PlacementRequest,
+        request: &'a PlacementRequest,
         leaves: &[Option<NodeOffer>],
     ) -> Self {
         let nothing = CountSet::UpTo(0);
         let mut sums = vec![NodeOffer::default(); tree.domains.len()];
         let mut can = vec![nothing; tree.domains.len()];
         for (at, domain) in tree.domains.iter().enumerate().rev() {
-            let multiple = wish.multiples[domain.depth];
+            let multiple = request.multiples[domain.depth];
             if let Some(offer) = leaves[at] {
                 sums[at] = offer;
-                can[at] = CountSet::multiples(multiple, offer.slots, wish.pods);
+                can[at] = CountSet::multiples(multiple, offer.slots, request.pods);
             } else {
                 for child in &domain.children {
                     let child = sums[*child];
@@ -226,15 +226,15 @@ impl<'a> OfferSums<'a> {
                 }
                 let children = domain.children.iter();
                 let all = children.fold(CountSet::UpTo(0), |all, child| {
-                    all.plus(&can[*child], wish.pods)
+                    all.plus(&can[*child], request.pods)
                 });
-                can[at] = all.only(multiple, wish.pods);
+                can[at] = all.only(multiple, request.pods);
             }
             sums[at].slots -= sums[at].slots % multiple;
         }
         Self {
             tree,
-            wish,
+            request,
             sums,
             can,
         }
@@ -242,23 +242,23 @@ impl<'a> OfferSums<'a> {
 
     /// Returns the domains that can hold all pods, in the lowest layer that has one.
     fn candidates(&self) -> Vec<usize> {
-        let (wish, mut found) = (self.wish, Vec::new());
-        if wish.unknown.is_some() {
-            return found;
+        let (request, mut lowest) = (self.request, Vec::new());
+        if request.unknown.is_some() {
+            return lowest;
         }
         let mut above: Vec<usize> = vec![0];
         loop {
-            above.retain(|domain| self.can[*domain].has(wish.pods));
+            above.retain(|domain| self.can[*domain].has(request.pods));
             let Some(first) = above.first() else {
-                return found;
+                return lowest;
             };
             let domains = &self.tree.domains;
-            let reached = domains[*first].depth >= wish.gather;
+            let reached = domains[*first].depth >= request.gather;
             let below = above.iter().flat_map(|domain| &domains[*domain].children);
             let below = below.copied().collect();
             let layer = std::mem::replace(&mut above, below);
             if reached {
-                found = layer;
+                lowest = layer;
             }
         }
     }
@@ -320,7 +320,7 @@ impl<'a> OfferSums<'a> {
             multiples,
             unknown,
             pods,
-        } = self.wish;
+        } = self.request;
         let tree = self.tree;
         let domains = tree.domains.iter().zip(&self.sums);
         let gathered = domains.filter(|(domain, _)| domain.depth == *gather);

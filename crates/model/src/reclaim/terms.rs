@@ -235,7 +235,7 @@ fn system_terms(batch: &Batch, rule: &ResourceRule<'_>) -> Vec<Term> {
             .chain(apps)
             .collect();
     }
-    let whose = if reserved.signum() == 0 {
+    let source = if reserved.signum() == 0 {
         "nothing is".to_owned()
     } else if pick(demand.by_annotation) >= pick(demand.by_kubelet) {
         format!("by annotation {}", annotations::NODE_RESERVATION)
@@ -243,10 +243,10 @@ fn system_terms(batch: &Batch, rule: &ResourceRule<'_>) -> Vec<Term> {
         "by the kubelet: capacity less allocatable".to_owned()
     };
     let why = if rule.by_request {
-        format!("{whose}; what the system uses does not count")
+        format!("{source}; what the system uses does not count")
     } else {
         let used = (rule.show)(used);
-        format!("{whose}; more than the system uses ({used})")
+        format!("{source}; more than the system uses ({used})")
     };
     let term = Term::taken("reserved", reserved, why);
     let (name, policy) = rule.policy;

@@ -364,7 +364,7 @@ impl QueueHints for NodeVolumeLimits {
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> QueueingHint {
         let helps = match (event.pod, event.object) {
-            (Some(gone), _) => uses_claims(gone),
+            (Some(removed), _) => uses_claims(removed),
             (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
             _ => true,
         };

@@ -59,8 +59,8 @@ fn gpus_and_adapters_are_allocated_together() {
         ),
         (pod(9, "1", ""), &none, "Insufficient GPU Devices"),
     ];
-    for (need, books, expected) in &cases {
-        assert_eq!(place(need, &on, books, &rules), *expected, "{need:?}");
+    for (need, ledger, expected) in &cases {
+        assert_eq!(place(need, &on, ledger, &rules), *expected, "{need:?}");
     }
     // Two adapters at each root and four requested: two of each root that has allocated GPUs.
     let mut extended = usual();
@@ -140,10 +140,10 @@ fn hints_determine_the_number_of_adapters() {
             "Insufficient rdma devices",
         ),
     ];
-    for (rdma, hints, books, expected) in cases {
+    for (rdma, hints, ledger, expected) in cases {
         let need = need(&[("rdma", rdma)], hints.clone(), json!(null));
         assert_eq!(
-            place(&need, &on, books, &Rules::default()),
+            place(&need, &on, ledger, &Rules::default()),
             *expected,
             "{rdma} {hints}"
         );
@@ -228,14 +228,14 @@ fn unhealthy_devices_are_never_allocated() {
         "Insufficient GPU Devices"
     );
     let half = need(&[("gpu", "50")], json!({}), json!(null));
-    let mut books = ledger_with(&[0, 2, 3, 4, 5, 6, 7], &[]);
+    let mut ledger = ledger_with(&[0, 2, 3, 4, 5, 6, 7], &[]);
     assert_eq!(
-        place(&half, &on, &books, &Rules::default()),
+        place(&half, &on, &ledger, &Rules::default()),
         "Insufficient GPU Devices"
     );
-    books.remove("assigned");
+    ledger.remove("assigned");
     assert_eq!(
-        place(&half, &on.withdrawn(), &books, &Rules::default()),
+        place(&half, &on.withdrawn(), &ledger, &Rules::default()),
         "Insufficient GPU Devices",
         "the Device object is gone"
     );
@@ -279,10 +279,10 @@ fn memory_and_its_share_complete_each_other() {
     .object();
     object["spec"]["devices"][0]["resources"]["koordinator.sh/gpu-memory"] = json!("64Gi");
     let on = inventory(object);
-    let books = DeviceLedger::default();
+    let ledger = DeviceLedger::default();
     let site = Site {
         inventory: &on,
-        used: books.used(),
+        used: ledger.used(),
         model: None,
         honor_model: false,
     };
@@ -307,15 +307,15 @@ fn memory_and_its_share_complete_each_other() {
         );
     }
     // Fifty pods with 1.9 % of the memory each hold 1 % by their shares, but the memory is gone.
-    let mut books = DeviceLedger::default();
+    let mut ledger = DeviceLedger::default();
     let small = json!({"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-memory": "1250Mi",
         "koordinator.sh/gpu-memory-ratio": "1"}}]});
     for at in 0..50 {
-        books.put(at.to_string().into(), holding(small.clone()));
+        ledger.put(at.to_string().into(), holding(small.clone()));
     }
     let half = need(&[("ratio", "50")], json!({}), json!(null));
     assert_eq!(
-        place(&half, &on, &books, &Rules::default()),
+        place(&half, &on, &ledger, &Rules::default()),
         "Insufficient GPU Devices"
     );
 }

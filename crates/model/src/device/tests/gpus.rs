@@ -13,13 +13,13 @@ fn hopper() -> DeviceLayout {
 fn partitioned(
     need: &Need,
     on: &Inventory,
-    books: &DeviceLedger,
+    ledger: &DeviceLedger,
     honor: bool,
     quirks: Quirks,
 ) -> String {
     let site = Site {
         inventory: on,
-        used: books.used(),
+        used: ledger.used(),
         model: PartitionTable::for_model("", "H800"),
         honor_model: honor,
     };
@@ -91,8 +91,8 @@ fn partitions_of_known_models_are_used() {
         ),
         ("2", &none, false, "0 1 / 1:00.2 2:00.2"),
     ];
-    for (count, books, honor, expected) in cases {
-        let got = partitioned(&gpus(count), &on, books, honor, Quirks::default());
+    for (count, ledger, honor, expected) in cases {
+        let got = partitioned(&gpus(count), &on, ledger, honor, Quirks::default());
         assert_eq!(got, expected, "{count} GPUs, honor {honor}");
     }
     assert_eq!(PartitionTable::for_model("nvidia", "A100"), None);
@@ -156,8 +156,8 @@ fn partition_table_of_the_device_takes_precedence() {
             missing,
         ),
     ];
-    for (spec, books, quirks, expected) in cases {
-        let got = partitioned(&pod(spec.clone()), &on, &books, false, quirks);
+    for (spec, ledger, quirks, expected) in cases {
+        let got = partitioned(&pod(spec.clone()), &on, &ledger, false, quirks);
         assert_eq!(got, expected, "{spec} {quirks:?}");
     }
     let bare = hopper().inventory();
@@ -210,11 +210,11 @@ fn gpus_are_taken_close_together() {
         ("4", "", ledger_with(&[5, 0], &[]), "1 2 3 4 / "),
         ("1", "Device", ledger_with(&[], &[]), scoped),
     ];
-    for (count, scope, books, expected) in cases {
+    for (count, scope, ledger, expected) in cases {
         let got = place(
             &pod(&[("nvidia", count)], scope),
             &on,
-            &books,
+            &ledger,
             &Rules::default(),
         );
         assert_eq!(got, expected, "{count} GPUs within {scope:?}");
@@ -237,7 +237,7 @@ fn shared_gpu_prefers_used_scopes() {
     let half = need(&[("gpu", "50")], json!({}), json!(null));
     let shared = json!({"gpu": [{"minor": 7, "resources": {"koordinator.sh/gpu-core": "50",
         "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/gpu-memory": (MEMORY / 2).to_string()}}]});
-    let mut books = ledger_with(&[5], &[]);
+    let mut ledger = ledger_with(&[5], &[]);
     let scorer = |most| Scorer {
         most,
         weights: vec![
@@ -255,17 +255,17 @@ fn shared_gpu_prefers_used_scopes() {
         straight_shared_score: true,
         ..Quirks::default()
     };
-    assert_eq!(place(&half, &on, &books, &Rules::default()), "4 / ");
-    books.put("half".into(), holding(shared));
+    assert_eq!(place(&half, &on, &ledger, &Rules::default()), "4 / ");
+    ledger.put("half".into(), holding(shared));
     // With free and total swapped, a GPU in use scores 100 by most and 0 by least.
     assert_eq!(
-        place(&half, &on, &books, &by(&most, Quirks::default())),
+        place(&half, &on, &ledger, &by(&most, Quirks::default())),
         "7 / "
     );
     assert_eq!(
-        place(&half, &on, &books, &by(&least, Quirks::default())),
+        place(&half, &on, &ledger, &by(&least, Quirks::default())),
         "4 / "
     );
-    assert_eq!(place(&half, &on, &books, &by(&most, straight)), "7 / ");
-    assert_eq!(place(&half, &on, &books, &by(&least, straight)), "4 / ");
+    assert_eq!(place(&half, &on, &ledger, &by(&most, straight)), "7 / ");
+    assert_eq!(place(&half, &on, &ledger, &by(&least, straight)), "4 / ");
 }

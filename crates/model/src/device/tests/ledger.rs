@@ -12,7 +12,7 @@ fn share(used: &Used, minor: u8) -> i64 {
 
 #[test]
 fn reservation_holds_amounts_its_owners_did_not_use() {
-    let mut books = DeviceLedger::default();
+    let mut ledger = DeviceLedger::default();
     let reserved = DeviceHolding {
         reserves: true,
         ..holding(gpu(0, 100))
@@ -21,22 +21,22 @@ fn reservation_holds_amounts_its_owners_did_not_use() {
         from: Some("r".into()),
         ..holding(gpu(0, share))
     };
-    books.put("r".into(), reserved);
-    assert_eq!(share(books.used(), 0), 100);
-    books.put("a".into(), owner(40));
-    books.put("b".into(), owner(30));
-    assert_eq!(share(books.used(), 0), 100, "nothing is counted twice");
+    ledger.put("r".into(), reserved);
+    assert_eq!(share(ledger.used(), 0), 100);
+    ledger.put("a".into(), owner(40));
+    ledger.put("b".into(), owner(30));
+    assert_eq!(share(ledger.used(), 0), 100, "nothing is counted twice");
     assert_eq!(
-        share(&books.without(|uid| uid == "r"), 0),
+        share(&ledger.without(|uid| uid == "r"), 0),
         70,
         "what the reservation's owners hold stays"
     );
     assert_eq!(
-        share(&books.without(|uid| uid == "a"), 0),
+        share(&ledger.without(|uid| uid == "a"), 0),
         100,
         "an owner gives back to the reservation"
     );
-    let remaining = books.unallocated_of("r", |_| false);
+    let remaining = ledger.unallocated_of("r", |_| false);
     assert_eq!(
         remaining
             .units(DeviceType::Gpu)
@@ -44,11 +44,11 @@ fn reservation_holds_amounts_its_owners_did_not_use() {
             .map(|u| u.get(DeviceResource::GpuCore)),
         Some(30)
     );
-    books.remove("r");
-    assert_eq!(share(books.used(), 0), 70);
-    books.remove("a");
-    books.remove("b");
-    assert!(books.is_empty() && *books.used() == Used::default());
+    ledger.remove("r");
+    assert_eq!(share(ledger.used(), 0), 70);
+    ledger.remove("a");
+    ledger.remove("b");
+    assert!(ledger.is_empty() && *ledger.used() == Used::default());
 }
 
 #[test]
@@ -59,10 +59,10 @@ fn written_annotations_are_read_back() {
         json!({"rdma": {"vfSelector": {}}}),
         json!({"deviceTypes": ["gpu", "rdma"]}),
     );
-    let books = DeviceLedger::default();
+    let ledger = DeviceLedger::default();
     let site = Site {
         inventory: &on,
-        used: books.used(),
+        used: ledger.used(),
         model: None,
         honor_model: false,
     };

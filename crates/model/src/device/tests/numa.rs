@@ -3,10 +3,10 @@ use crate::numa::NumaMask;
 
 /// Formats hints as `gpu: 0* 1 01`: per type the sets of NUMA nodes, `!` for preferred, `*` for the same devices
 /// as with all nodes.
-fn hints(need: &Need, on: &Inventory, books: &DeviceLedger) -> String {
+fn hints(need: &Need, on: &Inventory, ledger: &DeviceLedger) -> String {
     let site = Site {
         inventory: on,
-        used: books.used(),
+        used: ledger.used(),
         model: None,
         honor_model: false,
     };
@@ -94,8 +94,8 @@ fn sets_of_numa_nodes_that_can_serve_are_offered() {
             "gpu: 0!* 1! 01*; rdma: 0!* 1! 01*",
         ),
     ];
-    for (need, books, expected) in &cases {
-        assert_eq!(hints(need, &on, books), *expected, "{need:?}");
+    for (need, ledger, expected) in &cases {
+        assert_eq!(hints(need, &on, ledger), *expected, "{need:?}");
     }
 }
 

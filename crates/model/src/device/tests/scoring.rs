@@ -14,15 +14,15 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         inventory(json!({"metadata": {"name": "n"}, "spec": {"devices": devices}}))
     };
     let used = |share: &str, memory: &str, rdma: &str| {
-        let mut books = DeviceLedger::default();
-        books.put(
+        let mut ledger = DeviceLedger::default();
+        ledger.put(
             "p".into(),
             holding(json!({
             "gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": share,
                 "koordinator.sh/gpu-memory-ratio": share, "koordinator.sh/gpu-memory": memory}}],
             "rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": rdma}}]})),
         );
-        books
+        ledger
     };
     let one_gpu = [("100", "16Gi")];
     let two = [("100", "16Gi"), ("100", "16Gi")];
@@ -105,7 +105,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
             0,
         ),
     ];
-    for (name, inventory, books, requests, most, expected) in cases {
+    for (name, inventory, ledger, requests, most, expected) in cases {
         let weights = [
             DeviceResource::GpuMemoryRatio,
             DeviceResource::GpuMemory,
@@ -118,7 +118,7 @@ fn nodes_are_scored_by_free_amounts_of_devices() {
         };
         let site = Site {
             inventory: &inventory,
-            used: books.used(),
+            used: ledger.used(),
             model: None,
             honor_model: false,
         };

@@ -87,16 +87,16 @@ impl TopologyAnnotations {
 fn topology(reader: &mut AnnotationReader<'_>) -> Topology {
     let key = annotations::NODE_CPU_TOPOLOGY;
     let listed: CpuTopology = reader.read(key).unwrap_or_default();
-    let (mut cpus, mut known, mut twice) = (Vec::new(), CpuSet::new(), CpuSet::new());
+    let (mut cpus, mut parsed, mut twice) = (Vec::new(), CpuSet::new(), CpuSet::new());
     for cpu in &listed.detail {
         let id = u32::try_from(cpu.id).ok().filter(|id| *id <= CpuSet::MAX);
         let node = u8::try_from(cpu.node).ok().filter(|node| *node < 64);
         match (id, u32::try_from(cpu.core).ok(), node) {
             (Some(id), Some(core), Some(node)) if cpu.socket >= 0 => {
-                if known.contains(id) {
+                if parsed.contains(id) {
                     twice.insert(id);
                 }
-                known.insert(id);
+                parsed.insert(id);
                 cpus.push(Cpu::new(id, core, cpu.socket, node));
             }
             _ => {

@@ -170,12 +170,14 @@ pub(crate) struct Domains {
 impl Domains {
     /// Returns the id of `domain_spec`; equal ones share one. Release it with [`Self::release`].
     pub(super) fn acquire(&mut self, domain_spec: DomainSpec, nodes: &NodeStore) -> DomainSpecId {
-        let equal = |known: &Option<DomainState>| {
-            known.as_ref().is_some_and(|k| k.domain_spec == domain_spec)
+        let equal = |state: &Option<DomainState>| {
+            state
+                .as_ref()
+                .is_some_and(|state| state.domain_spec == domain_spec)
         };
         if let Some(at) = self.domain_specs.iter().position(equal) {
-            if let Some(known) = &mut self.domain_specs[at] {
-                known.users += 1;
+            if let Some(existing) = &mut self.domain_specs[at] {
+                existing.users += 1;
             }
             return DomainSpecId(at);
         }

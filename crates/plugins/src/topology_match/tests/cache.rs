@@ -80,7 +80,7 @@ fn fingerprint_method_is_parsed() {
         let args: super::super::args::Args =
             crate::common::args::decode(NAME, Some(&args)).unwrap();
         let CacheMode::OverReserve(how) = args.settings().unwrap().cache_mode else {
-            panic!("{cache}: no books");
+            panic!("{cache}: no node state");
         };
         assert_eq!(how.method, expected, "{cache}");
     }
