@@ -339,7 +339,7 @@ fn deleted_member_neither_counts_nor_represents_others() {
         }
         let deleted = MemberView {
             ready: false,
-            ..seen("a1", "ns/a", None, false)
+            ..member_view("a1", "ns/a", None, false)
         };
         gangs.observe(deleted, &mut moves);
         for name in ["a0", "a2", "a1"] {

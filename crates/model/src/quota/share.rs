@@ -1,6 +1,6 @@
 //! Division of one amount among siblings. One resource at a time, integers only.
 
-/// ShareClaim of one quota on one resource.
+/// Claim of one quota on one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShareClaim {
     /// Request, at most the quota's maximum.

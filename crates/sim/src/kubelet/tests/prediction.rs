@@ -5,7 +5,7 @@ use super::super::*;
 use super::admission::{GI, devices, kubelet, machine, pod, with_devices};
 use Role::{Init, Main, Sidecar};
 use koord_model::alignment::{
-    AlignmentRequest, FreeZones, ResourceDemand, ResourceKind, Zone, single,
+    AlignmentRequest, FreeZones, ResourceDemand, ResourceKind, Zone, check_single_zone,
 };
 use koord_model::export;
 use koord_model::resources::{Amounts, CPU, MEMORY, ResourceId, ResourceTable, amount};
@@ -99,7 +99,7 @@ fn predicted(kubelet: &Kubelet, pod: &Pod) -> bool {
     let has_devices = !kubelet.machine().devices[DEVICE].is_empty();
     let on_node = |id| id != device || has_devices;
     let free = FreeZones::new(&zones, &none);
-    single(&ask(pod, device), kubelet.settings().scope, free, on_node).is_ok()
+    check_single_zone(&ask(pod, device), kubelet.settings().scope, free, on_node).is_ok()
 }
 
 /// Returns a kubelet with two NUMA nodes of ten CPUs; `taken` CPUs of the first are allocated.
