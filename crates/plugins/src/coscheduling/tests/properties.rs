@@ -28,7 +28,7 @@ enum GangStep {
 }
 
 #[derive(Debug, Clone)]
-struct GangSettings {
+struct GangVariant {
     mode: usize,
     policy: usize,
     /// True if the first two gangs form a gang group.
@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = GangStep> {
 /// Simulated content of the API server.
 struct Api {
     world: GangWorld,
-    shape: GangSettings,
+    shape: GangVariant,
     nodes: Vec<usize>,
     /// Gang and node of each pod, by name.
     pods: BTreeMap<String, (usize, Option<String>)>,
@@ -67,7 +67,7 @@ struct Api {
 }
 
 impl Api {
-    fn new(shape: GangSettings) -> Self {
+    fn new(shape: GangVariant) -> Self {
         let mut world = world(json!({"defaultTimeout": "100s"}));
         world.answer = false;
         Self {
@@ -355,7 +355,7 @@ proptest! {
         paired: bool,
         steps in prop::collection::vec(step(), 1..80),
     ) {
-        let mut api = Api::new(GangSettings { mode, policy, paired });
+        let mut api = Api::new(GangVariant { mode, policy, paired });
         for step in steps {
             api.take(step);
         }

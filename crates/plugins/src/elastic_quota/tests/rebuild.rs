@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
-enum QuotaStep {
+enum RebuildStep {
     /// Quota, parent, max, min, whether it lends, claimed namespaces, tree.
     Quota(usize, usize, i64, i64, bool, u8, u8),
     NoQuota(usize),
@@ -19,21 +19,21 @@ enum QuotaStep {
 
 const QUOTAS: [&str; 5] = ["q0", "q1", "q2", "team", "other"];
 
-fn steps() -> impl Strategy<Value = Vec<QuotaStep>> {
+fn steps() -> impl Strategy<Value = Vec<RebuildStep>> {
     let quota = 0..QUOTAS.len();
     let step = prop_oneof![
         4 => (quota.clone(), 0..9_usize, 0..40_i64, 0..30_i64, any::<bool>(), 0..4_u8, 0..6_u8)
             .prop_map(|(q, p, max, min, lends, claims, tree)| {
-                QuotaStep::Quota(q, p, max, min, lends, claims, tree)
+                RebuildStep::Quota(q, p, max, min, lends, claims, tree)
             }),
-        1 => quota.clone().prop_map(QuotaStep::NoQuota),
+        1 => quota.clone().prop_map(RebuildStep::NoQuota),
         6 => (0..12_usize, 0..7_usize, 1..9_i64, any::<bool>())
-            .prop_map(|(p, q, cpu, firm)| QuotaStep::Pod(p, q, cpu, firm)),
-        2 => (0..12_usize).prop_map(QuotaStep::Bind),
-        2 => (0..12_usize).prop_map(QuotaStep::NoPod),
-        1 => (0..2_usize, 1..60_i64).prop_map(|(n, cpu)| QuotaStep::Node(n, cpu)),
-        1 => (0..2_usize).prop_map(QuotaStep::NoNode),
-        3 => Just(QuotaStep::Schedule),
+            .prop_map(|(p, q, cpu, firm)| RebuildStep::Pod(p, q, cpu, firm)),
+        2 => (0..12_usize).prop_map(RebuildStep::Bind),
+        2 => (0..12_usize).prop_map(RebuildStep::NoPod),
+        1 => (0..2_usize, 1..60_i64).prop_map(|(n, cpu)| RebuildStep::Node(n, cpu)),
+        1 => (0..2_usize).prop_map(RebuildStep::NoNode),
+        3 => Just(RebuildStep::Schedule),
     ];
     proptest::collection::vec(step, 1..50)
 }
@@ -66,13 +66,13 @@ fn everything(engine: &mut Engine) -> Value {
     all
 }
 
-fn run(steps: Vec<QuotaStep>, order: usize, args: &Value, gates: &[&str]) {
+fn run(steps: Vec<RebuildStep>, order: usize, args: &Value, gates: &[&str]) {
     let mut world = QuotaWorld::default();
     let mut live = engine_with(args, gates);
     live.schedule_one(at(0));
     for step in steps {
         match step {
-            QuotaStep::Quota(q, parent, max, min, lends, claims, tree) => {
+            RebuildStep::Quota(q, parent, max, min, lends, claims, tree) => {
                 let parent = QUOTAS.get(parent).copied().unwrap_or(match parent {
                     8 => "nowhere",
                     _ => "",
@@ -101,12 +101,12 @@ fn run(steps: Vec<QuotaStep>, order: usize, args: &Value, gates: &[&str]) {
                 apply(&mut live, &object, 0);
                 world.quotas.insert(q, object);
             }
-            QuotaStep::NoQuota(q) => {
+            RebuildStep::NoQuota(q) => {
                 if let Some(object) = world.quotas.remove(&q) {
                     live.object_changed(&change(&object, Action::DELETE), at(0));
                 }
             }
-            QuotaStep::Pod(p, q, cpu, is_firm) => {
+            RebuildStep::Pod(p, q, cpu, is_firm) => {
                 let label = QUOTAS.get(q).copied().unwrap_or_default();
                 let mut object = pod(&format!("p{p}"), label, cpu, 1);
                 if is_firm {
@@ -118,7 +118,7 @@ fn run(steps: Vec<QuotaStep>, order: usize, args: &Value, gates: &[&str]) {
                 add(&mut live, &object, 0);
                 world.pods.insert(p, object);
             }
-            QuotaStep::Bind(p) => {
+            RebuildStep::Bind(p) => {
                 if let Some(object) = world.pods.get_mut(&p)
                     && object["spec"]["nodeName"].is_null()
                 {
@@ -126,20 +126,20 @@ fn run(steps: Vec<QuotaStep>, order: usize, args: &Value, gates: &[&str]) {
                     add(&mut live, object, 0);
                 }
             }
-            QuotaStep::NoPod(p) => {
+            RebuildStep::NoPod(p) => {
                 if let Some(object) = world.pods.remove(&p) {
                     delete(&mut live, &object, 0);
                 }
             }
-            QuotaStep::Node(n, cpu) => {
+            RebuildStep::Node(n, cpu) => {
                 live.node_applied(node(&format!("n{n}"), cpu, cpu), at(0));
                 world.nodes.insert(n, cpu);
             }
-            QuotaStep::NoNode(n) => {
+            RebuildStep::NoNode(n) => {
                 live.node_deleted(&format!("n{n}"), at(0));
                 world.nodes.remove(&n);
             }
-            QuotaStep::Schedule => {
+            RebuildStep::Schedule => {
                 for (name, answer) in schedule(&mut live, 0) {
                     // Bindings succeed and fail alternately.
                     if !answer.starts_with('n') || answer.len() > 2 {
