@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use crate::resource::GroupVersionKind;
-use crate::schema::{ListType, Merge, types};
+use crate::schema::{ListType, MergeStrategy, types};
 
 const PREFIX: &str = "#/components/schemas/";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
@@ -165,7 +165,7 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
         let (Some(field), Some(map)) = (named.field(name), property.as_object_mut()) else {
             continue;
         };
-        if field.merge != Merge::Default {
+        if field.merge != MergeStrategy::Default {
             let strategy = if field.retain_keys {
                 "merge,retainKeys"
             } else {
@@ -173,7 +173,7 @@ fn merge_hints(schema: &mut Value, type_name: &str) {
             };
             map.insert("x-kubernetes-patch-strategy".to_owned(), strategy.into());
         }
-        if let Merge::Key(key) = field.merge {
+        if let MergeStrategy::Key(key) = field.merge {
             map.insert("x-kubernetes-patch-merge-key".to_owned(), key.into());
         }
         if field.items.is_none() {

@@ -6,8 +6,8 @@ use koord_api::GoDuration;
 use serde_json::{Map, Value};
 
 use super::super::meta;
-use super::super::schema::types::{self, Named, Wire};
-use super::super::schema::{Other, Schema, Type};
+use super::super::schema::types::{self, BuiltinType, ProtoField};
+use super::super::schema::{Schema, SchemaAlternative, Type};
 use super::{MAGIC, ProtoError, Result, malformed, type_of};
 
 /// Encodes an object or a list with its envelope.
@@ -96,14 +96,14 @@ fn encode_named(name: &str, value: &Value) -> Result<Vec<u8>> {
 }
 
 /// Encodes the message of a struct; null becomes one without members.
-fn structure(named: &Named, value: &Value, name: &str) -> Result<Vec<u8>> {
+fn structure(named: &BuiltinType, value: &Value, name: &str) -> Result<Vec<u8>> {
     let nothing = Map::new();
     let map = match value {
         Value::Object(map) => map,
         Value::Null => &nothing,
         _ => return unfit(name, value),
     };
-    let mut wire: Vec<&Wire> = named.wire.iter().filter(|w| w.number > 0).collect();
+    let mut wire: Vec<&ProtoField> = named.wire.iter().filter(|w| w.number > 0).collect();
     wire.sort_unstable_by_key(|w| w.number);
     let mut out = Vec::new();
     for field in wire {
@@ -228,24 +228,24 @@ fn message(schema: &Schema, value: &Value, name: &str) -> Result<Vec<u8>> {
 /// Encodes a schema of a definition, or the value that may stand in its place.
 fn schema_or(
     out: &mut Vec<u8>,
-    other: Other,
-    named: &Named,
+    other: SchemaAlternative,
+    named: &BuiltinType,
     value: &Value,
     name: &str,
 ) -> Result<()> {
     match (other, value) {
-        (Other::Bool, Value::Bool(allows)) => integer(out, 1, i64::from(*allows)),
-        (Other::Bool, schema) => {
+        (SchemaAlternative::Bool, Value::Bool(allows)) => integer(out, 1, i64::from(*allows)),
+        (SchemaAlternative::Bool, schema) => {
             integer(out, 1, 1);
             delimited(out, 2, &structure(named, schema, name)?);
         }
-        (Other::Schemas, Value::Array(schemas)) => {
+        (SchemaAlternative::Schemas, Value::Array(schemas)) => {
             for schema in schemas {
                 delimited(out, 2, &structure(named, schema, name)?);
             }
         }
-        (Other::Strings, Value::Array(items)) => strings(out, 2, items, name)?,
-        (Other::Schemas | Other::Strings, schema) => {
+        (SchemaAlternative::Strings, Value::Array(items)) => strings(out, 2, items, name)?,
+        (SchemaAlternative::Schemas | SchemaAlternative::Strings, schema) => {
             delimited(out, 1, &structure(named, schema, name)?);
         }
     }

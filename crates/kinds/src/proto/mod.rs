@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use super::builtin;
 use super::meta;
 use super::quantity::format_time;
-use super::schema::types::{self, Named};
-use super::schema::{Other, Schema, Type};
+use super::schema::types::{self, BuiltinType};
+use super::schema::{Schema, SchemaAlternative, Type};
 pub(crate) use encode::{delimited, integer, tag};
 pub use encode::{encode, encode_event};
 use wire::{Payload, Reader};
@@ -103,7 +103,7 @@ fn type_meta(bytes: &[u8]) -> Result<(String, String)> {
 }
 
 /// Returns the type of a body with this version and kind.
-fn type_of(api_version: &str, kind: &str) -> Option<&'static Named> {
+fn type_of(api_version: &str, kind: &str) -> Option<&'static BuiltinType> {
     let (group, version) = meta::split_api_version(api_version);
     // These two are accepted under any group version.
     match kind {
@@ -128,7 +128,7 @@ fn text(bytes: &[u8]) -> Result<String> {
 }
 
 fn read_struct(
-    named: &Named,
+    named: &BuiltinType,
     bytes: &[u8],
     out: &mut Map<String, Value>,
     depth: usize,
@@ -288,7 +288,12 @@ fn read_value(schema: &Schema, name: &str, payload: Payload<'_>, depth: usize) -
 }
 
 /// Decodes a schema of a definition, or the value that may stand in its place.
-fn schema_or(other: Other, named: &Named, bytes: &[u8], depth: usize) -> Result<Value> {
+fn schema_or(
+    other: SchemaAlternative,
+    named: &BuiltinType,
+    bytes: &[u8],
+    depth: usize,
+) -> Result<Value> {
     let schema = |bytes: &[u8]| -> Result<Value> {
         let mut map = Map::new();
         read_struct(named, bytes, &mut map, depth + 1)?;
@@ -298,17 +303,19 @@ fn schema_or(other: Other, named: &Named, bytes: &[u8], depth: usize) -> Result<
     let mut reader = Reader::new(bytes);
     while let Some((number, payload)) = reader.next()? {
         match (other, number, payload) {
-            (Other::Bool, 1, Payload::Varint(n)) => allows = n != 0,
-            (Other::Bool, 2, Payload::Bytes(b)) => found = Some(schema(b)?),
-            (Other::Schemas | Other::Strings, 1, Payload::Bytes(b)) => found = Some(schema(b)?),
-            (Other::Schemas, 2, Payload::Bytes(b)) => list.push(schema(b)?),
-            (Other::Strings, 2, Payload::Bytes(b)) => list.push(text(b)?.into()),
+            (SchemaAlternative::Bool, 1, Payload::Varint(n)) => allows = n != 0,
+            (SchemaAlternative::Bool, 2, Payload::Bytes(b)) => found = Some(schema(b)?),
+            (SchemaAlternative::Schemas | SchemaAlternative::Strings, 1, Payload::Bytes(b)) => {
+                found = Some(schema(b)?)
+            }
+            (SchemaAlternative::Schemas, 2, Payload::Bytes(b)) => list.push(schema(b)?),
+            (SchemaAlternative::Strings, 2, Payload::Bytes(b)) => list.push(text(b)?.into()),
             _ => {}
         }
     }
     Ok(match (found, other) {
         (Some(schema), _) => schema,
-        (None, Other::Bool) => allows.into(),
+        (None, SchemaAlternative::Bool) => allows.into(),
         (None, _) => Value::Array(list),
     })
 }

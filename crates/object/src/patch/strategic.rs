@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use serde_json::{Map, Value};
 
 use super::PatchError;
-use crate::schema::{Merge, Schema};
+use crate::schema::{MergeStrategy, Schema};
 
 const PATCH: &str = "$patch";
 const RETAIN: &str = "$retainKeys";
@@ -107,9 +107,9 @@ fn merge_map(
                     _ => Vec::new(),
                 };
                 let merge_key = match inner.merge {
-                    Merge::Key(k) => Some(k),
-                    Merge::Set => None,
-                    Merge::Default => {
+                    MergeStrategy::Key(k) => Some(k),
+                    MergeStrategy::Set => None,
+                    MergeStrategy::Default => {
                         original.insert(key.clone(), value.clone());
                         continue;
                     }
@@ -137,9 +137,9 @@ fn merge_map(
             .as_array()
             .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
         let merge_key = match schema.member(name).merge {
-            Merge::Key(k) => Some(k),
-            Merge::Set => None,
-            Merge::Default => continue,
+            MergeStrategy::Key(k) => Some(k),
+            MergeStrategy::Set => None,
+            MergeStrategy::Default => continue,
         };
         let server = server_lists
             .get(name)

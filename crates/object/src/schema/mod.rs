@@ -55,12 +55,12 @@ pub enum Type {
     /// A list of strings that protobuf wraps in a message.
     WrappedStrings,
     /// A schema of a custom resource, or an alternative to it.
-    SchemaOr(Other),
+    SchemaOr(SchemaAlternative),
 }
 
 /// What is allowed in place of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Other {
+pub enum SchemaAlternative {
     /// A list of schemas.
     Schemas,
     /// A boolean that allows any value or none.
@@ -98,7 +98,7 @@ pub enum ListType {
 
 /// How a strategic merge patch merges a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Merge {
+pub enum MergeStrategy {
     /// The list of the patch replaces the old one.
     #[default]
     Default,
@@ -153,7 +153,7 @@ pub struct Schema {
     pub pointer: bool,
     /// True for a field of a Go type that is encoded even if it is empty (no `omitempty`).
     pub written: bool,
-    pub merge: Merge,
+    pub merge: MergeStrategy,
     /// True if a patch replaces the value.
     pub replace: bool,
     /// True if a patch lists the members to retain.
@@ -231,7 +231,7 @@ impl Schema {
             rules: None,
             pointer: false,
             written: false,
-            merge: Merge::Default,
+            merge: MergeStrategy::Default,
             replace: false,
             retain_keys: false,
         }
@@ -245,7 +245,7 @@ impl Schema {
     }
 
     /// Returns the built-in type of the value; `None` if it has none.
-    pub fn named(&self) -> Option<&'static types::Named> {
+    pub fn named(&self) -> Option<&'static types::BuiltinType> {
         match self.members {
             Members::Named(id) => Some(types::get(id)),
             _ => None,

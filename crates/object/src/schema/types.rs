@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use rustc_hash::FxHashMap;
 
-use super::{ListType, Members, Merge, Other, Schema, Type};
+use super::{ListType, Members, MergeStrategy, Schema, SchemaAlternative, Type};
 
 /// Index of a type in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,20 +13,20 @@ pub struct TypeId(u32);
 
 /// A named type.
 #[derive(Debug)]
-pub struct Named {
+pub struct BuiltinType {
     /// Name such as `core/v1.Pod`.
     pub name: &'static str,
     /// Schema of its values.
     pub schema: Schema,
     /// Protobuf fields, in the order of the table.
-    pub wire: Vec<Wire>,
+    pub wire: Vec<ProtoField>,
     /// Fields by JSON name, including those of inline members.
     pub fields: FxHashMap<&'static str, Schema>,
 }
 
 /// A protobuf field.
 #[derive(Debug, Clone, Copy)]
-pub struct Wire {
+pub struct ProtoField {
     /// Field number; 0 if it does not exist in protobuf.
     pub number: u32,
     /// JSON name.
@@ -35,7 +35,7 @@ pub struct Wire {
     pub inline: Option<TypeId>,
 }
 
-impl Named {
+impl BuiltinType {
     /// Returns the field with this JSON name, including those of inline members.
     pub fn field(&self, name: &str) -> Option<&Schema> {
         self.fields.get(name)
@@ -48,7 +48,7 @@ impl Named {
 }
 
 struct Table {
-    types: Vec<Named>,
+    types: Vec<BuiltinType>,
     by_name: FxHashMap<&'static str, TypeId>,
     object_meta: Schema,
 }
@@ -56,12 +56,12 @@ struct Table {
 static TABLE: LazyLock<Table> = LazyLock::new(|| parse(include_str!("types.txt")));
 
 /// Returns the type called `name`, e.g. `core/v1.Pod`.
-pub fn find(name: &str) -> Option<&'static Named> {
+pub fn find(name: &str) -> Option<&'static BuiltinType> {
     TABLE.by_name.get(name).map(|id| get(*id))
 }
 
 /// Returns the type with this index.
-pub fn get(id: TypeId) -> &'static Named {
+pub fn get(id: TypeId) -> &'static BuiltinType {
     // Ids come from the table only.
     &TABLE.types[id.0 as usize]
 }
@@ -81,7 +81,7 @@ fn parse(text: &'static str) -> Table {
         let name = line.split(' ').next().unwrap_or_default();
         by_name.insert(name, TypeId(i as u32));
     }
-    let mut types: Vec<Named> = lines
+    let mut types: Vec<BuiltinType> = lines
         .iter()
         .enumerate()
         .map(|(i, line)| parse_type(TypeId(i as u32), line, &by_name))
@@ -108,7 +108,12 @@ fn parse(text: &'static str) -> Table {
 }
 
 /// Adds the fields of an inline member.
-fn inherit(types: &[Named], id: TypeId, out: &mut FxHashMap<&'static str, Schema>, depth: usize) {
+fn inherit(
+    types: &[BuiltinType],
+    id: TypeId,
+    out: &mut FxHashMap<&'static str, Schema>,
+    depth: usize,
+) {
     let Some(this) = types.get(id.0 as usize).filter(|_| depth < 8) else {
         return;
     };
@@ -118,7 +123,11 @@ fn inherit(types: &[Named], id: TypeId, out: &mut FxHashMap<&'static str, Schema
     out.extend(this.fields.iter().map(|(k, f)| (*k, f.clone())));
 }
 
-fn parse_type(id: TypeId, line: &'static str, names: &FxHashMap<&'static str, TypeId>) -> Named {
+fn parse_type(
+    id: TypeId,
+    line: &'static str,
+    names: &FxHashMap<&'static str, TypeId>,
+) -> BuiltinType {
     let mut tokens = line.split(' ');
     let name = tokens.next().unwrap_or_default();
     let mut tokens = tokens.peekable();
@@ -134,7 +143,7 @@ fn parse_type(id: TypeId, line: &'static str, names: &FxHashMap<&'static str, Ty
             }
         }
     }
-    Named {
+    BuiltinType {
         name,
         schema,
         wire,
@@ -145,10 +154,10 @@ fn parse_type(id: TypeId, line: &'static str, names: &FxHashMap<&'static str, Ty
 fn parse_field(
     word: &'static str,
     names: &FxHashMap<&'static str, TypeId>,
-) -> Option<(Wire, Schema)> {
+) -> Option<(ProtoField, Schema)> {
     if let Some(inline) = word.strip_prefix('^') {
         let (name, number) = inline.rsplit_once('=')?;
-        let wire = Wire {
+        let wire = ProtoField {
             number: number.parse().ok()?,
             json: "",
             inline: Some(*names.get(name)?),
@@ -163,22 +172,22 @@ fn parse_field(
     schema.pointer = shape.starts_with('*');
     schema.written = !flags.contains('?');
     schema.merge = match flag(flags, '@') {
-        None => Merge::Default,
-        Some("") => Merge::Set,
-        Some(key) => Merge::Key(key),
+        None => MergeStrategy::Default,
+        Some("") => MergeStrategy::Set,
+        Some(key) => MergeStrategy::Key(key),
     };
     // Apply identifies elements as patches do, unless a flag overrides it.
     schema.list_type = match (flag(flags, '%'), schema.merge) {
-        (Some("-"), _) | (None, Merge::Default) => ListType::Atomic,
-        (Some(""), _) | (None, Merge::Set) => ListType::Set,
+        (Some("-"), _) | (None, MergeStrategy::Default) => ListType::Atomic,
+        (Some(""), _) | (None, MergeStrategy::Set) => ListType::Set,
         (Some(keys), _) => ListType::Map(keys.split(',').map(str::to_owned).collect()),
-        (None, Merge::Key(key)) => ListType::Map(vec![key.to_owned()]),
+        (None, MergeStrategy::Key(key)) => ListType::Map(vec![key.to_owned()]),
     };
     schema.atomic = flag(flags, '%') == Some("-") && schema.items.is_none();
     schema.replace = flags.contains('!');
     schema.retain_keys = flags.contains('~');
     schema.default = flag(flags, '$').map(|text| Box::new(text.into()));
-    let wire = Wire {
+    let wire = ProtoField {
         number: number.parse().ok()?,
         json,
         inline: None,
@@ -232,9 +241,9 @@ fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, TypeId>) -> O
         "F" => (Type::FieldsV1, None),
         "J" => (Type::Any, None),
         "W" => (Type::WrappedStrings, None),
-        "|a" => (Type::SchemaOr(Other::Schemas), Some(SCHEMA)),
-        "|b" => (Type::SchemaOr(Other::Bool), Some(SCHEMA)),
-        "|s" => (Type::SchemaOr(Other::Strings), Some(SCHEMA)),
+        "|a" => (Type::SchemaOr(SchemaAlternative::Schemas), Some(SCHEMA)),
+        "|b" => (Type::SchemaOr(SchemaAlternative::Bool), Some(SCHEMA)),
+        "|s" => (Type::SchemaOr(SchemaAlternative::Strings), Some(SCHEMA)),
         name => (Type::Object, Some(name)),
     };
     let mut schema = typed(kind);
@@ -262,18 +271,24 @@ mod tests {
         }
         assert!(fields > 2000, "{fields}");
         let container = find("core/v1.Container").unwrap();
-        assert_eq!(container.field("env").unwrap().merge, Merge::Key("name"));
+        assert_eq!(
+            container.field("env").unwrap().merge,
+            MergeStrategy::Key("name")
+        );
         let volume = find("core/v1.Volume").unwrap();
         assert!(
             volume.field("hostPath").is_some(),
             "inline members are visible"
         );
         let spec = find("core/v1.PodSpec").unwrap();
-        assert_eq!(spec.field("tolerations").unwrap().merge, Merge::Default);
+        assert_eq!(
+            spec.field("tolerations").unwrap().merge,
+            MergeStrategy::Default
+        );
         assert!(spec.field("volumes").unwrap().retain_keys);
         assert!(spec.field("nodeSelector").unwrap().atomic);
         let ports = container.field("ports").unwrap();
-        assert_eq!(ports.merge, Merge::Key("containerPort"));
+        assert_eq!(ports.merge, MergeStrategy::Key("containerPort"));
         let keys = ["containerPort", "protocol"].map(str::to_owned).to_vec();
         assert_eq!(ports.list_type, ListType::Map(keys));
         let port = find("core/v1.ContainerPort").unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Members, Other, Schema, Type};
+use super::{Members, Schema, SchemaAlternative, Type};
 use crate::quantity;
 
 /// Returns Go's name of a JSON value's kind, for decoding errors.
@@ -110,8 +110,12 @@ fn check<'v>(
             Value::Array(items) => items.iter().all(Value::is_string),
             _ => false,
         },
-        Type::SchemaOr(Other::Bool) if value.is_boolean() => true,
-        Type::SchemaOr(Other::Schemas | Other::Strings) if value.is_array() => true,
+        Type::SchemaOr(SchemaAlternative::Bool) if value.is_boolean() => true,
+        Type::SchemaOr(SchemaAlternative::Schemas | SchemaAlternative::Strings)
+            if value.is_array() =>
+        {
+            true
+        }
         Type::Array => match value {
             Value::Array(items) => {
                 for item in items {
