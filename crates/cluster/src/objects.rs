@@ -37,14 +37,14 @@ pub async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
     create(&maps, &map)
         .await
         .context("ConfigMap slo-controller-config")?;
-    tell_the_webhook(&maps)
+    label_config_map(&maps)
         .await
         .context("ConfigMap slo-controller-config")
 }
 
 /// Adds the label that the validating webhook selects by to the ConfigMap of an older start. Another value of
 /// the label is kept: a user set it.
-async fn tell_the_webhook(maps: &Api<ConfigMap>) -> Result<()> {
+async fn label_config_map(maps: &Api<ConfigMap>) -> Result<()> {
     let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
     let label = labels::CONFIGMAP_TYPE;
     if found

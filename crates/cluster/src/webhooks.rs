@@ -13,7 +13,7 @@ use koord_kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
 use koord_kube::webhook::configuration::Service;
 use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
 use koord_kube::{Api, Client};
-use koord_manager::webhook::{self, MUTATING, Serve, VALIDATING};
+use koord_manager::webhook::{self, MUTATING, ServeMode, VALIDATING};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ type Handlers = BTreeMap<&'static str, Webhook>;
 ///
 /// # Errors
 /// The configurations cannot be written.
-pub async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Result<Serve> {
+pub async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Result<ServeMode> {
     let service = Service {
         namespace: koord_api::configmap::NAMESPACE.to_owned(),
         name: "koordinator-webhook-service".to_owned(),
@@ -41,12 +41,12 @@ pub async fn connect(server: &ApiServer, client: &Client, gates: &Gates) -> Resu
         let url = service.url(path);
         server
             .api()
-            .register_webhook(&url, Arc::new(Late { path, handlers }));
+            .register_webhook(&url, Arc::new(DeferredWebhook { path, handlers }));
     }
     for configuration in webhook::configurations(gates, &service) {
         install(client, configuration).await?;
     }
-    Ok(Serve::InProcess(Arc::new(move |webhooks| {
+    Ok(ServeMode::InProcess(Arc::new(move |webhooks| {
         let webhooks = webhooks.into_iter();
         let handlers = webhooks.map(|webhook| (webhook.path, webhook)).collect();
         sender.send_replace(Arc::new(handlers));
@@ -95,12 +95,12 @@ async fn install(client: &Client, configuration: Value) -> Result<()> {
 }
 
 /// A webhook that may not exist yet.
-struct Late {
+struct DeferredWebhook {
     path: &'static str,
     handlers: watch::Receiver<Arc<Handlers>>,
 }
 
-impl InProcessWebhook for Late {
+impl InProcessWebhook for DeferredWebhook {
     fn review<'a>(
         &'a self,
         request: &'a WebhookRequest<'a>,
@@ -113,13 +113,15 @@ impl InProcessWebhook for Late {
                 let found = found.map_err(|_| "the manager has stopped".to_owned())?;
                 found.get(self.path).cloned().ok_or("no such webhook")?
             };
-            let verdict = webhook.review(asked(request), ANSWER_WITHIN).await;
-            verdict.map(answered).map_err(|failure| failure.to_string())
+            let verdict = webhook.review(to_request(request), ANSWER_WITHIN).await;
+            verdict
+                .map(to_response)
+                .map_err(|failure| failure.to_string())
         })
     }
 }
 
-fn asked(request: &WebhookRequest<'_>) -> Request {
+fn to_request(request: &WebhookRequest<'_>) -> Request {
     let WebhookKind {
         group,
         version,
@@ -164,7 +166,7 @@ fn asked(request: &WebhookRequest<'_>) -> Request {
     }
 }
 
-fn answered(verdict: Verdict) -> WebhookResponse {
+fn to_response(verdict: Verdict) -> WebhookResponse {
     let status = if verdict.allowed {
         Value::Null
     } else {

@@ -1,6 +1,6 @@
 //! The command line, with upstream's names and defaults.
 
-use crate::webhook::{QuotaRetries, Serve, Settings};
+use crate::webhook::{QuotaRetries, ServeMode, Settings};
 use crate::{GATES, Options, OptionsError, ProfileFlags, features, recommender};
 use clap::{ArgAction, Parser};
 use koord_api::GoDuration;
@@ -146,7 +146,7 @@ impl Args {
             node_strategy_names_needed: self.node_strategy_name_need_check == "true",
             gates,
             install: true,
-            webhooks: Serve::Https(Settings::from_env(|name| std::env::var(name).ok())?),
+            webhooks: ServeMode::Https(Settings::from_env(|name| std::env::var(name).ok())?),
             recommender: self.recommender.options()?,
             pods: self.pods.options(),
             colocation_profile: self.colocation_profile.options(),

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 /// A kind of object that the manager watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     Settings,
     Nodes,
     Pods,
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     Recommendations,
 }
 
-impl Kind {
+impl ObjectKind {
     /// Returns the plural resource name, as the API server has it.
     pub(crate) fn plural(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Kind {
 
 /// Progress of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum CacheState {
     /// Not started: no enabled part needs it.
     Off,
     /// Started, but the first list is not complete.
@@ -63,7 +63,7 @@ pub(crate) enum State {
     Stopped,
 }
 
-impl State {
+impl CacheState {
     /// Returns true if decisions can be made from the cache: a kind that is not installed has no objects.
     pub(crate) fn is_settled(self) -> bool {
         matches!(self, Self::Synced | Self::Absent)
@@ -72,26 +72,26 @@ impl State {
 
 /// A cache, independent of its object type.
 pub(crate) trait ObjectCache: Send + Sync {
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> ObjectKind;
 
     /// Starts to watch the API server. Later calls have no effect.
     fn start(&self, stop: &CancellationToken);
 
-    fn state(&self) -> watch::Receiver<State>;
+    fn state(&self) -> watch::Receiver<CacheState>;
 }
 
 type ChangeListener<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
-type Start<V> = Box<dyn FnOnce(CancellationToken) -> Informer<V> + Send>;
+type StartInformer<V> = Box<dyn FnOnce(CancellationToken) -> Informer<V> + Send>;
 
 /// The watch cache of one kind, empty until it is started. Clones share the content.
-pub(crate) struct Cache<V>(Arc<Inner<V>>);
+pub(crate) struct Cache<V>(Arc<CacheInner<V>>);
 
-struct Inner<V> {
-    kind: Kind,
+struct CacheInner<V> {
+    kind: ObjectKind,
     /// `None` once started.
-    start: Mutex<Option<Start<V>>>,
+    start: Mutex<Option<StartInformer<V>>>,
     store: OnceLock<Store<V>>,
-    state: watch::Sender<State>,
+    state: watch::Sender<CacheState>,
     listeners: RwLock<Vec<ChangeListener<V>>>,
 }
 
@@ -104,14 +104,14 @@ impl<V> Clone for Cache<V> {
 impl<V: Cacheable> Cache<V> {
     /// Creates a cache; `start` creates its informer when the cache is needed.
     pub(crate) fn new(
-        kind: Kind,
+        kind: ObjectKind,
         start: impl FnOnce(CancellationToken) -> Informer<V> + Send + 'static,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(CacheInner {
             kind,
             start: Mutex::new(Some(Box::new(start))),
             store: OnceLock::new(),
-            state: watch::channel(State::Off).0,
+            state: watch::channel(CacheState::Off).0,
             listeners: RwLock::default(),
         }))
     }
@@ -152,7 +152,7 @@ where
 }
 
 impl<V: Cacheable> ObjectCache for Cache<V> {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ObjectKind {
         self.0.kind
     }
 
@@ -160,20 +160,20 @@ impl<V: Cacheable> ObjectCache for Cache<V> {
         let Some(start) = self.0.start.lock().take() else {
             return;
         };
-        self.0.state.send_replace(State::Waiting);
+        self.0.state.send_replace(CacheState::Waiting);
         let informer = start(stop.clone());
         // `start` is taken above, so this runs once and the cell is empty.
         let _ = self.0.store.set(informer.store.clone());
-        let stopped = Stopped(self.0.clone());
+        let stopped = StopGuard(self.0.clone());
         tokio::spawn(async move { stopped.0.pump(informer).await });
     }
 
-    fn state(&self) -> watch::Receiver<State> {
+    fn state(&self) -> watch::Receiver<CacheState> {
         self.0.state.subscribe()
     }
 }
 
-impl<V: Cacheable> Inner<V> {
+impl<V: Cacheable> CacheInner<V> {
     async fn pump(&self, mut informer: Informer<V>) {
         let mut synced = false;
         loop {
@@ -181,9 +181,9 @@ impl<V: Cacheable> Inner<V> {
                 Ok(()) = informer.absent.changed() => {
                     let absent = *informer.absent.borrow_and_update();
                     self.state.send_replace(match (absent, synced) {
-                        (true, _) => State::Absent,
-                        (false, true) => State::Synced,
-                        (false, false) => State::Waiting,
+                        (true, _) => CacheState::Absent,
+                        (false, true) => CacheState::Synced,
+                        (false, false) => CacheState::Waiting,
                     });
                 }
                 change = informer.changes.recv() => {
@@ -193,7 +193,7 @@ impl<V: Cacheable> Inner<V> {
                     }
                     if matches!(change, Change::Synced) {
                         synced = true;
-                        self.state.send_replace(State::Synced);
+                        self.state.send_replace(CacheState::Synced);
                     }
                 }
             }
@@ -201,11 +201,11 @@ impl<V: Cacheable> Inner<V> {
     }
 }
 
-/// Sets the state to [`State::Stopped`] when dropped, however the cache's task ends.
-struct Stopped<V>(Arc<Inner<V>>);
+/// Sets the state to [`CacheState::Stopped`] when dropped, however the cache's task ends.
+struct StopGuard<V>(Arc<CacheInner<V>>);
 
-impl<V> Drop for Stopped<V> {
+impl<V> Drop for StopGuard<V> {
     fn drop(&mut self) {
-        self.0.state.send_replace(State::Stopped);
+        self.0.state.send_replace(CacheState::Stopped);
     }
 }

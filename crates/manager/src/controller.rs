@@ -1,7 +1,7 @@
 //! The common parts of the manager's controllers.
 
 use crate::Error;
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::replica::Replica;
 use koord_kube::ObjectKey;
 pub(crate) use koord_kube::controller::Action;
@@ -21,9 +21,9 @@ pub(crate) struct ControllerSpec {
     /// The feature gate that must be enabled; `None` if there is none.
     pub(crate) gate: Option<&'static str>,
     /// Kinds that must be in sync before the controller starts.
-    pub(crate) needs: &'static [Kind],
+    pub(crate) needs: &'static [ObjectKind],
     /// Optional kinds: the controller waits until each is in sync or known to be not installed.
-    pub(crate) wants: &'static [Kind],
+    pub(crate) wants: &'static [ObjectKind],
     pub(crate) build: fn(&Arc<Replica>) -> Controller,
 }
 

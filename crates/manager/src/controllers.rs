@@ -3,7 +3,7 @@
 //! Every replica fills the queues from its caches. A queue holds each key once, however often it is added, so
 //! a new leader starts with all objects.
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::controller::{Controller, ControllerSpec};
 use crate::replica::Replica;
 use crate::{
@@ -54,7 +54,7 @@ impl Controllers {
     }
 
     /// Returns the kinds that the enabled controllers read.
-    pub(crate) fn kinds(&self) -> Vec<Kind> {
+    pub(crate) fn kinds(&self) -> Vec<ObjectKind> {
         let rows = self.0.iter();
         rows.flat_map(|(row, _)| row.needs.iter().chain(row.wants).copied())
             .collect()

@@ -92,7 +92,7 @@ pub struct Options {
     /// Feature gates.
     pub gates: Gates,
     /// How the webhooks are served.
-    pub webhooks: webhook::Serve,
+    pub webhooks: webhook::ServeMode,
     /// True if missing custom resource definitions and PriorityClasses are created at start.
     pub install: bool,
     /// Options of the recommender.
@@ -121,7 +121,7 @@ impl Default for Options {
             config_name: "slo-controller-config".to_owned(),
             node_strategy_names_needed: false,
             gates: Gates::new(GATES),
-            webhooks: webhook::Serve::Disabled,
+            webhooks: webhook::ServeMode::Disabled,
             install: false,
             recommender: RecommenderOptions::default(),
             pods: webhook::pod::Options::default(),

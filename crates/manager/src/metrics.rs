@@ -2,7 +2,7 @@
 
 mod computed;
 
-use computed::Computed;
+use computed::ComputedAmounts;
 use koord_app::metrics::register;
 use koord_kube::controller::ControllerMetrics;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -18,7 +18,7 @@ pub(crate) struct Metrics {
     pub(crate) leader: IntGauge,
     pub(crate) controllers: ControllerMetrics,
     plugins: IntCounterVec,
-    allocatable: Computed,
+    allocatable: ComputedAmounts,
     clock_skew: IntGaugeVec,
 }
 
@@ -75,7 +75,7 @@ impl Metrics {
                 registry,
                 IntCounterVec::new(plugins, &["plugin", "status", "reason"])?,
             )?,
-            allocatable: register(registry, Computed::new()?)?,
+            allocatable: register(registry, ComputedAmounts::new()?)?,
             clock_skew: register(registry, IntGaugeVec::new(clock_skew, &["node"])?)?,
         })
     }

@@ -1,6 +1,6 @@
 //! Creates one NodeMetric per node, whose spec configures how koordlet measures.
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::config::Config;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::node;
@@ -40,7 +40,11 @@ pub(crate) fn plan(
 pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "nodemetric",
     gate: None,
-    needs: &[Kind::Settings, Kind::Nodes, Kind::NodeMetrics],
+    needs: &[
+        ObjectKind::Settings,
+        ObjectKind::Nodes,
+        ObjectKind::NodeMetrics,
+    ],
     wants: &[],
     build,
 };

@@ -1,6 +1,6 @@
 //! Creates one NodeSLO per node, with the QoS settings that apply to it.
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::config::Config;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::node;
@@ -54,7 +54,11 @@ pub(crate) fn plan(
 pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "nodeslo",
     gate: None,
-    needs: &[Kind::Settings, Kind::Nodes, Kind::NodeSlos],
+    needs: &[
+        ObjectKind::Settings,
+        ObjectKind::Nodes,
+        ObjectKind::NodeSlos,
+    ],
     wants: &[],
     build,
 };

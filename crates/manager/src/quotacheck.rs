@@ -3,7 +3,7 @@
 //! The webhook refuses most of them, but not those that were written while it was unavailable, and not those
 //! that become invalid when another quota changes.
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::replica::Replica;
 use koord_api::quantity::ResourceList;
@@ -46,7 +46,7 @@ const LISTS: [&str; 2] = [
 pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "quotacheck",
     gate: None,
-    needs: &[Kind::Quotas],
+    needs: &[ObjectKind::Quotas],
     wants: &[],
     build,
 };

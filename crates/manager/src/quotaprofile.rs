@@ -2,7 +2,7 @@
 //!
 //! Source: Koordinator `pkg/quota-controller/profile`.
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
@@ -242,7 +242,11 @@ fn text(list: &ResourceList) -> String {
 pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "quotaprofile",
     gate: None,
-    needs: &[Kind::Nodes, Kind::Quotas, Kind::QuotaProfiles],
+    needs: &[
+        ObjectKind::Nodes,
+        ObjectKind::Quotas,
+        ObjectKind::QuotaProfiles,
+    ],
     wants: &[],
     build,
 };

@@ -1,7 +1,7 @@
 //! The part of the manager that every replica runs, leader or not: caches, settings, health and readiness of
 //! the webhooks.
 
-use crate::cache::{Cache, Kind, ObjectCache, State};
+use crate::cache::{Cache, CacheState, ObjectCache, ObjectKind};
 use crate::facts::{
     FieldMask, Interner, MetricFacts, PodFacts, PodsByNode, RecommendationFacts, SloFacts, Specs,
     trim_node, trim_topology,
@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// A cache for each [`Kind`].
+/// A cache for each [`ObjectKind`].
 pub(crate) struct Caches {
     pub(crate) settings: Cache<ConfigMap>,
     pub(crate) nodes: Cache<Text<Node>>,
@@ -67,21 +67,21 @@ impl Caches {
         let recommendations = client.clone();
         let metric_facts = |metric: NodeMetric| MetricFacts::from_metric(&metric);
         Self {
-            settings: Cache::new(Kind::Settings, settings),
-            nodes: Cache::new(Kind::Nodes, move |stop| {
+            settings: Cache::new(ObjectKind::Settings, settings),
+            nodes: Cache::new(ObjectKind::Nodes, move |stop| {
                 Informer::start_mapped(nodes, all(), node_text, stop)
             }),
-            pods: Cache::new(Kind::Pods, move |stop| {
+            pods: Cache::new(ObjectKind::Pods, move |stop| {
                 Informer::start_mapped(pods, all(), pod_facts, stop)
             }),
-            node_metrics: Cache::new(Kind::NodeMetrics, move |stop| {
+            node_metrics: Cache::new(ObjectKind::NodeMetrics, move |stop| {
                 Informer::start_mapped(metrics, all(), metric_facts, stop)
             }),
-            node_slos: Cache::new(Kind::NodeSlos, move |stop| {
+            node_slos: Cache::new(ObjectKind::NodeSlos, move |stop| {
                 Informer::start_mapped(slos, all(), move |slo: NodeSLO| specs.facts(slo), stop)
             }),
-            devices: full_cache(Kind::Devices, client),
-            topologies: Cache::new(Kind::Topologies, move |stop| {
+            devices: full_cache(ObjectKind::Devices, client),
+            topologies: Cache::new(ObjectKind::Topologies, move |stop| {
                 Informer::start_either::<_, v1alpha1::NodeResourceTopology>(
                     topologies,
                     all(),
@@ -89,12 +89,12 @@ impl Caches {
                     stop,
                 )
             }),
-            profiles: full_cache(Kind::Profiles, client),
-            namespaces: full_cache(Kind::Namespaces, client),
-            priority_classes: full_cache(Kind::PriorityClasses, client),
-            quotas: full_cache(Kind::Quotas, client),
-            quota_profiles: full_cache(Kind::QuotaProfiles, client),
-            recommendations: Cache::new(Kind::Recommendations, move |stop| {
+            profiles: full_cache(ObjectKind::Profiles, client),
+            namespaces: full_cache(ObjectKind::Namespaces, client),
+            priority_classes: full_cache(ObjectKind::PriorityClasses, client),
+            quotas: full_cache(ObjectKind::Quotas, client),
+            quota_profiles: full_cache(ObjectKind::QuotaProfiles, client),
+            recommendations: Cache::new(ObjectKind::Recommendations, move |stop| {
                 let conditions = Interner::default();
                 let convert = move |object: Recommendation| {
                     RecommendationFacts::with_interner(object, &conditions)
@@ -123,14 +123,14 @@ impl Caches {
     }
 
     /// Returns the caches of `kinds`.
-    fn select(&self, kinds: &[Kind]) -> impl Iterator<Item = &dyn ObjectCache> {
+    fn select(&self, kinds: &[ObjectKind]) -> impl Iterator<Item = &dyn ObjectCache> {
         let all = self.all().into_iter();
         all.filter(|cache| kinds.contains(&cache.kind()))
     }
 }
 
 /// Creates a cache that stores objects unchanged.
-fn full_cache<K>(kind: Kind, client: &Client) -> Cache<K>
+fn full_cache<K>(kind: ObjectKind, client: &Client) -> Cache<K>
 where
     K: kube_core::Resource<DynamicType = ()> + Decode + Send + Sync + 'static,
 {
@@ -185,7 +185,7 @@ impl Replica {
     }
 
     /// Starts the caches of `kinds` that are not started yet.
-    pub(crate) fn start(&self, kinds: &[Kind]) {
+    pub(crate) fn start(&self, kinds: &[ObjectKind]) {
         for cache in self.caches.select(kinds) {
             cache.start(&self.stop);
         }
@@ -193,10 +193,10 @@ impl Replica {
 
     /// Waits until all of `needs` are in sync (without a timeout if one is never installed), and all of
     /// `wants` are in sync or known to be not installed.
-    pub(crate) async fn wait_for(&self, needs: &[Kind], wants: &[Kind]) {
+    pub(crate) async fn wait_for(&self, needs: &[ObjectKind], wants: &[ObjectKind]) {
         for cache in self.caches.select(needs) {
             // The sender lives as long as `self`, here and below.
-            let _ = cache.state().wait_for(|s| *s == State::Synced).await;
+            let _ = cache.state().wait_for(|s| *s == CacheState::Synced).await;
         }
         for cache in self.caches.select(wants) {
             let _ = cache.state().wait_for(|s| s.is_settled()).await;
@@ -212,9 +212,13 @@ impl Replica {
         let missing: Vec<_> = caches
             .iter()
             .filter_map(|cache| match *cache.state().borrow() {
-                State::Off | State::Synced | State::Absent => None,
-                State::Waiting => Some(format!("{} are not in sync yet", cache.kind().plural())),
-                State::Stopped => Some(format!("{} are no longer watched", cache.kind().plural())),
+                CacheState::Off | CacheState::Synced | CacheState::Absent => None,
+                CacheState::Waiting => {
+                    Some(format!("{} are not in sync yet", cache.kind().plural()))
+                }
+                CacheState::Stopped => {
+                    Some(format!("{} are no longer watched", cache.kind().plural()))
+                }
             })
             .collect();
         if missing.is_empty() {

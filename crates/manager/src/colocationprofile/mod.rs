@@ -10,7 +10,7 @@ mod plan;
 
 pub use flags::{ProfileFlags, ProfileOptions};
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::replica::Replica;
 use crate::webhook::profile;
@@ -30,13 +30,17 @@ use tokio::time::Instant;
 pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "colocationprofile",
     gate: Some("ColocationProfileController"),
-    needs: &[Kind::Profiles, Kind::Pods, Kind::Namespaces],
+    needs: &[
+        ObjectKind::Profiles,
+        ObjectKind::Pods,
+        ObjectKind::Namespaces,
+    ],
     wants: &[],
     build,
 };
 
 /// State kept between reconciles.
-struct State {
+struct ProfileState {
     budget: TokenBucket,
     applied: AppliedVersions,
 }
@@ -50,7 +54,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
         }
     });
     let options = &replica.options.colocation_profile;
-    let state = Arc::new(Mutex::new(State {
+    let state = Arc::new(Mutex::new(ProfileState {
         budget: TokenBucket::new(options.qps, options.burst),
         applied: AppliedVersions::default(),
     }));
@@ -62,7 +66,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
 
 async fn reconcile(
     replica: Arc<Replica>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ProfileState>>,
     key: ObjectKey,
 ) -> Result<Action, crate::Error> {
     let options = &replica.options.colocation_profile;

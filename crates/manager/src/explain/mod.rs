@@ -2,7 +2,7 @@
 //! objects that the caller fetched, and lists every term with the setting that determined it.
 
 use crate::config::{Config, Origins, Strategy};
-use crate::facts::{FieldMask, PodFacts, Report};
+use crate::facts::{FieldMask, MetricReport, PodFacts};
 use crate::noderesource::{self, Draft, Input, Reset};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -133,7 +133,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         strategy.batch.charge_unmeasured = objects.charge_unmeasured;
     }
     let status = objects.metric.as_ref().and_then(|m| m.status.as_ref());
-    let report = status.map(Report::from_status);
+    let report = status.map(MetricReport::from_status);
     let facts = objects.pods.iter();
     let pods: Vec<_> = facts
         .map(|pod| Arc::new(PodFacts::from_pod(pod, FieldMask::default())))

@@ -1,6 +1,6 @@
 //! NodeMetric reports in compact form: the usage of a node by pod.
 
-use super::packed::Packed;
+use super::packed::PackedAmount;
 use koord_api::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::resources;
@@ -16,12 +16,12 @@ pub(crate) struct MetricFacts {
     resource_version: Option<Box<str>>,
     pub(crate) spec: NodeMetricSpec,
     /// The last report; `None` before the first one.
-    pub(crate) report: Option<Report>,
+    pub(crate) report: Option<MetricReport>,
 }
 
 /// The status of a NodeMetric.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Report {
+pub(crate) struct MetricReport {
     /// Time of the report in Unix seconds; `None` if it has none.
     pub(crate) updated: Option<i64>,
     /// True if `nodeMetric` is present; without it the report contains no measurement.
@@ -44,7 +44,7 @@ pub(crate) struct PodUsage {
     /// The reported priority class.
     pub(crate) priority: PriorityClass,
     /// `None` if the report lists the pod without an amount.
-    pub(crate) usage: Option<Packed>,
+    pub(crate) usage: Option<PackedAmount>,
 }
 
 impl MetricFacts {
@@ -56,12 +56,12 @@ impl MetricFacts {
             uid: boxed(&meta.uid),
             resource_version: boxed(&meta.resource_version),
             spec: metric.spec.clone(),
-            report: metric.status.as_ref().map(Report::from_status),
+            report: metric.status.as_ref().map(MetricReport::from_status),
         }
     }
 }
 
-impl Report {
+impl MetricReport {
     pub(crate) fn from_status(status: &koord_api::slo::NodeMetricStatus) -> Self {
         let info = status.node_metric.as_ref();
         let node_usage = info.and_then(|info| info.node_usage.as_ref());

@@ -10,8 +10,8 @@ mod slo;
 mod target;
 
 pub(crate) use interner::Interner;
-pub(crate) use metric::{MetricFacts, PodUsage, Report};
-pub(crate) use packed::Packed;
+pub(crate) use metric::{MetricFacts, MetricReport, PodUsage};
+pub(crate) use packed::PackedAmount;
 pub(crate) use pod::{FieldMask, PodFacts, PodsByNode};
 pub use recommendation::RecommendationFacts;
 pub(crate) use recommendation::distributions;

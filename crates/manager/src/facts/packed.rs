@@ -5,18 +5,18 @@ use koord_model::reclaim::Amount;
 
 /// A CPU and a memory amount.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Packed {
-    cpu: Small,
-    memory: Small,
+pub(crate) struct PackedAmount {
+    cpu: CompactQuantity,
+    memory: CompactQuantity,
 }
 
-impl Packed {
+impl PackedAmount {
     pub(crate) fn amount(self) -> Amount {
         Amount::new(self.cpu.into(), self.memory.into())
     }
 }
 
-impl From<Amount> for Packed {
+impl From<Amount> for PackedAmount {
     fn from(amount: Amount) -> Self {
         Self {
             cpu: amount.cpu.into(),
@@ -26,7 +26,7 @@ impl From<Amount> for Packed {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Small {
+struct CompactQuantity {
     count: i64,
     unit: Unit,
     format: Format,
@@ -50,7 +50,7 @@ impl Unit {
     }
 }
 
-impl From<Quantity> for Small {
+impl From<Quantity> for CompactQuantity {
     /// Exact up to nine billion cores, and up to eight pebibytes in milli units; larger fractional values are
     /// rounded up, as for every reader of a quantity as a whole number.
     fn from(quantity: Quantity) -> Self {
@@ -74,8 +74,8 @@ impl From<Quantity> for Small {
     }
 }
 
-impl From<Small> for Quantity {
-    fn from(small: Small) -> Self {
+impl From<CompactQuantity> for Quantity {
+    fn from(small: CompactQuantity) -> Self {
         Self::from_nanos(i128::from(small.count) * small.unit.nanos(), small.format)
     }
 }
@@ -102,13 +102,13 @@ mod tests {
             "9223372036854775807",
         ] {
             let quantity: Quantity = text.parse().unwrap();
-            let packed = Packed::from(Amount::new(quantity, Quantity::ZERO)).amount();
+            let packed = PackedAmount::from(Amount::new(quantity, Quantity::ZERO)).amount();
             assert_eq!(packed.cpu.nanos(), quantity.nanos(), "{text}");
             assert_eq!(packed.cpu.to_string(), quantity.to_string());
         }
         let large: Quantity = "9000000000000000000500m".parse().unwrap();
-        let packed = Packed::from(Amount::new(large, large)).amount();
+        let packed = PackedAmount::from(Amount::new(large, large)).amount();
         assert_eq!(packed.memory.value(), large.value());
-        assert_eq!(std::mem::size_of::<Option<Packed>>(), 32);
+        assert_eq!(std::mem::size_of::<Option<PackedAmount>>(), 32);
     }
 }

@@ -1,6 +1,6 @@
 //! Pods in compact form: the cache owns the facts, and an index by node refers to them.
 
-use super::packed::Packed;
+use super::packed::PackedAmount;
 use crate::Options;
 use crate::cache::Cache;
 use k8s_openapi::api::core::v1::Pod;
@@ -48,7 +48,7 @@ pub(crate) struct PodFacts {
     pub(crate) priority: PriorityClass,
     /// QoS class, with the default if none is set.
     pub(crate) qos: QosClass,
-    pub(crate) request: Packed,
+    pub(crate) request: PackedAmount,
     /// `None` for most pods, which have none of these fields.
     optional: Option<Box<OptionalFields>>,
 }

@@ -21,7 +21,7 @@ type Amounts = [Option<(f64, Instant)>; RESOURCES.len()];
 
 /// The computed amounts by node. Clones share them.
 #[derive(Debug, Clone)]
-pub(super) struct Computed {
+pub(super) struct ComputedAmounts {
     nodes: Arc<Mutex<HashMap<Box<str>, Amounts>>>,
     /// An empty vector of gauges that provides the description.
     described: GaugeVec,
@@ -35,7 +35,7 @@ fn gauges() -> prometheus::Result<GaugeVec> {
     GaugeVec::new(opts, &["node", "resource", "unit"])
 }
 
-impl Computed {
+impl ComputedAmounts {
     pub(super) fn new() -> prometheus::Result<Self> {
         Ok(Self {
             nodes: Arc::default(),
@@ -61,7 +61,7 @@ impl Computed {
     }
 }
 
-impl Collector for Computed {
+impl Collector for ComputedAmounts {
     fn desc(&self) -> Vec<&Desc> {
         self.described.desc()
     }
@@ -100,7 +100,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn amounts_expire_or_go_with_their_node() {
         let registry = prometheus::Registry::new();
-        let computed = register(&registry, Computed::new().unwrap()).unwrap();
+        let computed = register(&registry, ComputedAmounts::new().unwrap()).unwrap();
         let text = || encode(&registry).unwrap();
         computed.set("a", "kubernetes.io/batch-cpu", 2.5);
         computed.set("a", "kubernetes.io/mid-memory", 1024.0);

@@ -8,7 +8,7 @@ mod plugins;
 mod skew;
 mod view;
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::config::Strategy;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::node;
@@ -31,7 +31,7 @@ use plan::Plan;
 use plugins::PluginResult;
 use rustc_hash::FxHasher;
 use serde_json::Value;
-use skew::{Skew, SkewedNodes};
+use skew::{ClockSkew, SkewedNodes};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -57,12 +57,12 @@ pub(crate) const PLUGINS: [&str; 6] = plugins::NAMES;
 pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "noderesource",
     gate: None,
-    needs: &[Kind::Settings, Kind::Nodes],
+    needs: &[ObjectKind::Settings, ObjectKind::Nodes],
     wants: &[
-        Kind::NodeMetrics,
-        Kind::Pods,
-        Kind::Topologies,
-        Kind::Devices,
+        ObjectKind::NodeMetrics,
+        ObjectKind::Pods,
+        ObjectKind::Topologies,
+        ObjectKind::Devices,
     ],
     build,
 };
@@ -238,16 +238,16 @@ impl Resources {
     }
 
     /// Reports once when the clock of `node` is ahead, and once when it is correct again.
-    fn report_skew(&self, node: &Node, skew: Skew) {
+    fn report_skew(&self, node: &Node, skew: ClockSkew) {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let metrics = &self.replica.metrics;
         match skew {
-            Skew::None | Skew::Ongoing => {}
-            Skew::Ended => {
+            ClockSkew::None | ClockSkew::Ongoing => {}
+            ClockSkew::Ended => {
                 metrics.set_clock_skew(name, None);
                 tracing::info!(node = name, "clock skew ended, NodeMetric is used again");
             }
-            Skew::Started(ahead) => {
+            ClockSkew::Started(ahead) => {
                 let seconds = ahead.as_secs();
                 metrics.set_clock_skew(name, Some(seconds));
                 tracing::warn!(

@@ -3,7 +3,7 @@
 use super::plugins::{self, Draft, PluginResult, ZoneAmounts};
 use super::view;
 use crate::config::Strategy;
-use crate::facts::{PodFacts, Report};
+use crate::facts::{MetricReport, PodFacts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::configmap::{CPUNormalizationStrategy, ResourceAmplificationStrategy};
@@ -28,7 +28,7 @@ pub(crate) struct Input<'a> {
     pub(crate) normalization: &'a CPUNormalizationStrategy,
     pub(crate) amplification: &'a ResourceAmplificationStrategy,
     /// The node's newest report.
-    pub(crate) report: Option<&'a Report>,
+    pub(crate) report: Option<&'a MetricReport>,
     /// True if the report was dated too far ahead of now when it arrived.
     pub(crate) is_report_ahead: bool,
     pub(crate) pods: &'a [Arc<PodFacts>],

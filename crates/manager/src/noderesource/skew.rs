@@ -12,7 +12,7 @@ pub(super) struct SkewedNodes(Mutex<HashMap<String, i64>>);
 
 /// The clock skew that a node's newest report shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Skew {
+pub(super) enum ClockSkew {
     /// The report's date is no reason to refuse it.
     None,
     /// The report is the first one accepted after refused ones.
@@ -23,7 +23,7 @@ pub(super) enum Skew {
     Started(SignedDuration),
 }
 
-impl Skew {
+impl ClockSkew {
     /// Returns true if the report must not be used.
     pub(super) fn is_refused(self) -> bool {
         matches!(self, Self::Ongoing | Self::Started(_))
@@ -38,20 +38,20 @@ impl SkewedNodes {
         reported: Option<i64>,
         now: Timestamp,
         life: SignedDuration,
-    ) -> Skew {
+    ) -> ClockSkew {
         let mut refused = self.0.lock();
         if reported.is_some() && refused.get(node).copied() == reported {
-            return Skew::Ongoing;
+            return ClockSkew::Ongoing;
         }
         let date = reported.and_then(|second| Timestamp::from_second(second).ok());
         let excess = date.and_then(|date| report_time::excess(date, now, life));
         match (reported, excess) {
             (Some(reported), Some(ahead)) => match refused.insert(node.to_owned(), reported) {
-                None => Skew::Started(ahead),
-                Some(_) => Skew::Ongoing,
+                None => ClockSkew::Started(ahead),
+                Some(_) => ClockSkew::Ongoing,
             },
-            _ if refused.remove(node).is_some() => Skew::Ended,
-            _ => Skew::None,
+            _ if refused.remove(node).is_some() => ClockSkew::Ended,
+            _ => ClockSkew::None,
         }
     }
 
@@ -72,14 +72,14 @@ mod tests {
             let now = Timestamp::from_second(now).unwrap();
             nodes.observe("n", Some(reported), now, SignedDuration::from_mins(15))
         };
-        assert_eq!(observe(1000, 1000), Skew::None);
+        assert_eq!(observe(1000, 1000), ClockSkew::None);
         let hour = SignedDuration::from_hours(1);
-        assert_eq!(observe(4600, 1000), Skew::Started(hour));
-        assert_eq!(observe(4660, 1060), Skew::Ongoing, "the next report");
+        assert_eq!(observe(4600, 1000), ClockSkew::Started(hour));
+        assert_eq!(observe(4660, 1060), ClockSkew::Ongoing, "the next report");
         // The clock catches up with the last report.
-        assert_eq!(observe(4660, 4661), Skew::Ongoing);
-        assert_eq!(observe(4700, 4700), Skew::Ended);
-        assert_eq!(observe(4760, 4760), Skew::None);
-        assert!(observe(i64::MAX, 4760) == Skew::None, "no time at all");
+        assert_eq!(observe(4660, 4661), ClockSkew::Ongoing);
+        assert_eq!(observe(4700, 4700), ClockSkew::Ended);
+        assert_eq!(observe(4760, 4760), ClockSkew::None);
+        assert!(observe(i64::MAX, 4760) == ClockSkew::None, "no time at all");
     }
 }

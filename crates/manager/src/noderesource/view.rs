@@ -1,6 +1,6 @@
 //! Converts API objects to the [`NodeView`] that the formulas take.
 
-use crate::facts::{Packed, PodFacts, PodUsage, Report};
+use crate::facts::{MetricReport, PackedAmount, PodFacts, PodUsage};
 use k8s_openapi::api::core::v1::Node;
 use koord_api::extension::ReservedResources;
 use koord_api::quantity::{self, Quantity};
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// Returns the view of a node with the pods bound to it and its newest report.
 pub(crate) fn node_view<'a>(
     node: &Node,
-    report: &Report,
+    report: &MetricReport,
     pods: impl IntoIterator<Item = &'a PodFacts>,
 ) -> NodeView {
     let mut measured: HashMap<(&str, &str), &PodUsage> = report
@@ -32,7 +32,7 @@ pub(crate) fn node_view<'a>(
     }
     let dangling = measured.into_values().map(|metric| ClassUsage {
         priority: metric.priority,
-        usage: metric.usage.map(Packed::amount).unwrap_or_default(),
+        usage: metric.usage.map(PackedAmount::amount).unwrap_or_default(),
     });
     NodeView {
         capacity: status_amount(node, |status| status.capacity.as_ref()),
@@ -136,7 +136,7 @@ mod tests {
             .map(|pod| PodFacts::from_pod(pod, FieldMask::default()))
             .collect();
         assert_eq!(&*facts[0].node, "n");
-        let view = node_view(&node, &Report::from_status(&metric), &facts);
+        let view = node_view(&node, &MetricReport::from_status(&metric), &facts);
         assert_eq!(view.capacity, amount("16", "32Gi"));
         assert_eq!(view.allocatable, amount("15", "30Gi"));
         assert_eq!(view.reserved_by_annotation, amount("3", "1Gi"));
@@ -188,7 +188,7 @@ mod tests {
             "nodeMetric": {"nodeUsage": {"resources": {"cpu": "5"}}}}))
         .unwrap();
         assert_eq!(
-            node_view(&Node::default(), &Report::from_status(&metric), []).node_usage,
+            node_view(&Node::default(), &MetricReport::from_status(&metric), []).node_usage,
             None
         );
     }

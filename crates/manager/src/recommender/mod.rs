@@ -21,7 +21,7 @@ mod status;
 pub use args::{RecommenderArgs, RecommenderOptions};
 pub(crate) use pods::RecommenderPod;
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::controller::{Action, Controller, ControllerSpec};
 use crate::facts::RecommendationFacts;
 use crate::replica::Replica;
@@ -37,7 +37,7 @@ pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "recommender",
     gate: Some("Recommender"),
     needs: &[],
-    wants: &[Kind::Recommendations, Kind::NodeMetrics],
+    wants: &[ObjectKind::Recommendations, ObjectKind::NodeMetrics],
     build,
 };
 

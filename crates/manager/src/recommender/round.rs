@@ -4,7 +4,7 @@ use super::checkpoints::{self, CheckpointSupport, LoadedHistories};
 use super::learn::{self, ContainerEstimates, Details, RecommendationState};
 use super::pods::{PodInterners, RecommenderPod};
 use super::sources::{self, Measurements};
-use super::status::{self, Cause, ConditionState, Findings, StatusWrite};
+use super::status::{self, ConditionCause, ConditionState, Findings, StatusWrite};
 use crate::Error;
 use crate::facts::{self, RecommendationFacts, Target};
 use crate::replica::Replica;
@@ -50,7 +50,7 @@ struct RecommendationCase {
     /// Why the API server cannot have such a target.
     unknown_kind: Option<String>,
     /// Why the target has no pods, if it has none.
-    no_pods_cause: Option<Cause>,
+    no_pods_cause: Option<ConditionCause>,
 }
 
 impl RecommendationCase {
@@ -260,7 +260,7 @@ impl Recommender {
 
     /// Finds out why a Recommendation has no pods.
     async fn explain_no_pods(&mut self, case: &mut RecommendationCase) {
-        let none = |message: String| Cause {
+        let none = |message: String| ConditionCause {
             reason: "NoPods",
             message,
         };
@@ -282,7 +282,7 @@ impl Recommender {
                 let objects: Api<koord_kube::kube_core::DynamicObject> =
                     Api::namespaced_with(client, &case.key().namespace, &resource);
                 case.no_pods_cause = Some(match objects.get_metadata_opt(&name).await {
-                    Ok(None) => Cause {
+                    Ok(None) => ConditionCause {
                         reason: "TargetMissing",
                         message: format!("there is no {kind} {name:?}"),
                     },

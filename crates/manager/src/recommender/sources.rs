@@ -1,7 +1,7 @@
 //! Sources of usage samples: the metrics API, which reports containers, or NodeMetrics, which report pods.
 
 use super::pods::{RecommenderContainer, RecommenderPod};
-use crate::facts::{MetricFacts, Packed};
+use crate::facts::{MetricFacts, PackedAmount};
 use jiff::Timestamp;
 use koord_api::quantity::Quantity;
 use koord_api::resources;
@@ -125,7 +125,7 @@ struct PodMetricsList {
 #[derive(Debug, Deserialize)]
 struct PodMetrics {
     #[serde(default)]
-    metadata: Name,
+    metadata: ObjectName,
     #[serde(default)]
     timestamp: String,
     #[serde(default)]
@@ -133,7 +133,7 @@ struct PodMetrics {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Name {
+struct ObjectName {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -190,7 +190,7 @@ fn node_metric_usage(
             continue;
         };
         for pod in &report.pods {
-            let Some(usage) = pod.usage.map(Packed::amount) else {
+            let Some(usage) = pod.usage.map(PackedAmount::amount) else {
                 continue;
             };
             if namespaces.contains(&&*pod.namespace) {

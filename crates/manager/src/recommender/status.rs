@@ -16,7 +16,7 @@ const REFRESH: Duration = Duration::from_secs(3600);
 
 /// Reason and message of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Cause {
+pub(crate) struct ConditionCause {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
@@ -27,12 +27,12 @@ pub(crate) enum ConditionState {
     /// Not evaluated: the previous condition stays.
     #[default]
     Unknown,
-    True(Cause),
+    True(ConditionCause),
     False,
 }
 
-impl From<Option<Cause>> for ConditionState {
-    fn from(cause: Option<Cause>) -> Self {
+impl From<Option<ConditionCause>> for ConditionState {
+    fn from(cause: Option<ConditionCause>) -> Self {
         cause.map_or(Self::False, Self::True)
     }
 }
@@ -48,8 +48,8 @@ pub(crate) struct Findings {
 }
 
 /// Returns the cause for an invalid spec or annotation.
-pub(crate) fn refused(message: impl Into<String>) -> Cause {
-    Cause {
+pub(crate) fn refused(message: impl Into<String>) -> ConditionCause {
+    ConditionCause {
         reason: "Refused",
         message: message.into(),
     }
@@ -59,7 +59,7 @@ pub(crate) fn refused(message: impl Into<String>) -> Cause {
 pub(crate) fn low_confidence(
     estimates: &ContainerEstimates,
     problem: Option<&str>,
-) -> Option<Cause> {
+) -> Option<ConditionCause> {
     let mut reasons = Vec::new();
     if estimates.is_estimated {
         let text =
@@ -78,7 +78,7 @@ pub(crate) fn low_confidence(
     }
     let (reason, _) = reasons.first()?;
     let texts: Vec<&str> = reasons.iter().map(|(_, text)| text.as_str()).collect();
-    Some(Cause {
+    Some(ConditionCause {
         reason,
         message: texts.join("; "),
     })
@@ -368,7 +368,7 @@ mod tests {
     fn a_missing_target_keeps_the_recommendation_and_its_time() {
         let first = plan(None, None, containers("1"), &short(), at(0), TEN_MINUTES).unwrap();
         let missing = Findings {
-            no_objects_matched: ConditionState::True(Cause {
+            no_objects_matched: ConditionState::True(ConditionCause {
                 reason: "TargetMissing",
                 message: "no Deployment web".to_owned(),
             }),

@@ -2,7 +2,7 @@
 
 use super::pod::ProfileLookup;
 use super::profile::{self, Priority};
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::facts::RecommendationFacts;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 impl ProfileLookup for Arc<Replica> {
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>> {
         Box::pin(async move {
-            self.wait_for(&[], &[Kind::Profiles]).await;
+            self.wait_for(&[], &[ObjectKind::Profiles]).await;
             self.caches.profiles.list()
         })
     }
 
     fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<RecommendationFacts>>> {
         Box::pin(async move {
-            self.wait_for(&[], &[Kind::Recommendations]).await;
+            self.wait_for(&[], &[ObjectKind::Recommendations]).await;
             self.caches.recommendations.list()
         })
     }
@@ -36,7 +36,7 @@ impl ProfileLookup for Arc<Replica> {
         name: &'a str,
     ) -> BoxFuture<'a, Option<BTreeMap<String, String>>> {
         Box::pin(async move {
-            self.wait_for(&[], &[Kind::Namespaces]).await;
+            self.wait_for(&[], &[ObjectKind::Namespaces]).await;
             if let Some(found) = self.caches.namespaces.get(&ObjectKey::new("", name)) {
                 return Some(found.metadata.labels.clone().unwrap_or_default());
             }
@@ -47,7 +47,7 @@ impl ProfileLookup for Arc<Replica> {
 
     fn priority_class<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<Priority>> {
         Box::pin(async move {
-            self.wait_for(&[], &[Kind::PriorityClasses]).await;
+            self.wait_for(&[], &[ObjectKind::PriorityClasses]).await;
             let class = self.caches.priority_classes.get(&ObjectKey::new("", name));
             let class = match class {
                 Some(class) => class,

@@ -65,8 +65,8 @@ impl WebhookMetrics {
         webhook: &'static str,
         object: &'static str,
         operation: &'static str,
-    ) -> Steps<'_> {
-        Steps {
+    ) -> StepTimers<'_> {
+        StepTimers {
             metrics: self,
             labels: [webhook, object, operation],
         }
@@ -74,12 +74,12 @@ impl WebhookMetrics {
 }
 
 /// Creates the timers of one webhook's steps.
-pub(crate) struct Steps<'a> {
+pub(crate) struct StepTimers<'a> {
     metrics: &'a WebhookMetrics,
     labels: [&'static str; 3],
 }
 
-impl<'a> Steps<'a> {
+impl<'a> StepTimers<'a> {
     /// Starts the timer of the step that upstream names `plugin`.
     pub(crate) fn start(&self, plugin: &'static str) -> Timer<'a> {
         let [webhook, object, operation] = self.labels;

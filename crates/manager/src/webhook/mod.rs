@@ -17,11 +17,11 @@ pub use metrics::WebhookMetrics;
 pub(crate) use pod::strategic as strategic_pod;
 pub use profile::Priority;
 pub use quota::{Admission as QuotaAdmission, Retries as QuotaRetries};
-pub use serving::Serve;
+pub use serving::ServeMode;
 pub(crate) use serving::start;
 pub use settings::{MUTATING, Settings, VALIDATING};
 
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use koord_app::features::Gates;
 use koord_kube::webhook::FailurePolicy::{Fail, Ignore};
 use koord_kube::webhook::Operation::{Create, Delete, Update};
@@ -70,7 +70,7 @@ pub(crate) struct WebhookSpec {
     /// Entries in that configuration.
     pub(crate) registrations: &'static [Registration],
     /// Caches that the handler reads; a request waits until they are in sync or known to be not installed.
-    pub(crate) caches: &'static [Kind],
+    pub(crate) caches: &'static [ObjectKind],
     /// Creates the handler; `None` if there is none yet.
     pub(crate) handler: Option<HandlerFactory>,
 }
@@ -124,12 +124,12 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             },
         ],
         caches: &[
-            Kind::Profiles,
-            Kind::Namespaces,
-            Kind::PriorityClasses,
-            Kind::Quotas,
-            Kind::QuotaProfiles,
-            Kind::Recommendations,
+            ObjectKind::Profiles,
+            ObjectKind::Namespaces,
+            ObjectKind::PriorityClasses,
+            ObjectKind::Quotas,
+            ObjectKind::QuotaProfiles,
+            ObjectKind::Recommendations,
         ],
         handler: Some(pod::mutating),
     },
@@ -144,7 +144,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             namespace_selector: NOT_CONTROL_PLANE,
             ..CORE
         }],
-        caches: &[Kind::Quotas],
+        caches: &[ObjectKind::Quotas],
         handler: Some(pod::validating),
     },
     WebhookSpec {
@@ -173,7 +173,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             resource: "elasticquotas",
             ..CORE
         }],
-        caches: &[Kind::Quotas],
+        caches: &[ObjectKind::Quotas],
         handler: Some(quota::mutating),
     },
     WebhookSpec {
@@ -188,7 +188,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             resource: "elasticquotas",
             ..CORE
         }],
-        caches: &[Kind::Quotas, Kind::Pods],
+        caches: &[ObjectKind::Quotas, ObjectKind::Pods],
         handler: Some(quota::validating),
     },
     WebhookSpec {
@@ -216,7 +216,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             failure_policy: Ignore,
             ..CORE
         }],
-        caches: &[Kind::Settings],
+        caches: &[ObjectKind::Settings],
         handler: Some(node::validating),
     },
     WebhookSpec {
@@ -233,7 +233,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             )),
             ..CORE
         }],
-        caches: &[Kind::Nodes],
+        caches: &[ObjectKind::Nodes],
         handler: Some(configmap::validating),
     },
     WebhookSpec {
@@ -248,7 +248,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
             resource: "reservations",
             ..CORE
         }],
-        caches: &[Kind::Profiles, Kind::PriorityClasses],
+        caches: &[ObjectKind::Profiles, ObjectKind::PriorityClasses],
         handler: Some(reservation::mutating),
     },
 ];

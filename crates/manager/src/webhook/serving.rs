@@ -3,7 +3,7 @@
 use super::settings::Settings;
 use super::{Deps, QuotaAdmission, WebhookMetrics, WebhookSpec, enabled};
 use crate::Error;
-use crate::cache::Kind;
+use crate::cache::ObjectKind;
 use crate::replica::Replica;
 use futures::future::BoxFuture;
 use koord_app::Context;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// How the webhooks are served.
 #[derive(Clone, Default)]
-pub enum Serve {
+pub enum ServeMode {
     /// Not at all.
     #[default]
     Disabled,
@@ -24,7 +24,7 @@ pub enum Serve {
     InProcess(Arc<dyn Fn(Vec<Webhook>) + Send + Sync>),
 }
 
-impl std::fmt::Debug for Serve {
+impl std::fmt::Debug for ServeMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Disabled => f.write_str("Disabled"),
@@ -58,7 +58,7 @@ pub(crate) async fn start(
 ) -> Result<Option<Readiness>, Error> {
     let serve = &replica.options.webhooks;
     let rows: Vec<&'static WebhookSpec> = enabled(&replica.options.gates).collect();
-    if matches!(serve, Serve::Disabled) || rows.is_empty() {
+    if matches!(serve, ServeMode::Disabled) || rows.is_empty() {
         return Ok(None);
     }
     let deps = Deps::from_replica(replica, ctx)?;
@@ -79,12 +79,12 @@ pub(crate) async fn start(
     });
     let webhooks = webhooks.collect();
     match serve {
-        Serve::Disabled => Ok(None),
-        Serve::InProcess(receive) => {
+        ServeMode::Disabled => Ok(None),
+        ServeMode::InProcess(receive) => {
             receive(webhooks);
             Ok(None)
         }
-        Serve::Https(settings) => {
+        ServeMode::Https(settings) => {
             let served = rows.iter().map(|row| row.path).collect();
             let server = settings.server(&replica.client, served, pages(replica, &deps));
             let (client, clock) = (replica.client.clone(), replica.clock.clone());
@@ -106,7 +106,7 @@ fn pages(replica: &Arc<Replica>, deps: &Deps) -> Vec<Page> {
     let shown = deps.admission.clone();
     let shown = shown.filter(|_| replica.options.gates.enabled(DUMP));
     let page = shown.map(|admission| {
-        replica.start(&[Kind::Quotas]);
+        replica.start(&[ObjectKind::Quotas]);
         Page {
             path: "/elasticQuota",
             content: Arc::new(move || admission.dump()),

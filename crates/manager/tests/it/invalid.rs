@@ -7,7 +7,7 @@ use koord_api::scheduling::ElasticQuota;
 use koord_kube::Api;
 use koord_kube::api::PostParams;
 use koord_manager::Options;
-use koord_manager::webhook::Serve;
+use koord_manager::webhook::ServeMode;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,7 @@ async fn invalid_profiles_get_events() {
             .unwrap();
     }
     cluster.manager(Options {
-        webhooks: Serve::InProcess(Arc::new(|_| ())),
+        webhooks: ServeMode::InProcess(Arc::new(|_| ())),
         ..Options::default()
     });
     let events = messages(&cluster, "InvalidProfile").await;

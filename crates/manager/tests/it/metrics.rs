@@ -3,7 +3,7 @@
 use crate::cluster::Cluster;
 use koord_app::features::Gates;
 use koord_app::flags;
-use koord_manager::webhook::Serve;
+use koord_manager::webhook::ServeMode;
 use koord_manager::{Args, GATES, Options};
 use prometheus::IntGauge;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ async fn upstream_metric_names_are_served() {
     let all = "AllAlpha=true,AllBeta=true";
     cluster.manager(Options {
         gates: Gates::parse(GATES, all).unwrap(),
-        webhooks: Serve::InProcess(Arc::new(give)),
+        webhooks: ServeMode::InProcess(Arc::new(give)),
         ..Options::default()
     });
     served.await.unwrap();

@@ -11,7 +11,7 @@ use koord_kube::api::PostParams;
 use koord_kube::webhook::Operation::{Create, Delete, Update};
 use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
 use koord_kube::{Api, patch};
-use koord_manager::webhook::Serve;
+use koord_manager::webhook::ServeMode;
 use koord_manager::{GATES, Options};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Replica {
         };
         let options = Options {
             gates: Gates::parse(GATES, "EnableQuotaAdmission=true,MultiQuotaTree=true").unwrap(),
-            webhooks: Serve::InProcess(Arc::new(give)),
+            webhooks: ServeMode::InProcess(Arc::new(give)),
             ..Options::default()
         };
         // Each replica has metrics of its own, because both are in one process.

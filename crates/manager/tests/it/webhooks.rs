@@ -16,7 +16,7 @@ use koord_kube::api::{DeleteParams, PostParams};
 use koord_kube::certs::CertManager;
 use koord_kube::client::{Peer, to_peer};
 use koord_kube::{Api, patch};
-use koord_manager::webhook::{MUTATING, Serve, Settings, VALIDATING, manifests};
+use koord_manager::webhook::{MUTATING, ServeMode, Settings, VALIDATING, manifests};
 use koord_manager::{GATES, Options};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) fn settings(host: Option<&str>) -> Settings {
 
 pub(crate) fn options(settings: Settings) -> Options {
     Options {
-        webhooks: Serve::Https(settings),
+        webhooks: ServeMode::Https(settings),
         ..Options::default()
     }
 }

@@ -81,7 +81,7 @@ impl PlanCase {
             .metric
             .as_ref()
             .and_then(|metric| metric.status.as_ref());
-        let report = status.map(Report::from_status);
+        let report = status.map(MetricReport::from_status);
         plan(&Input {
             node: &self.node,
             strategy: self.strategy.as_ref(),

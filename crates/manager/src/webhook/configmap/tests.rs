@@ -1,11 +1,11 @@
 use super::*;
 
-struct Fixed {
+struct FixedSettings {
     nodes: Vec<(String, Strings)>,
     names_needed: bool,
 }
 
-impl SettingsSource for Fixed {
+impl SettingsSource for FixedSettings {
     fn key(&self) -> ObjectKey {
         ObjectKey::new("koordinator-system", "slo-controller-config")
     }
@@ -35,7 +35,7 @@ fn refusal(data: Value, old: Value, names_needed: bool) -> Option<(&'static str,
         ("n1".to_owned(), strings(json!({"pool": "a", "zone": "x"}))),
         ("n2".to_owned(), strings(json!({"pool": "b"}))),
     ];
-    let settings = Fixed {
+    let settings = FixedSettings {
         nodes,
         names_needed,
     };
@@ -206,7 +206,7 @@ fn refusals_name_key_field_and_value() {
 
 #[test]
 fn suspicious_settings_pass_with_a_warning() {
-    let settings = Fixed {
+    let settings = FixedSettings {
         nodes: Vec::new(),
         names_needed: false,
     };

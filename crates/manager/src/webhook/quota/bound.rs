@@ -9,11 +9,11 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Index of pods by the quota in their label.
 pub(super) struct BoundPods {
-    labelled: RwLock<Labelled>,
+    labelled: RwLock<PodsByLabel>,
     pods: Cache<PodFacts>,
 }
 
-type Labelled = HashMap<Box<str>, BTreeSet<ObjectKey>>;
+type PodsByLabel = HashMap<Box<str>, BTreeSet<ObjectKey>>;
 
 impl BoundPods {
     /// Creates an empty index; pods of a namespace are searched in `pods`.
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_pod_counts_for_its_quota_until_it_goes() {
         let never = |_| unreachable!("the cache is not started");
-        let bound = BoundPods::new(Cache::new(crate::cache::Kind::Pods, never));
+        let bound = BoundPods::new(Cache::new(crate::cache::ObjectKind::Pods, never));
         let apply = |old: Option<&Arc<PodFacts>>, new: &Arc<PodFacts>| {
             let (old, new) = (old.cloned(), new.clone());
             bound.apply_change(&Change::Applied { old, new });

@@ -19,7 +19,7 @@ pub use evaluate::Retries;
 
 use super::Deps;
 use super::pod::PodQuotas;
-use crate::cache::{Cache, ObjectCache, State};
+use crate::cache::{Cache, CacheState, ObjectCache};
 use crate::replica::Replica;
 use bound::BoundPods;
 use evaluate::{ClusterQuotas, Denial, Evaluator};
@@ -128,7 +128,7 @@ impl Admission {
     }
 
     fn resync(&self) {
-        if *self.quotas.state().borrow() == State::Synced {
+        if *self.quotas.state().borrow() == CacheState::Synced {
             let all = self.quotas.list();
             let all = all.iter().map(|quota| QuotaInfo::from_quota(quota));
             self.topology.write().resync(all);

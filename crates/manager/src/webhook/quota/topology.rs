@@ -230,7 +230,7 @@ impl QuotaTopology {
     }
 
     /// Returns the content of `/elasticQuota`.
-    pub(crate) fn summary(&self) -> Summary<'_> {
+    pub(crate) fn summary(&self) -> TopologySummary<'_> {
         let quotas = self.quotas.values().map(|quota| {
             let shown = QuotaSummary {
                 name: &quota.name,
@@ -248,7 +248,7 @@ impl QuotaTopology {
             let names = self.children.get(*parent).into_iter().flatten();
             names.map(String::as_str).collect()
         };
-        Summary {
+        TopologySummary {
             quota_info_map: quotas.collect(),
             quota_hierarchy_info: parents
                 .into_iter()
@@ -284,7 +284,7 @@ fn remove_from_set(sets: &mut BTreeMap<String, BTreeSet<String>>, key: &str, nam
 /// The JSON document of `/elasticQuota`, with upstream's field names.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Summary<'a> {
+pub(crate) struct TopologySummary<'a> {
     quota_info_map: BTreeMap<&'a str, QuotaSummary<'a>>,
     quota_hierarchy_info: BTreeMap<&'a str, Vec<&'a str>>,
 }

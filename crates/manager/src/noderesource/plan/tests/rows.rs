@@ -48,7 +48,7 @@ fn pod(text: &str) -> Arc<PodFacts> {
 
 /// Amounts of a NodeMetric.
 #[derive(Clone, Copy)]
-struct Reported<'a> {
+struct ReportedUsage<'a> {
     age_minutes: i64,
     node: &'a str,
     system: &'a str,
@@ -59,7 +59,7 @@ struct Reported<'a> {
     host: Option<(&'a str, &'a str)>,
 }
 
-impl Reported<'_> {
+impl ReportedUsage<'_> {
     fn metric(&self) -> NodeMetric {
         let now: Timestamp = NOW.parse().unwrap();
         let updated = now.as_second() - self.age_minutes * 60 - 20;
@@ -134,7 +134,7 @@ const MEASURED: &[(&str, &str, &str)] = &[
     ("c", "22/22G", ""),
 ];
 
-const SYSTEM: Reported<'_> = Reported {
+const SYSTEM: ReportedUsage<'_> = ReportedUsage {
     age_minutes: 0,
     node: "50/55G",
     system: "7/12G",
@@ -287,7 +287,7 @@ fn batch_of_a_node_by_policy_reservation_and_bounds() {
     ] {
         let mut case = with(usage, all, all, "");
         case.pods = SERVICES.iter().map(|text| pod(text)).collect();
-        let report = Reported {
+        let report = ReportedUsage {
             system: "4/6G",
             host: Some(("3/6G", class)),
             ..SYSTEM
@@ -426,14 +426,14 @@ fn batch_by_priority_classes_and_by_zone() {
     {
         let mut case = with(strategy, "100/120G", "100/120G", "");
         let report = if pods.len() == 2 {
-            Reported {
+            ReportedUsage {
                 node: "25/30G",
                 system: "5/10G",
                 pods,
                 ..SYSTEM
             }
         } else {
-            Reported { pods, ..SYSTEM }
+            ReportedUsage { pods, ..SYSTEM }
         };
         case.metric = Some(report.metric());
         let first = std::iter::once(&first);
@@ -487,7 +487,7 @@ fn mid_by_prediction_share_and_bounds() {
         )
     };
     let (little, much) = (fixed(10), fixed(100));
-    let report = |node, reclaimable, host| Reported {
+    let report = |node, reclaimable, host| ReportedUsage {
         age_minutes: 0,
         node,
         system: "",
@@ -495,7 +495,7 @@ fn mid_by_prediction_share_and_bounds() {
         pods: &[],
         host,
     };
-    let old = Reported {
+    let old = ReportedUsage {
         age_minutes: 30,
         ..report("20/45G", "", None)
     };

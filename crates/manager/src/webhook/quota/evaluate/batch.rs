@@ -107,14 +107,14 @@ pub(super) struct Charge {
 
 /// State carried from one attempt at a batch to the next.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct ChargeBatch {
     /// Sum of the granted requests.
     delta: ResourceList,
     /// The resources in the maximum at that time.
     limited: BTreeSet<String>,
 }
 
-impl Batch {
+impl ChargeBatch {
     /// Decides the open requests by the current quota. Returns `None` if there is nothing to write.
     pub(super) fn judge(
         &mut self,

@@ -13,7 +13,7 @@ pub(crate) use access::{ClusterQuotas, QuotaAccess};
 pub use batch::Retries;
 
 use super::check::Refusal;
-use batch::{Batch, BatchRequest};
+use batch::{BatchRequest, ChargeBatch};
 use koord_api::quantity::ResourceList;
 use koord_kube::ObjectKey;
 use parking_lot::Mutex;
@@ -101,7 +101,7 @@ impl Evaluator {
         let check = async {
             let quota = self.access.get(quota).await?;
             let mut requests = [BatchRequest::new(request)];
-            Batch::default().judge(&quota, &mut requests);
+            ChargeBatch::default().judge(&quota, &mut requests);
             let [entry] = requests;
             entry.verdict.unwrap_or(Ok(()))
         };
@@ -154,7 +154,7 @@ impl Evaluator {
                 entry.verdict = Some(Err(refusal.clone()));
             }
         };
-        let mut batch = Batch::default();
+        let mut batch = ChargeBatch::default();
         let mut retries_left = self.retries.max_retries();
         let mut paused = Duration::ZERO;
         let mut quota = match self.access.get(key).await {

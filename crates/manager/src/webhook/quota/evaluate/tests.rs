@@ -21,7 +21,7 @@ fn list(value: &Value) -> ResourceList {
 /// written.
 fn alone(quota: &ElasticQuota, request: &Value) -> Result<Option<ResourceList>, String> {
     let mut requests = [BatchRequest::new(list(request))];
-    let charge = Batch::default().judge(quota, &mut requests);
+    let charge = ChargeBatch::default().judge(quota, &mut requests);
     let [entry] = requests;
     match (charge, entry.verdict) {
         (Some(charge), None) => Ok(Some(charge.used)),
@@ -172,7 +172,7 @@ fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
             pods,
         })
     };
-    let mut batch = Batch::default();
+    let mut batch = ChargeBatch::default();
     let mut requests = requests_of(&["2", "9", "3", "0"]);
     assert_eq!(
         batch.judge(&with_used("10"), &mut requests),
@@ -200,7 +200,7 @@ fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
     assert!(requests.iter().all(|entry| entry.verdict.is_some()));
     // Another maximum: what was summed up may not be what counts.
     let mut requests = requests_of(&["2"]);
-    let mut batch = Batch::default();
+    let mut batch = ChargeBatch::default();
     assert_eq!(
         batch.judge(&with_used("10"), &mut requests),
         charge("12", Some(1))
@@ -263,7 +263,7 @@ fn pauses_are_bounded() {
 }
 
 /// A quota that others write: each write here fails while `others` has a new `child-request` for it.
-struct Contended {
+struct ContendedQuotas {
     quota: Mutex<ElasticQuota>,
     others: Mutex<VecDeque<Value>>,
     writes: Mutex<u32>,
@@ -274,7 +274,7 @@ struct Contended {
     panics: Mutex<bool>,
 }
 
-impl Contended {
+impl ContendedQuotas {
     fn new(quota: ElasticQuota, others: &[Value]) -> Arc<Self> {
         Arc::new(Self {
             quota: Mutex::new(quota),
@@ -300,7 +300,7 @@ impl Contended {
     }
 }
 
-impl QuotaAccess for Contended {
+impl QuotaAccess for ContendedQuotas {
     fn get<'a>(&'a self, _: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         async {
             if std::mem::take(&mut *self.panics.lock()) {
@@ -345,7 +345,7 @@ async fn evaluate_cpu(evaluator: &Evaluator, cpu: &str) -> Result<(), String> {
 
 #[tokio::test(start_paused = true)]
 async fn one_after_the_other_adds_up() {
-    let access = Contended::new(
+    let access = ContendedQuotas::new(
         quota(
             "q",
             json!({"max": {"cpu": "10"}, "childRequest": {"cpu": "8"}}),
@@ -377,7 +377,7 @@ async fn one_after_the_other_adds_up() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_together_are_one_write() {
-    let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
+    let access = ContendedQuotas::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     let evaluator = Evaluator::new(access.clone(), Retries::default());
     let all = (0..30).map(|_| evaluate_cpu(&evaluator, "1"));
     let granted = futures::future::join_all(all).await;
@@ -391,7 +391,7 @@ async fn requests_that_wait_together_are_one_write() {
 #[tokio::test(start_paused = true)]
 async fn a_conflict_is_retried_as_often_as_the_batch_deserves() {
     let run = async |others: &[Value]| {
-        let access = Contended::new(
+        let access = ContendedQuotas::new(
             quota(
                 "q",
                 json!({"max": {"cpu": "20"}, "childRequest": {"cpu": "10"}}),
@@ -428,7 +428,7 @@ async fn a_conflict_is_retried_as_often_as_the_batch_deserves() {
 
 #[tokio::test(start_paused = true)]
 async fn evaluation_times_out_without_charging() {
-    let mut access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
+    let mut access = ContendedQuotas::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     Arc::get_mut(&mut access).unwrap().slow = Some(Duration::from_secs(11));
     let evaluator = Evaluator::new(access.clone(), Retries::default());
     let start = tokio::time::Instant::now();
@@ -460,7 +460,7 @@ async fn the_pauses_of_a_batch_are_bounded_together() {
     let busy: Vec<_> = (0..9).map(|_| json!({"cpu": "11"})).collect();
     let ms = Duration::from_millis;
     for (total, want) in [(100, [50, 50, 0, 0]), (1000, [50, 50, 50, 0])] {
-        let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &busy);
+        let access = ContendedQuotas::new(quota("q", json!({"max": {"cpu": "20"}})), &busy);
         let retries = Retries {
             jitter: ms(50),
             max_total_jitter: ms(total),
@@ -478,7 +478,7 @@ async fn the_pauses_of_a_batch_are_bounded_together() {
 /// Verifies that a waiting request fails, and that the next one finds the quota unlocked.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_breaks_off_does_not_lock_its_quota() {
-    let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
+    let access = ContendedQuotas::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     *access.panics.lock() = true;
     let evaluator = Evaluator::new(access.clone(), Retries::default());
     assert!(evaluate_cpu(&evaluator, "1").await.is_err());

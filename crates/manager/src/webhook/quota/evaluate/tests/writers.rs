@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Barrier;
 use tokio_util::sync::CancellationToken;
 
-struct Cluster {
+struct TestCluster {
     client: Client,
     quotas: Api<ElasticQuota>,
     stop: CancellationToken,
     _server: Arc<ApiServer>,
 }
 
-impl Cluster {
+impl TestCluster {
     async fn start(quota: &ElasticQuota) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock)).await.unwrap();
@@ -38,13 +38,13 @@ impl Cluster {
         retries: &Retries,
         pace: u64,
         second_writes: &Arc<Barrier>,
-    ) -> (Evaluator, Arc<Counted>) {
+    ) -> (Evaluator, Arc<CountingAccess>) {
         let all = Scope::default();
         let store =
             Informer::<ElasticQuota>::start_store(self.client.clone(), all, self.stop.clone());
         assert!(store.wait_synced().await);
         let cached = Box::new(move |key: &ObjectKey| store.get(key));
-        let access = Arc::new(Counted {
+        let access = Arc::new(CountingAccess {
             inner: ClusterQuotas::new(self.client.clone(), cached, retries.fresh_get),
             written: AtomicU64::default(),
             conflicts: AtomicU64::default(),
@@ -61,14 +61,14 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
 /// Counts how writes end.
-struct Counted {
+struct CountingAccess {
     inner: ClusterQuotas,
     written: AtomicU64,
     conflicts: AtomicU64,
@@ -79,7 +79,7 @@ struct Counted {
     second_writes: Arc<Barrier>,
 }
 
-impl QuotaAccess for Counted {
+impl QuotaAccess for CountingAccess {
     fn get<'a>(&'a self, key: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         self.inner.get(key)
     }
@@ -131,7 +131,7 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
             ..Retries::default()
         },
     ] {
-        let cluster = Cluster::start(&limited(&LIMIT.to_string())).await;
+        let cluster = TestCluster::start(&limited(&LIMIT.to_string())).await;
         let second_writes = Arc::new(Barrier::new(2));
         let (one, one_count) = cluster.replica(&retries, 3, &second_writes).await;
         let (two, two_count) = cluster.replica(&retries, 5, &second_writes).await;
@@ -171,7 +171,7 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
         let writers = futures::future::join_all((0..40).map(|index| tokio::spawn(writer(index))));
         let (granted, ()) = futures::join!(writers, other_writers);
         let granted = 2 + granted.into_iter().map(Result::unwrap).sum::<u64>();
-        let count = |of: fn(&Counted) -> &AtomicU64| {
+        let count = |of: fn(&CountingAccess) -> &AtomicU64| {
             [&one_count, &two_count].map(|counted| of(counted).load(Ordering::Relaxed))
         };
         let (written, conflicts) = (count(|c| &c.written), count(|c| &c.conflicts));
@@ -195,7 +195,7 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
 /// Upstream's table of `quota_accessor_test.go`: what is known after a write.
 #[tokio::test(start_paused = true)]
 async fn own_write_is_read_before_the_cache_has_it() {
-    let cluster = Cluster::start(&limited("10")).await;
+    let cluster = TestCluster::start(&limited("10")).await;
     let old = Arc::new(cluster.quotas.get("q").await.unwrap());
     let key = ObjectKey::new("default", "q");
     let used = |quota: &ElasticQuota| quota.amounts(annotations::QUOTA_CHILD_REQUEST).unwrap();
