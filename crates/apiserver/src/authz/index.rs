@@ -161,12 +161,12 @@ impl Binding {
 
 /// Denial of a request because no rule allows it, with the reasons why rules may be missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Denied {
+pub struct RuleDenial {
     /// Roles that do not exist although bindings of the user refer to them.
     pub missing: Vec<String>,
 }
 
-impl Denied {
+impl RuleDenial {
     /// Returns the reason with upstream's text; empty if there is none.
     #[must_use]
     pub fn reason(&self) -> String {
@@ -256,7 +256,7 @@ impl Index {
     ///
     /// # Errors
     /// If none does.
-    pub fn check(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), Denied> {
+    pub fn check(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), RuleDenial> {
         self.find(user, attributes).map(drop)
     }
 
@@ -264,13 +264,13 @@ impl Index {
     ///
     /// # Errors
     /// If none does.
-    pub fn explain(&self, user: &User, attributes: &Attributes<'_>) -> Result<String, Denied> {
+    pub fn explain(&self, user: &User, attributes: &Attributes<'_>) -> Result<String, RuleDenial> {
         let binding = self.find(user, attributes)?;
         Ok(format!("RBAC: allowed by {}", binding.source(user)))
     }
 
-    fn find(&self, user: &User, attributes: &Attributes<'_>) -> Result<&Binding, Denied> {
-        let mut denied = Denied::default();
+    fn find(&self, user: &User, attributes: &Attributes<'_>) -> Result<&Binding, RuleDenial> {
+        let mut denied = RuleDenial::default();
         let matches = self.visit(user, attributes.namespace(), |binding, rules| {
             let Some(rules) = rules else {
                 let missing = missing(binding);
@@ -291,8 +291,8 @@ impl Index {
     /// Returns all rules of `user`, cluster-wide ones and those in a non-empty `namespace`, and the roles
     /// that do not exist.
     #[must_use]
-    pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Denied) {
-        let (mut all, mut denied) = (Vec::new(), Denied::default());
+    pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, RuleDenial) {
+        let (mut all, mut denied) = (Vec::new(), RuleDenial::default());
         let mut observed = BTreeSet::new();
         let _: Option<()> = self.visit(user, namespace, |binding, rules| {
             // Several subjects of a binding may match the user.

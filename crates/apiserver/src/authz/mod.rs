@@ -9,7 +9,7 @@ mod index;
 mod node;
 mod rule;
 
-pub use index::{Binding, Denied, Index, Role, RoleKind, Subject};
+pub use index::{Binding, Index, Role, RoleKind, RuleDenial, Subject};
 pub use node::{GRAPH, Graph, LEASES};
 pub use rule::{Rule, uncovered};
 

@@ -38,7 +38,7 @@ struct Volume {
 }
 
 /// Namespace and name.
-type Key = (Arc<str>, Arc<str>);
+type NamespacedName = (Arc<str>, Arc<str>);
 
 /// Group and plural of the kinds that a [`Graph`] is built from.
 pub const GRAPH: [(&str, &str); 3] = [
@@ -50,8 +50,8 @@ pub const GRAPH: [(&str, &str); 3] = [
 /// Pods of each node, and the objects they refer to.
 #[derive(Debug, Default)]
 pub struct Graph {
-    pods: FxHashMap<Key, NodePod>,
-    by_node: FxHashMap<Arc<str>, FxHashSet<Key>>,
+    pods: FxHashMap<NamespacedName, NodePod>,
+    by_node: FxHashMap<Arc<str>, FxHashSet<NamespacedName>>,
     volumes: FxHashMap<String, Volume>,
     /// Node of each volume attachment.
     attached: FxHashMap<String, String>,
@@ -86,7 +86,7 @@ impl Graph {
         if node.is_empty() {
             return;
         }
-        let key: Key = (namespace.into(), name.into());
+        let key: NamespacedName = (namespace.into(), name.into());
         let node: Arc<str> = node.into();
         let on_node = self.by_node.entry(Arc::clone(&node)).or_default();
         on_node.insert(key.clone());
@@ -104,7 +104,7 @@ impl Graph {
     }
 
     fn remove_pod(&mut self, namespace: &str, name: &str) {
-        let key: Key = (namespace.into(), name.into());
+        let key: NamespacedName = (namespace.into(), name.into());
         let Some(pod) = self.pods.remove(&key) else {
             return;
         };
@@ -117,7 +117,7 @@ impl Graph {
     }
 
     fn has_pod(&self, node: &str, namespace: &str, name: &str) -> bool {
-        let key: Key = (namespace.into(), name.into());
+        let key: NamespacedName = (namespace.into(), name.into());
         self.pods.get(&key).is_some_and(|pod| *pod.node == *node)
     }
 

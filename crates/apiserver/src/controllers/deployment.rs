@@ -8,7 +8,7 @@ use super::progress;
 use super::queue::RequeueAfter;
 use super::recorder::EventSubject;
 use super::workload::Workload;
-use crate::rest::{Api, Input, WriteOptions, meta};
+use crate::rest::{Api, WriteInput, WriteOptions, meta};
 use crate::store::{Entry, Key};
 use futures::FutureExt as _;
 use koord_kinds::status::ApiError;
@@ -325,7 +325,7 @@ async fn scale(
         .modify(sets, None, key, &WriteOptions::default(), |old| {
             let mut new = old.clone();
             meta::section(&mut new, "spec").insert("replicas".to_owned(), replicas.into());
-            Ok(Input::from(new))
+            Ok(WriteInput::from(new))
         })
         .await;
     match done {
@@ -510,7 +510,7 @@ async fn report(
             if meta::set_condition(status, "Available", value, reason, message, now) {
                 progress::stamp(status, "Available", now);
             }
-            let state = progress::State {
+            let state = progress::RolloutState {
                 complete,
                 moved,
                 rolling: total != updated,

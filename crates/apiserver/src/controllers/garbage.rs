@@ -29,7 +29,7 @@ const CHANNEL: usize = 1024;
 type ObjectRef = (TableId, Key);
 
 /// A report of a table's forwarder.
-enum Report {
+enum TableReport {
     Listed(Arc<Entry>),
     Changed(Event),
 }
@@ -103,10 +103,10 @@ impl GcQueue {
         }
     }
 
-    fn apply_report(&mut self, api: &Api, report: Report) {
+    fn apply_report(&mut self, api: &Api, report: TableReport) {
         match report {
-            Report::Listed(entry) => self.link(&entry, None),
-            Report::Changed(event) => {
+            TableReport::Listed(entry) => self.link(&entry, None),
+            TableReport::Changed(event) => {
                 if let Some(old) = &event.old {
                     self.unlink(old);
                 }
@@ -194,14 +194,14 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
 fn apply_and_follow(
     api: &Api,
     graph: &mut GcQueue,
-    report: Report,
+    report: TableReport,
     followed: &mut FxHashSet<TableId>,
-    sender: &mpsc::Sender<Report>,
+    sender: &mpsc::Sender<TableReport>,
     shutdown: &CancellationToken,
 ) {
     let table = match &report {
-        Report::Listed(entry) => &entry.table,
-        Report::Changed(event) => &event.new.table,
+        TableReport::Listed(entry) => &entry.table,
+        TableReport::Changed(event) => &event.new.table,
     };
     let definitions = table.group() == CRDS.0 && table.plural() == CRDS.1;
     graph.apply_report(api, report);
@@ -214,7 +214,7 @@ fn apply_and_follow(
 fn follow_new(
     api: &Api,
     followed: &mut FxHashSet<TableId>,
-    sender: &mpsc::Sender<Report>,
+    sender: &mpsc::Sender<TableReport>,
     shutdown: &CancellationToken,
 ) {
     for resource in api.registry().tables() {
@@ -233,7 +233,7 @@ fn follow_new(
 async fn follow(
     api: Api,
     table: TableId,
-    sender: mpsc::Sender<Report>,
+    sender: mpsc::Sender<TableReport>,
     shutdown: CancellationToken,
 ) {
     while !shutdown.is_cancelled() {
@@ -241,7 +241,7 @@ async fn follow(
             continue;
         };
         for entry in entries {
-            if sender.send(Report::Listed(entry)).await.is_err() {
+            if sender.send(TableReport::Listed(entry)).await.is_err() {
                 return;
             }
         }
@@ -253,7 +253,7 @@ async fn follow(
             let Ok(event) = event else { break };
             let mut next = Some(event);
             while let Some(event) = next {
-                if sender.send(Report::Changed(event)).await.is_err() {
+                if sender.send(TableReport::Changed(event)).await.is_err() {
                     return;
                 }
                 // If the watcher lags, the next wait reports it.
@@ -284,7 +284,7 @@ async fn execute(api: &Api, work: &GcTask) -> Result<GcOutcome, ApiError> {
 
 /// State of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum OwnerState {
     /// It exists.
     Solid,
     /// It is being deleted in the foreground and waits for its dependents.
@@ -295,25 +295,25 @@ enum State {
     Unknown,
 }
 
-fn state_of(api: &Api, namespace: &str, owner: &Owner) -> State {
+fn state_of(api: &Api, namespace: &str, owner: &Owner) -> OwnerState {
     let (group, version) = koord_kinds::meta::split_api_version(&owner.api_version);
     let Some(resource) = api.registry().find_kind(group, version, &owner.kind) else {
-        return State::Unknown;
+        return OwnerState::Unknown;
     };
     // A cluster-scoped object cannot have an owner in a namespace.
     if resource.namespaced && namespace.is_empty() {
-        return State::Unknown;
+        return OwnerState::Unknown;
     }
     let key = Api::key(&resource, namespace, &owner.name);
     match api.store().get(&resource.table, &key) {
         Some(entry) if *entry.index.uid == *owner.uid => {
             if held_by(&entry, FOREGROUND) {
-                State::Waiting
+                OwnerState::Waiting
             } else {
-                State::Solid
+                OwnerState::Solid
             }
         }
-        _ => State::Absent,
+        _ => OwnerState::Absent,
     }
 }
 
@@ -326,14 +326,14 @@ enum GcVerdict {
     Delete(Option<Propagation>),
 }
 
-fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> GcVerdict {
-    let with = |s: State| owners.iter().filter(move |(_, state)| *state == s);
-    if with(State::Unknown).next().is_some() {
+fn judge(owners: &[(Owner, OwnerState)], has_dependents: impl FnOnce() -> bool) -> GcVerdict {
+    let with = |s: OwnerState| owners.iter().filter(move |(_, state)| *state == s);
+    if with(OwnerState::Unknown).next().is_some() {
         return GcVerdict::Keep;
     }
-    if with(State::Solid).next().is_some() {
-        let stale_owners: Vec<String> = with(State::Absent)
-            .chain(with(State::Waiting))
+    if with(OwnerState::Solid).next().is_some() {
+        let stale_owners: Vec<String> = with(OwnerState::Absent)
+            .chain(with(OwnerState::Waiting))
             .map(|(o, _)| o.uid.clone())
             .collect();
         return if stale_owners.is_empty() {
@@ -342,7 +342,7 @@ fn judge(owners: &[(Owner, State)], has_dependents: impl FnOnce() -> bool) -> Gc
             GcVerdict::Release(stale_owners)
         };
     }
-    let waiting = with(State::Waiting).next().is_some();
+    let waiting = with(OwnerState::Waiting).next().is_some();
     if waiting && has_dependents() {
         return GcVerdict::Delete(Some(Propagation::Foreground));
     }
@@ -366,7 +366,7 @@ async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiEr
     if owned.deleting {
         return Ok(GcOutcome::All);
     }
-    let owners: Vec<(Owner, State)> = owned
+    let owners: Vec<(Owner, OwnerState)> = owned
         .owners
         .into_iter()
         .map(|o| {
@@ -376,7 +376,11 @@ async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiEr
         .collect();
     let has_dependents = || !dependents_now(api, &entry.index.uid).is_empty();
     let done = match judge(&owners, has_dependents) {
-        GcVerdict::Keep if owners.iter().any(|(_, state)| *state == State::Unknown) => {
+        GcVerdict::Keep
+            if owners
+                .iter()
+                .any(|(_, state)| *state == OwnerState::Unknown) =>
+        {
             return Ok(GcOutcome::UnknownOwner);
         }
         GcVerdict::Keep => return Ok(GcOutcome::All),
@@ -507,8 +511,8 @@ mod tests {
 
     #[test]
     fn one_solid_owner_keeps_an_object() {
-        use State::{Absent, Solid, Unknown, Waiting};
-        let owners = |states: &[State]| -> Vec<(Owner, State)> {
+        use OwnerState::{Absent, Solid, Unknown, Waiting};
+        let owners = |states: &[OwnerState]| -> Vec<(Owner, OwnerState)> {
             states
                 .iter()
                 .enumerate()

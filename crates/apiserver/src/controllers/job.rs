@@ -130,7 +130,7 @@ fn number(job: &Value, key: &str) -> Option<i64> {
 
 /// The outcome of a finished job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum End {
+enum JobOutcome {
     Complete,
     /// Succeeded by the rule with this index of its success policy.
     Success(usize),
@@ -138,13 +138,13 @@ enum End {
 }
 
 /// Returns the outcome of the job if it is finished.
-fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<End> {
+fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome> {
     if let Some(why) = &counts.fatal {
-        return Some(End::Failed("PodFailurePolicy", why.clone()));
+        return Some(JobOutcome::Failed("PodFailurePolicy", why.clone()));
     }
     let limit = number(job, "backoffLimit").unwrap_or(6);
     if counts.failed > limit {
-        return Some(End::Failed(
+        return Some(JobOutcome::Failed(
             "BackoffLimitExceeded",
             "Job has reached the specified backoff limit".to_owned(),
         ));
@@ -153,20 +153,20 @@ fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<End> {
     if let (Some(seconds), Some(started)) = (number(job, "activeDeadlineSeconds"), started)
         && now.duration_since(started).as_secs() >= seconds
     {
-        return Some(End::Failed(
+        return Some(JobOutcome::Failed(
             "DeadlineExceeded",
             "Job was active longer than specified deadline".to_owned(),
         ));
     }
     let count = |indexes: &BTreeSet<i64>| i64::try_from(indexes.len()).unwrap_or(i64::MAX);
     if number(job, "maxFailedIndexes").is_some_and(|limit| count(&counts.lost) > limit) {
-        return Some(End::Failed(
+        return Some(JobOutcome::Failed(
             "MaxFailedIndexesExceeded",
             "Job has exceeded the specified maximal number of failed indexes".to_owned(),
         ));
     }
     if let Some(rule) = job_rules::success(job, &counts.done) {
-        return Some(End::Success(rule));
+        return Some(JobOutcome::Success(rule));
     }
     let succeeded = if indexed(job) {
         count(&counts.done)
@@ -177,12 +177,12 @@ fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<End> {
     let tried = succeeded.saturating_add(count(&counts.lost));
     if !counts.lost.is_empty() && completions.is_some_and(|n| tried >= n) {
         let why = "Job has failed indexes".to_owned();
-        return Some(End::Failed("FailedIndexes", why));
+        return Some(JobOutcome::Failed("FailedIndexes", why));
     }
     match number(job, "completions") {
-        Some(n) => (succeeded >= n).then_some(End::Complete),
+        Some(n) => (succeeded >= n).then_some(JobOutcome::Complete),
         // Without `completions`, the job completes when one pod has succeeded and the others have ended.
-        None => (succeeded > 0 && counts.active == 0).then_some(End::Complete),
+        None => (succeeded > 0 && counts.active == 0).then_some(JobOutcome::Complete),
     }
 }
 
@@ -386,7 +386,7 @@ fn write(
     status: &mut Map<String, Value>,
     job: &Value,
     counts: &PodCounts,
-    end: Option<&End>,
+    end: Option<&JobOutcome>,
     suspended: bool,
     now: Timestamp,
 ) {
@@ -445,9 +445,9 @@ fn write(
         remove_condition(status, "Suspended");
     }
     match end {
-        Some(End::Complete | End::Success(_)) => {
+        Some(JobOutcome::Complete | JobOutcome::Success(_)) => {
             let (reason, message) = match end {
-                Some(End::Success(rule)) => {
+                Some(JobOutcome::Success(rule)) => {
                     ("SuccessPolicy", format!("Matched rules at index {rule}"))
                 }
                 _ => {
@@ -462,7 +462,7 @@ fn write(
                 .entry("completionTime")
                 .or_insert_with(|| meta::time(now).into());
         }
-        Some(End::Failed(reason, message)) => {
+        Some(JobOutcome::Failed(reason, message)) => {
             meta::set_condition(status, "FailureTarget", "True", reason, message, now);
             meta::set_condition(status, "Failed", "True", reason, message, now);
         }
@@ -532,7 +532,7 @@ mod tests {
             now,
         );
         assert_eq!(desired_active(&job, &counts), 0);
-        assert_eq!(end_of(&job, &counts, now), Some(End::Complete));
+        assert_eq!(end_of(&job, &counts, now), Some(JobOutcome::Complete));
     }
 
     #[test]
@@ -545,11 +545,14 @@ mod tests {
         let counts = PodCounts::new(&job, &[pod("Failed"), pod("Failed")], now);
         assert!(matches!(
             end_of(&job, &counts, now),
-            Some(End::Failed("BackoffLimitExceeded", _))
+            Some(JobOutcome::Failed("BackoffLimitExceeded", _))
         ));
         let job = json!({"spec": {"activeDeadlineSeconds": 5},
             "status": {"startTime": "1969-12-31T23:59:50Z"}});
         let end = end_of(&job, &PodCounts::default(), now);
-        assert!(matches!(end, Some(End::Failed("DeadlineExceeded", _))));
+        assert!(matches!(
+            end,
+            Some(JobOutcome::Failed("DeadlineExceeded", _))
+        ));
     }
 }

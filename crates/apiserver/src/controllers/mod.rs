@@ -66,10 +66,10 @@ impl StartParams<'_> {
 }
 
 /// A controller's name and the function that starts it.
-type Row = (&'static str, fn(&StartParams<'_>) -> Task);
+type ControllerEntry = (&'static str, fn(&StartParams<'_>) -> Task);
 
 /// Every controller. The names are those of kube-controller-manager, where it has a counterpart.
-const ALL: [Row; 18] = [
+const ALL: [ControllerEntry; 18] = [
     ("garbage-collector-controller", |s| s.task(garbage::run)),
     ("namespace-controller", |s| s.queue(namespaces::Namespaces)),
     ("customresourcedefinition-controller", |s| {

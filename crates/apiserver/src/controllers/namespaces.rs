@@ -60,15 +60,15 @@ struct RemainingObjects {
 
 /// Outcome of a round of deletions: the remaining objects by resource.
 #[derive(Debug, Default)]
-struct Round {
+struct DeletionRound {
     remaining: BTreeMap<String, RemainingObjects>,
     /// Why objects could not be deleted.
     failures: Vec<String>,
 }
 
 /// Deletes everything in the namespace. Pods first: they may still need the rest.
-async fn empty(api: &Api, namespace: &str) -> Round {
-    let mut round = Round::default();
+async fn empty(api: &Api, namespace: &str) -> DeletionRound {
+    let mut round = DeletionRound::default();
     let mut resources = api.registry().tables();
     resources.retain(|r| r.namespaced);
     resources.sort_by_key(|r| !r.is("", "pods"));
@@ -81,7 +81,12 @@ async fn empty(api: &Api, namespace: &str) -> Round {
     round
 }
 
-async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str, round: &mut Round) {
+async fn delete_all(
+    api: &Api,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    round: &mut DeletionRound,
+) {
     // Background deletion, so that no object waits for its dependents any longer.
     let options = DeleteOptions {
         propagation: Some(Propagation::Background),
@@ -108,7 +113,7 @@ async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str, round:
 }
 
 /// Writes to the conditions what the deletion waits for.
-async fn report(api: &Api, key: &Key, round: &Round) -> Result<(), ApiError> {
+async fn report(api: &Api, key: &Key, round: &DeletionRound) -> Result<(), ApiError> {
     let remaining = &round.remaining;
     let objects: Vec<String> = remaining
         .iter()

@@ -1,6 +1,6 @@
 //! Operations of controllers on objects of any kind.
 
-use crate::rest::{Api, Input, Object, WriteOptions, meta};
+use crate::rest::{Api, Object, WriteInput, WriteOptions, meta};
 use crate::store::Key;
 use koord_kinds::Resource;
 use koord_kinds::status::ApiError;
@@ -30,7 +30,7 @@ pub(super) async fn create_object(
 ) -> Result<Object, ApiError> {
     let options = WriteOptions::default();
     let done = api
-        .create_object(resource, namespace, Input::from(object), &options)
+        .create_object(resource, namespace, WriteInput::from(object), &options)
         .await?;
     Ok(done.object)
 }

@@ -15,11 +15,11 @@ use tokio::time::Instant;
 /// The pod garbage collector. Keeps `keep` pods that have ended; 0 keeps all of them.
 pub(super) struct PodGc {
     keep: usize,
-    state: Mutex<State>,
+    state: Mutex<PodGcState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PodGcState {
     /// Since when each missing node that still has pods is known to be missing.
     missing: FxHashMap<Arc<str>, Timestamp>,
     /// No scan of all pods before this time.
@@ -114,7 +114,7 @@ impl Reconcile for PodGc {
     }
 }
 
-impl State {
+impl PodGcState {
     /// Returns the pods whose nodes have been missing for long enough, and when to check the others.
     fn wait(
         &mut self,

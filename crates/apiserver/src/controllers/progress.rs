@@ -11,7 +11,7 @@ const AVAILABLE: &str = "NewReplicaSetAvailable";
 
 /// State of a rollout.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct State {
+pub(super) struct RolloutState {
     /// All pods exist, have the current version and are available.
     pub(super) complete: bool,
     /// There are more new, fewer old, or more ready or available pods than before.
@@ -47,7 +47,7 @@ fn seconds_left(status: &Map<String, Value>, deadline: Option<i64>, now: Timesta
 pub(super) fn write(
     status: &mut Map<String, Value>,
     name: &str,
-    state: State,
+    state: RolloutState,
     deadline: Option<i64>,
     now: Timestamp,
 ) -> Option<u64> {
@@ -83,8 +83,8 @@ pub(super) fn write(
 mod tests {
     use super::*;
 
-    fn state(complete: bool, moved: bool, rolling: bool) -> State {
-        State {
+    fn state(complete: bool, moved: bool, rolling: bool) -> RolloutState {
+        RolloutState {
             complete,
             moved,
             rolling,
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn rollout_times_out_and_may_still_complete() {
         let mut status = Map::new();
-        let mut at = |seconds: i64, state: State| {
+        let mut at = |seconds: i64, state: RolloutState| {
             let now = Timestamp::from_second(seconds).unwrap();
             let remaining = write(&mut status, "v", state, Some(60), now);
             let condition = find(&status, KIND).unwrap();

@@ -24,12 +24,12 @@ pub(super) const LOOK: Duration = Duration::from_millis(10);
 const MAX_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Maps an added, changed or deleted entry to the keys to reconcile.
-type Keys = Box<dyn Fn(&Api, &Entry) -> Vec<Key> + Send + Sync>;
+type KeyMapper = Box<dyn Fn(&Api, &Entry) -> Vec<Key> + Send + Sync>;
 
 /// A table to watch and the keys that a change in it affects.
 pub(super) struct Source {
     table: TableId,
-    keys: Keys,
+    keys: KeyMapper,
 }
 
 impl Source {

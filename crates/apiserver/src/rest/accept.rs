@@ -7,7 +7,7 @@ pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// Form in which objects are written into a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Form {
+pub(super) enum ObjectForm {
     /// The object itself.
     Object,
     /// A `meta.k8s.io` Table of this version.
@@ -121,15 +121,15 @@ pub(super) enum Encoding {
 
 /// Outcome of content negotiation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Negotiated {
-    pub(super) form: Form,
+pub(super) struct NegotiatedFormat {
+    pub(super) form: ObjectForm,
     pub(super) encoding: Encoding,
 }
 
-impl Default for Negotiated {
+impl Default for NegotiatedFormat {
     fn default() -> Self {
         Self {
-            form: Form::Object,
+            form: ObjectForm::Object,
             encoding: Encoding::Json,
         }
     }
@@ -146,10 +146,10 @@ pub(super) enum Endpoint {
 }
 
 /// Chooses the representation of the response. `None` means 406.
-pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<Negotiated> {
+pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<NegotiatedFormat> {
     let clauses = clauses(headers);
     if clauses.is_empty() {
-        return Some(Negotiated::default());
+        return Some(NegotiatedFormat::default());
     }
     let only_protobuf = only_protobuf(headers);
     for clause in &clauses {
@@ -166,17 +166,17 @@ pub(super) fn negotiate(headers: &HeaderMap, endpoint: Endpoint) -> Option<Negot
         let Some(form) = form(clause, endpoint) else {
             continue;
         };
-        if only_protobuf && matches!(form, Form::Table(_)) {
+        if only_protobuf && matches!(form, ObjectForm::Table(_)) {
             continue;
         }
-        return Some(Negotiated { form, encoding });
+        return Some(NegotiatedFormat { form, encoding });
     }
     None
 }
 
-fn form(clause: &Clause, endpoint: Endpoint) -> Option<Form> {
+fn form(clause: &Clause, endpoint: Endpoint) -> Option<ObjectForm> {
     let Some(kind) = clause.param("as") else {
-        return Some(Form::Object);
+        return Some(ObjectForm::Object);
     };
     if endpoint == Endpoint::Review {
         return None;
@@ -190,9 +190,13 @@ fn form(clause: &Clause, endpoint: Endpoint) -> Option<Form> {
         _ => return None,
     };
     match kind {
-        "Table" => Some(Form::Table(version)),
-        "PartialObjectMetadata" if endpoint != Endpoint::List => Some(Form::Metadata(version)),
-        "PartialObjectMetadataList" if endpoint != Endpoint::One => Some(Form::Metadata(version)),
+        "Table" => Some(ObjectForm::Table(version)),
+        "PartialObjectMetadata" if endpoint != Endpoint::List => {
+            Some(ObjectForm::Metadata(version))
+        }
+        "PartialObjectMetadataList" if endpoint != Endpoint::One => {
+            Some(ObjectForm::Metadata(version))
+        }
         _ => None,
     }
 }
@@ -212,16 +216,16 @@ mod tests {
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;\
                        v=v1beta1;g=meta.k8s.io,application/json";
         let got = negotiate(&headers(kubectl), Endpoint::List).unwrap();
-        assert_eq!(got.form, Form::Table(MetaVersion::V1));
+        assert_eq!(got.form, ObjectForm::Table(MetaVersion::V1));
         let got = negotiate(
             &headers("application/vnd.kubernetes.protobuf,application/json"),
             Endpoint::List,
         );
-        assert_eq!(got, Some(Negotiated::default()));
+        assert_eq!(got, Some(NegotiatedFormat::default()));
         let proto = "application/vnd.kubernetes.protobuf";
         assert!(only_protobuf(&headers(proto)));
         let got = negotiate(&headers(proto), Endpoint::List);
-        assert_eq!(got, Some(Negotiated::default()));
+        assert_eq!(got, Some(NegotiatedFormat::default()));
         for more in [", */*", ",application/yaml"] {
             assert!(!only_protobuf(&headers(&format!("{proto}{more}"))));
         }
@@ -232,7 +236,7 @@ mod tests {
             negotiate(&headers("application/json;q=0, */*"), Endpoint::One)
                 .unwrap()
                 .form,
-            Form::Object
+            ObjectForm::Object
         );
     }
 
@@ -243,11 +247,11 @@ mod tests {
         assert_eq!(negotiate(&headers(one), Endpoint::List), None);
         assert_eq!(
             negotiate(&headers(many), Endpoint::List).unwrap().form,
-            Form::Metadata(MetaVersion::V1)
+            ObjectForm::Metadata(MetaVersion::V1)
         );
         assert_eq!(
             negotiate(&headers(one), Endpoint::One).unwrap().form,
-            Form::Metadata(MetaVersion::V1)
+            ObjectForm::Metadata(MetaVersion::V1)
         );
     }
 }

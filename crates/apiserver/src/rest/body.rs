@@ -25,7 +25,7 @@ const SUPPORTED: &[&str] = &[
 
 /// A decoded body.
 #[derive(Debug, Default)]
-pub(super) struct Decoded {
+pub(super) struct DecodedBody {
     /// The object; `Null` for an empty body.
     pub(super) value: Value,
     pub(super) problems: Problems,
@@ -130,16 +130,16 @@ pub(super) async fn read(body: axum::body::Body, deadline: Instant) -> Result<By
 }
 
 /// Decodes a body by its content type; an empty one becomes `Null`.
-pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiError> {
+pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<DecodedBody, ApiError> {
     if bytes.is_empty() {
-        return Ok(Decoded::default());
+        return Ok(DecodedBody::default());
     }
     match content_type {
         "" | "application/json" | "*/*" | "text/plain" => json(bytes),
         "application/yaml" | "application/x-yaml" | "text/yaml" => yaml(bytes),
         "application/vnd.kubernetes.protobuf" => {
             let value = proto::decode(bytes)?;
-            Ok(Decoded {
+            Ok(DecodedBody {
                 value,
                 problems: Problems::default(),
             })
@@ -149,7 +149,7 @@ pub(super) fn decode(content_type: &str, bytes: &Bytes) -> Result<Decoded, ApiEr
 }
 
 /// Parses JSON. The last of duplicate keys wins; the duplicates are reported.
-pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
+pub(super) fn json(bytes: &[u8]) -> Result<DecodedBody, ApiError> {
     let read = |problems: &mut Problems| {
         let mut de = serde_json::Deserializer::from_slice(bytes);
         let path = &mut Vec::new();
@@ -167,7 +167,7 @@ pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
                 // A second read cannot fail after the first succeeded.
                 drop(read(&mut problems));
             }
-            Ok(Decoded { value, problems })
+            Ok(DecodedBody { value, problems })
         }
         Err(e) => Err(ApiError::bad_request(format!(
             "the object provided is unrecognized (must be of type Object): couldn't get \
@@ -177,7 +177,7 @@ pub(super) fn json(bytes: &[u8]) -> Result<Decoded, ApiError> {
     }
 }
 
-fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
+fn yaml(bytes: &[u8]) -> Result<DecodedBody, ApiError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|e| ApiError::bad_request(format!("error parsing YAML: {e}")))?;
     // JSON is YAML; the JSON parser reports duplicates and is much faster.
@@ -200,7 +200,7 @@ fn yaml(bytes: &[u8]) -> Result<Decoded, ApiError> {
             {
                 *first = format!("line {}: key {key:?} already set in map", location.line());
             }
-            Ok(Decoded { value, problems })
+            Ok(DecodedBody { value, problems })
         }
         Err(e) => Err(ApiError::bad_request(format!("error parsing YAML: {e}"))),
     }

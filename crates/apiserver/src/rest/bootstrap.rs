@@ -1,7 +1,7 @@
 //! Objects that exist from the start: default namespaces, priority classes, service accounts and the like.
 
 use super::options::WriteOptions;
-use super::write::Input;
+use super::write::WriteInput;
 use super::{Api, roles};
 use koord_kinds::status::ApiError;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ impl Api {
         self.modify(&maps, None, &key, &options, |old| {
             let mut new = old.clone();
             super::meta::as_object(&mut new).insert("data".to_owned(), data.clone());
-            Ok(Input::from(new))
+            Ok(WriteInput::from(new))
         })
         .await
         .map(drop)
@@ -63,7 +63,7 @@ impl Api {
             .create_object(
                 &resource,
                 namespace,
-                Input::from(object),
+                WriteInput::from(object),
                 &WriteOptions::default(),
             )
             .await;

@@ -1,12 +1,12 @@
 //! A request with its body, as handlers receive it.
 
-use super::accept::{Encoding, Endpoint, Negotiated, PROTOBUF, negotiate};
-use super::body::{self, Decoded};
+use super::accept::{Encoding, Endpoint, NegotiatedFormat, PROTOBUF, negotiate};
+use super::body::{self, DecodedBody};
 use super::options::{DeleteOptions, WriteOptions};
 use super::path::ResourcePath;
 use super::query::Query;
 use super::respond::{self, ResponseFormat};
-use super::write::{Input, Outcome};
+use super::write::{WriteInput, WriteResult};
 use super::{User, transform};
 use crate::store::SendQueues;
 use axum::response::Response;
@@ -36,17 +36,17 @@ pub(super) struct Call {
 
 impl Call {
     /// Decodes the body by its content type.
-    pub(super) fn decode(&self) -> Result<Decoded, ApiError> {
+    pub(super) fn decode(&self) -> Result<DecodedBody, ApiError> {
         body::decode(&body::content_type(&self.headers), &self.body)
     }
 
     /// Decodes the body as the input of a write.
-    pub(super) fn input(&self) -> Result<Input, ApiError> {
-        let Decoded { value, problems } = self.decode()?;
-        Ok(Input {
+    pub(super) fn input(&self) -> Result<WriteInput, ApiError> {
+        let DecodedBody { value, problems } = self.decode()?;
+        Ok(WriteInput {
             value,
             problems,
-            ..Input::default()
+            ..WriteInput::default()
         })
     }
 
@@ -82,7 +82,7 @@ impl Call {
     }
 
     /// Chooses the representation of the response, or fails with 406.
-    pub(super) fn negotiate(&self, endpoint: Endpoint) -> Result<Negotiated, ApiError> {
+    pub(super) fn negotiate(&self, endpoint: Endpoint) -> Result<NegotiatedFormat, ApiError> {
         negotiate(&self.headers, endpoint).ok_or_else(|| ApiError::not_acceptable(PRODUCED))
     }
 
@@ -96,7 +96,7 @@ impl Call {
     pub(super) fn reply(
         &self,
         resource: &Arc<Resource>,
-        done: &Outcome,
+        done: &WriteResult,
         now: jiff::Timestamp,
     ) -> Result<Response, ApiError> {
         let negotiated = self.negotiate(Endpoint::One)?;

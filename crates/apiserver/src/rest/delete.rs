@@ -18,7 +18,7 @@ pub(crate) const FOREGROUND: &str = "foregroundDeletion";
 pub(crate) const ORPHAN: &str = "orphan";
 /// Outcome of a delete.
 #[derive(Debug)]
-pub(crate) enum Deleted {
+pub(crate) enum DeleteOutcome {
     /// The object is gone; holds its last state.
     Gone(Arc<Entry>),
     /// The object waits for its grace period or finalizers.
@@ -263,7 +263,7 @@ impl Api {
         resource: &Arc<Resource>,
         key: &Key,
         options: &DeleteOptions,
-    ) -> Result<Deleted, ApiError> {
+    ) -> Result<DeleteOutcome, ApiError> {
         let mut unheard = Vec::new();
         self.delete_and_warn(resource, key, options, &mut unheard)
             .await
@@ -276,7 +276,7 @@ impl Api {
         key: &Key,
         options: &DeleteOptions,
         warnings: &mut Vec<String>,
-    ) -> Result<Deleted, ApiError> {
+    ) -> Result<DeleteOutcome, ApiError> {
         let attributes = AdmissionAttributes::new(
             Operation::Delete,
             resource,
@@ -303,13 +303,13 @@ impl Api {
                 .await?;
             let plan = plan(resource, &object, options, self.clock().now());
             let result = match plan {
-                Plan::Keep => return Ok(Deleted::Pending(entry)),
-                Plan::Remove if options.dry_run => return Ok(Deleted::Gone(entry)),
-                Plan::Mark(_) if options.dry_run => return Ok(Deleted::Pending(entry)),
+                Plan::Keep => return Ok(DeleteOutcome::Pending(entry)),
+                Plan::Remove if options.dry_run => return Ok(DeleteOutcome::Gone(entry)),
+                Plan::Mark(_) if options.dry_run => return Ok(DeleteOutcome::Pending(entry)),
                 Plan::Remove => self
                     .remove(resource, key, Some(entry.revision))
                     .await
-                    .map(Deleted::Gone),
+                    .map(DeleteOutcome::Gone),
                 Plan::Mark(new) => {
                     let index = storage.index(&new);
                     self.store()
@@ -321,12 +321,12 @@ impl Api {
                             index,
                         )
                         .await
-                        .map(Deleted::Pending)
+                        .map(DeleteOutcome::Pending)
                 }
             };
             match result {
                 Ok(done) => {
-                    if let Deleted::Pending(entry) = &done {
+                    if let DeleteOutcome::Pending(entry) = &done {
                         self.stored(resource, entry).await?;
                     }
                     return Ok(done);

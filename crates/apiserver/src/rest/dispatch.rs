@@ -1,9 +1,9 @@
 //! Dispatch of requests to the handlers of the verbs.
 
-use super::accept::{Endpoint, Form, only_protobuf};
+use super::accept::{Endpoint, ObjectForm, only_protobuf};
 use super::body;
 use super::call::{Call, PRODUCED, method_not_allowed};
-use super::delete::Deleted;
+use super::delete::DeleteOutcome;
 use super::path::RequestTarget;
 use super::query::Query;
 use super::respond;
@@ -196,7 +196,7 @@ fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), Ap
         _ => Endpoint::One,
     };
     match call.negotiate(endpoint)?.form {
-        Form::Metadata(_) => Ok(()),
+        ObjectForm::Metadata(_) => Ok(()),
         _ => Err(ApiError::not_acceptable(PRODUCED)),
     }
 }
@@ -329,7 +329,7 @@ async fn delete_collection(
             .await;
         warnings.append(&mut messages);
         match deleted {
-            Ok(Deleted::Gone(e) | Deleted::Pending(e)) => {
+            Ok(DeleteOutcome::Gone(e) | DeleteOutcome::Pending(e)) => {
                 items.push(resource.from_storage(e.value()));
             }
             Err(e) if e.code == 404 => {}
@@ -348,9 +348,9 @@ async fn delete_collection(
 }
 
 /// Builds the response to a delete: the object if it still exists (and for pods always), else a Status.
-fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &Deleted) -> Response {
+fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &DeleteOutcome) -> Response {
     match deleted {
-        Deleted::Gone(entry) if !resource.is("", "pods") => {
+        DeleteOutcome::Gone(entry) if !resource.is("", "pods") => {
             let details = json!({
                 "name": &*entry.key.name,
                 "group": &*resource.group,
@@ -359,7 +359,7 @@ fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &Deleted) -> Re
             });
             respond::value(200, &respond::success(without_empty(details)), call.style())
         }
-        Deleted::Gone(entry) | Deleted::Pending(entry) => {
+        DeleteOutcome::Gone(entry) | DeleteOutcome::Pending(entry) => {
             let bytes = Object::Stored(entry.clone()).bytes(resource);
             respond::bytes(200, bytes, call.style())
         }

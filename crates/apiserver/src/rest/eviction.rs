@@ -3,11 +3,11 @@
 use super::admission::{AdmissionAttributes, Operation, Options};
 use super::binding::created;
 use super::call::Call;
-use super::delete::Deleted;
+use super::delete::DeleteOutcome;
 use super::options::DeleteOptions;
 use super::options::WriteOptions;
 use super::query::Query;
-use super::write::Input;
+use super::write::WriteInput;
 use super::{Api, meta};
 use crate::store::{Entry, Key};
 use axum::response::Response;
@@ -148,7 +148,7 @@ async fn evict(
     pods: &Arc<Resource>,
     key: &Key,
     options: &DeleteOptions,
-) -> Result<Deleted, ApiError> {
+) -> Result<DeleteOutcome, ApiError> {
     let entry = api.entry(pods, key)?;
     let pod = entry.value();
     // Check first: an eviction that fails must take nothing from a budget.
@@ -235,7 +235,7 @@ async fn charge_budget(
                 let disrupted = meta::as_object(status.entry("disruptedPods").or_insert(json!({})));
                 disrupted.insert(name.to_owned(), now.as_str().into());
             }
-            Ok(Input::from(new))
+            Ok(WriteInput::from(new))
         })
         .await;
     match done {

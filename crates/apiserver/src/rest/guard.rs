@@ -9,8 +9,8 @@ use super::path::ResourcePath;
 use super::query::Query;
 use crate::authz::bootstrap::{GROUP, node_rules};
 use crate::authz::{
-    Attributes, Binding, Denied, GRAPH, Graph, Index, MASTERS, ResourceTarget, Role, RoleKind,
-    Rule, Target, User, node_of,
+    Attributes, Binding, GRAPH, Graph, Index, MASTERS, ResourceTarget, Role, RoleKind, Rule,
+    RuleDenial, Target, User, node_of,
 };
 use crate::store::{Entry, Event, EventKind, Revision, Store, StoreError, TableId, Watcher};
 use http::Method;
@@ -197,7 +197,7 @@ impl Guard {
         &self,
         user: &User,
         attributes: &Attributes<'_>,
-        roles: impl FnOnce(&Index) -> Result<T, Denied>,
+        roles: impl FnOnce(&Index) -> Result<T, RuleDenial>,
     ) -> Result<T, String> {
         let mut reasons = Vec::new();
         if let Some(node) = node_of(user) {

@@ -1,6 +1,6 @@
 //! GET of an object and LIST of a collection.
 
-use super::accept::{Form, MetaVersion, Negotiated};
+use super::accept::{MetaVersion, NegotiatedFormat, ObjectForm};
 use super::query::Query;
 use super::respond::{self, ResponseFormat};
 use super::selection::Selection;
@@ -33,7 +33,7 @@ const CONTINUE_EXPIRED: &str = "The provided continue parameter is too old to di
 
 /// Position and revision from which a list reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Position {
+struct ListPosition {
     /// Revision to read exactly; `None`: the newest.
     at: Option<Revision>,
     /// Read the entries after this key.
@@ -65,7 +65,7 @@ fn forbidden_option(field: &str, why: &str) -> ApiError {
     super::query::invalid_option("ListOptions", FieldError::forbidden(field, why))
 }
 
-fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
+fn position(query: &Query, newest: Revision) -> Result<ListPosition, ApiError> {
     let rv = revision(query)?;
     let matching = query.get("resourceVersionMatch");
     let token = query.get("continue");
@@ -114,7 +114,7 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
             ));
         }
         let token = Token::decode(token)?;
-        return Ok(Position {
+        return Ok(ListPosition {
             at: token.at,
             after: Some(token.after),
             limit,
@@ -133,7 +133,7 @@ fn position(query: &Query, newest: Revision) -> Result<Position, ApiError> {
         (Some(v), None) if v > 0 && limit.is_some() => Some(v),
         _ => None,
     };
-    Ok(Position {
+    Ok(ListPosition {
         at: exact,
         after: None,
         limit,
@@ -211,7 +211,7 @@ pub(super) fn serve_get(
     namespace: &str,
     name: &str,
     query: &Query,
-    negotiated: Negotiated,
+    negotiated: NegotiatedFormat,
 ) -> Result<Response, ApiError> {
     let key = Api::key(resource, namespace, name);
     if let Some(v) = revision(query)?
@@ -245,7 +245,7 @@ pub(super) fn serve_list(
     resource: &Arc<Resource>,
     selection: &Selection,
     query: &Query,
-    negotiated: Negotiated,
+    negotiated: NegotiatedFormat,
 ) -> Result<Response, ApiError> {
     let position = position(query, api.store().revision())?;
     let age = position
@@ -294,23 +294,23 @@ pub(super) fn serve_list(
     };
     let plain = style.encoding == accept::Encoding::Json && !style.pretty;
     match negotiated.form {
-        Form::Object if plain => {
+        ObjectForm::Object if plain => {
             let head = head(&resource.list_kind, &resource.api_version());
             Ok(stream(head, page.items, resource.clone(), put_item))
         }
-        Form::Object => {
+        ObjectForm::Object => {
             let head = head(&resource.list_kind, &resource.api_version());
             let bytes = collect(head, &page.items, |e, out| put_item(resource, e, out));
             Ok(respond::bytes(200, bytes, style))
         }
-        Form::Metadata(version) => {
+        ObjectForm::Metadata(version) => {
             let head = head("PartialObjectMetadataList", version.api_version());
             let bytes = collect(head, &page.items, |e, out| {
                 out.put_slice(&as_metadata(resource, e, version));
             });
             Ok(respond::bytes(200, bytes, style))
         }
-        Form::Table(version) => {
+        ObjectForm::Table(version) => {
             let items: Vec<Value> = page
                 .items
                 .iter()
@@ -327,7 +327,7 @@ fn read(
     api: &Api,
     resource: &Resource,
     selection: &Selection,
-    position: &Position,
+    position: &ListPosition,
 ) -> Result<ListResult, StoreError> {
     if position.at.is_none()
         && position.after.is_none()
@@ -397,7 +397,7 @@ pub(super) fn select_entries(
 }
 
 /// Returns 410 with a token to resume from; the rest of the list is then inconsistent.
-fn expired_continue(position: &Position) -> Response {
+fn expired_continue(position: &ListPosition) -> Response {
     let mut status = ApiError::expired(CONTINUE_EXPIRED).to_value();
     if let Some(after) = &position.after {
         let token = Token {

@@ -68,7 +68,7 @@ pub(crate) use path::percent_decode;
 pub(crate) use query::check_timeout;
 pub(crate) use rights::has_right;
 pub use rights::{granted_rights, required_right};
-pub(crate) use write::{Input, Object};
+pub(crate) use write::{Object, WriteInput};
 
 /// Parts and settings of an [`Api`].
 pub struct ApiOptions {
@@ -99,10 +99,10 @@ impl std::fmt::Debug for ApiOptions {
 /// The API: every verb on every resource. Clones share everything.
 #[derive(Clone)]
 pub struct Api {
-    inner: Arc<Inner>,
+    inner: Arc<ApiInner>,
 }
 
-struct Inner {
+struct ApiInner {
     core: Core,
     pod_logs: Option<Arc<dyn PodLogs>>,
     pod_exec: Option<Arc<dyn PodExec>>,
@@ -141,7 +141,7 @@ impl Api {
         let documents = nonresource::Documents::default();
         let core = Core::new(store, registry, clock);
         let guard = Arc::new(guard::Guard::new(&core, authorization));
-        let inner = Inner {
+        let inner = ApiInner {
             admission: admission::AdmissionChain::new(core.clone(), Arc::clone(&guard)),
             guard,
             pod_logs,

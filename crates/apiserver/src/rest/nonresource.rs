@@ -62,29 +62,30 @@ impl Documents {
 
 /// Format of a discovery response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum DiscoveryFormat {
     Legacy,
     V2,
     V2Beta1,
 }
 
-fn shape(headers: &HeaderMap) -> Shape {
+/// Returns the format that the `Accept` header prefers; [`DiscoveryFormat::Legacy`] if it names none.
+fn discovery_format(headers: &HeaderMap) -> DiscoveryFormat {
     for clause in clauses(headers) {
         if !clause.json() {
             continue;
         }
         match (clause.param("as"), clause.param("g"), clause.param("v")) {
-            (None, _, _) => return Shape::Legacy,
+            (None, _, _) => return DiscoveryFormat::Legacy,
             (Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2")) => {
-                return Shape::V2;
+                return DiscoveryFormat::V2;
             }
             (Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2beta1")) => {
-                return Shape::V2Beta1;
+                return DiscoveryFormat::V2Beta1;
             }
             _ => {}
         }
     }
-    Shape::Legacy
+    DiscoveryFormat::Legacy
 }
 
 /// Serves a path outside the resources.
@@ -107,8 +108,8 @@ pub(super) fn serve(
         ["api"] | ["apis"] => {
             get_only(method)?;
             let core = segments == ["api"];
-            let shape = shape(headers);
-            return Ok(groups(api, core, shape, headers, style));
+            let format = discovery_format(headers);
+            return Ok(groups(api, core, format, headers, style));
         }
         ["api", "v1"] => docs.get(generation, "api/v1", || {
             discovery::resource_list(registry, "", "v1")
@@ -234,7 +235,7 @@ fn cached(
 fn groups(
     api: &Api,
     core: bool,
-    shape: Shape,
+    format: DiscoveryFormat,
     headers: &HeaderMap,
     style: ResponseFormat,
 ) -> Response {
@@ -242,20 +243,20 @@ fn groups(
     let generation = registry.generation();
     let docs = &api.inner.documents;
     let part = if core { "api" } else { "apis" };
-    let (content_type, document) = match shape {
-        Shape::V2 => (
+    let (content_type, document) = match format {
+        DiscoveryFormat::V2 => (
             discovery::AGGREGATED_V2,
             docs.get(generation, &format!("{part} v2"), || {
                 Some(discovery::aggregated(registry, core, "v2"))
             }),
         ),
-        Shape::V2Beta1 => (
+        DiscoveryFormat::V2Beta1 => (
             discovery::AGGREGATED_V2BETA1,
             docs.get(generation, &format!("{part} v2beta1"), || {
                 Some(discovery::aggregated(registry, core, "v2beta1"))
             }),
         ),
-        Shape::Legacy if core => {
+        DiscoveryFormat::Legacy if core => {
             let host = headers
                 .get(header::HOST)
                 .and_then(|v| v.to_str().ok())
@@ -263,13 +264,13 @@ fn groups(
             let document = discovery::core_versions(host).to_string();
             return cached(Bytes::from(document), "application/json", headers, style);
         }
-        Shape::Legacy => (
+        DiscoveryFormat::Legacy => (
             "application/json",
             docs.get(generation, part, || Some(discovery::group_list(registry))),
         ),
     };
     // Clients compare the parameters of this content type, so `pretty` is ignored.
-    let style = if shape == Shape::Legacy {
+    let style = if format == DiscoveryFormat::Legacy {
         style
     } else {
         ResponseFormat::default()
@@ -325,19 +326,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn discovery_shape_follows_accept() {
+    fn discovery_format_follows_accept() {
         let with = |accept: &str| {
             let mut h = HeaderMap::new();
             h.insert(header::ACCEPT, accept.parse().unwrap());
-            shape(&h)
+            discovery_format(&h)
         };
         let kubectl = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
             application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
-        assert_eq!(with(kubectl), Shape::V2);
+        assert_eq!(with(kubectl), DiscoveryFormat::V2);
         let newer = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;\
             profile=nopeer,application/json";
-        assert_eq!(with(newer), Shape::V2);
-        assert_eq!(with("application/json"), Shape::Legacy);
-        assert_eq!(shape(&HeaderMap::new()), Shape::Legacy);
+        assert_eq!(with(newer), DiscoveryFormat::V2);
+        assert_eq!(with("application/json"), DiscoveryFormat::Legacy);
+        assert_eq!(discovery_format(&HeaderMap::new()), DiscoveryFormat::Legacy);
     }
 }

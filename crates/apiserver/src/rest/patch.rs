@@ -3,7 +3,7 @@
 use super::body::{self, Problems};
 use super::call::Call;
 use super::options::WriteOptions;
-use super::write::{Input, Outcome};
+use super::write::{WriteInput, WriteResult};
 use super::{Api, meta};
 use koord_kinds::Resource;
 use koord_kinds::patch;
@@ -108,7 +108,7 @@ impl Api {
         resource: &Arc<Resource>,
         subresource: Option<&str>,
         call: &Call,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let (patch, problems) = Patch::parse(call)?;
         if matches!(patch, Patch::Strategic(_)) && !resource.supports_strategic_merge() {
             return Err(ApiError::unsupported_media_type(&[
@@ -121,11 +121,11 @@ impl Api {
         let options = call.write_options("PatchOptions")?;
         let key = Self::key(resource, call.namespace(), call.name());
         if let Patch::Apply(document) = patch {
-            let input = Input {
+            let input = WriteInput {
                 value: document,
                 problems,
                 applied: true,
-                ..Input::default()
+                ..WriteInput::default()
             };
             return self
                 .server_side_apply(resource, subresource, call, input, &options)
@@ -134,7 +134,7 @@ impl Api {
         let name = call.name();
         self.modify(resource, subresource, &key, &options, |old| {
             let value = patch.apply(resource, name, old)?;
-            Ok(Input {
+            Ok(WriteInput {
                 value,
                 problems: problems.clone(),
                 patched: true,
@@ -150,9 +150,9 @@ impl Api {
         resource: &Arc<Resource>,
         subresource: Option<&str>,
         call: &Call,
-        mut input: Input,
+        mut input: WriteInput,
         options: &WriteOptions,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let (namespace, name) = (call.namespace(), call.name());
         super::check::check_identity(resource, &mut input.value, false)?;
         let provided = meta::name(&input.value);
@@ -178,7 +178,7 @@ impl Api {
                     return Err(ApiError::not_found(&resource.group, &resource.plural, name));
                 }
                 let value = patch::apply(resource, None, &input.value, writer, options.force)?;
-                let new = Input {
+                let new = WriteInput {
                     value,
                     patched: false,
                     ..input.clone()
@@ -192,7 +192,7 @@ impl Api {
                 .modify(resource, subresource, &key, options, |old| {
                     let (old, force) = (Some(old), options.force);
                     let value = patch::apply(resource, old, &input.value, writer, force)?;
-                    Ok(Input {
+                    Ok(WriteInput {
                         value,
                         patched: true,
                         ..input.clone()

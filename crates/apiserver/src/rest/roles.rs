@@ -1,7 +1,7 @@
 //! Default roles of every cluster, and aggregated cluster roles.
 
 use super::options::WriteOptions;
-use super::write::Input;
+use super::write::WriteInput;
 use super::{Api, meta};
 use crate::authz::bootstrap::{self, AGGREGATED, AUTO_UPDATE, GROUP};
 use crate::authz::{Rule, uncovered};
@@ -54,7 +54,7 @@ async fn ensure_role(
                 *list = items.into();
             }
         }
-        Ok(Input::from(new))
+        Ok(WriteInput::from(new))
     };
     tracing::info!(object = %key, field = field.0, "added missing entries to default role or binding");
     api.modify(&resource, None, &key, &WriteOptions::default(), complete)
@@ -83,7 +83,7 @@ pub(crate) async fn aggregate(api: &Api, name: &str) -> Result<(), ApiError> {
     api.modify(&resource, None, &key, &options, |old| {
         let mut new = old.clone();
         meta::as_object(&mut new).insert("rules".to_owned(), rules.clone());
-        Ok(Input::from(new))
+        Ok(WriteInput::from(new))
     })
     .await
     .map(drop)

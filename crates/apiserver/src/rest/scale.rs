@@ -5,7 +5,7 @@ use super::call::{Call, method_not_allowed};
 use super::patch::{self, Patch};
 use super::respond::{self, ResponseFormat};
 use super::update::{Projection, UpdateTarget};
-use super::write::Input;
+use super::write::WriteInput;
 use super::{Api, meta};
 use axum::response::Response;
 use http::Method;
@@ -86,7 +86,7 @@ impl Projection for ScalePaths {
 }
 
 /// A Scale by server-side apply: its manager owns the replicas of the object behind it.
-struct Applied<'a> {
+struct AppliedScale<'a> {
     paths: &'a ScalePaths,
     resource: &'a Resource,
     /// The applied document, as a part of the object.
@@ -97,7 +97,7 @@ struct Applied<'a> {
     force: bool,
 }
 
-impl Projection for Applied<'_> {
+impl Projection for AppliedScale<'_> {
     fn show(&self, object: &Value) -> Value {
         self.paths.show(object)
     }
@@ -201,7 +201,7 @@ fn parse_replicas(name: &str, scale: &Value) -> Result<i64, ApiError> {
 }
 
 /// Computes the new Scale from the current one.
-type Change = Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync>;
+type ScaleChange = Box<dyn Fn(&Value) -> Result<Value, ApiError> + Send + Sync>;
 
 /// Serves GET, PUT and PATCH of a Scale.
 pub(super) async fn serve(
@@ -219,7 +219,7 @@ pub(super) async fn serve(
         pretty: call.query.pretty(),
     };
     let mut given = None;
-    let change: Change = match *method {
+    let change: ScaleChange = match *method {
         Method::GET | Method::HEAD => {
             let entry = api.entry(resource, &key)?;
             let scale = paths.show(&resource.from_storage(entry.value()));
@@ -276,7 +276,7 @@ pub(super) async fn serve(
             part: Some("scale"),
             now: api.clock().now(),
         };
-        Applied {
+        AppliedScale {
             paths,
             resource,
             document,
@@ -298,9 +298,9 @@ pub(super) async fn serve(
         .modify_target(target, &options, |scale| {
             let scale = change(scale)?;
             parse_replicas(name, &scale)?;
-            Ok(Some(Input {
+            Ok(Some(WriteInput {
                 applied: applying,
-                ..Input::from(scale)
+                ..WriteInput::from(scale)
             }))
         })
         .await?;

@@ -1,6 +1,6 @@
 //! Conversion of objects to the representation that a client asks for.
 
-use super::accept::{Form, MetaVersion};
+use super::accept::{MetaVersion, ObjectForm};
 use super::meta;
 use super::query::Query;
 use super::write::Object;
@@ -26,16 +26,16 @@ pub(super) fn include(query: &Query) -> Result<Include, ApiError> {
 pub(super) fn one(
     resource: &Resource,
     object: &Object,
-    form: Form,
+    form: ObjectForm,
     include: Include,
     now: jiff::Timestamp,
 ) -> Bytes {
     match form {
-        Form::Object => object.bytes(resource),
-        Form::Metadata(version) => {
+        ObjectForm::Object => object.bytes(resource),
+        ObjectForm::Metadata(version) => {
             Bytes::from(metadata_only(&object.value(resource), version).to_string())
         }
-        Form::Table(version) => {
+        ObjectForm::Table(version) => {
             let value = object.value(resource);
             let list = json!({ "resourceVersion": meta::resource_version(&value) });
             Bytes::from(table(resource, &[value], include, version, list, now).to_string())

@@ -8,7 +8,7 @@ use super::check::{
 };
 use super::managers::is_plain;
 use super::options::WriteOptions;
-use super::write::{Input, Outcome};
+use super::write::{WriteInput, WriteResult};
 use super::{Api, meta};
 use crate::store::{Entry, Key, Revision, StoreError};
 use koord_kinds::status::ApiError;
@@ -57,8 +57,8 @@ impl Api {
         subresource: Option<&str>,
         key: &Key,
         options: &WriteOptions,
-        mut change: impl FnMut(&Value) -> Result<Input, ApiError>,
-    ) -> Result<Outcome, ApiError> {
+        mut change: impl FnMut(&Value) -> Result<WriteInput, ApiError>,
+    ) -> Result<WriteResult, ApiError> {
         let target = UpdateTarget {
             resource,
             subresource,
@@ -77,7 +77,7 @@ impl Api {
         subresource: Option<&str>,
         key: &Key,
         mut change: impl FnMut(&Value) -> Result<Option<Value>, ApiError>,
-    ) -> Result<Outcome, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let target = UpdateTarget {
             resource,
             subresource,
@@ -85,7 +85,7 @@ impl Api {
             projection: None,
         };
         self.modify_target(target, &WriteOptions::default(), |old| {
-            Ok(change(old)?.map(Input::from))
+            Ok(change(old)?.map(WriteInput::from))
         })
         .await
     }
@@ -95,8 +95,8 @@ impl Api {
         &self,
         target: UpdateTarget<'_>,
         options: &WriteOptions,
-        mut change: impl FnMut(&Value) -> Result<Option<Input>, ApiError>,
-    ) -> Result<Outcome, ApiError> {
+        mut change: impl FnMut(&Value) -> Result<Option<WriteInput>, ApiError>,
+    ) -> Result<WriteResult, ApiError> {
         let UpdateTarget {
             resource,
             key,
@@ -116,7 +116,7 @@ impl Api {
             let old = resource.from_storage(entry.value());
             let shown = projection.map(|p| p.show(&old));
             let Some(input) = change(shown.as_ref().unwrap_or(&old))? else {
-                return Ok(Outcome::stored(entry));
+                return Ok(WriteResult::stored(entry));
             };
             let mut warnings = Vec::new();
             let (mut body, problems, patched) = (input.value, input.problems, input.patched);
@@ -163,9 +163,9 @@ impl Api {
                 new = body;
             }
             if patch::equal_except_times(&new, &old) {
-                return Ok(Outcome {
+                return Ok(WriteResult {
                     warnings,
-                    ..Outcome::stored(entry)
+                    ..WriteResult::stored(entry)
                 });
             }
             let leaves = meta::deleting(&new)
@@ -173,17 +173,17 @@ impl Api {
                 && !pending_grace(&new)
                 && !(resource.is("", "namespaces") && namespace_held(&new));
             if options.dry_run {
-                return Ok(Outcome {
+                return Ok(WriteResult {
                     warnings,
-                    ..Outcome::computed(new)
+                    ..WriteResult::computed(new)
                 });
             }
             if leaves {
                 match self.remove(resource, key, Some(entry.revision)).await {
                     Ok(_) => {
-                        return Ok(Outcome {
+                        return Ok(WriteResult {
                             warnings,
-                            ..Outcome::computed(new)
+                            ..WriteResult::computed(new)
                         });
                     }
                     Err(StoreError::Conflict { .. }) => continue,
@@ -197,9 +197,9 @@ impl Api {
                 .await?
             {
                 self.stored(resource, &entry).await?;
-                return Ok(Outcome {
+                return Ok(WriteResult {
                     warnings,
-                    ..Outcome::stored(entry)
+                    ..WriteResult::stored(entry)
                 });
             }
         }

@@ -1,10 +1,10 @@
 //! The `metrics.k8s.io` API: usage of nodes and pods, for `kubectl top`. It is computed from the NodeMetric
 //! of each node at each request; nothing is cached.
 
-use super::accept::{Endpoint, Form};
+use super::accept::{Endpoint, ObjectForm};
 use super::call::{Call, method_not_allowed};
 use super::selection::Selection;
-use super::write::{Object, Outcome};
+use super::write::{Object, WriteResult};
 use super::{Api, guard, meta, respond, transform};
 use crate::store::{Entry, Key};
 use axum::response::Response;
@@ -27,13 +27,13 @@ const STALE: i64 = 300;
 const WINDOW: i64 = 300;
 
 /// The latest usage report of one node.
-struct Report {
+struct UsageReport {
     time: String,
     window: String,
     status: Value,
 }
 
-impl Report {
+impl UsageReport {
     /// Parses a NodeMetric; `None` if it was never, or not recently, updated.
     fn from_metric(metric: &Value, now: jiff::Timestamp) -> Option<Self> {
         let time = meta::text(metric, &["status", "updateTime"]);
@@ -175,7 +175,7 @@ fn containers(pod: &Value, usage: Amounts) -> Value {
 struct Reports<'a> {
     api: &'a Api,
     metrics: Option<Arc<Resource>>,
-    read: FxHashMap<String, Option<Arc<Report>>>,
+    read: FxHashMap<String, Option<Arc<UsageReport>>>,
 }
 
 impl<'a> Reports<'a> {
@@ -188,7 +188,7 @@ impl<'a> Reports<'a> {
         }
     }
 
-    fn report(&mut self, node: &str) -> Option<Arc<Report>> {
+    fn report(&mut self, node: &str) -> Option<Arc<UsageReport>> {
         if let Some(known) = self.read.get(node) {
             return known.clone();
         }
@@ -196,7 +196,7 @@ impl<'a> Reports<'a> {
         let entry = self.api.store().get(&metrics.table, &Key::cluster(node));
         let now = self.api.clock().now();
         let report = entry
-            .and_then(|e| Report::from_metric(&e.value(), now))
+            .and_then(|e| UsageReport::from_metric(&e.value(), now))
             .map(Arc::new);
         self.read.insert(node.to_owned(), report.clone());
         report
@@ -221,7 +221,7 @@ pub(super) fn serve(
         let entry = api.store().get(&measured.table, &key);
         let object = entry.and_then(|e| usage_of(resource, &e, &mut reports));
         let unknown = || ApiError::not_found(&resource.group, &resource.plural, name);
-        let result = Outcome {
+        let result = WriteResult {
             object: Object::Computed(object.ok_or_else(unknown)?),
             created: false,
             warnings: Vec::new(),
@@ -236,7 +236,7 @@ pub(super) fn serve(
         .filter_map(|entry| usage_of(resource, entry, &mut reports))
         .collect();
     let list = match call.negotiate(Endpoint::List)?.form {
-        Form::Table(version) => {
+        ObjectForm::Table(version) => {
             let include = transform::include(&call.query)?;
             let now = api.clock().now();
             transform::table(resource, &items, include, version, json!({}), now)

@@ -1,12 +1,14 @@
 //! WATCH: a stream of events.
 
-use super::accept::{Negotiated, only_protobuf};
+use super::accept::{NegotiatedFormat, only_protobuf};
 use super::call::Call;
 use super::query::Query;
 use super::selection::Selection;
 use super::watch_format::{Chunk, Format, SelectedEvent};
 use super::{Api, list, respond, transform};
-use crate::store::{Entry, Event, EventKind, QueueCharge, Revision, Stage, StoreError, Watcher};
+use crate::store::{
+    Entry, Event, EventKind, QueueCharge, QueueStage, Revision, StoreError, Watcher,
+};
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
@@ -277,7 +279,7 @@ pub(super) fn serve(
     resource: &Arc<Resource>,
     selection: Selection,
     call: &Call,
-    negotiated: Negotiated,
+    negotiated: NegotiatedFormat,
 ) -> Result<Response, ApiError> {
     let options = options(&call.query, api.store().revision())?;
     let include = transform::include(&call.query)?;
@@ -333,7 +335,7 @@ pub(super) fn serve(
     let media = format.media();
     let charge = call.queues.as_ref().map(|queues| {
         let bytes = initial.iter().map(|entry| entry.bytes.len()).sum();
-        queues.charge(Stage::Queued, bytes)
+        queues.charge(QueueStage::Queued, bytes)
     });
     let stream = WatchStream {
         format,

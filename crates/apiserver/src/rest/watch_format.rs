@@ -1,6 +1,6 @@
 //! Encoding of watch events. Encoded events are shared by all watches that send them in the same form.
 
-use super::accept::{Form, MetaVersion};
+use super::accept::{MetaVersion, ObjectForm};
 use super::{Api, meta, transform};
 use crate::store::{Entry, Revision};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -101,7 +101,7 @@ struct CacheKey {
     revision: Revision,
     left: Option<Revision>,
     kind: &'static str,
-    form: Form,
+    form: ObjectForm,
     include: u8,
     with_columns: bool,
     binary: bool,
@@ -138,7 +138,7 @@ impl EventCache {
 pub(super) struct Format {
     api: Api,
     resource: Arc<Resource>,
-    form: Form,
+    form: ObjectForm,
     include: Include,
     /// True if events are protobuf instead of lines of JSON.
     binary: bool,
@@ -150,7 +150,7 @@ impl Format {
     pub(super) fn new(
         api: &Api,
         resource: &Arc<Resource>,
-        form: Form,
+        form: ObjectForm,
         include: Include,
         binary: bool,
     ) -> Self {
@@ -189,7 +189,7 @@ impl Format {
             SelectedEvent::Left(e, at) => ("DELETED", e, Some(*at)),
         };
         let stored = || left.map_or_else(|| entry.bytes.clone(), |at| entry.bytes_at(at));
-        if self.form == Form::Object && self.resource.reads_stored() && !self.binary {
+        if self.form == ObjectForm::Object && self.resource.reads_stored() && !self.binary {
             out.put_line(kind, stored());
             return Ok(());
         }
@@ -210,7 +210,7 @@ impl Format {
     }
 
     fn key(&self, kind: &'static str, revision: Revision, left: Option<Revision>) -> CacheKey {
-        let table = matches!(self.form, Form::Table(_));
+        let table = matches!(self.form, ObjectForm::Table(_));
         let now = self.api.clock().now();
         CacheKey {
             resource: Arc::as_ptr(&self.resource).addr(),
@@ -237,9 +237,9 @@ impl Format {
 
     fn transformed(&self, value: Value) -> Value {
         match self.form {
-            Form::Object => value,
-            Form::Metadata(version) => transform::metadata_only(&value, version),
-            Form::Table(version) => {
+            ObjectForm::Object => value,
+            ObjectForm::Metadata(version) => transform::metadata_only(&value, version),
+            ObjectForm::Table(version) => {
                 let list = json!({ "resourceVersion": meta::resource_version(&value) });
                 let now = self.api.clock().now();
                 let items = [value];
@@ -271,12 +271,12 @@ impl Format {
             metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
         }
         let (kind, api_version) = match self.form {
-            Form::Metadata(v) => ("PartialObjectMetadata", v.api_version().to_owned()),
+            ObjectForm::Metadata(v) => ("PartialObjectMetadata", v.api_version().to_owned()),
             _ => (&*self.resource.kind, self.resource.api_version()),
         };
         let object = json!({ "kind": kind, "apiVersion": api_version, "metadata": metadata });
         let object = match self.form {
-            Form::Table(version) => table_bookmark(object, version, revision),
+            ObjectForm::Table(version) => table_bookmark(object, version, revision),
             _ => object,
         };
         out.put_shared(self.written("BOOKMARK", &object)?);

@@ -23,14 +23,14 @@ pub(crate) enum Object {
 
 /// Outcome of a write.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct WriteResult {
     pub(crate) object: Object,
     /// True if a new object was created.
     pub(crate) created: bool,
     pub(crate) warnings: Vec<String>,
 }
 
-impl Outcome {
+impl WriteResult {
     pub(super) fn stored(entry: Arc<Entry>) -> Self {
         Self {
             object: Object::Stored(entry),
@@ -75,7 +75,7 @@ impl Object {
 
 /// A decoded body of a write.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Input {
+pub(crate) struct WriteInput {
     pub(crate) value: Value,
     /// Problems found by the decoder, in the format of strict decoding.
     pub(crate) problems: Problems,
@@ -85,7 +85,7 @@ pub(crate) struct Input {
     pub(crate) applied: bool,
 }
 
-impl From<Value> for Input {
+impl From<Value> for WriteInput {
     fn from(value: Value) -> Self {
         Self {
             value,
@@ -120,10 +120,10 @@ impl Api {
         &self,
         resource: &Arc<Resource>,
         namespace: &str,
-        input: Input,
+        input: WriteInput,
         options: &WriteOptions,
-    ) -> Result<Outcome, ApiError> {
-        let Input {
+    ) -> Result<WriteResult, ApiError> {
+        let WriteInput {
             value: mut object,
             problems,
             patched,
@@ -184,10 +184,10 @@ impl Api {
                 if let Some(current) = self.store().get(&resource.table, &key) {
                     return Err(store_error(resource, &key, StoreError::Exists { current }));
                 }
-                return Ok(Outcome {
+                return Ok(WriteResult {
                     created: true,
                     warnings,
-                    ..Outcome::computed(object)
+                    ..WriteResult::computed(object)
                 });
             }
             // Only a generated name can be retried, for which the object is needed again.
@@ -201,10 +201,10 @@ impl Api {
             {
                 Ok(entry) => {
                     self.created(resource, &entry).await?;
-                    return Ok(Outcome {
+                    return Ok(WriteResult {
                         created: true,
                         warnings,
-                        ..Outcome::stored(entry)
+                        ..WriteResult::stored(entry)
                     });
                 }
                 Err(error) => match (error, requeue) {

@@ -18,10 +18,10 @@ use tokio::time::{Instant, Sleep};
 
 /// Requests of one connection.
 #[derive(Debug, Clone)]
-pub(super) struct Activity(Arc<Mutex<State>>);
+pub(super) struct Activity(Arc<Mutex<ActivityState>>);
 
 #[derive(Debug)]
-struct State {
+struct ActivityState {
     serial: u64,
     open: usize,
     /// When the last request ended.
@@ -34,7 +34,7 @@ struct State {
 
 impl Activity {
     pub(super) fn new(connection: Option<OpenConnection>) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(ActivityState {
             serial: 0,
             open: 0,
             idle_since: Instant::now(),
@@ -91,7 +91,7 @@ impl RequestInProgress {
     /// Attaches the request to its response: it is in progress until the whole body is sent.
     pub(super) fn with(self, response: Response) -> Response {
         response.map(|body| {
-            Body::new(Sent {
+            Body::new(TrackedBody {
                 body,
                 request: self,
             })
@@ -114,12 +114,12 @@ impl Drop for RequestInProgress {
 }
 
 /// Body of a response. It is polled only when the connection can take more data.
-struct Sent {
+struct TrackedBody {
     body: Body,
     request: RequestInProgress,
 }
 
-impl http_body::Body for Sent {
+impl http_body::Body for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 

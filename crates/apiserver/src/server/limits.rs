@@ -1,6 +1,6 @@
 //! Limits of the server on concurrent requests, connections and slow clients.
 
-use super::metrics::Labels;
+use super::metrics::RequestLabels;
 use crate::authz::User;
 use axum::body::Body;
 use axum::response::Response;
@@ -90,7 +90,7 @@ impl Gate {
     /// The response if there are too many.
     pub(super) fn enter(
         &self,
-        labels: &Labels,
+        labels: &RequestLabels,
         user: &User,
     ) -> Result<Option<OwnedSemaphorePermit>, Box<Response>> {
         let places = if labels.reading() {

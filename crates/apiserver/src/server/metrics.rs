@@ -28,7 +28,7 @@ pub(super) struct HttpMetrics {
 
 /// Labels of a request.
 #[derive(Debug)]
-pub(super) struct Labels {
+pub(super) struct RequestLabels {
     verb: &'static str,
     group: String,
     version: String,
@@ -37,7 +37,7 @@ pub(super) struct Labels {
     scope: &'static str,
 }
 
-impl Labels {
+impl RequestLabels {
     fn values(&self) -> [&str; 6] {
         [
             self.verb,
@@ -131,7 +131,7 @@ impl HttpMetrics {
     }
 
     /// Returns the labels of a request.
-    pub(super) fn labels(&self, method: &Method, uri: &Uri) -> Labels {
+    pub(super) fn labels(&self, method: &Method, uri: &Uri) -> RequestLabels {
         // Decoded like in the handlers: a watch with escapes in its path must not pass for a short request.
         let decoded = |segment| percent_decode(segment).unwrap_or_default();
         let segments: Vec<String> = uri
@@ -192,7 +192,7 @@ impl HttpMetrics {
             .as_ref()
             .and_then(|kind| kind.subresource(subresource))
             .map(|existing| existing.name.to_string());
-        Labels {
+        RequestLabels {
             verb,
             group: label(group),
             version: label(version),
@@ -203,7 +203,7 @@ impl HttpMetrics {
     }
 
     /// Counts a request as in progress until the result is dropped.
-    pub(super) fn begin(&self, labels: &Labels) -> InFlight {
+    pub(super) fn begin(&self, labels: &RequestLabels) -> InFlight {
         let gauge = if labels.long_running() {
             self.longrunning.with_label_values(&labels.values())
         } else {
@@ -219,7 +219,7 @@ impl HttpMetrics {
     }
 
     /// Records the response to a request.
-    pub(super) fn end(&self, labels: &Labels, status: StatusCode, took: Duration) {
+    pub(super) fn end(&self, labels: &RequestLabels, status: StatusCode, took: Duration) {
         let [verb, group, version, resource, subresource, scope] = labels.values();
         let code = status.as_str();
         let values = [verb, group, version, resource, subresource, scope, code];

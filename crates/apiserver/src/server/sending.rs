@@ -2,7 +2,7 @@
 
 use super::limits::Limits;
 use crate::authz::{MASTERS, User};
-use crate::store::{QueueCharge, SendQueue, SendQueues, Stage};
+use crate::store::{QueueCharge, QueueStage, SendQueue, SendQueues};
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
@@ -151,8 +151,8 @@ impl Admission {
     pub(super) fn meter(self, body: Body) -> Body {
         let total = body.size_hint().exact().unwrap_or(0);
         let total = usize::try_from(total).unwrap_or(usize::MAX);
-        let body_charge = self.queues.charge(Stage::Unsent, total);
-        Body::new(Metered {
+        let body_charge = self.queues.charge(QueueStage::Unsent, total);
+        Body::new(ChargedBody {
             body,
             body_charge,
             space: None,
@@ -162,7 +162,7 @@ impl Admission {
 }
 
 /// Body of a response that is charged to queues.
-struct Metered {
+struct ChargedBody {
     body: Body,
     /// Charge of a body of known length, from the start.
     body_charge: QueueCharge,
@@ -172,7 +172,7 @@ struct Metered {
 }
 
 /// Bytes on their way to the client, with their charge.
-struct Unsent {
+struct ChargedBytes {
     bytes: Bytes,
     _charge: QueueCharge,
     /// Keeps the queue alive: otherwise a request without other open responses would start with an empty
@@ -180,13 +180,13 @@ struct Unsent {
     _client: Arc<ClientUsage>,
 }
 
-impl AsRef<[u8]> for Unsent {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl http_body::Body for Metered {
+impl http_body::Body for ChargedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -215,9 +215,9 @@ impl http_body::Body for Metered {
             let mut charge = self.body_charge.split(bytes.len());
             let more = bytes.len() - charge.bytes();
             if more > 0 {
-                charge = queues.charge(Stage::Unsent, bytes.len());
+                charge = queues.charge(QueueStage::Unsent, bytes.len());
             }
-            Bytes::from_owner(Unsent {
+            Bytes::from_owner(ChargedBytes {
                 bytes,
                 _charge: charge,
                 _client: client,

@@ -211,9 +211,9 @@ mod connections {
     use tokio_util::sync::CancellationToken;
 
     /// Notifies when it is dropped.
-    struct Sent(Arc<Notify>);
+    struct DropNotifier(Arc<Notify>);
 
-    impl Drop for Sent {
+    impl Drop for DropNotifier {
         fn drop(&mut self) {
             self.0.notify_one();
         }
@@ -230,7 +230,7 @@ mod connections {
         let given_up = Arc::new(Notify::new());
         let notifier = Arc::clone(&given_up);
         let endless = Router::new().fallback(move || {
-            let sent = Sent(Arc::clone(&notifier));
+            let sent = DropNotifier(Arc::clone(&notifier));
             let chunk = Bytes::from(vec![b'x'; 64 * 1024]);
             let chunks = futures::stream::repeat_with(move || {
                 let _held = &sent;

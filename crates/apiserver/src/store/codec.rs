@@ -14,7 +14,7 @@ use std::sync::Arc;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
-type Pair = (Arc<str>, Arc<str>);
+type TextPair = (Arc<str>, Arc<str>);
 
 /// A decoded record.
 #[derive(Debug)]
@@ -168,7 +168,7 @@ impl Decoder {
         })
     }
 
-    fn pairs(&mut self, input: &mut ByteReader<'_>) -> Result<Vec<Pair>, &'static str> {
+    fn pairs(&mut self, input: &mut ByteReader<'_>) -> Result<Vec<TextPair>, &'static str> {
         let count = input.count()?;
         let mut pairs = Vec::with_capacity(count);
         for _ in 0..count {

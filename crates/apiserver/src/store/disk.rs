@@ -23,9 +23,9 @@ pub(super) trait LogFile: Debug + Send {
 
 /// The files of the operating system.
 #[derive(Debug)]
-pub(super) struct Os;
+pub(super) struct OsDisk;
 
-impl Disk for Os {
+impl Disk for OsDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn LogFile>> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);

@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
 
     fn step(&mut self, state: &TableState, step: usize) -> StepResult {
         let range = (self.position.clone(), Bound::Unbounded);
-        let mut merged = Merged {
+        let mut merged = MergedEntries {
             current: state.entries.range(range.clone()).peekable(),
             undo: self.undo.range(range).peekable(),
         };
@@ -180,7 +180,7 @@ enum StepResult {
 }
 
 /// Union of two ordered maps by key; the undo map takes precedence.
-struct Merged<'a, C, U>
+struct MergedEntries<'a, C, U>
 where
     C: Iterator<Item = (&'a Key, &'a Arc<Entry>)>,
     U: Iterator<Item = (&'a Key, &'a Option<Arc<Entry>>)>,
@@ -189,7 +189,7 @@ where
     undo: std::iter::Peekable<U>,
 }
 
-impl<'a, C, U> Iterator for Merged<'a, C, U>
+impl<'a, C, U> Iterator for MergedEntries<'a, C, U>
 where
     C: Iterator<Item = (&'a Key, &'a Arc<Entry>)>,
     U: Iterator<Item = (&'a Key, &'a Option<Arc<Entry>>)>,

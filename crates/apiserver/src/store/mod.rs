@@ -33,7 +33,7 @@ pub use error::StoreError;
 pub use inner::TableStats;
 pub use koord_kinds::{Index, TableId};
 pub use metrics::StoreMetrics;
-pub(crate) use send_queue::{QueueCharge, SendQueue, SendQueues, Stage};
+pub(crate) use send_queue::{QueueCharge, QueueStage, SendQueue, SendQueues};
 pub use table::HistoryLimits;
 pub use types::{Entry, Event, EventKind, Key, Page, Revision};
 pub use watch::{Lagged, Scope, Watcher};
@@ -43,7 +43,7 @@ use disk::Disk;
 use inner::StoreState;
 use koord_app::Clock;
 use parking_lot::Mutex;
-use recovery::Recovered;
+use recovery::RecoveredState;
 use sequencer::{Op, Sequencer, Write, WriteOutcome};
 use serde_json::Value;
 use stamp::UnstampedObject;
@@ -108,7 +108,7 @@ impl StoreOptions {
             history: HistoryLimits::default(),
             durability: Durability::default(),
             snapshot_after_bytes: SNAPSHOT_AFTER_BYTES,
-            disk: Arc::new(disk::Os),
+            disk: Arc::new(disk::OsDisk),
         }
     }
 
@@ -176,7 +176,7 @@ impl Store {
                 .map_err(|error| {
                     StoreError::io("load", &dir, std::io::Error::other(error.to_string()))
                 })??;
-        let Recovered {
+        let RecoveredState {
             inner,
             used,
             last,

@@ -19,7 +19,7 @@ const TORN_TAIL_GAP: Revision = 1000;
 
 /// Result of [`open`].
 #[derive(Debug)]
-pub(super) struct Recovered {
+pub(super) struct RecoveredState {
     pub(super) inner: StoreState,
     /// Revisions up to this one must not be assigned again.
     pub(super) used: Revision,
@@ -32,7 +32,7 @@ pub(super) struct Recovered {
 }
 
 /// Locks `dir` and loads it.
-pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, StoreError> {
+pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<RecoveredState, StoreError> {
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -73,7 +73,7 @@ pub(super) fn open(dir: &Path, options: &StoreOptions) -> Result<Recovered, Stor
     matches.remove_obsolete(dir, base, &chain);
     // At least one is skipped, so that the next segment has a new base.
     used += if torn { TORN_TAIL_GAP } else { 1 };
-    Ok(Recovered {
+    Ok(RecoveredState {
         inner,
         used,
         last,
@@ -265,7 +265,7 @@ fn read_header(dir: &Path, base: Revision) -> Result<Option<LogSegment>, StoreEr
     }
 }
 
-struct Replayed {
+struct ReplayResult {
     /// Last revision in the segment, 0 for none.
     revision: Revision,
     /// Length of its data in bytes.
@@ -280,7 +280,7 @@ fn replay(
     end: Option<u64>,
     inner: &StoreState,
     decoder: &mut Decoder,
-) -> Result<Replayed, StoreError> {
+) -> Result<ReplayResult, StoreError> {
     let path = &segment.path;
     let unreadable = |source| StoreError::io("read", path, source);
     let corrupt = |offset, reason: &str| StoreError::Corrupt {
@@ -304,7 +304,7 @@ fn replay(
                 at += (frame::HEAD + payload.len()) as u64;
             }
             FrameRead::End if end.is_none_or(|end| end == at) => {
-                return Ok(Replayed {
+                return Ok(ReplayResult {
                     revision,
                     length: at,
                     torn: false,
@@ -314,7 +314,7 @@ fn replay(
             FrameRead::Damaged(reason) if end.is_some() => return Err(corrupt(at, reason)),
             FrameRead::Damaged(reason) => {
                 cut_torn_tail(path, at, revision, reason)?;
-                return Ok(Replayed {
+                return Ok(ReplayResult {
                     revision,
                     length: at,
                     torn: true,

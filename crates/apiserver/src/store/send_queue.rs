@@ -39,10 +39,10 @@ impl SendQueue {
         self.limit
     }
 
-    fn counter(&self, stage: Stage) -> &AtomicUsize {
+    fn counter(&self, stage: QueueStage) -> &AtomicUsize {
         match stage {
-            Stage::Queued => &self.queued,
-            Stage::Unsent => &self.unsent,
+            QueueStage::Queued => &self.queued,
+            QueueStage::Unsent => &self.unsent,
         }
     }
 
@@ -57,7 +57,7 @@ impl SendQueue {
 
 /// Where in the server bytes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum QueueStage {
     /// In a watch, as objects and changes.
     Queued,
     /// In the connection, as parts of responses.
@@ -100,7 +100,7 @@ impl SendQueues {
     }
 
     /// Charges `bytes`, regardless of the limits, until the result is dropped.
-    pub(crate) fn charge(&self, stage: Stage, bytes: usize) -> QueueCharge {
+    pub(crate) fn charge(&self, stage: QueueStage, bytes: usize) -> QueueCharge {
         let mut charge = QueueCharge {
             queues: self.clone(),
             stage,
@@ -114,7 +114,7 @@ impl SendQueues {
 /// Bytes that are charged to queues until it is dropped.
 pub(crate) struct QueueCharge {
     queues: SendQueues,
-    stage: Stage,
+    stage: QueueStage,
     bytes: usize,
 }
 
@@ -161,7 +161,7 @@ impl QueueCharge {
                 .counter(self.stage)
                 .fetch_sub(bytes, Ordering::Relaxed);
             let had_none = before >= queue.limit;
-            if self.stage == Stage::Unsent && had_none && before - bytes < queue.limit {
+            if self.stage == QueueStage::Unsent && had_none && before - bytes < queue.limit {
                 queue.sent.notify_waiters();
             }
         }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn charge_beyond_the_smallest_limit_is_refused() {
         let queues = queues(100, 10);
-        let mut charge = queues.charge(Stage::Queued, 4);
+        let mut charge = queues.charge(QueueStage::Queued, 4);
         assert!(charge.try_grow(6));
         assert!(!charge.try_grow(1));
         assert_eq!((charge.bytes(), queues.full()), (10, Some(10)));
@@ -214,8 +214,8 @@ mod tests {
     fn sent_bytes_free_queue_space() {
         let queues = queues(0, 10);
         assert!(queues.wait_for_space().is_none());
-        let charge = queues.charge(Stage::Unsent, 8);
-        let more = queues.charge(Stage::Unsent, 8);
+        let charge = queues.charge(QueueStage::Unsent, 8);
+        let more = queues.charge(QueueStage::Unsent, 8);
         let mut space = queues.wait_for_space().unwrap();
         assert!(space.as_mut().now_or_never().is_none());
         drop(charge);

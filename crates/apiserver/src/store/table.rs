@@ -59,12 +59,12 @@ pub(super) struct TableState {
     pub(super) compacted: Revision,
     /// Revision of the last change.
     pub(super) last: Revision,
-    history: VecDeque<Logged>,
+    history: VecDeque<HistoryEntry>,
     history_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Logged {
+struct HistoryEntry {
     event: Event,
     /// Time of the change in milliseconds since the epoch.
     at: i64,
@@ -123,7 +123,7 @@ impl TableState {
         }
         self.last = event.revision;
         self.history_bytes += weight(&event);
-        self.history.push_back(Logged { event, at: now });
+        self.history.push_back(HistoryEntry { event, at: now });
         let max_age = i64::try_from(limits.age.as_millis()).unwrap_or(i64::MAX);
         let usual_bytes = limits.min_bytes.max(self.bytes);
         while let Some(oldest) = self.history.front() {

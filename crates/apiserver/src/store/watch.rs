@@ -2,7 +2,7 @@
 //! history. Writers never wait for a watcher; a watcher is lost only if the history it still has to read was
 //! compacted.
 
-use super::send_queue::{QueueCharge, SendQueues, Stage};
+use super::send_queue::{QueueCharge, QueueStage, SendQueues};
 use super::table::Table;
 use super::{Event, Key, Revision, TableId};
 use parking_lot::Mutex;
@@ -98,16 +98,16 @@ impl Inbox {
     }
 }
 
-type Group = Vec<Arc<Inbox>>;
-type Groups = FxHashMap<Arc<str>, Group>;
+type InboxGroup = Vec<Arc<Inbox>>;
+type InboxGroups = FxHashMap<Arc<str>, InboxGroup>;
 
 /// Inboxes of one table, grouped by scope so that an event is offered only to those that may match.
 #[derive(Debug, Default)]
 pub(super) struct Dispatch {
-    all: Group,
-    by_namespace: Groups,
-    by_name: Groups,
-    by_field: FxHashMap<Arc<str>, Groups>,
+    all: InboxGroup,
+    by_namespace: InboxGroups,
+    by_name: InboxGroups,
+    by_field: FxHashMap<Arc<str>, InboxGroups>,
 }
 
 impl Dispatch {
@@ -212,13 +212,13 @@ fn charged(charge: &mut Option<QueueCharge>, bytes: usize) -> bool {
     charge.as_mut().is_none_or(|charge| charge.try_grow(bytes))
 }
 
-fn offer_all(inboxes: Option<&Group>, event: &Event) {
+fn offer_all(inboxes: Option<&InboxGroup>, event: &Event) {
     for inbox in inboxes.into_iter().flatten() {
         inbox.offer(event);
     }
 }
 
-fn remove_from(groups: &mut Groups, group: &Arc<str>, id: u64) {
+fn remove_from(groups: &mut InboxGroups, group: &Arc<str>, id: u64) {
     if let Some(inboxes) = groups.get_mut(group) {
         inboxes.retain(|inbox| inbox.id != id);
         if inboxes.is_empty() {
@@ -254,7 +254,7 @@ impl Watcher {
         scope: Scope,
         queues: Option<&SendQueues>,
     ) -> Self {
-        let charge = || queues.map(|queues| queues.charge(Stage::Queued, 0));
+        let charge = || queues.map(|queues| queues.charge(QueueStage::Queued, 0));
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let inbox = Arc::new(Inbox {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

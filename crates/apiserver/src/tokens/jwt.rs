@@ -29,7 +29,7 @@ pub(super) struct Ref {
 
 /// Kubernetes claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Private {
+pub(super) struct KubernetesClaims {
     pub(super) namespace: String,
     pub(super) serviceaccount: Ref,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ pub(super) struct Claims {
     pub(super) nbf: i64,
     pub(super) jti: String,
     #[serde(rename = "kubernetes.io")]
-    pub(super) kubernetes: Private,
+    pub(super) kubernetes: KubernetesClaims,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,21 +63,21 @@ struct JwtHeader {
 }
 
 /// Key that signs tokens.
-pub(super) struct Key {
+pub(super) struct SigningKey {
     pair: EcdsaKeyPair,
     random: SystemRandom,
     id: String,
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Key")
+        f.debug_struct("SigningKey")
             .field("id", &self.id)
             .finish_non_exhaustive()
     }
 }
 
-impl Key {
+impl SigningKey {
     /// Parses a P-256 key in PKCS #8.
     ///
     /// # Errors

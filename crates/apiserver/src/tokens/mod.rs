@@ -10,7 +10,7 @@ mod tests;
 use crate::authz::User;
 use crate::store::{Key as ObjectKey, Store, TableId};
 use jiff::Timestamp;
-use jwt::{Claims, Key, Private, Ref, fingerprint};
+use jwt::{Claims, KubernetesClaims, Ref, SigningKey, fingerprint};
 use koord_app::Clock;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -75,7 +75,7 @@ pub struct TokenSpec<'a> {
 
 /// Issues and verifies tokens.
 pub struct Tokens {
-    key: Key,
+    key: SigningKey,
     store: Store,
     clock: Clock,
     verified: Mutex<FxHashMap<[u8; 32], Arc<Claims>>>,
@@ -94,7 +94,7 @@ impl Tokens {
     /// Why the key is invalid.
     pub(crate) fn new(key: &[u8], store: Store, clock: Clock) -> Result<Self, String> {
         Ok(Self {
-            key: Key::from_pkcs8(key)?,
+            key: SigningKey::from_pkcs8(key)?,
             store,
             clock,
             verified: Mutex::default(),
@@ -128,7 +128,7 @@ impl Tokens {
             iat: request.from,
             nbf: request.from,
             jti: uuid::Uuid::new_v4().to_string(),
-            kubernetes: Private {
+            kubernetes: KubernetesClaims {
                 namespace: request.namespace.to_owned(),
                 serviceaccount: Ref {
                     name: request.account.to_owned(),
@@ -197,7 +197,7 @@ impl Tokens {
     }
 
     /// Checks that the account and the bound object exist with the uids in the token.
-    fn check_objects(&self, claims: &Private, now: Timestamp) -> Result<(), String> {
+    fn check_objects(&self, claims: &KubernetesClaims, now: Timestamp) -> Result<(), String> {
         let namespace = claims.namespace.as_str();
         let removed = || "service account token has been invalidated".to_owned();
         self.vouches("serviceaccounts", namespace, &claims.serviceaccount, now)

@@ -232,7 +232,7 @@ async fn token_outlives_start_of_deletion_by_a_minute() {
 #[test]
 fn the_public_key_is_the_one_that_verifies() {
     let der = key();
-    let key = Key::from_pkcs8(&der).unwrap();
+    let key = SigningKey::from_pkcs8(&der).unwrap();
     let public = key.public();
     let coordinate = |name: &str| BASE64.decode(public[name].as_str().unwrap()).unwrap();
     let point = [vec![4], coordinate("x"), coordinate("y")].concat();

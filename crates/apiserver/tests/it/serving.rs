@@ -12,14 +12,14 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-struct Running {
+struct RunningServer {
     server: Arc<ApiServer>,
     address: SocketAddr,
     stop: CancellationToken,
     serving: JoinHandle<()>,
 }
 
-impl Running {
+impl RunningServer {
     async fn start(mut config: Config) -> Self {
         config.bind = "127.0.0.1:0".parse().unwrap();
         let server = ApiServer::open(config).await.unwrap();
@@ -74,7 +74,7 @@ fn code(result: Result<String, kube::Error>) -> u16 {
 async fn only_those_with_credentials_get_in() {
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("deep/er/kubeconfig");
-    let running = Running::start(Config::dir(dir.path().join("data"), Clock::system())).await;
+    let running = RunningServer::start(Config::dir(dir.path().join("data"), Clock::system())).await;
     running.server.write_kubeconfig(&kubeconfig).unwrap();
     for secret in [&kubeconfig, &dir.path().join("data/pki/ca.key")] {
         let mode = std::fs::metadata(secret).unwrap().permissions().mode();
@@ -121,7 +121,7 @@ async fn only_those_with_credentials_get_in() {
     assert_eq!(code(get(&impostor, "/api/v1/namespaces").await), 401);
 
     // A certificate of another authority ends the connection.
-    let other = Running::start(Config::memory(Clock::system())).await;
+    let other = RunningServer::start(Config::memory(Clock::system())).await;
     let other_kubeconfig = dir.path().join("other");
     other.server.write_kubeconfig(&other_kubeconfig).unwrap();
     let mut forged = other.config(&other_kubeconfig).await;
@@ -132,7 +132,7 @@ async fn only_those_with_credentials_get_in() {
 
     // A restart keeps the authority: the kubeconfig stays valid.
     running.end().await;
-    let running = Running::start(Config::dir(dir.path().join("data"), Clock::system())).await;
+    let running = RunningServer::start(Config::dir(dir.path().join("data"), Clock::system())).await;
     let admin = running.config(&kubeconfig).await;
     assert!(
         get(&admin, "/api/v1/namespaces")
@@ -147,7 +147,7 @@ async fn only_those_with_credentials_get_in() {
 async fn shutdown_ends_watches_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("kubeconfig");
-    let running = Running::start(Config::memory(Clock::system())).await;
+    let running = RunningServer::start(Config::memory(Clock::system())).await;
     running.server.write_kubeconfig(&kubeconfig).unwrap();
     let client = kube::Client::try_from(running.config(&kubeconfig).await).unwrap();
     let watch = Request::get("/api/v1/configmaps?watch=1&timeoutSeconds=600");

@@ -129,25 +129,26 @@ fn removed_roles_and_bindings_lose_effect() {
 }
 
 /// Whether the reference is to a cluster role, its number, and the subjects.
-type Bound = (bool, u8, Vec<(u8, u8)>);
+type BoundRole = (bool, u8, Vec<(u8, u8)>);
 
 /// Changes of the index, with small numbers for names.
 #[derive(Debug, Clone)]
-enum Change {
+enum IndexChange {
     Role(u8, u8, Option<u8>),
-    Binding(u8, u8, Option<Bound>),
+    Binding(u8, u8, Option<BoundRole>),
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = IndexChange> {
     let subjects = proptest::collection::vec((0..3u8, 0..2u8), 0..3);
     prop_oneof![
-        (0..3u8, 0..2u8, proptest::option::of(0..2u8)).prop_map(|(n, r, w)| Change::Role(n, r, w)),
+        (0..3u8, 0..2u8, proptest::option::of(0..2u8))
+            .prop_map(|(n, r, w)| IndexChange::Role(n, r, w)),
         (
             0..3u8,
             0..3u8,
             proptest::option::of((any::<bool>(), 0..2u8, subjects))
         )
-            .prop_map(|(n, b, w)| Change::Binding(n, b, w)),
+            .prop_map(|(n, b, w)| IndexChange::Binding(n, b, w)),
     ]
 }
 
@@ -178,16 +179,16 @@ proptest! {
         let mut bindings = std::collections::BTreeMap::new();
         for change in changes {
             match change {
-                Change::Role(n, r, Some(what)) => {
+                IndexChange::Role(n, r, Some(what)) => {
                     let role = reader(&[["pods", "nodes"][usize::from(what)]]);
                     index.put_role(&namespace(n), &format!("r{r}"), role.clone());
                     roles.insert((namespace(n), format!("r{r}")), role);
                 }
-                Change::Role(n, r, None) => {
+                IndexChange::Role(n, r, None) => {
                     index.remove_role(&namespace(n), &format!("r{r}"));
                     roles.remove(&(namespace(n), format!("r{r}")));
                 }
-                Change::Binding(n, b, Some((cluster, r, subjects))) => {
+                IndexChange::Binding(n, b, Some((cluster, r, subjects))) => {
                     let kind = if cluster || n == 0 { "ClusterRole" } else { "Role" };
                     let subjects: Vec<Value> = subjects.into_iter().map(subject).collect();
                     let name = format!("b{b}");
@@ -196,7 +197,7 @@ proptest! {
                     index.put_binding(binding.clone());
                     bindings.insert((namespace(n), name), binding);
                 }
-                Change::Binding(n, b, None) => {
+                IndexChange::Binding(n, b, None) => {
                     index.remove_binding(&namespace(n), &format!("b{b}"));
                     bindings.remove(&(namespace(n), format!("b{b}")));
                 }

@@ -23,7 +23,7 @@ use tokio_rustls::TlsConnector;
 /// Most idle connections that are kept for reuse.
 const MAX_IDLE: usize = 8;
 
-type Connection = SendRequest<Full<Bytes>>;
+type WebhookConnection = SendRequest<Full<Bytes>>;
 
 /// HTTPS client of one webhook.
 pub(super) struct Transport {
@@ -34,7 +34,7 @@ pub(super) struct Transport {
     tls: TlsConnector,
     name: ServerName<'static>,
     /// Idle connections, closed when the webhook's configuration changes.
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<WebhookConnection>>,
 }
 
 impl Transport {
@@ -93,13 +93,13 @@ impl Transport {
     }
 
     /// Returns an idle connection that is still open.
-    fn take_idle(&self) -> Option<Connection> {
+    fn take_idle(&self) -> Option<WebhookConnection> {
         let mut idle = self.idle.lock();
         idle.retain(|connection| !connection.is_closed());
         idle.pop()
     }
 
-    async fn connect(&self, store: &Store) -> Result<Connection, String> {
+    async fn connect(&self, store: &Store) -> Result<WebhookConnection, String> {
         let (host, port) = match &self.endpoint {
             Endpoint::Url(_) => (self.host.clone(), self.port),
             Endpoint::Service {
@@ -129,7 +129,7 @@ impl Transport {
 
     async fn exchange(
         &self,
-        mut connection: Connection,
+        mut connection: WebhookConnection,
         body: Bytes,
         timeout: Duration,
     ) -> Result<Bytes, CallError> {

@@ -9,7 +9,7 @@ const MAX_CODE: u16 = 600;
 
 /// Outcome of a call to a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum CallOutcome {
     /// The webhook allowed the write.
     Allowed,
     /// The webhook refused the write with this code.
@@ -79,16 +79,16 @@ impl Metrics {
         mutating: bool,
         operation: Operation,
         took: Duration,
-        ending: Ending,
+        ending: CallOutcome,
     ) {
         let step = if mutating { "admit" } else { "validating" };
         let operation = operation.as_str();
         let (code, error) = match ending {
-            Ending::Allowed => (200, None),
-            Ending::Refused(code) => (code.min(MAX_CODE), Some("no_error")),
-            Ending::Failed { ignored: true } => (500, None),
-            Ending::Failed { ignored: false } => (500, Some("calling_webhook_error")),
-            Ending::Unusable => (0, Some("apiserver_internal_error")),
+            CallOutcome::Allowed => (200, None),
+            CallOutcome::Refused(code) => (code.min(MAX_CODE), Some("no_error")),
+            CallOutcome::Failed { ignored: true } => (500, None),
+            CallOutcome::Failed { ignored: false } => (500, Some("calling_webhook_error")),
+            CallOutcome::Unusable => (0, Some("apiserver_internal_error")),
         };
         let rejected = if error.is_some() { "true" } else { "false" };
         let code = code.to_string();
@@ -103,7 +103,7 @@ impl Metrics {
                 .with_label_values(&[name, step, operation, error, &code])
                 .inc();
         }
-        if ending == (Ending::Failed { ignored: true }) {
+        if ending == (CallOutcome::Failed { ignored: true }) {
             self.failed_open.with_label_values(&[name, step]).inc();
         }
     }

@@ -33,9 +33,9 @@ pub(super) fn line(attributes: &AdmissionAttributes<'_>) -> String {
     )
 }
 
-struct Cluster(Arc<ApiServer>);
+struct TestCluster(Arc<ApiServer>);
 
-impl Cluster {
+impl TestCluster {
     async fn bare() -> Self {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
@@ -77,7 +77,7 @@ fn deployment() -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn every_verb_and_subresource_passes_once() {
-    let cluster = Cluster::bare().await;
+    let cluster = TestCluster::bare().await;
     let json = "application/json";
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let budget = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": 0,
@@ -141,7 +141,7 @@ async fn every_verb_and_subresource_passes_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_legacy_binding_is_a_resource_of_its_own() {
-    let cluster = Cluster::bare().await;
+    let cluster = TestCluster::bare().await;
     let json = "application/json";
     cluster.send("POST", PODS, json, pod("p")).await;
     let to = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
@@ -153,7 +153,7 @@ async fn the_legacy_binding_is_a_resource_of_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn controllers_pass_too() {
-    let cluster = Cluster::bare().await;
+    let cluster = TestCluster::bare().await;
     let api = cluster.0.api();
     let json = "application/json";
     let owned_rules = json!({"metadata": {"name": "a", "finalizers": ["orphan"]}});
@@ -173,7 +173,7 @@ async fn controllers_pass_too() {
 
 #[tokio::test(start_paused = true)]
 async fn pods_get_account_priority_and_tolerations() {
-    let cluster = Cluster::bare().await;
+    let cluster = TestCluster::bare().await;
     cluster
         .send("POST", PODS, "application/json", pod("p"))
         .await;

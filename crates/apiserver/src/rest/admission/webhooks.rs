@@ -1,7 +1,7 @@
 //! Calls of admission webhooks: selection, order and processing of responses.
 
 use super::call::Transport;
-use super::metrics::{Ending, Metrics};
+use super::metrics::{CallOutcome, Metrics};
 use super::review::{self, InProcessWebhook, WebhookRequest, WebhookResponse};
 use super::{AdmissionAttributes, Operation, Options, builtin};
 use crate::rest::core::Core;
@@ -34,7 +34,7 @@ pub(super) struct Hook {
     transport: OnceLock<Result<Transport, String>>,
 }
 
-type Hooks = Arc<Vec<Arc<Hook>>>;
+type HookList = Arc<Vec<Arc<Hook>>>;
 
 /// All webhooks of the stored configurations, and those in this process.
 #[derive(Default)]
@@ -81,19 +81,19 @@ impl Webhooks {
             return;
         };
         let ending = match refusal {
-            None => Ending::Allowed,
-            Some(Refusal::Refused(error)) => Ending::Refused(error.code),
-            Some(Refusal::Failed(_)) => Ending::Failed {
+            None => CallOutcome::Allowed,
+            Some(Refusal::Refused(error)) => CallOutcome::Refused(error.code),
+            Some(Refusal::Failed(_)) => CallOutcome::Failed {
                 ignored: !hook.webhook.fail,
             },
-            Some(Refusal::Unusable(_)) => Ending::Unusable,
+            Some(Refusal::Unusable(_)) => CallOutcome::Unusable,
         };
         let name = &hook.webhook.name;
         metrics.observe(name, mutating, operation, began.elapsed(), ending);
     }
 
     /// Returns the webhooks to match against writes of a resource; `None` if there are none or it is exempt.
-    fn hooks_for(&self, resource: &Resource, mutating: bool) -> Option<Hooks> {
+    fn hooks_for(&self, resource: &Resource, mutating: bool) -> Option<HookList> {
         let list = if mutating {
             &self.mutating
         } else {

@@ -336,7 +336,7 @@ async fn forward_input(
             }
             RESIZE => {
                 if let (Some(resize), Ok(size)) = (&resize, serde_json::from_slice(payload)) {
-                    let Size { width, height } = size;
+                    let WindowSize { width, height } = size;
                     resize(width, height);
                 }
             }
@@ -349,7 +349,7 @@ async fn forward_input(
 /// Size of the client's window.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Size {
+struct WindowSize {
     width: u16,
     height: u16,
 }

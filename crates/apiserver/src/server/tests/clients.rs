@@ -28,7 +28,7 @@ const WATCH: &str = "/api/v1/namespaces/default/configmaps?watch=1";
 const ADMIN: (&str, &[&str]) = ("admin", &[MASTERS]);
 const JANE: (&str, &[&str]) = ("jane", &[]);
 
-type Stream = TlsStream<TcpStream>;
+type ClientTls = TlsStream<TcpStream>;
 
 /// A server in which every client with a certificate may do everything.
 struct TestServer {
@@ -65,7 +65,7 @@ impl TestServer {
         }
     }
 
-    async fn tls(&self, (user, groups): (&str, &[&str])) -> std::io::Result<Stream> {
+    async fn tls(&self, (user, groups): (&str, &[&str])) -> std::io::Result<ClientTls> {
         let config = self.server.client_tls(user, groups).unwrap();
         let stream = TcpStream::connect(self.address).await?;
         let name = ServerName::from(self.address.ip());
@@ -74,7 +74,7 @@ impl TestServer {
     }
 
     /// Opens a connection without a client certificate.
-    async fn stranger(&self) -> Stream {
+    async fn stranger(&self) -> ClientTls {
         let mut roots = RootCertStore::empty();
         let authority = self.server.authority_pem().unwrap();
         roots
@@ -93,7 +93,7 @@ impl TestServer {
     }
 
     /// Opens an HTTP/2 client whose window for unread data is 64 KiB.
-    async fn client(&self, user: (&str, &[&str])) -> Client {
+    async fn client(&self, user: (&str, &[&str])) -> TestClient {
         let stream = self.tls(user).await.unwrap();
         let (sender, connection) = Builder::new(TokioExecutor::new())
             .initial_stream_window_size(65_535)
@@ -102,7 +102,7 @@ impl TestServer {
             .await
             .unwrap();
         tokio::spawn(connection);
-        Client(sender)
+        TestClient(sender)
     }
 
     async fn create(&self, name: &str, bytes: usize) {
@@ -115,9 +115,9 @@ impl TestServer {
     }
 }
 
-struct Client(SendRequest<Empty<Bytes>>);
+struct TestClient(SendRequest<Empty<Bytes>>);
 
-impl Client {
+impl TestClient {
     async fn try_get(&mut self, path: &str) -> hyper::Result<Response<Incoming>> {
         let request = Request::get(format!("https://127.0.0.1{path}"));
         self.0

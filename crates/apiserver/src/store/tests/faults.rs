@@ -1,7 +1,7 @@
 //! Failures of the disk.
 
 use super::*;
-use crate::store::disk::{Disk, LogFile, Os};
+use crate::store::disk::{Disk, LogFile, OsDisk};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 /// Files of the operating system on a simulated disk that can be full or fail to sync.
 #[derive(Debug, Default)]
-struct Switches {
+struct FaultSwitches {
     /// Free bytes.
     room: AtomicU64,
     sync_fails: AtomicBool,
@@ -21,14 +21,17 @@ struct Switches {
 }
 
 #[derive(Debug)]
-struct FaultyDisk(Arc<Switches>);
+struct FaultyDisk(Arc<FaultSwitches>);
 
 #[derive(Debug)]
-struct FaultyFile(Box<dyn LogFile>, Arc<Switches>);
+struct FaultyFile(Box<dyn LogFile>, Arc<FaultSwitches>);
 
 impl Disk for FaultyDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn LogFile>> {
-        Ok(Box::new(FaultyFile(Os.create(path)?, Arc::clone(&self.0))))
+        Ok(Box::new(FaultyFile(
+            OsDisk.create(path)?,
+            Arc::clone(&self.0),
+        )))
     }
 }
 
@@ -68,8 +71,8 @@ impl LogFile for FaultyFile {
     }
 }
 
-fn faulty(dir: &Path) -> (StoreOptions, Arc<Switches>) {
-    let switches = Arc::new(Switches::default());
+fn faulty(dir: &Path) -> (StoreOptions, Arc<FaultSwitches>) {
+    let switches = Arc::new(FaultSwitches::default());
     switches.room.store(u64::MAX, Ordering::Relaxed);
     let mut options = StoreOptions::dir(dir, Clock::system());
     options.disk = Arc::new(FaultyDisk(Arc::clone(&switches)));

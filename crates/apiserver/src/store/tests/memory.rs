@@ -348,12 +348,12 @@ async fn watcher_with_a_full_queue_reads_the_history() {
         .map(|entry| entry.revision)
         .collect()
         .await;
-    let unread = queues.charge(Stage::Queued, 0);
+    let unread = queues.charge(QueueStage::Queued, 0);
     assert!(queues.full().is_some() || !{ unread }.try_grow(size));
     let mut read = Vec::new();
     while let Some(event) = watcher.try_next().unwrap() {
         read.push(event.revision);
-        let mut one = queues.charge(Stage::Queued, 0);
+        let mut one = queues.charge(QueueStage::Queued, 0);
         assert!(
             one.try_grow(size) || read.len() == 100,
             "at most three are held"
@@ -362,7 +362,7 @@ async fn watcher_with_a_full_queue_reads_the_history() {
     assert_eq!(read, written);
     drop(watcher);
     assert!(
-        queues.charge(Stage::Queued, 0).try_grow(size * 3),
+        queues.charge(QueueStage::Queued, 0).try_grow(size * 3),
         "all is given back"
     );
 }

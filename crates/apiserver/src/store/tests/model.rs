@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum ModelStep {
     Create { name: u8, data: u8 },
     Update { name: u8, data: u8, stale: bool },
     Delete { name: u8, stale: bool },
@@ -13,30 +13,30 @@ enum Step {
     Reopen,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<ModelStep>> {
     let name = 0u8..6;
     let step = prop_oneof![
-        3 => (name.clone(), any::<u8>()).prop_map(|(name, data)| Step::Create { name, data }),
+        3 => (name.clone(), any::<u8>()).prop_map(|(name, data)| ModelStep::Create { name, data }),
         5 => (name.clone(), 0u8..4, prop::bool::weighted(0.2))
-            .prop_map(|(name, data, stale)| Step::Update { name, data, stale }),
-        2 => (name, prop::bool::weighted(0.2)).prop_map(|(name, stale)| Step::Delete { name, stale }),
-        1 => any::<u8>().prop_map(|back| Step::Compact { back }),
-        1 => Just(Step::Reopen),
+            .prop_map(|(name, data, stale)| ModelStep::Update { name, data, stale }),
+        2 => (name, prop::bool::weighted(0.2)).prop_map(|(name, stale)| ModelStep::Delete { name, stale }),
+        1 => any::<u8>().prop_map(|back| ModelStep::Compact { back }),
+        1 => Just(ModelStep::Reopen),
     ];
     prop::collection::vec(step, 1..60)
 }
 
-type State = BTreeMap<String, (Revision, Value)>;
+type ModelState = BTreeMap<String, (Revision, Value)>;
 
 /// The expected state after every revision, and the changes.
 struct Model {
-    states: BTreeMap<Revision, State>,
+    states: BTreeMap<Revision, ModelState>,
     events: Vec<(Revision, EventKind, String)>,
     compacted: Revision,
 }
 
 impl Model {
-    fn now(&self) -> (Revision, &State) {
+    fn now(&self) -> (Revision, &ModelState) {
         let (revision, state) = self.states.last_key_value().unwrap();
         (*revision, state)
     }
@@ -65,7 +65,7 @@ impl Model {
             match list(store, Some(*at)) {
                 Ok(page) => {
                     assert!(*at >= self.compacted);
-                    let actual: State = page
+                    let actual: ModelState = page
                         .items
                         .iter()
                         .map(|entry| {
@@ -100,11 +100,11 @@ impl Model {
     }
 }
 
-async fn run(steps: Vec<Step>, options: StoreOptions) {
+async fn run(steps: Vec<ModelStep>, options: StoreOptions) {
     let mut store = Store::open(options.clone()).await.unwrap();
     let start = store.revision();
     let mut model = Model {
-        states: BTreeMap::from([(start, State::new())]),
+        states: BTreeMap::from([(start, ModelState::new())]),
         events: Vec::new(),
         compacted: start,
     };
@@ -113,7 +113,7 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
     for step in steps {
         let (newest, state) = model.now();
         match step {
-            Step::Create { name, data } => {
+            ModelStep::Create { name, data } => {
                 let name = format!("p{name}");
                 let made = store
                     .create(pods(), key(&name), object(&name, data), index(&name))
@@ -129,7 +129,7 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
                     Err(error) => panic!("{error}"),
                 }
             }
-            Step::Update { name, data, stale } => {
+            ModelStep::Update { name, data, stale } => {
                 let name = format!("p{name}");
                 let current = state.get(&name).cloned();
                 let expected = if stale {
@@ -155,7 +155,7 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
                     other => panic!("{other:?}"),
                 }
             }
-            Step::Delete { name, stale } => {
+            ModelStep::Delete { name, stale } => {
                 let name = format!("p{name}");
                 let current = state.get(&name).cloned();
                 let uid = if stale { "other" } else { name.as_str() };
@@ -172,7 +172,7 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
                     other => panic!("{other:?}"),
                 }
             }
-            Step::Compact { back } => {
+            ModelStep::Compact { back } => {
                 let to = newest
                     .saturating_sub(u64::from(back % 8))
                     .max(model.compacted);
@@ -184,7 +184,7 @@ async fn run(steps: Vec<Step>, options: StoreOptions) {
                 store.compact(&pods(), to);
                 model.compacted = to;
             }
-            Step::Reopen => {
+            ModelStep::Reopen => {
                 if options.backing == Backing::Memory {
                     continue;
                 }
