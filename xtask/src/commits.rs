@@ -1,6 +1,6 @@
 //! Checks subjects of commits.
 
-use crate::git::{self, Age};
+use crate::git::{self, CommitAge};
 use anyhow::Result;
 
 /// The first commit whose successors are checked: earlier subjects had other forms.
@@ -14,7 +14,7 @@ const LONGEST: usize = 72;
 /// # Errors
 /// When git cannot be run.
 pub(crate) fn faults() -> Result<Vec<String>> {
-    if !matches!(git::age(SINCE)?, Age::Commits(_)) {
+    if !matches!(git::age(SINCE)?, CommitAge::Commits(_)) {
         return Ok(Vec::new());
     }
     let range = format!("{SINCE}..HEAD");

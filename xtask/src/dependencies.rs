@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// The part of a package that may use a dependency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum DependencyKind {
     Normal,
     Dev,
     Build,
@@ -13,13 +13,13 @@ pub(crate) enum Kind {
 
 /// Returns true if one of `sources`, given relative to the package, uses the dependency `name` as its kind
 /// allows.
-pub(crate) fn is_used(name: &str, kind: Kind, sources: &[(&Path, &str)]) -> bool {
+pub(crate) fn is_used(name: &str, kind: DependencyKind, sources: &[(&Path, &str)]) -> bool {
     let name = name.replace('-', "_");
     sources.iter().any(|(path, text)| {
         let may_use = match kind {
-            Kind::Normal => path.starts_with("src"),
-            Kind::Build => *path == Path::new("build.rs"),
-            Kind::Dev => true,
+            DependencyKind::Normal => path.starts_with("src"),
+            DependencyKind::Build => *path == Path::new("build.rs"),
+            DependencyKind::Dev => true,
         };
         may_use && names_crate(text, &name)
     })
@@ -96,7 +96,7 @@ mod tests {
             "let a = ::serde_json::to_string(b);",
         ] {
             assert!(
-                used("serde-json", Kind::Normal, "src/lib.rs", text),
+                used("serde-json", DependencyKind::Normal, "src/lib.rs", text),
                 "{text}"
             );
         }
@@ -108,14 +108,29 @@ mod tests {
             "use x::serde_json::f;",
         ] {
             assert!(
-                !used("serde-json", Kind::Normal, "src/lib.rs", text),
+                !used("serde-json", DependencyKind::Normal, "src/lib.rs", text),
                 "{text}"
             );
         }
-        assert!(!used("rand", Kind::Normal, "tests/it/main.rs", "use rand;"));
-        assert!(used("rand", Kind::Dev, "tests/it/main.rs", "use rand;"));
-        assert!(!used("cc", Kind::Build, "src/lib.rs", "cc::Build"));
-        assert!(used("cc", Kind::Build, "build.rs", "cc::Build"));
+        assert!(!used(
+            "rand",
+            DependencyKind::Normal,
+            "tests/it/main.rs",
+            "use rand;"
+        ));
+        assert!(used(
+            "rand",
+            DependencyKind::Dev,
+            "tests/it/main.rs",
+            "use rand;"
+        ));
+        assert!(!used(
+            "cc",
+            DependencyKind::Build,
+            "src/lib.rs",
+            "cc::Build"
+        ));
+        assert!(used("cc", DependencyKind::Build, "build.rs", "cc::Build"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! before it, `<!-- figures: ID PREFIX* -->`, and below that line up to the next empty one each figure's text, in the same
 //! order. Text that differs is a fault, and a new measurement replaces the text.
 
-use crate::git::{self, Age};
+use crate::git::{self, CommitAge};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -109,15 +109,15 @@ pub(crate) fn faults(root: &Path, documents: &[(PathBuf, String)]) -> Result<Vec
     for measurement in &record.measurements {
         let commit = &measurement.commit;
         match git::age(commit)? {
-            Age::Missing => faults.push(format!(
+            CommitAge::Missing => faults.push(format!(
                 "{FILE}: {}: no such commit: {commit}",
                 measurement.id
             )),
-            Age::Commits(behind) if behind > STALE => warn(&format!(
+            CommitAge::Commits(behind) if behind > STALE => warn(&format!(
                 "{} is stale: measured {behind} commits ago; repeat it with `cargo xtask figures --run {}`",
                 measurement.id, measurement.id
             )),
-            Age::Commits(_) | Age::Unknown => {}
+            CommitAge::Commits(_) | CommitAge::Unknown => {}
         }
     }
     Ok(faults)
@@ -249,8 +249,8 @@ fn list(record: &Record, documents: &[(PathBuf, String)], json: bool) -> Result<
     let mut rows = Vec::new();
     for measurement in &record.measurements {
         let behind = match git::age(&measurement.commit)? {
-            Age::Commits(behind) => Some(behind),
-            Age::Missing | Age::Unknown => None,
+            CommitAge::Commits(behind) => Some(behind),
+            CommitAge::Missing | CommitAge::Unknown => None,
         };
         for figure in &measurement.figures {
             rows.push(Row {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 /// A commit's distance from the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Age {
+pub(crate) enum CommitAge {
     /// Commits that the head has and it has not.
     Commits(usize),
     /// The history is complete and does not have it.
@@ -36,16 +36,16 @@ pub(crate) fn is_complete() -> bool {
 }
 
 /// Returns how far `commit` is behind the head.
-pub(crate) fn age(commit: &str) -> Result<Age> {
+pub(crate) fn age(commit: &str) -> Result<CommitAge> {
     if !is_complete() {
-        return Ok(Age::Unknown);
+        return Ok(CommitAge::Unknown);
     }
     // A word that starts with a dash would be an option.
     let is_hex = commit.chars().all(|c| c.is_ascii_hexdigit());
     if !is_hex || output(&["cat-file", "-e", &format!("{commit}^{{commit}}")])?.is_none() {
-        return Ok(Age::Missing);
+        return Ok(CommitAge::Missing);
     }
     let range = format!("{commit}..HEAD");
     let count = output(&["rev-list", "--count", &range])?.unwrap_or_default();
-    Ok(count.parse().map_or(Age::Unknown, Age::Commits))
+    Ok(count.parse().map_or(CommitAge::Unknown, CommitAge::Commits))
 }

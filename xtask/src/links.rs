@@ -206,7 +206,7 @@ fn missing_commits(documents: &[(PathBuf, String)]) -> Result<Vec<String>> {
             }
             let exists = match checked.get(commit) {
                 Some(exists) => *exists,
-                None => git::age(commit)? != git::Age::Missing,
+                None => git::age(commit)? != git::CommitAge::Missing,
             };
             checked.insert(commit, exists);
             if !exists {

@@ -13,7 +13,7 @@ use std::process::Command;
 
 /// A part of the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wing {
+enum PackageGroup {
     /// A library of the product.
     Product,
     /// A package with one program only.
@@ -22,24 +22,32 @@ enum Wing {
     Lab,
 }
 
-/// The wing of each package and what it may depend on. Tests may also use [`TESTS`].
-const PACKAGES: &[(&str, Wing, &[&str])] = &[
-    ("koord-cpuset", Wing::Product, &[]),
-    ("koord-api", Wing::Product, &["koord-cpuset"]),
-    ("koord-model", Wing::Product, &["koord-api", "koord-cpuset"]),
-    ("koord-host", Wing::Product, &["koord-cpuset"]),
-    ("koord-app", Wing::Product, &[]),
-    ("koord-rpc", Wing::Product, &[]),
-    ("koord-kube", Wing::Product, &["koord-api", "koord-app"]),
-    ("koord-object", Wing::Product, &["koord-api"]),
+/// The group of each package and what it may depend on. Tests may also use [`TESTS`].
+const PACKAGES: &[(&str, PackageGroup, &[&str])] = &[
+    ("koord-cpuset", PackageGroup::Product, &[]),
+    ("koord-api", PackageGroup::Product, &["koord-cpuset"]),
+    (
+        "koord-model",
+        PackageGroup::Product,
+        &["koord-api", "koord-cpuset"],
+    ),
+    ("koord-host", PackageGroup::Product, &["koord-cpuset"]),
+    ("koord-app", PackageGroup::Product, &[]),
+    ("koord-rpc", PackageGroup::Product, &[]),
+    (
+        "koord-kube",
+        PackageGroup::Product,
+        &["koord-api", "koord-app"],
+    ),
+    ("koord-object", PackageGroup::Product, &["koord-api"]),
     (
         "koord-scheduler",
-        Wing::Product,
+        PackageGroup::Product,
         &["koord-api", "koord-model", "koord-app", "koord-kube"],
     ),
     (
         "koord-plugins",
-        Wing::Product,
+        PackageGroup::Product,
         &[
             "koord-api",
             "koord-model",
@@ -50,7 +58,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-manager",
-        Wing::Product,
+        PackageGroup::Product,
         &[
             "koord-api",
             "koord-model",
@@ -61,7 +69,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-descheduler",
-        Wing::Product,
+        PackageGroup::Product,
         &[
             "koord-api",
             "koord-model",
@@ -72,7 +80,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-placement",
-        Wing::Product,
+        PackageGroup::Product,
         &[
             "koord-api",
             "koord-app",
@@ -84,7 +92,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koordlet",
-        Wing::Product,
+        PackageGroup::Product,
         &[
             "koord-api",
             "koord-model",
@@ -96,12 +104,12 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-runtime-proxy",
-        Wing::Product,
+        PackageGroup::Product,
         &["koord-api", "koord-app", "koord-rpc"],
     ),
     (
         "koordctl",
-        Wing::Product,
+        PackageGroup::Product,
         &[
             "koord-api",
             "koord-model",
@@ -115,30 +123,34 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-scheduler-bin",
-        Wing::Bin,
+        PackageGroup::Bin,
         &["koord-scheduler", "koord-plugins"],
     ),
     (
         "koord-descheduler-bin",
-        Wing::Bin,
+        PackageGroup::Bin,
         &["koord-descheduler", "koord-placement"],
     ),
-    ("koord-manager-bin", Wing::Bin, &["koord-manager"]),
-    ("koordlet-bin", Wing::Bin, &["koordlet"]),
+    ("koord-manager-bin", PackageGroup::Bin, &["koord-manager"]),
+    ("koordlet-bin", PackageGroup::Bin, &["koordlet"]),
     (
         "koord-runtime-proxy-bin",
-        Wing::Bin,
+        PackageGroup::Bin,
         &["koord-runtime-proxy"],
     ),
-    ("koord-kinds", Wing::Lab, &["koord-api", "koord-object"]),
+    (
+        "koord-kinds",
+        PackageGroup::Lab,
+        &["koord-api", "koord-object"],
+    ),
     (
         "koord-apiserver",
-        Wing::Lab,
+        PackageGroup::Lab,
         &["koord-api", "koord-app", "koord-kinds"],
     ),
     (
         "koord-bench",
-        Wing::Lab,
+        PackageGroup::Lab,
         &[
             "koord-api",
             "koord-model",
@@ -164,7 +176,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-node",
-        Wing::Lab,
+        PackageGroup::Lab,
         &[
             "koord-api",
             "koord-app",
@@ -175,7 +187,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-sim",
-        Wing::Lab,
+        PackageGroup::Lab,
         &[
             "koord-api",
             "koord-model",
@@ -186,7 +198,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
     ),
     (
         "koord-cluster",
-        Wing::Lab,
+        PackageGroup::Lab,
         &[
             "koord-api",
             "koord-app",
@@ -196,11 +208,15 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koord-descheduler",
         ],
     ),
-    ("koord-workload", Wing::Lab, &["koord-api", "koord-host"]),
-    ("koord-testkit", Wing::Lab, &["koord-host"]),
+    (
+        "koord-workload",
+        PackageGroup::Lab,
+        &["koord-api", "koord-host"],
+    ),
+    ("koord-testkit", PackageGroup::Lab, &["koord-host"]),
     (
         "koord",
-        Wing::Lab,
+        PackageGroup::Lab,
         &[
             "koord-api",
             "koord-model",
@@ -223,7 +239,7 @@ const PACKAGES: &[(&str, Wing, &[&str])] = &[
             "koordctl",
         ],
     ),
-    ("xtask", Wing::Lab, &[]),
+    ("xtask", PackageGroup::Lab, &[]),
 ];
 
 /// Packages that any package's tests may use in addition to its edges: the embedded API server is the test
@@ -255,9 +271,9 @@ const TREES: &str = "xtask/trees";
 /// Target of the release builds.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-fn wing_of(name: &str) -> Option<Wing> {
+fn group_of(name: &str) -> Option<PackageGroup> {
     let row = PACKAGES.iter().find(|(package, ..)| *package == name);
-    row.map(|(_, wing, _)| *wing)
+    row.map(|(_, group, _)| *group)
 }
 
 /// Returns the faults of the manifests of the workspace at `root`, and of its lists of packages.
@@ -334,7 +350,7 @@ fn sources(directory: &Path) -> Result<Vec<(PathBuf, String)>> {
 fn edges(package: &Value, names: &BTreeSet<&str>) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let row = PACKAGES.iter().find(|(known, ..)| *known == name);
-    let Some((_, wing, allowed)) = row else {
+    let Some((_, group, allowed)) = row else {
         return vec![format!("package {name} is not in the table of packages")];
     };
     let mut faults = Vec::new();
@@ -348,7 +364,7 @@ fn edges(package: &Value, names: &BTreeSet<&str>) -> Vec<String> {
         if !is_allowed {
             faults.push(format!("{name} must not depend on {on}"));
         }
-        if *wing != Wing::Lab && !is_dev && wing_of(on) == Some(Wing::Lab) {
+        if *group != PackageGroup::Lab && !is_dev && group_of(on) == Some(PackageGroup::Lab) {
             faults.push(format!("{name} is product and {on} is lab"));
         }
     }
@@ -357,7 +373,7 @@ fn edges(package: &Value, names: &BTreeSet<&str>) -> Vec<String> {
 
 /// Compares the product's library `name` with [`UNIT_TESTS_WITH_LAB`].
 fn unit_tests_with_lab(name: &str, sources: &[(PathBuf, String)]) -> Option<String> {
-    if wing_of(name) != Some(Wing::Product) {
+    if group_of(name) != Some(PackageGroup::Product) {
         return None;
     }
     let sources: Vec<(&Path, &str)> = sources
@@ -366,9 +382,9 @@ fn unit_tests_with_lab(name: &str, sources: &[(PathBuf, String)]) -> Option<Stri
         .collect();
     let lab = PACKAGES
         .iter()
-        .filter(|(_, wing, _)| *wing == Wing::Lab)
+        .filter(|(_, group, _)| *group == PackageGroup::Lab)
         .map(|(package, ..)| *package)
-        .find(|lab| dependencies::is_used(lab, dependencies::Kind::Normal, &sources));
+        .find(|lab| dependencies::is_used(lab, dependencies::DependencyKind::Normal, &sources));
     match (lab, UNIT_TESTS_WITH_LAB.contains(&name)) {
         (Some(lab), false) => Some(format!(
             "{name} is product and its unit tests use {lab}: make them integration tests"
@@ -390,9 +406,9 @@ fn unused_dependencies(package: &Value, sources: &[(PathBuf, String)]) -> Vec<St
     let mut faults = Vec::new();
     for dependency in package["dependencies"].as_array().into_iter().flatten() {
         let kind = match dependency["kind"].as_str() {
-            Some("dev") => dependencies::Kind::Dev,
-            Some("build") => dependencies::Kind::Build,
-            _ => dependencies::Kind::Normal,
+            Some("dev") => dependencies::DependencyKind::Dev,
+            Some("build") => dependencies::DependencyKind::Build,
+            _ => dependencies::DependencyKind::Normal,
         };
         let named = dependency["rename"]
             .as_str()
@@ -410,10 +426,11 @@ fn unused_dependencies(package: &Value, sources: &[(PathBuf, String)]) -> Vec<St
 /// Returns each program with the names of the packages that it is built of, sorted; a package that is there in two
 /// versions is there twice.
 fn trees(root: &Path) -> Result<Vec<(String, Vec<String>)>> {
-    let has_program = |name: &str, wing: Wing| wing == Wing::Bin || name == "koordctl";
+    let has_program =
+        |name: &str, group: PackageGroup| group == PackageGroup::Bin || name == "koordctl";
     let bins = PACKAGES
         .iter()
-        .filter(|(name, wing, _)| has_program(name, *wing));
+        .filter(|(name, group, _)| has_program(name, *group));
     bins.map(|(package, ..)| {
         let output = Command::new("cargo")
             .args(["tree", "--locked", "--edges", "normal", "--prefix", "none"])
@@ -450,7 +467,10 @@ fn package_names(text: &str) -> Vec<String> {
 /// Returns the packages of a program that its list does not have, those that only the list has, and lab crates.
 fn differences(program: &str, listed: &str, tree: &[String]) -> Vec<String> {
     let mut faults = Vec::new();
-    for lab in tree.iter().filter(|name| wing_of(name) == Some(Wing::Lab)) {
+    for lab in tree
+        .iter()
+        .filter(|name| group_of(name) == Some(PackageGroup::Lab))
+    {
         faults.push(format!("{program} is built of {lab}, which is lab"));
     }
     let listed: Vec<&str> = listed.lines().collect();
@@ -544,9 +564,14 @@ mod tests {
 
     #[test]
     fn table_has_no_edge_from_product_to_lab() {
-        for (name, wing, allowed) in PACKAGES {
-            let lab = allowed.iter().find(|on| wing_of(on) == Some(Wing::Lab));
-            assert!(*wing == Wing::Lab || lab.is_none(), "{name}: {lab:?}");
+        for (name, group, allowed) in PACKAGES {
+            let lab = allowed
+                .iter()
+                .find(|on| group_of(on) == Some(PackageGroup::Lab));
+            assert!(
+                *group == PackageGroup::Lab || lab.is_none(),
+                "{name}: {lab:?}"
+            );
         }
     }
 

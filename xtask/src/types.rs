@@ -36,11 +36,11 @@ const SPECIAL: &[(&str, &str)] = &[
 struct Declaration {
     /// `+marker=value` lines above it.
     markers: Vec<String>,
-    body: Body,
+    body: DeclarationBody,
 }
 
 #[derive(Clone)]
-enum Body {
+enum DeclarationBody {
     Struct(Vec<Member>),
     /// Any other type, as written.
     Alias(String),
@@ -119,12 +119,12 @@ fn parse(text: &str, into: &mut Package) {
             && let Some((name, ty)) = rest.split_once(' ')
         {
             let body = if ty == "struct {" {
-                Body::Struct(members(&mut lines))
+                DeclarationBody::Struct(members(&mut lines))
             } else if ty == "struct{}" {
-                Body::Struct(Vec::new())
+                DeclarationBody::Struct(Vec::new())
             } else {
                 let ty = ty.trim_start_matches("= ");
-                Body::Alias(ty.split(" //").next().unwrap_or(ty).trim().to_owned())
+                DeclarationBody::Alias(ty.split(" //").next().unwrap_or(ty).trim().to_owned())
             };
             let markers = std::mem::take(&mut markers);
             into.declarations
@@ -194,7 +194,7 @@ fn marker<'a>(markers: &'a [String], name: &str) -> Option<&'a str> {
 
 /// Text of a type in the table.
 #[derive(Default)]
-struct Shown {
+struct RenderedType {
     text: String,
     /// Markers of the named types on the way.
     markers: Vec<String>,
@@ -268,7 +268,7 @@ impl Sources {
     fn line(&mut self, full: &str, used: &mut BTreeSet<String>) -> Result<String> {
         let Declaration {
             markers,
-            body: Body::Struct(members),
+            body: DeclarationBody::Struct(members),
         } = self.declaration(full)?
         else {
             bail!("{full} is not a struct");
@@ -286,7 +286,7 @@ impl Sources {
                 .and_then(|p| p.split(',').nth(1))
                 .unwrap_or("0");
             let (name, options) = json.split_once(',').unwrap_or((json, ""));
-            let mut shown = Shown::default();
+            let mut shown = RenderedType::default();
             self.show(&member.go_type, package, &mut shown, used)
                 .with_context(|| format!("{full}.{name}"))?;
             if options.contains("inline") {
@@ -303,7 +303,7 @@ impl Sources {
         &mut self,
         go_type: &str,
         package: &str,
-        out: &mut Shown,
+        out: &mut RenderedType,
         used: &mut BTreeSet<String>,
     ) -> Result<()> {
         if let Some(inner) = go_type.strip_prefix('*') {
@@ -346,12 +346,12 @@ impl Sources {
         }
         let declaration = self.declaration(&full)?;
         match declaration.body {
-            Body::Struct(_) => {
+            DeclarationBody::Struct(_) => {
                 out.text.push_str(&full);
                 used.insert(full);
                 Ok(())
             }
-            Body::Alias(target) => {
+            DeclarationBody::Alias(target) => {
                 out.markers.extend(declaration.markers);
                 // A named type of a list of strings is a message in protobuf.
                 if target == "[]string" && package != "meta/v1" {
@@ -366,7 +366,7 @@ impl Sources {
 }
 
 /// Returns the key of a list's elements, or that a value is owned as a whole.
-fn flags(member: &Member, options: &str, shown: &Shown) -> String {
+fn flags(member: &Member, options: &str, shown: &RenderedType) -> String {
     let mut out = String::new();
     if options.contains("omitempty") || options.contains("omitzero") {
         out.push('?');

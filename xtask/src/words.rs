@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Part of a line that a pattern is searched in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum SearchScope {
     /// Comments, and string literals.
     Text,
     /// Comments from their first slash on.
@@ -23,87 +23,107 @@ enum Place {
 }
 
 /// A pattern, where it is looked for, and what to write instead.
-const PATTERNS: &[(&str, Place, &str)] = &[
-    (r"\bwhom\b", Place::Text, "which pod, client or node"),
+const PATTERNS: &[(&str, SearchScope, &str)] = &[
+    (r"\bwhom\b", SearchScope::Text, "which pod, client or node"),
     (
         r"^//[/!] The same\b",
-        Place::Comment,
+        SearchScope::Comment,
         "name the item: [`x`]",
     ),
     (
         r"\bThe same (of|for|with|as|in|by|where|when)\b",
-        Place::Text,
+        SearchScope::Text,
         "name the item: [`x`]",
     ),
-    (r"^//[/!] Of\b", Place::Comment, "start with the noun"),
-    (r"^//[/!] As [^\[`]", Place::Comment, "Like [`x`], …"),
-    (r"^//[/!] Who\b", Place::Comment, "owner, caller, victim"),
+    (r"^//[/!] Of\b", SearchScope::Comment, "start with the noun"),
+    (r"^//[/!] As [^\[`]", SearchScope::Comment, "Like [`x`], …"),
+    (
+        r"^//[/!] Who\b",
+        SearchScope::Comment,
+        "owner, caller, victim",
+    ),
     (
         r"\bwho (asks?|reads?|writes?|takes?|has|may|decides?|runs?|holds?)\b",
-        Place::Text,
+        SearchScope::Text,
         "which component or caller",
     ),
     (
         r"See the module documentation\.",
-        Place::Comment,
+        SearchScope::Comment,
         "one own sentence",
     ),
     (
         r"\bas (it|they) (was|were|is|are) read\b",
-        Place::Text,
+        SearchScope::Text,
         "parsed",
     ),
     (
         r"\b(nobody|anybody|somebody)\b",
-        Place::Text,
+        SearchScope::Text,
         "no pod, any client, a user",
     ),
-    (r"\b(spoken|speaks?|spoke) of\b", Place::Text, "reported"),
-    (r"\banew\b", Place::Text, "again"),
-    (r"\bshall\b", Place::Text, "must, is to"),
+    (
+        r"\b(spoken|speaks?|spoke) of\b",
+        SearchScope::Text,
+        "reported",
+    ),
+    (r"\banew\b", SearchScope::Text, "again"),
+    (r"\bshall\b", SearchScope::Text, "must, is to"),
     (
         r"\bbeside( [^e]| e[^a]|[.,;:)]|$)",
-        Place::Text,
+        SearchScope::Text,
         "in addition to, next to",
     ),
     (
         r"\bin vain\b|\bto blame\b|\bat hand\b",
-        Place::Text,
+        SearchScope::Text,
         "without effect, cause, available",
     ),
     (
         r"\b(takes?|taken|took) in\b",
-        Place::Text,
+        SearchScope::Text,
         "absorbs, includes",
     ),
-    (r"\bimagin(e|ed|es)\b", Place::Text, "assumed"),
-    (r"\b(gives?|given|gave) away\b", Place::Text, "allocated"),
-    (r"\b(goes|go) for\b", Place::Text, "is evicted for"),
-    (r"\b(has|have|a) (a )?say\b", Place::Text, "admits, decides"),
+    (r"\bimagin(e|ed|es)\b", SearchScope::Text, "assumed"),
+    (
+        r"\b(gives?|given|gave) away\b",
+        SearchScope::Text,
+        "allocated",
+    ),
+    (r"\b(goes|go) for\b", SearchScope::Text, "is evicted for"),
+    (
+        r"\b(has|have|a) (a )?say\b",
+        SearchScope::Text,
+        "admits, decides",
+    ),
     (
         r"\b(is|are|was|were|be|been) told\b",
-        Place::Text,
+        SearchScope::Text,
         "receives, is notified",
     ),
     (
         r"\b(is|are|was|were|be) said\b",
-        Place::Text,
+        SearchScope::Text,
         "is logged, is reported",
     ),
-    (r"\bbeliev(e|ed|es)\b", Place::Text, "accepted, trusted"),
+    (
+        r"\bbeliev(e|ed|es)\b",
+        SearchScope::Text,
+        "accepted, trusted",
+    ),
     (
         r"\binto words\b|\bso that nobody\b",
-        Place::Text,
+        SearchScope::Text,
         "formatted; so that no …",
     ),
     (
         r"\b(struct|enum|trait|type) (Said|Known|Seen|Asked|Ask|Kept|Wanted|Wish|Held|Told|Given|Left|Found|Gone|There|Thing|About|Desk|Room|Place|Why|How|What|One|No|Then|Trouble|Troubles|Standing|Words|Books?|Ours)\b",
-        Place::Code,
+        SearchScope::Code,
         "a noun that says what the value is",
     ),
     (
         r#"\b(error|warn|info|debug)!\((.*, )?"(the|an?|it|there|no|this|some|what) "#,
-        Place::Code,
+        SearchScope::Code,
         "a message that starts with the action",
     ),
 ];
@@ -135,7 +155,7 @@ impl Hit {
 
 /// Compiled patterns.
 pub(crate) struct Checker {
-    patterns: Vec<(Regex, Place, &'static str)>,
+    patterns: Vec<(Regex, SearchScope, &'static str)>,
     /// All patterns in one automaton: few lines match any.
     set: RegexSet,
     /// A type that is declared at the top of a file.
@@ -144,7 +164,7 @@ pub(crate) struct Checker {
 
 impl Checker {
     pub(crate) fn new() -> Result<Self> {
-        let compile = |(pattern, place, instead): &(&str, Place, &'static str)| {
+        let compile = |(pattern, place, instead): &(&str, SearchScope, &'static str)| {
             let regex = Regex::new(pattern).with_context(|| format!("pattern {pattern}"))?;
             Ok((regex, *place, *instead))
         };
@@ -184,9 +204,9 @@ impl Checker {
             for (regex, place, instead) in matches.into_iter().map(|at| &self.patterns[at]) {
                 let mut parts = Vec::new();
                 match place {
-                    Place::Comment => parts.push(comment),
-                    Place::Code => parts.push(code),
-                    Place::Text => {
+                    SearchScope::Comment => parts.push(comment),
+                    SearchScope::Code => parts.push(code),
+                    SearchScope::Text => {
                         parts.push(comment);
                         parts.extend(&strings);
                     }
