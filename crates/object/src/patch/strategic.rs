@@ -34,8 +34,8 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
         }
         Some(other) => Err(PatchError::Broken(format!(
             "unknown patch type: {} in map: {}",
-            go(other),
-            go_map(patch)
+            format_go(other),
+            format_go_map(patch)
         ))),
     }
 }
@@ -167,21 +167,24 @@ fn ids(items: &[Value], merge_key: Option<&str>) -> Vec<Value> {
 }
 
 /// Formats a value as Go does.
-fn go(value: &Value) -> String {
+fn format_go(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),
         Value::String(s) => s.clone(),
-        Value::Object(map) => go_map(map),
+        Value::Object(map) => format_go_map(map),
         Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(go).collect();
+            let items: Vec<String> = items.iter().map(format_go).collect();
             format!("[{}]", items.join(" "))
         }
         other => other.to_string(),
     }
 }
 
-fn go_map(map: &Map<String, Value>) -> String {
-    let members: Vec<String> = map.iter().map(|(k, v)| format!("{k}:{}", go(v))).collect();
+fn format_go_map(map: &Map<String, Value>) -> String {
+    let members: Vec<String> = map
+        .iter()
+        .map(|(k, v)| format!("{k}:{}", format_go(v)))
+        .collect();
     format!("map[{}]", members.join(" "))
 }
 
@@ -294,7 +297,7 @@ fn merge_list(
         let key = map.get(merge_key).ok_or_else(|| {
             PatchError::Broken(format!(
                 "map: {} does not contain declared merge key: {merge_key}",
-                go_map(map)
+                format_go_map(map)
             ))
         })?;
         if delete {

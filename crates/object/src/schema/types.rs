@@ -90,7 +90,7 @@ fn parse(text: &'static str) -> Table {
         let mut all = FxHashMap::default();
         let inline: Vec<TypeId> = types[i].wire.iter().filter_map(|w| w.inline).collect();
         for id in inline {
-            inherit(&types, id, &mut all, 0);
+            inherit_fields(&types, id, &mut all, 0);
         }
         all.extend(std::mem::take(&mut types[i].fields));
         types[i].fields = all;
@@ -108,7 +108,7 @@ fn parse(text: &'static str) -> Table {
 }
 
 /// Adds the fields of an inline member.
-fn inherit(
+fn inherit_fields(
     types: &[BuiltinType],
     id: TypeId,
     out: &mut FxHashMap<&'static str, Schema>,
@@ -118,7 +118,7 @@ fn inherit(
         return;
     };
     for id in this.wire.iter().filter_map(|w| w.inline) {
-        inherit(types, id, out, depth + 1);
+        inherit_fields(types, id, out, depth + 1);
     }
     out.extend(this.fields.iter().map(|(k, f)| (*k, f.clone())));
 }
@@ -131,7 +131,7 @@ fn parse_type(
     let mut tokens = line.split(' ');
     let name = tokens.next().unwrap_or_default();
     let mut tokens = tokens.peekable();
-    let mut schema = typed(Type::Object);
+    let mut schema = typed_schema(Type::Object);
     schema.members = Members::Named(id);
     schema.atomic = tokens.next_if_eq(&"%-").is_some();
     let (mut wire, mut fields) = (Vec::new(), FxHashMap::default());
@@ -207,7 +207,7 @@ fn flag(flags: &'static str, sign: char) -> Option<&'static str> {
 /// Type of the schemas of custom resources.
 const SCHEMA: &str = "apiextensions/v1.JSONSchemaProps";
 
-fn typed(kind: Type) -> Schema {
+fn typed_schema(kind: Type) -> Schema {
     let free = matches!(kind, Type::Any | Type::Raw | Type::FieldsV1);
     let mut schema = Schema::new(kind, free);
     schema.typed = true;
@@ -216,12 +216,12 @@ fn typed(kind: Type) -> Schema {
 
 fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, TypeId>) -> Option<Schema> {
     if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
-        let mut list = typed(Type::Array);
+        let mut list = typed_schema(Type::Array);
         list.items = Some(Box::new(parse_shape(inner, names)?));
         return Some(list);
     }
     if let Some(inner) = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')) {
-        let mut map = typed(Type::Object);
+        let mut map = typed_schema(Type::Object);
         map.additional = Some(Box::new(parse_shape(inner, names)?));
         return Some(map);
     }
@@ -246,7 +246,7 @@ fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, TypeId>) -> O
         "|s" => (Type::SchemaOr(SchemaAlternative::Strings), Some(SCHEMA)),
         name => (Type::Object, Some(name)),
     };
-    let mut schema = typed(kind);
+    let mut schema = typed_schema(kind);
     if let Some(name) = name {
         schema.members = Members::Named(*names.get(name)?);
     }

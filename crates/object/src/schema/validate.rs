@@ -35,7 +35,7 @@ fn validate(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
         Value::Object(map) => check_object(schema, map, path, errors),
         Value::Null | Value::Bool(_) => {}
     }
-    combined(schema, value, path, errors);
+    validate_combinations(schema, value, path, errors);
 }
 
 fn type_name(value: &Value) -> &'static str {
@@ -306,7 +306,7 @@ fn check_object(
     }
 }
 
-fn passes(schema: &Schema, value: &Value, path: Path<'_>) -> bool {
+fn is_valid(schema: &Schema, value: &Value, path: Path<'_>) -> bool {
     let mut errors = Vec::new();
     validate_untyped(schema, value, path, &mut errors);
     errors.is_empty()
@@ -321,7 +321,12 @@ fn validate_untyped(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut
     validate(schema, value, path, errors);
 }
 
-fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
+fn validate_combinations(
+    schema: &Schema,
+    value: &Value,
+    path: Path<'_>,
+    errors: &mut Vec<FieldError>,
+) {
     let Some(rules) = &schema.rules else {
         return;
     };
@@ -331,7 +336,7 @@ fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
     // The two alternatives of an int-or-string are covered by the type check.
     if !rules.any_of.is_empty()
         && schema.kind != Type::IntOrString
-        && !rules.any_of.iter().any(|s| passes(s, value, path))
+        && !rules.any_of.iter().any(|s| is_valid(s, value, path))
     {
         errors.push(FieldError::invalid(
             path,
@@ -343,7 +348,7 @@ fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
         let valid = rules
             .one_of
             .iter()
-            .filter(|s| passes(s, value, path))
+            .filter(|s| is_valid(s, value, path))
             .count();
         if valid != 1 {
             let valid_count = if valid == 0 {
@@ -361,7 +366,7 @@ fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
         }
     }
     if let Some(inner) = &rules.not
-        && passes(inner, value, path)
+        && is_valid(inner, value, path)
     {
         errors.push(FieldError::invalid(
             path,

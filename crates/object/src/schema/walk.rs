@@ -218,14 +218,14 @@ impl Schema {
             let left_out = if v.is_null() {
                 fields || (self.typed && inner.kind != Type::Any)
             } else {
-                fields && !inner.written && inner.leaves_out(v)
+                fields && !inner.written && inner.is_omitted(v)
             };
             !left_out
         });
     }
 
     /// Returns true if Go's `omitempty` omits the value. Pointers to empty values are not omitted.
-    fn leaves_out(&self, value: &Value) -> bool {
+    fn is_omitted(&self, value: &Value) -> bool {
         match value {
             Value::Array(a) => a.is_empty(),
             Value::Object(m) => m.is_empty() && self.additional.is_some(),

@@ -121,7 +121,7 @@ impl ApiError {
         }
     }
 
-    fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
+    fn with_object(mut self, group: &str, kind: &str, name: &str) -> Self {
         let details = self.details_mut();
         details.group = group.to_owned();
         details.kind = kind.to_owned();
@@ -165,7 +165,7 @@ impl ApiError {
     #[must_use]
     pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
         let message = format!("{} {} not found", qualified(resource, group), quoted(name));
-        Self::new(404, "NotFound", message).about(group, resource, name)
+        Self::new(404, "NotFound", message).with_object(group, resource, name)
     }
 
     /// Creates a 404 for a path that no resource serves.
@@ -188,7 +188,7 @@ impl ApiError {
             qualified(resource, group),
             quoted(name)
         );
-        Self::new(409, "AlreadyExists", message).about(group, resource, name)
+        Self::new(409, "AlreadyExists", message).with_object(group, resource, name)
     }
 
     /// Creates a 409 for a name that is taken by an object under deletion.
@@ -207,7 +207,7 @@ impl ApiError {
             qualified(resource, group),
             quoted(name)
         );
-        Self::new(409, "Conflict", message).about(group, resource, name)
+        Self::new(409, "Conflict", message).with_object(group, resource, name)
     }
 
     /// Creates a 409 for a stale `resourceVersion`.
@@ -259,7 +259,7 @@ impl ApiError {
                 message.push(']');
             }
         }
-        let mut e = Self::new(422, "Invalid", message).about(group, kind, name);
+        let mut e = Self::new(422, "Invalid", message).with_object(group, kind, name);
         e.details_mut().causes = errors
             .iter()
             .map(|f| Cause {
@@ -299,7 +299,7 @@ impl ApiError {
         } else {
             format!("{qualified_resource} {} is forbidden: {why}", quoted(name))
         };
-        Self::new(403, "Forbidden", message).about(group, resource, name)
+        Self::new(403, "Forbidden", message).with_object(group, resource, name)
     }
 
     /// Creates a 403 for a creation in a namespace under deletion.
@@ -324,7 +324,7 @@ impl ApiError {
             "{action} is not supported on resources of kind {}",
             quoted(&qualified_resource)
         );
-        Self::new(405, "MethodNotAllowed", message).about(group, resource, "")
+        Self::new(405, "MethodNotAllowed", message).with_object(group, resource, "")
     }
 
     /// Creates a 406 that lists the supported media types.
