@@ -191,7 +191,7 @@ impl Args {
         ];
         let set = gates.iter().filter(|(gate, on)| *on != gate.default);
         let gates = set.filter_map(|(gate, on)| {
-            let why = features::without_effect(gate.name)?;
+            let why = features::ineffective_reason(gate.name)?;
             Some((format!("--feature-gates={}={on}", gate.name), true, why))
         });
         flags

@@ -32,7 +32,7 @@ pub(crate) struct SettingsProblem {
 
 impl SettingsProblem {
     /// Returns the problem for settings that were removed while the previous ones stay in effect.
-    fn emptied(key: &'static str, message: String) -> Self {
+    fn for_removed_key(key: &'static str, message: String) -> Self {
         Self {
             key,
             reason: "SLOConfigEmptied",
@@ -118,7 +118,7 @@ impl Config {
             // An emptied ConfigMap is treated as a deleted one: it must not take resources from running batch
             // pods.
             next.colocation_error = false;
-            problems.push(SettingsProblem::emptied(
+            problems.push(SettingsProblem::for_removed_key(
                 "",
                 "the settings are empty; the last ones stay in force until a restart".to_owned(),
             ));
@@ -136,7 +136,7 @@ impl Config {
                     "{key}: the section is empty; the last settings stay in force until a restart, and \
                      {{\"enable\": false}} switches co-location off"
                 );
-                problems.push(SettingsProblem::emptied(key, message));
+                problems.push(SettingsProblem::for_removed_key(key, message));
             } else {
                 problems.push(SettingsProblem {
                     key,

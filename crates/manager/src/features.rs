@@ -48,7 +48,7 @@ pub const GATES: &[Gate] = &[
 
 /// Returns why a gate has no effect here; `None` for gates that have one. Upstream's manager accepts these
 /// gates without reading them, too.
-pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
+pub(crate) fn ineffective_reason(gate: &str) -> Option<&'static str> {
     match gate {
         "DisablePVCReservation" => Some("it is a gate of the descheduler"),
         "ElasticQuotaIgnorePodOverhead" => {

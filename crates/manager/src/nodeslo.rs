@@ -31,7 +31,7 @@ pub(crate) fn plan(
     // Extensions belong to third parties, except for cpuSuppress.
     wanted.extensions = match existing {
         Some(existing) => existing.extensions.clone(),
-        None => Some(suppress::no_extensions()),
+        None => Some(suppress::empty_extensions()),
     };
     let labels = node.metadata.labels.clone().unwrap_or_default();
     if let Err(error) = suppress::extend(&mut wanted.extensions, config.suppress(), &labels) {

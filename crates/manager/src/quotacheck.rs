@@ -60,9 +60,9 @@ fn build(replica: &Arc<Replica>) -> Controller {
     replica.caches.quotas.on_change(move |change| {
         let is_relevant = match change {
             // The scheduler often writes the status and annotations of its own.
-            Change::Applied { old, new } => {
-                old.as_ref().is_none_or(|old| checked(old) != checked(new))
-            }
+            Change::Applied { old, new } => old
+                .as_ref()
+                .is_none_or(|old| checked_fields(old) != checked_fields(new)),
             Change::Deleted(_) => true,
             Change::Synced => false,
         };
@@ -78,7 +78,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
 }
 
 /// Returns the fields of a quota that are checked.
-fn checked(
+fn checked_fields(
     quota: &ElasticQuota,
 ) -> (
     Option<&BTreeMap<String, String>>,

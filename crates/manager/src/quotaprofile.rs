@@ -102,7 +102,7 @@ fn plan(
         let ratio = ratio.unwrap_or(1.0);
         for list in [&mut total, &mut unschedulable] {
             for (resource, amount) in list {
-                *amount = part(resource, *amount, ratio);
+                *amount = scale_amount(resource, *amount, ratio);
             }
         }
     }
@@ -154,7 +154,7 @@ fn is_schedulable(node: &Node) -> bool {
     clippy::cast_possible_truncation,
     reason = "upstream's arithmetic; an f64 too large saturates"
 )]
-fn part(resource: &str, amount: Quantity, ratio: f64) -> Quantity {
+fn scale_amount(resource: &str, amount: Quantity, ratio: f64) -> Quantity {
     let share = |value: i64| (value as f64 * ratio) as i64;
     match resource {
         resources::CPU => Quantity::from_milli(share(amount.milli_value())),
@@ -187,7 +187,7 @@ impl Plan {
         for (key, list) in self.sums() {
             let current = quota.amounts(key);
             if quota.annotation(key).is_empty() || current.as_ref() != Ok(list) {
-                change["metadata"]["annotations"][key] = json!(text(list));
+                change["metadata"]["annotations"][key] = json!(encode_list(list));
             }
         }
         for (field, current, wanted) in [
@@ -226,7 +226,9 @@ impl Plan {
         let mut quota = ElasticQuota::new(&key.name, self.spec.clone());
         quota.metadata.namespace = Some(key.namespace.clone());
         quota.metadata.labels = Some(self.labels.clone());
-        let sums = self.sums().map(|(key, list)| (key.to_owned(), text(list)));
+        let sums = self
+            .sums()
+            .map(|(key, list)| (key.to_owned(), encode_list(list)));
         quota.metadata.annotations = Some(BTreeMap::from(sums));
         // Upstream writes an empty status, too, and would update a quota without one. `change` does likewise.
         quota.status = Some(ElasticQuotaStatus::default());
@@ -234,7 +236,7 @@ impl Plan {
     }
 }
 
-fn text(list: &ResourceList) -> String {
+fn encode_list(list: &ResourceList) -> String {
     serde_json::to_string(list).unwrap_or_default()
 }
 
@@ -289,7 +291,7 @@ async fn reconcile(
         return Ok(Action::Done);
     };
     let mut problems = Vec::new();
-    let outcome = keep(&replica, &profile, &key, &mut problems).await;
+    let outcome = apply_quota(&replica, &profile, &key, &mut problems).await;
     // The reconcile repeats every few seconds: report only new problems.
     let before = reported.lock().remove(&key).unwrap_or_default();
     for (reason, message) in problems.iter().filter(|problem| !before.contains(problem)) {
@@ -305,7 +307,7 @@ async fn reconcile(
 }
 
 /// Creates or updates the quota of a profile.
-async fn keep(
+async fn apply_quota(
     replica: &Replica,
     profile: &ElasticQuotaProfile,
     key: &ObjectKey,

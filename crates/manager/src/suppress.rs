@@ -24,7 +24,7 @@ const KEPT: &str = "Object";
 const MODES: [&str; 2] = ["pressure", "upstream"];
 
 /// Returns the extensions of a new NodeSLO, as a Go manager writes them.
-pub(crate) fn no_extensions() -> ExtensionsMap {
+pub(crate) fn empty_extensions() -> ExtensionsMap {
     Map::from_iter([(KEPT.to_owned(), json!({}))])
 }
 

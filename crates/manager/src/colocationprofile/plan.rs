@@ -67,7 +67,9 @@ pub(super) fn pods(
     };
     let left_out = |pod: &PodFacts| {
         let uid = pod.uid().unwrap_or_default();
-        profile::is_skipped(percent, || profile::roll(uid, profile::name(profile)))
+        profile::is_skipped(percent, || {
+            profile::stable_percentage(uid, profile::name(profile))
+        })
     };
     let waiting = pods.iter().filter(|pod| pod.node.is_empty() && pod.active);
     let mut chosen: Vec<_> = waiting

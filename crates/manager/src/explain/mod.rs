@@ -217,7 +217,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     }
     let names = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
     for (name, sum) in names.into_iter().zip(sums) {
-        let published = noderesource::read(shown, name);
+        let published = noderesource::read_amount(shown, name);
         explanation.resources.push(resource(name, sum, published));
         if let (Some(Some(wanted)), Some(strategy)) = (draft.resources.get(name), &strategy) {
             explanation.notes.extend(pending_change_note(
@@ -345,7 +345,7 @@ fn zones(
     draft: &Draft,
     origins: &Origins,
 ) -> Vec<ZoneResources> {
-    let numbered = noderesource::numbered(input);
+    let numbered = noderesource::formula_zones(input);
     let computed = reclaim::batch_by_zone(view, &numbered, &strategy.batch);
     let zones = input
         .topology

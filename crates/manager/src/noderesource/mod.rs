@@ -38,8 +38,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use plan::{Input, Reset};
-pub(crate) use plugins::{Draft, normalized, numbered, third_parties};
-pub(crate) use view::read;
+pub(crate) use plugins::{Draft, formula_zones, normalized, third_parties};
+pub(crate) use view::read_amount;
 
 /// Returns the view that a node's resources are reclaimed from, or why none are; the resulting draft; and the
 /// result of each plugin.
@@ -159,7 +159,7 @@ impl Resources {
 
     /// Returns when a node was last synced. Nodes that this process never wrote are spread over the update
     /// interval, so that a new leader does not write all of them at once.
-    fn synced(&self, node: &str, strategy: Option<&Strategy>) -> Timestamp {
+    fn last_synced(&self, node: &str, strategy: Option<&Strategy>) -> Timestamp {
         if let Some(synced) = self.synced.lock().get(node) {
             return *synced;
         }
@@ -221,7 +221,7 @@ impl Resources {
             plugins: &replica.options.noderesource_plugins,
             share_gpus: gates.enabled("EnableSyncGPUSharedResource"),
             devices_always: gates.enabled("DeviceResourceWithoutColocation"),
-            synced: Some(self.synced(name, strategy.as_ref())),
+            synced: Some(self.last_synced(name, strategy.as_ref())),
             now,
         });
         self.report(name, &plan);
@@ -307,7 +307,7 @@ impl Resources {
             }
         }
         // A patch of the status subresource may change metadata, too: one write for both.
-        let change = merged(plan.meta.as_ref(), plan.status.as_ref());
+        let change = merge_patches(plan.meta.as_ref(), plan.status.as_ref());
         if let Some(change) = &change {
             let write = || async {
                 if plan.status.is_some() {
@@ -355,7 +355,7 @@ async fn write_zones(client: &Client, node: &str, change: &Value) -> Result<(), 
 }
 
 /// Merges both patches into one.
-fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
+fn merge_patches(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
     let mut merged = serde_json::Map::new();
     for patch in [meta, status].into_iter().flatten() {
         merged.extend(

@@ -96,12 +96,15 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
     let status = input.node.status.as_ref();
     let allocatable = status.and_then(|status| status.allocatable.as_ref());
     let differs = draft.resources.iter().any(|(name, amount)| {
-        reclaim::differs(view::read(allocatable, name), *amount, diff_threshold)
+        reclaim::differs(
+            view::read_amount(allocatable, name),
+            *amount,
+            diff_threshold,
+        )
     });
-    plan.has_resources = draft
-        .resources
-        .iter()
-        .any(|(name, _)| view::read(allocatable, name).is_some_and(|amount| !amount.is_zero()));
+    plan.has_resources = draft.resources.iter().any(|(name, _)| {
+        view::read_amount(allocatable, name).is_some_and(|amount| !amount.is_zero())
+    });
     let next_sync = input
         .synced
         .map(|synced| synced.as_second().saturating_add(update_threshold))
@@ -247,7 +250,7 @@ fn status_patch(node: &Node, wanted: &BTreeMap<&'static str, Option<Quantity>>) 
         for (name, amount) in wanted {
             let present = list.is_some_and(|list| list.contains_key(*name));
             match amount {
-                Some(amount) if view::read(list, name) != Some(*amount) => {
+                Some(amount) if view::read_amount(list, name) != Some(*amount) => {
                     change.insert((*name).to_owned(), json!(amount));
                 }
                 None if present => {

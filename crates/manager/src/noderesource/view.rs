@@ -55,12 +55,12 @@ fn status_amount(
     list: impl Fn(&k8s_openapi::api::core::v1::NodeStatus) -> Option<&K8sList>,
 ) -> Amount {
     let list = node.status.as_ref().and_then(list);
-    let amount = |name| read(list, name).unwrap_or_default();
+    let amount = |name| read_amount(list, name).unwrap_or_default();
     Amount::new(amount(resources::CPU), amount(resources::MEMORY))
 }
 
 /// Returns an amount in a resource list; `None` if it is absent or invalid.
-pub(crate) fn read(list: Option<&K8sList>, name: &str) -> Option<Quantity> {
+pub(crate) fn read_amount(list: Option<&K8sList>, name: &str) -> Option<Quantity> {
     quantity::parse(list?.get(name)?).ok()
 }
 

@@ -125,7 +125,7 @@ impl RecommendationState {
         }
         let Some((time, used)) = used else { return };
         self.is_estimated = used.is_estimated(pod);
-        for (name, used) in used.by_container(pod) {
+        for (name, used) in used.container_usage(pod) {
             let sample = Sample {
                 pod: &uid,
                 time: *time,

@@ -80,7 +80,7 @@ pub(crate) async fn measure(
             Ok(items) => {
                 measurements.pods = items
                     .into_iter()
-                    .filter_map(|item| item.read(now))
+                    .filter_map(|item| item.into_measurement(now))
                     .collect();
                 return measurements;
             }
@@ -149,7 +149,10 @@ struct ContainerMetrics {
 }
 
 impl PodMetrics {
-    fn read(self, now: UnixMillis) -> Option<(ObjectKey, (UnixMillis, PodMeasurement))> {
+    fn into_measurement(
+        self,
+        now: UnixMillis,
+    ) -> Option<(ObjectKey, (UnixMillis, PodMeasurement))> {
         let time = current(self.timestamp.parse().ok()?, now)?;
         let container = |container: ContainerMetrics| {
             let amount = |name: &str| {
@@ -209,7 +212,7 @@ fn node_metric_usage(
 impl PodMeasurement {
     /// Returns the usage of each container of `pod`. The usage of a pod measured as a whole is split in
     /// proportion to the requests, or evenly if there are none.
-    pub(crate) fn by_container<'a>(
+    pub(crate) fn container_usage<'a>(
         &'a self,
         pod: &'a RecommenderPod,
     ) -> Vec<(&'a str, ResourceUsage)> {
@@ -281,13 +284,16 @@ mod tests {
             memory: Some(900.0),
         });
         let three = pod(&[Some(1.0), Some(3.0), None]);
-        let parts = measurement.by_container(&three);
+        let parts = measurement.container_usage(&three);
         let cpu: Vec<_> = parts.iter().map(|part| part.1.cpu.unwrap()).collect();
         assert_eq!(cpu, [0.5, 1.5, 0.0]);
         // No container requests memory: it is split evenly.
         assert_eq!(parts[2].1.memory, Some(300.0));
         assert!(measurement.is_estimated(&three) && !measurement.is_estimated(&pod(&[None])));
-        assert_eq!(measurement.by_container(&pod(&[None]))[0].1.cpu, Some(2.0));
+        assert_eq!(
+            measurement.container_usage(&pod(&[None]))[0].1.cpu,
+            Some(2.0)
+        );
     }
 
     #[test]
@@ -296,7 +302,7 @@ mod tests {
             let list: PodMetricsList = serde_json::from_value(value).unwrap();
             list.items
                 .into_iter()
-                .filter_map(|item| item.read(NOW))
+                .filter_map(|item| item.into_measurement(NOW))
                 .collect::<Vec<_>>()
         };
         let item = |time: &str| {

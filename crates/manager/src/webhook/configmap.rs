@@ -50,7 +50,7 @@ pub trait SettingsSource: Send + Sync {
     /// Returns the names and labels of all nodes.
     fn nodes(&self) -> Vec<(String, Strings)>;
     /// Returns true if node strategies must have names.
-    fn names_needed(&self) -> bool;
+    fn requires_names(&self) -> bool;
 }
 
 impl SettingsSource for Arc<Replica> {
@@ -72,7 +72,7 @@ impl SettingsSource for Arc<Replica> {
         named_labels.collect()
     }
 
-    fn names_needed(&self) -> bool {
+    fn requires_names(&self) -> bool {
         self.options.node_strategy_names_needed
     }
 }
@@ -123,10 +123,10 @@ impl Sections {
     /// Parses the node strategies in a ConfigMap.
     pub(crate) fn from_data(data: &Strings) -> Self {
         let (config, _) = SloControllerConfig::parse(data);
-        Self::in_config(&config, data)
+        Self::from_config(&config, data)
     }
 
-    fn in_config(config: &SloControllerConfig, data: &Strings) -> Self {
+    fn from_config(config: &SloControllerConfig, data: &Strings) -> Self {
         fn overrides_of<T>(key: &'static str, section: &Section<T>) -> Overrides {
             let named = |(at, node): (usize, &NodeOverride<T>)| {
                 let name = match node.name.as_str() {
@@ -155,7 +155,7 @@ impl Sections {
         ])
     }
 
-    fn only(mut self, keys: &BTreeSet<&str>) -> Self {
+    fn retain_keys(mut self, keys: &BTreeSet<&str>) -> Self {
         self.0.retain(|section| keys.contains(section.key));
         self
     }
@@ -361,9 +361,9 @@ fn check(
         let reason = "its settings are removed; an event on the ConfigMap reports what is in force";
         warnings.push(format!("{key}: {reason}"));
     }
-    let sections = Sections::in_config(&config, data).only(&changed);
+    let sections = Sections::from_config(&config, data).retain_keys(&changed);
     for section in &sections.0 {
-        section.check(settings.names_needed())?;
+        section.check(settings.requires_names())?;
         section.overlap()?;
     }
     let nodes = settings.nodes();

@@ -63,7 +63,7 @@ impl ReservationMutator {
         let ctx = ProfileContext {
             priority: &|name| priorities.get(name).cloned(),
             merge: &merge,
-            roll: &|profile| profile::roll(&request.uid, profile),
+            roll: &|profile| profile::stable_percentage(&request.uid, profile),
             pod_spec: template.then_some(&["spec", "template", "spec"]),
         };
         let applied: Result<(), ProfileError> = profile::apply(&matched, &mut object, &ctx);

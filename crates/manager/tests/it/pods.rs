@@ -47,12 +47,12 @@ impl ProfileLookup for FixedLookup {
 struct DenyByName;
 
 impl PodQuotas for DenyByName {
-    fn place(&self, _: &Request, pod: &mut Value) -> Result<(), String> {
+    fn bind_to_tree(&self, _: &Request, pod: &mut Value) -> Result<(), String> {
         pod["spec"]["nodeSelector"] = json!({"tree": "a"});
         Ok(())
     }
 
-    fn may_own(&self, request: &Request, _: &Pod, _: Option<&Pod>) -> Result<(), String> {
+    fn check_quota(&self, request: &Request, _: &Pod, _: Option<&Pod>) -> Result<(), String> {
         let parent = request.name == "of-parent";
         if parent {
             Err("quota is a parent".into())
@@ -109,7 +109,7 @@ impl koord_manager::webhook::SettingsSource for NoSettings {
     fn nodes(&self) -> Vec<(String, BTreeMap<String, String>)> {
         Vec::new()
     }
-    fn names_needed(&self) -> bool {
+    fn requires_names(&self) -> bool {
         false
     }
 }

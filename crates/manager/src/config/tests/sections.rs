@@ -291,7 +291,7 @@ fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
 fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
     let config = read(&[]);
     let mut standard = config.slo(&plain()).0;
-    standard.extensions = Some(crate::suppress::no_extensions());
+    standard.extensions = Some(crate::suppress::empty_extensions());
     let mut old = standard.clone();
     old.cpu_burst_strategy = None;
     // Extensions belong to other writers.

@@ -134,7 +134,7 @@ fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
 }
 
 /// Returns [`zones`] in the form that the formulas take.
-pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::NumaZone> {
+pub(crate) fn formula_zones(input: &Input<'_>) -> Vec<reclaim::NumaZone> {
     let amount = |zone: &Zone, name: &str| {
         let entry = zone.resources.iter().find(|resource| resource.name == name);
         entry
@@ -160,7 +160,7 @@ fn add_zones(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
     let (Some(strategy), zones) = (input.strategy, zones(input)) else {
         return;
     };
-    let numbered = numbered(input);
+    let numbered = formula_zones(input);
     let computed = reclaim::batch_by_zone(view, &numbered, &strategy.batch);
     draft.zones = zones
         .iter()

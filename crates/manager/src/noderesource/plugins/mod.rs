@@ -12,7 +12,7 @@ use koord_model::reclaim::NodeView;
 use std::collections::BTreeMap;
 
 pub(super) use batch::ZoneAmounts;
-pub(crate) use batch::{normalized, numbered, third_parties};
+pub(crate) use batch::{formula_zones, normalized, third_parties};
 
 /// Name of a plugin, and why it failed if it did.
 pub(crate) type PluginResult = (&'static str, Result<(), String>);

@@ -15,7 +15,7 @@ impl SettingsSource for FixedSettings {
     fn nodes(&self) -> Vec<(String, Strings)> {
         self.nodes.clone()
     }
-    fn names_needed(&self) -> bool {
+    fn requires_names(&self) -> bool {
         self.names_needed
     }
 }

@@ -108,7 +108,7 @@ impl Decision {
 }
 
 impl BindingPolicy {
-    /// Decides without the pod if possible; `None` requires [`BindingPolicy::about`].
+    /// Decides without the pod if possible; `None` requires [`BindingPolicy::decide_by_metadata`].
     pub(crate) fn decide(&self, user: &str, namespace: &str) -> Option<Decision> {
         if self.users.is_empty() {
             return Some(Decision::Unchecked);
@@ -128,7 +128,7 @@ impl BindingPolicy {
 
     /// Decides about a pod, by its metadata, that a user who is not listed binds. Without metadata the
     /// binding is allowed: this check must not stop a cluster.
-    pub(crate) fn about(&self, metadata: Option<&ObjectMeta>) -> Decision {
+    pub(crate) fn decide_by_metadata(&self, metadata: Option<&ObjectMeta>) -> Decision {
         let Some(metadata) = metadata else {
             return Decision::Unchecked;
         };
@@ -299,7 +299,7 @@ mod tests {
             };
             let metadata: Option<ObjectMeta> = serde_json::from_value(metadata).unwrap();
             assert_eq!(
-                policy.about(metadata.as_ref()),
+                policy.decide_by_metadata(metadata.as_ref()),
                 want,
                 "{labels} {annotations} {metadata:?}"
             );
@@ -309,7 +309,7 @@ mod tests {
             } else {
                 want
             };
-            assert_eq!(policy.about(metadata.as_ref()), dry);
+            assert_eq!(policy.decide_by_metadata(metadata.as_ref()), dry);
         }
     }
 }

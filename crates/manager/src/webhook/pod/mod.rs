@@ -83,13 +83,13 @@ pub trait PodQuotas: Send + Sync {
     ///
     /// # Errors
     /// Describes the problem with pod or quota; the pod is refused.
-    fn place(&self, request: &Request, pod: &mut Value) -> Result<(), String>;
+    fn bind_to_tree(&self, request: &Request, pod: &mut Value) -> Result<(), String>;
 
     /// Checks that the quota of a new or changed pod may own pods.
     ///
     /// # Errors
     /// Describes why not.
-    fn may_own(&self, request: &Request, pod: &Pod, old: Option<&Pod>) -> Result<(), String>;
+    fn check_quota(&self, request: &Request, pod: &Pod, old: Option<&Pod>) -> Result<(), String>;
 
     /// Charges the pod to its quota if it fits (gate `EnableQuotaAdmission`).
     ///

@@ -83,7 +83,7 @@ impl PodMutator {
             && self.gates.enabled("MultiQuotaTree")
         {
             let timer = pods.start("MultiQuotaTree");
-            let placed = quotas.place(&request, &mut pod);
+            let placed = quotas.bind_to_tree(&request, &mut pod);
             timer.stop(placed).map_err(|error| failed(&error))?;
         }
         if !self.gates.enabled("DisableDeviceResourceSpec") {
@@ -173,7 +173,7 @@ impl Profiles {
         let ctx = ProfileContext {
             priority: &|name| self.priorities.get(name).cloned(),
             merge: &strategic,
-            roll: &|profile| profile::roll(&request.uid, profile),
+            roll: &|profile| profile::stable_percentage(&request.uid, profile),
             pod_spec: Some(&["spec"]),
         };
         profile::apply(&self.matched, pod, &ctx)?;

@@ -194,7 +194,7 @@ fn profiles_make_batch_pods() {
     }
     let of_roll = |wanted: fn(i64) -> bool| {
         let mut uids = (0..).map(|n| format!("uid-{n}"));
-        uids.find(|uid| wanted(profile::roll(uid, "test-profile")))
+        uids.find(|uid| wanted(profile::stable_percentage(uid, "test-profile")))
             .unwrap()
     };
     let (taken, left) = (of_roll(|roll| roll == 30), of_roll(|roll| roll == 70));

@@ -87,7 +87,7 @@ impl PodValidator {
 
         if let Some(quotas) = &self.quotas {
             let timer = pods.start("ElasticQuota");
-            let checked = quotas.may_own(&request, &pod, old);
+            let checked = quotas.check_quota(&request, &pod, old);
             timer.stop(checked).map_err(denied)?;
 
             let timer = pods.start("EvaluateQuota");
@@ -223,6 +223,6 @@ impl BindingValidator {
             |error| tracing::warn!(%error, "failed to read the pod of a binding, allowing it"),
         );
         self.policy
-            .about(pod.ok().flatten().map(|pod| pod.metadata).as_ref())
+            .decide_by_metadata(pod.ok().flatten().map(|pod| pod.metadata).as_ref())
     }
 }

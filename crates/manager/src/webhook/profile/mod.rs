@@ -276,7 +276,7 @@ pub(crate) fn is_skipped(percent: i64, roll: impl FnOnce() -> i64) -> bool {
 
 /// Returns a number from 0 to 99 for `subject` (the UID of a request or a pod) and a profile. It is always
 /// the same, so that a repeated request has the same result.
-pub(crate) fn roll(subject: &str, profile: &str) -> i64 {
+pub(crate) fn stable_percentage(subject: &str, profile: &str) -> i64 {
     let mut hasher = rustc_hash::FxHasher::default();
     for text in [subject, profile] {
         hasher.write(text.as_bytes());

@@ -156,7 +156,7 @@ fn probability_is_a_number_or_a_percentage() {
 #[test]
 fn rolls_are_uniform_and_repeatable() {
     let rolls: Vec<_> = (0..10_000)
-        .map(|n| roll(&format!("uid-{n}"), "p"))
+        .map(|n| stable_percentage(&format!("uid-{n}"), "p"))
         .collect();
     assert!(rolls.iter().all(|roll| (0..100).contains(roll)));
     let low = rolls.iter().filter(|roll| **roll < 30).count();
@@ -164,8 +164,8 @@ fn rolls_are_uniform_and_repeatable() {
         (2_700..3_300).contains(&low),
         "{low} of 10,000 are below 30"
     );
-    assert_eq!(roll("uid-7", "p"), rolls[7]);
-    assert!((0..100).any(|n| roll(&format!("uid-{n}"), "q") != rolls[n]));
+    assert_eq!(stable_percentage("uid-7", "p"), rolls[7]);
+    assert!((0..100).any(|n| stable_percentage(&format!("uid-{n}"), "q") != rolls[n]));
 }
 
 #[test]

@@ -51,14 +51,14 @@ impl BoundPods {
 }
 
 impl QuotaPods for BoundPods {
-    fn labelled(&self, quota: &str) -> Vec<String> {
+    fn pods_of_quota(&self, quota: &str) -> Vec<String> {
         let labelled = self.labelled.read();
         let pods = labelled.get(quota).into_iter().flatten();
         pods.map(|pod| pod.name.clone()).collect()
     }
 
     /// Only called when a quota is deleted or becomes a parent: an index would cost more than it saves.
-    fn any_in(&self, namespace: &str) -> bool {
+    fn has_pods_in(&self, namespace: &str) -> bool {
         let pods = self.pods.list();
         pods.iter().any(|pod| pod.key.namespace == namespace)
     }
@@ -92,14 +92,14 @@ mod tests {
             apply(None, pod);
         }
         apply(Some(&first), &first);
-        assert_eq!(bound.labelled("q"), ["p"]);
+        assert_eq!(bound.pods_of_quota("q"), ["p"]);
         apply(Some(&first), &moved);
         assert_eq!(
-            (bound.labelled("q"), bound.labelled("r")),
+            (bound.pods_of_quota("q"), bound.pods_of_quota("r")),
             (vec![], vec!["p".to_owned()])
         );
         bound.apply_change(&Change::Deleted(moved));
-        assert!(bound.labelled("").is_empty());
+        assert!(bound.pods_of_quota("").is_empty());
         bound.apply_change(&Change::Deleted(other));
         assert!(bound.labelled.read().is_empty());
     }

@@ -15,9 +15,9 @@ use koord_model::list;
 /// Lookup of the pods of quotas, for checks that depend on them.
 pub(crate) trait QuotaPods {
     /// Returns the names of the pods whose label names the quota, sorted.
-    fn labelled(&self, quota: &str) -> Vec<String>;
+    fn pods_of_quota(&self, quota: &str) -> Vec<String>;
     /// Returns true if there is a pod in the namespace.
-    fn any_in(&self, namespace: &str) -> bool;
+    fn has_pods_in(&self, namespace: &str) -> bool;
 }
 
 /// Optional rules, by feature gates.
@@ -141,7 +141,7 @@ pub(crate) fn delete(
     if children > 0 {
         refuse!("delete quota failed, quota {name} has {children} child quotas");
     }
-    let bound = pods.labelled(name);
+    let bound = pods.pods_of_quota(name);
     if !bound.is_empty() {
         let count = bound.len();
         let mut shown = bound;
@@ -288,9 +288,9 @@ fn check_is_parent(
         refuse!("quota has children, isParent is forbidden to modify as false, quotaName:{name}");
     }
     if new.is_parent {
-        let has_pods = !pods.labelled(name).is_empty()
-            || pods.any_in(name)
-            || claimed.iter().any(|namespace| pods.any_in(namespace));
+        let has_pods = !pods.pods_of_quota(name).is_empty()
+            || pods.has_pods_in(name)
+            || claimed.iter().any(|namespace| pods.has_pods_in(namespace));
         if has_pods {
             refuse!(
                 "quota has bound pods, isParent is forbidden to modify as true, quotaName: {name}"

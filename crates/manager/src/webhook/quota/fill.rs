@@ -51,7 +51,7 @@ pub(crate) fn defaults(
     if quota.annotation(key).is_empty() {
         set.weight_is_max = !max.is_empty();
         if set.weight_is_max {
-            set.annotations.insert(key, text(max));
+            set.annotations.insert(key, encode_list(max));
         }
         return Ok(set);
     }
@@ -66,13 +66,13 @@ pub(crate) fn defaults(
         })
         .collect();
     if !fixed.keys().eq(weight.keys()) {
-        set.annotations.insert(key, text(&fixed));
+        set.annotations.insert(key, encode_list(&fixed));
     }
     Ok(set)
 }
 
 /// Encodes a resource list for an annotation.
-pub(crate) fn text(list: &ResourceList) -> String {
+pub(crate) fn encode_list(list: &ResourceList) -> String {
     serde_json::to_string(list).unwrap_or_default()
 }
 

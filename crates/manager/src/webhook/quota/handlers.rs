@@ -101,7 +101,7 @@ impl QuotaMutator {
             if values.is_empty() {
                 continue;
             }
-            if let Some(all) = members(&mut object, field) {
+            if let Some(all) = metadata_map(&mut object, field) {
                 let values = values.into_iter();
                 all.extend(values.map(|(key, value)| (key.to_owned(), value.into())));
             }
@@ -111,7 +111,7 @@ impl QuotaMutator {
 }
 
 /// Returns a map in the metadata of an object, creating it if it is missing.
-fn members<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String, Value>> {
+fn metadata_map<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String, Value>> {
     let metadata = object.get_mut("metadata")?.as_object_mut()?;
     let value = metadata.entry(field).or_insert(Value::Null);
     if value.is_null() {

@@ -149,14 +149,14 @@ impl std::fmt::Debug for Admission {
 }
 
 impl PodQuotas for Admission {
-    fn place(&self, request: &Request, pod: &mut Value) -> Result<(), String> {
+    fn bind_to_tree(&self, request: &Request, pod: &mut Value) -> Result<(), String> {
         let topology = self.topology.read();
         let profiles = self.profiles.list();
         let bound = tree::bind_to_tree(&topology, &profiles, &request.namespace, pod);
         bound.map_err(|refusal| refusal.0)
     }
 
-    fn may_own(&self, _: &Request, pod: &Pod, old: Option<&Pod>) -> Result<(), String> {
+    fn check_quota(&self, _: &Request, pod: &Pod, old: Option<&Pod>) -> Result<(), String> {
         let checked = pods::check(&self.topology.read(), old, pod, self.pod_rules);
         checked.map_err(|refusal| refusal.0)
     }

@@ -74,12 +74,12 @@ pub(crate) fn topology<'a>(quotas: impl IntoIterator<Item = &'a ElasticQuota>) -
 pub(crate) struct Pods(pub(crate) Vec<(&'static str, &'static str, &'static str)>);
 
 impl QuotaPods for Pods {
-    fn labelled(&self, quota: &str) -> Vec<String> {
+    fn pods_of_quota(&self, quota: &str) -> Vec<String> {
         let named = self.0.iter().filter(|(_, _, label)| *label == quota);
         named.map(|(_, name, _)| (*name).to_owned()).collect()
     }
 
-    fn any_in(&self, namespace: &str) -> bool {
+    fn has_pods_in(&self, namespace: &str) -> bool {
         self.0.iter().any(|(own, _, _)| *own == namespace)
     }
 }

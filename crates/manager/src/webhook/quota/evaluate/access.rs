@@ -147,7 +147,7 @@ impl QuotaAccess for ClusterQuotas {
             let change = json!({"metadata": {
                 "resourceVersion": quota.metadata.resource_version,
                 "uid": quota.metadata.uid,
-                "annotations": {annotations::QUOTA_CHILD_REQUEST: fill::text(used)},
+                "annotations": {annotations::QUOTA_CHILD_REQUEST: fill::encode_list(used)},
             }});
             let written = patch::merge(&self.api(&key.namespace), &key.name, &change).await;
             let error = match written {

@@ -116,12 +116,12 @@ pub(super) struct ChargeBatch {
 
 impl ChargeBatch {
     /// Decides the open requests by the current quota. Returns `None` if there is nothing to write.
-    pub(super) fn judge(
+    pub(super) fn decide(
         &mut self,
         quota: &ElasticQuota,
         requests: &mut [BatchRequest],
     ) -> Option<Charge> {
-        let (mut used, limit) = match read(quota) {
+        let (mut used, limit) = match usage_and_limit(quota) {
             Ok(read) => read,
             Err(refusal) => {
                 for entry in requests.iter_mut().filter(|entry| entry.verdict.is_none()) {
@@ -176,10 +176,10 @@ impl ChargeBatch {
 
 /// Returns usage and limit of a quota; the limit is the admission annotation if it is not empty, otherwise
 /// the maximum.
-fn read(quota: &ElasticQuota) -> Result<(ResourceList, ResourceList), Refusal> {
+fn usage_and_limit(quota: &ElasticQuota) -> Result<(ResourceList, ResourceList), Refusal> {
     let amounts = |key| {
         let read = quota.amounts(key);
-        read.map_err(|error| Refusal(format!("elastic quota {}: {error}", key_of(quota))))
+        read.map_err(|error| Refusal(format!("elastic quota {}: {error}", quota_key(quota))))
     };
     let used = amounts(annotations::QUOTA_CHILD_REQUEST)?;
     let admission = amounts(annotations::QUOTA_ADMISSION)?;
@@ -191,7 +191,7 @@ fn read(quota: &ElasticQuota) -> Result<(ResourceList, ResourceList), Refusal> {
     Ok((used, limit))
 }
 
-fn key_of(quota: &ElasticQuota) -> koord_kube::ObjectKey {
+fn quota_key(quota: &ElasticQuota) -> koord_kube::ObjectKey {
     koord_kube::ObjectKey::from_object(quota)
 }
 
@@ -211,7 +211,7 @@ fn exceeded(
     };
     Refusal(format!(
         "exceeded quota: {}, requested: {}, used: {}, limited: {}",
-        key_of(quota),
+        quota_key(quota),
         text(request),
         text(used),
         text(limit)

@@ -101,7 +101,7 @@ impl Evaluator {
         let check = async {
             let quota = self.access.get(quota).await?;
             let mut requests = [BatchRequest::new(request)];
-            ChargeBatch::default().judge(&quota, &mut requests);
+            ChargeBatch::default().decide(&quota, &mut requests);
             let [entry] = requests;
             entry.verdict.unwrap_or(Ok(()))
         };
@@ -161,7 +161,7 @@ impl Evaluator {
             Ok(quota) => quota,
             Err(refusal) => return refuse_open(requests, &refusal),
         };
-        while let Some(charge) = batch.judge(&quota, requests) {
+        while let Some(charge) = batch.decide(&quota, requests) {
             if let Some(pods) = charge.pods {
                 retries_left = retries_left.min(self.retries.for_batch(pods));
             }

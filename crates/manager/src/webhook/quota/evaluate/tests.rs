@@ -21,7 +21,7 @@ fn list(value: &Value) -> ResourceList {
 /// written.
 fn alone(quota: &ElasticQuota, request: &Value) -> Result<Option<ResourceList>, String> {
     let mut requests = [BatchRequest::new(list(request))];
-    let charge = ChargeBatch::default().judge(quota, &mut requests);
+    let charge = ChargeBatch::default().decide(quota, &mut requests);
     let [entry] = requests;
     match (charge, entry.verdict) {
         (Some(charge), None) => Ok(Some(charge.used)),
@@ -175,7 +175,7 @@ fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
     let mut batch = ChargeBatch::default();
     let mut requests = requests_of(&["2", "9", "3", "0"]);
     assert_eq!(
-        batch.judge(&with_used("10"), &mut requests),
+        batch.decide(&with_used("10"), &mut requests),
         charge("15", Some(2))
     );
     assert_eq!(
@@ -186,27 +186,27 @@ fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
         [None, Some(false), None, Some(true)]
     );
     assert_eq!(
-        batch.judge(&with_used("12"), &mut requests),
+        batch.decide(&with_used("12"), &mut requests),
         charge("17", None),
         "both still fit"
     );
     assert_eq!(
-        batch.judge(&with_used("17"), &mut requests),
+        batch.decide(&with_used("17"), &mut requests),
         charge("19", Some(1)),
         "one of them does"
     );
     assert!(requests[2].verdict.as_ref().is_some_and(Result::is_err));
-    assert_eq!(batch.judge(&with_used("19"), &mut requests), None);
+    assert_eq!(batch.decide(&with_used("19"), &mut requests), None);
     assert!(requests.iter().all(|entry| entry.verdict.is_some()));
     // Another maximum: what was summed up may not be what counts.
     let mut requests = requests_of(&["2"]);
     let mut batch = ChargeBatch::default();
     assert_eq!(
-        batch.judge(&with_used("10"), &mut requests),
+        batch.decide(&with_used("10"), &mut requests),
         charge("12", Some(1))
     );
     let other = quota("q", json!({"max": {"memory": "1Gi"}}));
-    assert_eq!(batch.judge(&other, &mut requests), None);
+    assert_eq!(batch.decide(&other, &mut requests), None);
     assert_eq!(requests[0].verdict, Some(Ok(())));
 }
 
