@@ -253,7 +253,7 @@ impl ApiServer {
     /// Returns the server as a service for callers in this process. They act as the administrator unless the
     /// request has a token or another [`crate::authz::User`] in its extensions.
     pub fn service(&self) -> Router {
-        self.server.in_process()
+        self.server.in_process_service()
     }
 
     /// Like [`Self::service`], for callers that all are `user`. Calls `seen` for each resource request with

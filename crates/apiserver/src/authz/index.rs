@@ -25,7 +25,7 @@ impl Role {
     #[must_use]
     pub fn read(role: &Value) -> Self {
         Self {
-            rules: Rule::all(role.get("rules")).into(),
+            rules: Rule::parse_list(role.get("rules")).into(),
         }
     }
 }
@@ -273,7 +273,7 @@ impl Index {
         let mut denied = RuleDenial::default();
         let matches = self.visit(user, attributes.namespace(), |binding, rules| {
             let Some(rules) = rules else {
-                let missing = missing(binding);
+                let missing = missing_role_reason(binding);
                 if !denied.missing.contains(&missing) {
                     denied.missing.push(missing);
                 }
@@ -299,7 +299,7 @@ impl Index {
             if observed.insert((Arc::clone(&binding.namespace), Arc::clone(&binding.name))) {
                 match rules {
                     Some(rules) => all.extend(rules.iter().cloned()),
-                    None => denied.missing.push(missing(binding)),
+                    None => denied.missing.push(missing_role_reason(binding)),
                 }
             }
             ControlFlow::Continue(())
@@ -352,7 +352,7 @@ impl Index {
     }
 }
 
-fn missing(binding: &Binding) -> String {
+fn missing_role_reason(binding: &Binding) -> String {
     let plural = match binding.kind {
         RoleKind::Role => "role",
         RoleKind::ClusterRole => "clusterrole",

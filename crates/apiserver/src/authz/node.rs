@@ -90,7 +90,7 @@ impl Graph {
         let node: Arc<str> = node.into();
         let on_node = self.by_node.entry(Arc::clone(&node)).or_default();
         on_node.insert(key.clone());
-        let refers = references(name, pod);
+        let refers = pod_references(name, pod);
         self.pods.insert(key, NodePod { node, refers });
     }
 
@@ -253,7 +253,7 @@ fn mounted_with(spec: &Value, claim: &str) -> FxHashSet<(String, String)> {
 }
 
 /// Returns the objects that a pod refers to, all in its own namespace.
-fn references(name: &str, pod: &Value) -> FxHashSet<(ReferenceKind, String)> {
+fn pod_references(name: &str, pod: &Value) -> FxHashSet<(ReferenceKind, String)> {
     let mut matches = FxHashSet::default();
     let spec = &pod["spec"];
     let mut add = |kind, name: &Value| {

@@ -35,7 +35,7 @@ impl Rule {
     /// Parses the `rules` of a role. List items that are not text are ignored, which only reduces
     /// permissions.
     #[must_use]
-    pub fn all(rules: Option<&Value>) -> Vec<Self> {
+    pub fn parse_list(rules: Option<&Value>) -> Vec<Self> {
         let rules = rules.and_then(Value::as_array).into_iter().flatten();
         rules.map(Self::read).collect()
     }
@@ -421,7 +421,10 @@ mod tests {
     }
 
     fn missing(held: &Value, wanted: &Value) -> Vec<String> {
-        let missing = uncovered(&Rule::all(Some(held)), &Rule::all(Some(wanted)));
+        let missing = uncovered(
+            &Rule::parse_list(Some(held)),
+            &Rule::parse_list(Some(wanted)),
+        );
         missing.iter().map(Rule::to_string).collect()
     }
 

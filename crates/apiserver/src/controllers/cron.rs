@@ -50,7 +50,7 @@ impl Schedule {
         })
     }
 
-    fn on(&self, date: Date) -> bool {
+    fn matches_date(&self, date: Date) -> bool {
         let has = |set: u64, n: i8| set >> n & 1 == 1;
         let day = has(self.days, date.day());
         let weekday = has(self.weekdays, date.weekday().to_sunday_zero_offset());
@@ -64,7 +64,7 @@ impl Schedule {
 
     /// Returns the scheduled times of a day in order.
     fn times_on(&self, date: Date, zone: &TimeZone) -> Vec<Timestamp> {
-        if !self.on(date) {
+        if !self.matches_date(date) {
             return Vec::new();
         }
         let set = |bits: u64, end: i8| (0..end).filter(move |n| bits >> n & 1 == 1);

@@ -56,7 +56,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     if let Some((time, _)) = due.filter(|(_, late)| !late) {
         started = start(&subject, &jobs, &mut active, time).await?;
     }
-    let references: Vec<Value> = active.iter().map(|(_, job)| reference(job)).collect();
+    let references: Vec<Value> = active.iter().map(|(_, job)| job_reference(job)).collect();
     let last_success = meta::at(cron, &["status", "lastSuccessfulTime"]).cloned();
     let success = succeeded(api, cron, &jobs).or(last_success);
     pods::write_status(api, resource, key, meta::uid(cron), |status| {
@@ -217,7 +217,7 @@ fn build_job(resource: &Resource, cron: &Value, time: Timestamp) -> Value {
     })
 }
 
-fn reference(job: &Value) -> Value {
+fn job_reference(job: &Value) -> Value {
     json!({
         "apiVersion": "batch/v1",
         "kind": "Job",

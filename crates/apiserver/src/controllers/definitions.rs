@@ -19,7 +19,7 @@ impl Reconcile for Definitions {
     }
 
     fn sources(&self) -> Vec<Source> {
-        vec![Source::own(CRDS.0, CRDS.1)]
+        vec![Source::from_own_entries(CRDS.0, CRDS.1)]
     }
 
     fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {

@@ -28,7 +28,7 @@ impl Reconcile for Disruption {
 
     fn sources(&self) -> Vec<Source> {
         vec![
-            Source::own("policy", "poddisruptionbudgets"),
+            Source::from_own_entries("policy", "poddisruptionbudgets"),
             Source::new("", "pods", |api, entry| {
                 let namespace = Some(&*entry.key.namespace);
                 let matches = api.store().all(&budgets(), namespace, &|_| true);

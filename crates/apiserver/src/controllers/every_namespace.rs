@@ -41,7 +41,7 @@ impl Reconcile for EveryNamespace {
                 Source::new("", "configmaps", |_, entry| namespace_of(entry, ROOT_CA))
             }
         };
-        vec![Source::own("", "namespaces"), retained]
+        vec![Source::from_own_entries("", "namespaces"), retained]
     }
 
     fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
@@ -60,7 +60,7 @@ impl Reconcile for EveryNamespace {
                 }
                 Self::RootCa(pem) => {
                     let data = json!({ "ca.crt": pem });
-                    api.keep_config_map(&key.name, ROOT_CA, data).await
+                    api.apply_config_map(&key.name, ROOT_CA, data).await
                 }
             };
             match retained {

@@ -68,7 +68,7 @@ impl GcQueue {
 
     fn link(&mut self, entry: &Entry, before: Option<&Entry>) {
         let object_ref = || (entry.table.clone(), entry.key.clone());
-        if waits(entry) {
+        if is_waiting_for_collector(entry) {
             self.waiting.insert(entry.index.uid.clone(), object_ref());
             self.add(GcTask::Owner(object_ref()));
         }
@@ -130,12 +130,12 @@ impl GcQueue {
 
 /// Returns true if the object is being deleted and one of the collector's finalizers holds it. Searches the
 /// bytes first: nearly no object contains these words.
-fn waits(entry: &Entry) -> bool {
+fn is_waiting_for_collector(entry: &Entry) -> bool {
     contains(&entry.bytes, "\"deletionTimestamp\"")
-        && (held_by(entry, FOREGROUND) || held_by(entry, ORPHAN))
+        && (has_finalizer(entry, FOREGROUND) || has_finalizer(entry, ORPHAN))
 }
 
-fn held_by(entry: &Entry, finalizer: &str) -> bool {
+fn has_finalizer(entry: &Entry, finalizer: &str) -> bool {
     if !contains(&entry.bytes, "\"deletionTimestamp\"") || !contains(&entry.bytes, finalizer) {
         return false;
     }
@@ -177,7 +177,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
         };
         let done = tokio::select! {
             () = shutdown.cancelled() => return,
-            done = execute(&api, &work) => done,
+            done = run_task(&api, &work) => done,
         };
         match done {
             Ok(GcOutcome::All) => graph.mark_resolved(work),
@@ -275,7 +275,7 @@ enum GcOutcome {
     UnknownOwner,
 }
 
-async fn execute(api: &Api, work: &GcTask) -> Result<GcOutcome, ApiError> {
+async fn run_task(api: &Api, work: &GcTask) -> Result<GcOutcome, ApiError> {
     match work {
         GcTask::Dependent(object_ref) => dependent(api, object_ref).await,
         GcTask::Owner(object_ref) => owner(api, object_ref).await.map(|()| GcOutcome::All),
@@ -307,7 +307,7 @@ fn state_of(api: &Api, namespace: &str, owner: &Owner) -> OwnerState {
     let key = Api::key(&resource, namespace, &owner.name);
     match api.store().get(&resource.table, &key) {
         Some(entry) if *entry.index.uid == *owner.uid => {
-            if held_by(&entry, FOREGROUND) {
+            if has_finalizer(&entry, FOREGROUND) {
                 OwnerState::Waiting
             } else {
                 OwnerState::Solid
@@ -326,7 +326,7 @@ enum GcVerdict {
     Delete(Option<Propagation>),
 }
 
-fn judge(owners: &[(Owner, OwnerState)], has_dependents: impl FnOnce() -> bool) -> GcVerdict {
+fn decide(owners: &[(Owner, OwnerState)], has_dependents: impl FnOnce() -> bool) -> GcVerdict {
     let with = |s: OwnerState| owners.iter().filter(move |(_, state)| *state == s);
     if with(OwnerState::Unknown).next().is_some() {
         return GcVerdict::Keep;
@@ -375,7 +375,7 @@ async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiEr
         })
         .collect();
     let has_dependents = || !dependents_now(api, &entry.index.uid).is_empty();
-    let done = match judge(&owners, has_dependents) {
+    let done = match decide(&owners, has_dependents) {
         GcVerdict::Keep
             if owners
                 .iter()
@@ -445,7 +445,7 @@ fn waits_for(api: &Api, from: &Arc<Entry>, uid: &str) -> bool {
             continue;
         }
         for (_, next) in dependents_now(api, &entry.index.uid) {
-            if held_by(&next, FOREGROUND) && blocks(&next, &entry.index.uid) {
+            if has_finalizer(&next, FOREGROUND) && blocks(&next, &entry.index.uid) {
                 todo.push(next);
             }
         }
@@ -485,7 +485,7 @@ async fn owner(api: &Api, object_ref: &ObjectRef) -> Result<(), ApiError> {
     }
     // Read again: dependents that could be removed at once are gone by now.
     let blocked = dependents_now(api, &uid).iter().any(|(_, dependent)| {
-        let circle = || held_by(dependent, FOREGROUND) && waits_for(api, dependent, &uid);
+        let circle = || has_finalizer(dependent, FOREGROUND) && waits_for(api, dependent, &uid);
         blocks(dependent, &uid) && !circle()
     });
     if blocked {
@@ -519,25 +519,25 @@ mod tests {
                 .map(|(i, s)| (owner(&i.to_string()), *s))
                 .collect()
         };
-        assert_eq!(judge(&owners(&[Solid]), || false), GcVerdict::Keep);
+        assert_eq!(decide(&owners(&[Solid]), || false), GcVerdict::Keep);
         assert_eq!(
-            judge(&owners(&[Solid, Absent, Waiting]), || false),
+            decide(&owners(&[Solid, Absent, Waiting]), || false),
             GcVerdict::Release(vec!["1".into(), "2".into()])
         );
         assert_eq!(
-            judge(&owners(&[Absent, Absent]), || false),
+            decide(&owners(&[Absent, Absent]), || false),
             GcVerdict::Delete(None)
         );
         assert_eq!(
-            judge(&owners(&[Waiting]), || false),
+            decide(&owners(&[Waiting]), || false),
             GcVerdict::Delete(None)
         );
         assert_eq!(
-            judge(&owners(&[Waiting, Absent]), || true),
+            decide(&owners(&[Waiting, Absent]), || true),
             GcVerdict::Delete(Some(Propagation::Foreground))
         );
         assert_eq!(
-            judge(&owners(&[Absent, Unknown]), || false),
+            decide(&owners(&[Absent, Unknown]), || false),
             GcVerdict::Keep
         );
     }

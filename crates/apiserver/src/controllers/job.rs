@@ -65,7 +65,7 @@ impl PodCounts {
         let mut out = Self::default();
         if indexed(job) {
             // Pods that were deleted after they ended still count.
-            let limit = number(job, "completions").unwrap_or(0);
+            let limit = number_at(job, "completions").unwrap_or(0);
             let existing = |key: &str| job_rules::indexes(meta::text(job, &["status", key]), limit);
             out.done = existing("completedIndexes");
             out.lost = existing("failedIndexes");
@@ -103,7 +103,7 @@ impl PodCounts {
                 }
             }
         }
-        if let Some(limit) = number(job, "backoffLimitPerIndex") {
+        if let Some(limit) = number_at(job, "backoffLimitPerIndex") {
             let beyond = out.failures.iter().filter(|(_, (n, _))| *n > limit);
             out.lost.extend(beyond.map(|(index, _)| *index));
         }
@@ -124,7 +124,7 @@ fn ended_at(pod: &Value) -> Option<Timestamp> {
         .max()
 }
 
-fn number(job: &Value, key: &str) -> Option<i64> {
+fn number_at(job: &Value, key: &str) -> Option<i64> {
     meta::int_at(job, &["spec", key])
 }
 
@@ -138,11 +138,11 @@ enum JobOutcome {
 }
 
 /// Returns the outcome of the job if it is finished.
-fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome> {
+fn job_outcome(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome> {
     if let Some(why) = &counts.fatal {
         return Some(JobOutcome::Failed("PodFailurePolicy", why.clone()));
     }
-    let limit = number(job, "backoffLimit").unwrap_or(6);
+    let limit = number_at(job, "backoffLimit").unwrap_or(6);
     if counts.failed > limit {
         return Some(JobOutcome::Failed(
             "BackoffLimitExceeded",
@@ -150,7 +150,7 @@ fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome>
         ));
     }
     let started: Option<Timestamp> = meta::text(job, &["status", "startTime"]).parse().ok();
-    if let (Some(seconds), Some(started)) = (number(job, "activeDeadlineSeconds"), started)
+    if let (Some(seconds), Some(started)) = (number_at(job, "activeDeadlineSeconds"), started)
         && now.duration_since(started).as_secs() >= seconds
     {
         return Some(JobOutcome::Failed(
@@ -159,7 +159,7 @@ fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome>
         ));
     }
     let count = |indexes: &BTreeSet<i64>| i64::try_from(indexes.len()).unwrap_or(i64::MAX);
-    if number(job, "maxFailedIndexes").is_some_and(|limit| count(&counts.lost) > limit) {
+    if number_at(job, "maxFailedIndexes").is_some_and(|limit| count(&counts.lost) > limit) {
         return Some(JobOutcome::Failed(
             "MaxFailedIndexesExceeded",
             "Job has exceeded the specified maximal number of failed indexes".to_owned(),
@@ -173,13 +173,13 @@ fn end_of(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome>
     } else {
         counts.succeeded
     };
-    let completions = number(job, "completions");
+    let completions = number_at(job, "completions");
     let tried = succeeded.saturating_add(count(&counts.lost));
     if !counts.lost.is_empty() && completions.is_some_and(|n| tried >= n) {
         let why = "Job has failed indexes".to_owned();
         return Some(JobOutcome::Failed("FailedIndexes", why));
     }
-    match number(job, "completions") {
+    match number_at(job, "completions") {
         Some(n) => (succeeded >= n).then_some(JobOutcome::Complete),
         // Without `completions`, the job completes when one pod has succeeded and the others have ended.
         None => (succeeded > 0 && counts.active == 0).then_some(JobOutcome::Complete),
@@ -192,8 +192,8 @@ fn indexed(job: &Value) -> bool {
 
 /// Returns how many pods should be active now.
 fn desired_active(job: &Value, counts: &PodCounts) -> usize {
-    let parallel = number(job, "parallelism").unwrap_or(1).max(0);
-    let wanted = match number(job, "completions") {
+    let parallel = number_at(job, "parallelism").unwrap_or(1).max(0);
+    let wanted = match number_at(job, "completions") {
         Some(n) => {
             let done = if indexed(job) {
                 i64::try_from(counts.done.len() + counts.lost.len()).unwrap_or(i64::MAX)
@@ -212,7 +212,7 @@ fn desired_active(job: &Value, counts: &PodCounts) -> usize {
 /// has its own delay.
 fn backoff_left(job: &Value, counts: &PodCounts, now: Timestamp) -> i64 {
     match counts.last_failure {
-        Some(last) if number(job, "backoffLimitPerIndex").is_none() => {
+        Some(last) if number_at(job, "backoffLimitPerIndex").is_none() => {
             pause_left(counts.failed, last, now)
         }
         _ => 0,
@@ -253,7 +253,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         meta::section(&mut job_with_start, "status")
             .insert("startTime".to_owned(), meta::time(now).into());
     }
-    let end = end_of(&job_with_start, &counts, now);
+    let end = job_outcome(&job_with_start, &counts, now);
     let target = if end.is_some() || suspended {
         0
     } else {
@@ -291,7 +291,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         }
     }
     if end.is_none()
-        && let Some(seconds) = number(job, "activeDeadlineSeconds")
+        && let Some(seconds) = number_at(job, "activeDeadlineSeconds")
     {
         let remaining = Duration::from_secs(seconds.max(1).unsigned_abs());
         requeue = Some(requeue.map_or(remaining, |a: Duration| a.min(remaining)));
@@ -300,7 +300,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         write(status, job, &counts, end.as_ref(), suspended, now);
     })
     .await?;
-    if end.is_some() && number(job, "ttlSecondsAfterFinished").is_some() {
+    if end.is_some() && number_at(job, "ttlSecondsAfterFinished").is_some() {
         requeue = Some(Duration::from_secs(1));
     }
     match failure {
@@ -321,8 +321,8 @@ async fn start(
     let template = meta::at(job, &["spec", "template"])
         .cloned()
         .unwrap_or_default();
-    let completions = number(job, "completions").unwrap_or(i64::MAX);
-    let alone = number(job, "backoffLimitPerIndex").is_some();
+    let completions = number_at(job, "completions").unwrap_or(i64::MAX);
+    let alone = number_at(job, "backoffLimitPerIndex").is_some();
     let mut waits: Option<i64> = None;
     while counts.active < target {
         let mut pod = pods::from_template(&template, subject.resource, job);
@@ -416,7 +416,7 @@ fn write(
     );
     status.insert("terminating".to_owned(), json!(counts.terminating));
     if indexed(job) {
-        let alone = number(job, "backoffLimitPerIndex").is_some();
+        let alone = number_at(job, "backoffLimitPerIndex").is_some();
         for (key, set, always) in [
             ("completedIndexes", &counts.done, false),
             ("failedIndexes", &counts.lost, alone),
@@ -487,7 +487,7 @@ async fn expire(
     uid: &str,
     now: Timestamp,
 ) -> Result<RequeueAfter, ApiError> {
-    let Some(ttl) = number(job, "ttlSecondsAfterFinished") else {
+    let Some(ttl) = number_at(job, "ttlSecondsAfterFinished") else {
         return Ok(None);
     };
     let finished: Timestamp = ["Complete", "Failed"]
@@ -525,14 +525,14 @@ mod tests {
         let job = json!({"spec": {"parallelism": 2, "completions": 3}});
         let counts = PodCounts::new(&job, &[pod("Succeeded"), pod("Succeeded")], now);
         assert_eq!(desired_active(&job, &counts), 1);
-        assert_eq!(end_of(&job, &counts, now), None);
+        assert_eq!(job_outcome(&job, &counts, now), None);
         let counts = PodCounts::new(
             &job,
             &[pod("Succeeded"), pod("Succeeded"), pod("Succeeded")],
             now,
         );
         assert_eq!(desired_active(&job, &counts), 0);
-        assert_eq!(end_of(&job, &counts, now), Some(JobOutcome::Complete));
+        assert_eq!(job_outcome(&job, &counts, now), Some(JobOutcome::Complete));
     }
 
     #[test]
@@ -540,16 +540,16 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let job = json!({"spec": {"completions": 1, "backoffLimit": 1}});
         let counts = PodCounts::new(&job, &[pod("Failed")], now);
-        assert_eq!(end_of(&job, &counts, now), None);
+        assert_eq!(job_outcome(&job, &counts, now), None);
         assert_eq!(backoff_left(&job, &counts, now), 10);
         let counts = PodCounts::new(&job, &[pod("Failed"), pod("Failed")], now);
         assert!(matches!(
-            end_of(&job, &counts, now),
+            job_outcome(&job, &counts, now),
             Some(JobOutcome::Failed("BackoffLimitExceeded", _))
         ));
         let job = json!({"spec": {"activeDeadlineSeconds": 5},
             "status": {"startTime": "1969-12-31T23:59:50Z"}});
-        let end = end_of(&job, &PodCounts::default(), now);
+        let end = job_outcome(&job, &PodCounts::default(), now);
         assert!(matches!(
             end,
             Some(JobOutcome::Failed("DeadlineExceeded", _))

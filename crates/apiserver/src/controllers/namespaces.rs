@@ -25,7 +25,7 @@ impl Reconcile for Namespaces {
     }
 
     fn sources(&self) -> Vec<Source> {
-        vec![Source::own("", "namespaces")]
+        vec![Source::from_own_entries("", "namespaces")]
     }
 
     fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {
@@ -39,7 +39,7 @@ impl Reconcile for Namespaces {
             if !terminating {
                 return Ok(None);
             }
-            let round = empty(api, &key.name).await;
+            let round = delete_contents(api, &key.name).await;
             if !round.remaining.is_empty() {
                 report(api, key, &round).await?;
                 return Ok(Some(WAIT));
@@ -67,7 +67,7 @@ struct DeletionRound {
 }
 
 /// Deletes everything in the namespace. Pods first: they may still need the rest.
-async fn empty(api: &Api, namespace: &str) -> DeletionRound {
+async fn delete_contents(api: &Api, namespace: &str) -> DeletionRound {
     let mut round = DeletionRound::default();
     let mut resources = api.registry().tables();
     resources.retain(|r| r.namespaced);

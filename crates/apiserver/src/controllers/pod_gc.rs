@@ -32,7 +32,7 @@ const QUARANTINE: Duration = Duration::from_secs(40);
 const REST: u32 = 50;
 
 /// Returns the one key for all nodes: thousands of missing nodes are found in one scan, not in one scan each.
-fn all() -> Key {
+fn all_nodes_key() -> Key {
     Key::cluster("nodes")
 }
 
@@ -49,7 +49,7 @@ impl PodGc {
     }
 
     /// Returns the ended pods beyond the limit: evicted ones first, then the oldest.
-    fn surplus(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
+    fn excess_pods(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
         let mut matches = api.store().all(pods, None, &has_ended);
         let surplus = matches.len().saturating_sub(self.keep);
         if self.keep == 0 || surplus == 0 {
@@ -73,11 +73,11 @@ impl Reconcile for PodGc {
                 // A new node may have been missing; a removed one leaves its pods behind.
                 let came = node.created == node.revision;
                 let concerns = came || api.store().get(&nodes(), &node.key).is_none();
-                Vec::from_iter(concerns.then(all))
+                Vec::from_iter(concerns.then(all_nodes_key))
             }),
             Source::new("", "pods", |api, pod| {
                 let lost = node_of(pod).is_some_and(|node| !exists(api, node));
-                Vec::from_iter((lost || has_ended(pod)).then(all))
+                Vec::from_iter((lost || has_ended(pod)).then(all_nodes_key))
             }),
         ]
     }
@@ -90,7 +90,7 @@ impl Reconcile for PodGc {
             }
             let pods = api.builtin("", "v1", "pods")?;
             let matches = orphans(api, &pods.table);
-            let surplus = self.surplus(api, &pods.table);
+            let surplus = self.excess_pods(api, &pods.table);
             let (due, next) = {
                 let mut state = self.state.lock();
                 state.rest = Some(Instant::now() + began.elapsed() * REST);

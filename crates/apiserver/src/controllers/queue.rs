@@ -54,7 +54,7 @@ impl Source {
     }
 
     /// Returns a source whose keys are those of its own entries.
-    pub(super) fn own(group: &str, plural: &str) -> Self {
+    pub(super) fn from_own_entries(group: &str, plural: &str) -> Self {
         Self::new(group, plural, |_, entry| vec![entry.key.clone()])
     }
 }

@@ -42,7 +42,7 @@ fn countable(resource: &Resource) -> bool {
 }
 
 /// Returns the quotas whose usage a change of the entry may reduce.
-fn concerned(api: &Api, entry: &Entry) -> Vec<Key> {
+fn affected_quotas(api: &Api, entry: &Entry) -> Vec<Key> {
     if entry.table.group().is_empty() && entry.table.plural() == "resourcequotas" {
         // A charge by admission does not cause a count.
         let quota = entry.value();
@@ -80,7 +80,7 @@ impl Reconcile for Quotas {
     }
 
     fn sources(&self) -> Vec<Source> {
-        let source = |table: &TableId| Source::from_table(table.clone(), concerned);
+        let source = |table: &TableId| Source::from_table(table.clone(), affected_quotas);
         self.sources.iter().map(source).collect()
     }
 
@@ -110,8 +110,8 @@ impl Reconcile for Quotas {
                     custom = of_custom;
                     let mut new = old.clone();
                     let status = meta::section(&mut new, "status");
-                    status.insert("hard".to_owned(), shown(&quota.hard));
-                    status.insert("used".to_owned(), shown(&used));
+                    status.insert("hard".to_owned(), to_value(&quota.hard));
+                    status.insert("used".to_owned(), to_value(&used));
                     Ok((new != *old).then_some(new))
                 })
                 .await;
@@ -126,7 +126,7 @@ impl Reconcile for Quotas {
     }
 }
 
-fn shown(list: &ResourceList) -> Value {
+fn to_value(list: &ResourceList) -> Value {
     let pairs = list
         .iter()
         .map(|(name, amount)| (name.clone(), amount.to_string().into()));

@@ -105,7 +105,7 @@ impl Reconcile for Replicas {
             Self::Controllers(_) => ("", "replicationcontrollers", "ReplicationController"),
         };
         let pods = workload::owned(("", "pods"), (group, plural, kind), true);
-        vec![Source::own(group, plural), pods]
+        vec![Source::from_own_entries(group, plural), pods]
     }
 
     fn reconcile<'a>(&'a self, api: &'a Api, key: &'a Key) -> ReconcileFuture<'a> {

@@ -87,7 +87,7 @@ impl DesiredState {
     }
 
     /// Returns true if the pod with this ordinal keeps its current template.
-    fn keeps(&self, ordinal: i64) -> bool {
+    fn keeps_template(&self, ordinal: i64) -> bool {
         ordinal < self.start.saturating_add(self.partition)
     }
 }
@@ -131,7 +131,7 @@ fn finish(
         return steps;
     }
     for (ordinal, pod) in pods.range(desired.start..desired.end()).rev() {
-        if pod.deleting || desired.keeps(*ordinal) {
+        if pod.deleting || desired.keeps_template(*ordinal) {
             return steps;
         }
         if !pod.current {
@@ -212,22 +212,24 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
             .any(|have| have.as_str() == format!("{name}-{hash}"))
     };
     revisions::record(api, resource, set, &template, &hash(&template), used).await?;
-    let before = before(api, set, &version);
+    let before = previous_template(api, set, &version);
     for step in plan(&desired, &state) {
         match step {
             Step::Create(ordinal) => {
                 let (template, version) = match &before {
-                    Some((template, version)) if desired.keeps(ordinal) => (template, version),
+                    Some((template, version)) if desired.keeps_template(ordinal) => {
+                        (template, version)
+                    }
                     _ => (&template, &version),
                 };
                 let mut pod = pods::from_template(template, resource, set);
-                number(&mut pod, set, ordinal, version);
+                set_identity(&mut pod, set, ordinal, version);
                 let pod_name = meta::name(&pod).to_owned();
                 let done = objects::create(api, &pods_resource, &key.namespace, pod).await;
                 record_event(&subject, "create", &pod_name, &done).await;
                 done?;
                 status.replicas += 1;
-                status.updated += i64::from(before.is_none() || !desired.keeps(ordinal));
+                status.updated += i64::from(before.is_none() || !desired.keeps_template(ordinal));
             }
             Step::Delete(ordinal) => {
                 if let Some(entry) = entries.get(&ordinal) {
@@ -247,7 +249,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
 }
 
 /// Returns the previous template of the set and its version while a rollout is in progress.
-fn before(api: &Api, set: &Value, version: &str) -> Option<(Value, String)> {
+fn previous_template(api: &Api, set: &Value, version: &str) -> Option<(Value, String)> {
     let current = meta::text(set, &["status", "currentRevision"]);
     if current.is_empty() || current == version {
         return None;
@@ -297,7 +299,7 @@ async fn record_event<T>(
 }
 
 /// Sets the name, host name, subdomain and labels of a pod.
-fn number(pod: &mut Value, set: &Value, ordinal: i64, version: &str) {
+fn set_identity(pod: &mut Value, set: &Value, ordinal: i64, version: &str) {
     let name = format!("{}-{ordinal}", meta::name(set));
     let metadata = meta::section(pod, "metadata");
     metadata.remove("generateName");

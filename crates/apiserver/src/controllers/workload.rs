@@ -50,7 +50,7 @@ impl Reconcile for Workload {
 
     fn sources(&self) -> Vec<Source> {
         let owner = (self.group, self.plural, self.kind);
-        let own = Source::own(self.group, self.plural);
+        let own = Source::from_own_entries(self.group, self.plural);
         let owned = owned(self.owns, owner, self.adopts);
         [own, owned].into_iter().chain((self.also)()).collect()
     }

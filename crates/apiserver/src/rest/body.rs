@@ -52,7 +52,7 @@ const MAX_WRITTEN: usize = 4 * 1024 * 1024;
 impl Problems {
     /// Returns these problems and those of unknown fields, in the order of the body if `ordered`; at most
     /// [`MAX_PROBLEMS`].
-    pub(super) fn with(self, unknown: Vec<String>, ordered: bool) -> Vec<String> {
+    pub(super) fn with_unknown_fields(self, unknown: Vec<String>, ordered: bool) -> Vec<String> {
         let mut all = self.duplicates;
         let existing = all.len();
         all.extend(unknown);
@@ -398,7 +398,7 @@ mod tests {
         json(body.as_bytes())
             .unwrap()
             .problems
-            .with(unknown.collect(), true)
+            .with_unknown_fields(unknown.collect(), true)
     }
 
     #[test]

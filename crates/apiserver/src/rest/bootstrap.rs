@@ -17,7 +17,7 @@ const NAMESPACES: [&str; 5] = [
 
 impl Api {
     /// Creates a ConfigMap or updates its data.
-    pub(crate) async fn keep_config_map(
+    pub(crate) async fn apply_config_map(
         &self,
         namespace: &str,
         name: &str,
@@ -160,6 +160,6 @@ async fn ensure_defaults(api: &Api) -> Result<(), ApiError> {
 /// If the store refuses a write.
 async fn publish_authority(api: &Api, pem: &str) -> Result<(), ApiError> {
     let data = json!({ "client-ca-file": pem });
-    api.keep_config_map("kube-system", "extension-apiserver-authentication", data)
+    api.apply_config_map("kube-system", "extension-apiserver-authentication", data)
         .await
 }

@@ -101,7 +101,7 @@ impl Call {
     ) -> Result<Response, ApiError> {
         let negotiated = self.negotiate(Endpoint::One)?;
         let include = transform::include(&self.query)?;
-        let bytes = transform::one(resource, &done.object, negotiated.form, include, now);
+        let bytes = transform::object_bytes(resource, &done.object, negotiated.form, include, now);
         let style = ResponseFormat {
             encoding: negotiated.encoding,
             pretty: self.query.pretty(),

@@ -127,7 +127,8 @@ pub(super) fn check_fields(
         return Ok(());
     }
     // Upstream reports duplicates first for custom resources, because another decoder finds them.
-    let mut problems = problems.with(resource.unknown_fields(object), !resource.is_custom());
+    let mut problems =
+        problems.with_unknown_fields(resource.unknown_fields(object), !resource.is_custom());
     if problems.is_empty() {
         return Ok(());
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(crate) const CRDS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
 
 /// Returns true if a definition is being deleted and its objects are gone: no new ones may be created.
-fn emptied(definition: &Value) -> bool {
+fn is_emptied(definition: &Value) -> bool {
     meta::deleting(definition)
         && !meta::finalizers(definition)
             .iter()
@@ -65,7 +65,7 @@ impl DefinitionInstaller {
     fn serve_definition(&self, resource: &Resource, key: &Key) -> Result<(), Vec<FieldError>> {
         let _in_turn = self.in_turn.lock();
         match self.core.store().get(&resource.table, key) {
-            Some(entry) if !emptied(&entry.value()) => {
+            Some(entry) if !is_emptied(&entry.value()) => {
                 self.core.registry().install_crd(&entry.value())
             }
             _ => {
@@ -161,7 +161,7 @@ impl DefinitionInstaller {
         };
         for entry in self.core.entries(&resource, None) {
             let definition = entry.value();
-            if emptied(&definition) {
+            if is_emptied(&definition) {
                 continue;
             }
             if let Err(errors) = self.core.registry().install_crd(&definition) {

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 /// Serves a request. A panic in a handler results in 500 instead of a closed connection.
 pub(super) async fn serve(api: &Api, request: axum::extract::Request) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let mut response = match AssertUnwindSafe(answer(api, request)).catch_unwind().await {
+    let mut response = match AssertUnwindSafe(handle(api, request)).catch_unwind().await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => respond::error(&error),
         Err(_) => {
@@ -57,7 +57,7 @@ fn audit_id() -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-async fn answer(api: &Api, request: axum::extract::Request) -> Result<Response, ApiError> {
+async fn handle(api: &Api, request: axum::extract::Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let Parts {
         method,
@@ -142,7 +142,7 @@ async fn run(
 ) -> Result<Response, ApiError> {
     let subresource = call.path.subresource.as_deref().unwrap_or_default();
     let stays_open = verb == "watch" || STREAMS.contains(&subresource);
-    let is_long = !stays_open && weigh(api, verb, resource, &call) > LIGHT;
+    let is_long = !stays_open && request_weight(api, verb, resource, &call) > LIGHT;
     let (api, resource) = (api.clone(), Arc::clone(resource));
     let mut work = Box::pin(async move {
         let serve = async {
@@ -202,7 +202,7 @@ fn check_protobuf(resource: &Resource, verb: &str, call: &Call) -> Result<(), Ap
 }
 
 /// Returns the bytes that a request handles: its body, and the stored size of its object or collection.
-fn weigh(api: &Api, verb: &str, resource: &Resource, call: &Call) -> usize {
+fn request_weight(api: &Api, verb: &str, resource: &Resource, call: &Call) -> usize {
     let stored = match verb {
         "list" | "deletecollection" => api.store().table_bytes(&resource.table),
         _ if call.path.name.is_some() => {
@@ -357,7 +357,11 @@ fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &DeleteOutcome)
                 "kind": &*resource.plural,
                 "uid": &*entry.index.uid,
             });
-            respond::value(200, &respond::success(without_empty(details)), call.style())
+            respond::value(
+                200,
+                &respond::success(without_empty_strings(details)),
+                call.style(),
+            )
         }
         DeleteOutcome::Gone(entry) | DeleteOutcome::Pending(entry) => {
             let bytes = Object::Stored(entry.clone()).bytes(resource);
@@ -448,7 +452,7 @@ async fn serve_virtual(
 }
 
 /// Removes the empty strings of an object.
-fn without_empty(mut details: Value) -> Value {
+fn without_empty_strings(mut details: Value) -> Value {
     if let Some(map) = details.as_object_mut() {
         map.retain(|_, v| v.as_str() != Some(""));
     }

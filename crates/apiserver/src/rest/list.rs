@@ -225,7 +225,7 @@ pub(super) fn serve_get(
     let entry = api.entry(resource, &key)?;
     let include = transform::include(query)?;
     let object = Object::Stored(entry);
-    let bytes = transform::one(
+    let bytes = transform::object_bytes(
         resource,
         &object,
         negotiated.form,

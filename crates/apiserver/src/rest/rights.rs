@@ -42,7 +42,7 @@ fn read(uri: &Uri) -> Option<(ResourcePath, Query)> {
 #[must_use]
 pub fn granted_rights(rules: &Value) -> Vec<String> {
     let mut out = Vec::new();
-    for rule in Rule::all(Some(rules)) {
+    for rule in Rule::parse_list(Some(rules)) {
         for group in &rule.groups {
             for resource in &rule.resources {
                 out.extend(rule.verbs.iter().map(|verb| right(verb, resource, group)));

@@ -39,12 +39,12 @@ async fn ensure_role(
     let Some(entry) = api.store().get(&resource.table, &key) else {
         return api.ensure(GROUP, "v1", plural, namespace, object).await;
     };
-    let Some(field) = lacking(&entry.value(), &object) else {
+    let Some(field) = missing_items(&entry.value(), &object) else {
         return Ok(());
     };
     let complete = |old: &Value| {
         let mut new = old.clone();
-        if let Some((field, items)) = lacking(old, &object) {
+        if let Some((field, items)) = missing_items(old, &object) {
             let list = meta::as_object(&mut new)
                 .entry(field)
                 .or_insert(Value::Null);
@@ -120,7 +120,7 @@ fn aggregated_rules(api: &Api, name: &str, role: &Value) -> Result<Option<Value>
 
 /// Returns what the stored role or binding `old` lacks of the default one (`wanted`): the field, and the
 /// items to append.
-fn lacking(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
+fn missing_items(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
     if meta::at(old, &["metadata", "annotations", AUTO_UPDATE]) != Some(&json!("true"))
         || wanted.get("aggregationRule").is_some()
     {
@@ -133,8 +133,8 @@ fn lacking(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
         let missing: Vec<Value> = wanted.iter().filter(|s| !has(s)).cloned().collect();
         return (!missing.is_empty()).then_some(("subjects", missing));
     }
-    let owned_rules = Rule::all(old.get("rules"));
-    let missing = uncovered(&owned_rules, &Rule::all(wanted.get("rules")));
+    let owned_rules = Rule::parse_list(old.get("rules"));
+    let missing = uncovered(&owned_rules, &Rule::parse_list(wanted.get("rules")));
     let missing: Vec<Value> = missing.iter().map(Rule::to_value).collect();
     (!missing.is_empty()).then_some(("rules", missing))
 }

@@ -23,7 +23,7 @@ pub(super) fn include(query: &Query) -> Result<Include, ApiError> {
 }
 
 /// Returns the bytes of one object in the requested form.
-pub(super) fn one(
+pub(super) fn object_bytes(
     resource: &Resource,
     object: &Object,
     form: ObjectForm,

@@ -42,7 +42,7 @@ pub(super) struct UpdateTarget<'a> {
 
 impl UpdateTarget<'_> {
     /// Returns the subresource whose rules apply; behind a projection, `None`: those of the whole object.
-    fn part(&self) -> Option<&str> {
+    fn effective_subresource(&self) -> Option<&str> {
         self.subresource.filter(|_| self.projection.is_none())
     }
 }
@@ -126,7 +126,13 @@ impl Api {
                 check_fields(resource, &body, problems, options, &mut warnings, patched)?;
                 patch::preserve_reset(&mut body);
                 resource.prune(&mut body);
-                check_update_identity(resource, key, &old, &mut body, target.part())?;
+                check_update_identity(
+                    resource,
+                    key,
+                    &old,
+                    &mut body,
+                    target.effective_subresource(),
+                )?;
                 resource.default_object(&mut body);
                 if track && is_plain(target.subresource) {
                     self.track(resource, Some(&old), &mut body, target.subresource, options);
@@ -219,7 +225,7 @@ impl Api {
         new: &mut Value,
     ) -> Result<(), ApiError> {
         let UpdateTarget { resource, key, .. } = *target;
-        let part = target.part();
+        let part = target.effective_subresource();
         check_update_identity(resource, key, old, new, part)?;
         resource.prepare_update(part, old, new);
         keep_identity(old, new);

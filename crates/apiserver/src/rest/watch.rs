@@ -143,7 +143,7 @@ struct WatchStream {
 
 impl WatchStream {
     /// Returns the next part of the response; `None` ends it.
-    async fn part(&mut self) -> Option<Result<Bytes, ProtoError>> {
+    async fn next_part(&mut self) -> Option<Result<Bytes, ProtoError>> {
         loop {
             if let Some(part) = self.ready.pop_front() {
                 if let Some(charge) = &mut self.charge {
@@ -362,7 +362,7 @@ pub(super) fn serve(
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => None,
-                part = stream.part() => part.map(|part| (part, stream)),
+                part = stream.next_part() => part.map(|part| (part, stream)),
             }
         }
     });

@@ -80,7 +80,7 @@ pub(super) struct RequestInProgress {
 }
 
 impl RequestInProgress {
-    fn unread(&self, since: Option<Instant>) {
+    fn set_unread(&self, since: Option<Instant>) {
         let mut state = self.activity.0.lock();
         match since {
             Some(since) => state.unread.insert(self.id, since),
@@ -89,7 +89,7 @@ impl RequestInProgress {
     }
 
     /// Attaches the request to its response: it is in progress until the whole body is sent.
-    pub(super) fn with(self, response: Response) -> Response {
+    pub(super) fn attach_to(self, response: Response) -> Response {
         response.map(|body| {
             Body::new(TrackedBody {
                 body,
@@ -129,7 +129,7 @@ impl http_body::Body for TrackedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         let waits = matches!(&frame, Poll::Ready(Some(Ok(_)))).then(Instant::now);
-        self.request.unread(waits);
+        self.request.set_unread(waits);
         frame
     }
 
@@ -239,7 +239,7 @@ mod tests {
         // An open watch without events is not idle.
         assert_eq!(activity.overdue(&limits), None);
         let body = Body::from("x");
-        let mut answer = request.with(Response::new(body)).into_body();
+        let mut answer = request.attach_to(Response::new(body)).into_body();
         assert!(answer.frame().await.is_some());
         tokio::time::advance(limits.unread).await;
         assert_eq!(activity.overdue(&limits), Some("response not read"));

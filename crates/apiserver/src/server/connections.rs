@@ -86,7 +86,7 @@ impl TrustLevel {
 }
 
 impl ConnectionTable {
-    fn tick(&mut self) -> u64 {
+    fn next_serial(&mut self) -> u64 {
         self.serial += 1;
         self.serial
     }
@@ -96,7 +96,7 @@ impl ConnectionTable {
     }
 
     fn set_class(&mut self, id: u64, class: ConnectionClass) {
-        let since = self.tick();
+        let since = self.next_serial();
         let Some(slot) = self.open.get_mut(&id) else {
             return;
         };
@@ -162,7 +162,7 @@ impl Connections {
             };
             table.end(oldest);
         }
-        let id = table.tick();
+        let id = table.next_serial();
         let end = CancellationToken::new();
         let slot = Slot {
             class: ConnectionClass::Handshake,
@@ -254,7 +254,7 @@ impl OpenConnection {
     }
 
     /// Records that a request has authenticated `user`.
-    pub(super) fn prove(&self, user: &User) {
+    pub(super) fn record_user(&self, user: &User) {
         let trust = TrustLevel::from_user(Some(user));
         let [proven, privileged] = &self.0.proven;
         let recorded = match trust {
@@ -326,7 +326,7 @@ mod tests {
         let stranger = open(&connections, None);
         stranger.set_busy(true);
         let by_token = open(&connections, None);
-        by_token.prove(&jane);
+        by_token.record_user(&jane);
         let all = || [&stranger, &idle, &by_token, &busy].map(has_ended);
         assert_eq!(all(), [false; 4]);
 

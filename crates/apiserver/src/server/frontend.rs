@@ -67,7 +67,7 @@ impl HttpFrontend {
             async move {
                 let rewrite = protobuf::is_only_accepted(request.headers());
                 let mut admission = None;
-                let mut response = frontend.answer(access, request, &mut admission).await;
+                let mut response = frontend.handle(access, request, &mut admission).await;
                 if rewrite {
                     response = protobuf::rewrite(response).await;
                 }
@@ -80,7 +80,7 @@ impl HttpFrontend {
     }
 
     /// Serves a request. `admission` is set to what the response's body is charged to.
-    async fn answer(
+    async fn handle(
         &self,
         access: Access,
         mut request: Request,
@@ -89,7 +89,7 @@ impl HttpFrontend {
         let connection = request.extensions_mut().remove::<OpenConnection>();
         let queue = request.extensions_mut().remove::<Arc<SendQueue>>();
         let path = request.uri().path();
-        if let Some(answer) = self.health.answer(path, request.uri().query()) {
+        if let Some(answer) = self.health.response(path, request.uri().query()) {
             return answer;
         }
         let Some(user) = self.authenticate(access, &mut request) else {
@@ -98,7 +98,7 @@ impl HttpFrontend {
         if let Some(connection) = connection
             && user.name != ANONYMOUS
         {
-            connection.prove(&user);
+            connection.record_user(&user);
         }
         let user = match self.effective_user(user, request.headers()) {
             Ok(user) => user,

@@ -42,7 +42,7 @@ impl Health {
     }
 
     /// Returns the response for `path` if it is a health or version endpoint.
-    pub(super) fn answer(&self, path: &str, query: Option<&str>) -> Option<Response> {
+    pub(super) fn response(&self, path: &str, query: Option<&str>) -> Option<Response> {
         let mut segments = path.trim_matches('/').splitn(2, '/');
         let probe = segments.next()?;
         let only = segments.next();

@@ -142,7 +142,7 @@ async fn connection(
         let (router, in_progress) = (router.clone(), requests.begin());
         async move {
             let response = router.oneshot(request).await?;
-            Ok::<_, Infallible>(in_progress.with(response))
+            Ok::<_, Infallible>(in_progress.attach_to(response))
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());

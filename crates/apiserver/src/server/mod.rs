@@ -105,7 +105,7 @@ impl Server {
     }
 
     /// Returns the service for callers in this process.
-    pub(crate) fn in_process(&self) -> Router {
+    pub(crate) fn in_process_service(&self) -> Router {
         self.frontend.router(Access::InProcess)
     }
 

@@ -155,7 +155,7 @@ async fn health_lists_failed_checks() {
         .unwrap();
     let health = Health::new(store);
     let ask = async |path: &str, query: Option<&str>| {
-        let response = health.answer(path, query)?;
+        let response = health.response(path, query)?;
         let status = response.status();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         Some((status, String::from_utf8(body.to_vec()).unwrap()))

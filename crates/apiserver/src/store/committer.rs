@@ -175,10 +175,10 @@ impl Committer {
         {
             self.join_snapshot();
         }
-        if self.snapshot.is_none() && self.wal.grown() > self.snapshot_after {
+        if self.snapshot.is_none() && self.wal.replay_bytes() > self.snapshot_after {
             // Not before the log is as large as the data: each object is then rewritten about once per write
             // at most.
-            if self.wal.grown() > self.inner.live_bytes()
+            if self.wal.replay_bytes() > self.inner.live_bytes()
                 && let Err(error) = self.begin_snapshot()
             {
                 self.snapshot_failed(&error, 0);
@@ -232,7 +232,10 @@ impl Committer {
         self.metrics.errors.inc();
         // The log keeps everything; retry when it has grown by another half.
         self.wal.add_growth(covers);
-        self.snapshot_after = self.wal.grown().saturating_add(self.wal.grown() / 2);
+        self.snapshot_after = self
+            .wal
+            .replay_bytes()
+            .saturating_add(self.wal.replay_bytes() / 2);
         tracing::warn!(%error, "failed to write snapshot, keeping the log");
     }
 }

@@ -116,7 +116,7 @@ impl StoreState {
             .insert(id.clone(), self.published.load(Ordering::Acquire));
         if let Some(table) = tables.by_id.remove(id) {
             table.state.write().compact(Revision::MAX);
-            table.dispatch.read().disturb();
+            table.dispatch.read().force_reread();
         }
     }
 

@@ -105,8 +105,8 @@ impl TableState {
         };
         let before = event.old.as_ref().map_or(&[][..], |old| &old.index.owners);
         if before != after {
-            self.disown(before, &event.new.key);
-            self.own(after, &event.new.key);
+            self.remove_owned(before, &event.new.key);
+            self.add_owned(after, &event.new.key);
         }
         if let Some(old) = &event.old {
             self.bytes -= old.bytes.len();
@@ -138,13 +138,13 @@ impl TableState {
         }
     }
 
-    fn own(&mut self, owners: &[Arc<str>], key: &Key) {
+    fn add_owned(&mut self, owners: &[Arc<str>], key: &Key) {
         for owner in owners {
             self.owned.insert((Arc::clone(owner), key.clone()));
         }
     }
 
-    fn disown(&mut self, owners: &[Arc<str>], key: &Key) {
+    fn remove_owned(&mut self, owners: &[Arc<str>], key: &Key) {
         for owner in owners {
             self.owned.remove(&(Arc::clone(owner), key.clone()));
         }
@@ -194,7 +194,7 @@ impl TableState {
     /// Adds a current version without history, while loading a snapshot.
     pub(super) fn load(&mut self, entry: Arc<Entry>) {
         self.bytes += entry.bytes.len();
-        self.own(&entry.index.owners, &entry.key);
+        self.add_owned(&entry.index.owners, &entry.key);
         self.entries.insert(entry.key.clone(), entry);
     }
 }

@@ -53,7 +53,7 @@ impl Wal {
     }
 
     /// Returns the number of bytes that would have to be replayed.
-    pub(super) fn grown(&self) -> u64 {
+    pub(super) fn replay_bytes(&self) -> u64 {
         self.grown
     }
 

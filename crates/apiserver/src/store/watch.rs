@@ -128,7 +128,7 @@ impl Dispatch {
     }
 
     /// Makes every watcher read the table again, where it detects that it lags.
-    pub(super) fn disturb(&self) {
+    pub(super) fn force_reread(&self) {
         let named = self.by_namespace.values().chain(self.by_name.values());
         let fields = self.by_field.values().flat_map(FxHashMap::values);
         for inbox in self

@@ -200,7 +200,7 @@ impl Tokens {
     fn check_objects(&self, claims: &KubernetesClaims, now: Timestamp) -> Result<(), String> {
         let namespace = claims.namespace.as_str();
         let removed = || "service account token has been invalidated".to_owned();
-        self.vouches("serviceaccounts", namespace, &claims.serviceaccount, now)
+        self.check_bound_object("serviceaccounts", namespace, &claims.serviceaccount, now)
             .map_err(|why| match why {
                 BoundObjectError::Other(uid) => format!(
                     "service account UID ({uid}) does not match claim ({})",
@@ -221,14 +221,14 @@ impl Tokens {
             ("nodes", "", node),
         ] {
             if let Some(of) = of {
-                self.vouches(plural, namespace, of, now)
+                self.check_bound_object(plural, namespace, of, now)
                     .map_err(|_| removed())?;
             }
         }
         Ok(())
     }
 
-    fn vouches(
+    fn check_bound_object(
         &self,
         plural: &str,
         namespace: &str,

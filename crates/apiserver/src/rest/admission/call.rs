@@ -134,7 +134,7 @@ impl Transport {
         timeout: Duration,
     ) -> Result<Bytes, CallError> {
         let authority = self.url.authority().map_or("", |a| a.as_str());
-        let path = clean(self.url.path());
+        let path = clean_path(self.url.path());
         let request = Request::post(format!("{path}?timeout={}s", timeout.as_secs()))
             .header(header::HOST, authority)
             .header(header::CONTENT_TYPE, "application/json")
@@ -159,13 +159,13 @@ impl Transport {
             idle.push(connection);
         }
         drop(idle);
-        answered(status, answer.to_bytes()).map_err(CallError::Answer)
+        check_response(status, answer.to_bytes()).map_err(CallError::Answer)
     }
 }
 
 /// Normalizes a path (`//`, `.`, `..`, a trailing slash), as Go's clients do; Go's servers would redirect
 /// otherwise.
-fn clean(path: &str) -> String {
+fn clean_path(path: &str) -> String {
     let mut segments = Vec::new();
     for segment in path.split('/') {
         match segment {
@@ -186,7 +186,7 @@ enum CallError {
     Answer(String),
 }
 
-fn answered(status: StatusCode, body: Bytes) -> Result<Bytes, String> {
+fn check_response(status: StatusCode, body: Bytes) -> Result<Bytes, String> {
     if status.is_success() {
         return Ok(body);
     }
@@ -240,8 +240,8 @@ pub(super) fn resolve(
         let host = meta::text(&service, &["spec", "externalName"]);
         return Ok((host.to_owned(), port));
     }
-    let port_name = each(&service, &["spec", "ports"])
-        .find(|p| number(p) == Some(port))
+    let port_name = list_items(&service, &["spec", "ports"])
+        .find(|p| port_number(p) == Some(port))
         .map(|p| meta::text(p, &["name"]).to_owned())
         .ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
     let table = TableId::new("discovery.k8s.io", "endpointslices");
@@ -250,7 +250,7 @@ pub(super) fn resolve(
     let matches = slices.iter().find_map(|entry| {
         let slice = entry.value();
         let port = port_of(&slice, &port_name)?;
-        let ready = each(&slice, &["endpoints"]).find(|e| {
+        let ready = list_items(&slice, &["endpoints"]).find(|e| {
             meta::at(e, &["conditions", "ready"]).and_then(Value::as_bool) != Some(false)
         })?;
         let host = ready.get("addresses")?.as_array()?.first()?.as_str()?;
@@ -258,8 +258,8 @@ pub(super) fn resolve(
     });
     let matches = matches.or_else(|| {
         let endpoints = store.get(&TableId::new("", "endpoints"), &key)?.value();
-        each(&endpoints, &["subsets"]).find_map(|subset| {
-            let address = each(subset, &["addresses"]).next()?;
+        list_items(&endpoints, &["subsets"]).find_map(|subset| {
+            let address = list_items(subset, &["addresses"]).next()?;
             let host = meta::text(address, &["ip"]).to_owned();
             Some((host, port_of(subset, &port_name)?))
         })
@@ -272,20 +272,20 @@ pub(super) fn resolve(
     })
 }
 
-fn each<'a>(object: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+fn list_items<'a>(object: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
     let list = meta::at(object, path).and_then(Value::as_array);
     list.into_iter().flatten()
 }
 
-fn number(port: &Value) -> Option<u16> {
+fn port_number(port: &Value) -> Option<u16> {
     u16::try_from(port.get("port")?.as_u64()?).ok()
 }
 
 /// Returns the number of the named port in a slice or subset.
 fn port_of(object: &Value, name: &str) -> Option<u16> {
-    each(object, &["ports"])
+    list_items(object, &["ports"])
         .find(|p| meta::text(p, &["name"]) == name)
-        .and_then(number)
+        .and_then(port_number)
 }
 
 #[cfg(test)]
@@ -302,7 +302,7 @@ mod tests {
             ("", "/"),
             ("/../x", "/x"),
         ] {
-            assert_eq!(clean(given), sent, "{given}");
+            assert_eq!(clean_path(given), sent, "{given}");
         }
     }
 }

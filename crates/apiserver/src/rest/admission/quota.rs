@@ -69,7 +69,7 @@ fn forbidden(attributes: &AdmissionAttributes<'_>, object: &Value, why: &str) ->
 }
 
 /// Returns the objects of a core kind in the namespace of a write.
-fn neighbours(
+fn objects_in_namespace(
     core: &Core,
     attributes: &AdmissionAttributes<'_>,
     plural: &str,
@@ -85,7 +85,7 @@ pub(super) fn fill(
     attributes: &AdmissionAttributes<'_>,
     pod: &mut Value,
 ) -> Result<(), ApiError> {
-    let (_, ranges) = neighbours(core, attributes, "limitranges")?;
+    let (_, ranges) = objects_in_namespace(core, attributes, "limitranges")?;
     for range in ranges {
         limits::fill(&range.value(), pod);
     }
@@ -108,7 +108,7 @@ pub(super) fn bound(
     if !bounded || !attributes.subresource.is_empty() || old.is_some_and(meta::deleting) {
         return Ok(());
     }
-    let (_, ranges) = neighbours(core, attributes, "limitranges")?;
+    let (_, ranges) = objects_in_namespace(core, attributes, "limitranges")?;
     for range in ranges {
         limits::check(&range.value(), resource, object)
             .map_err(|why| forbidden(attributes, object, &why))?;
@@ -128,8 +128,8 @@ pub(super) async fn charge(
     if !counts(attributes, object, old) {
         return Ok(None);
     }
-    let (quotas, entries) = neighbours(core, attributes, "resourcequotas")?;
-    if entries.is_empty() || taken(core, attributes, object) {
+    let (quotas, entries) = objects_in_namespace(core, attributes, "resourcequotas")?;
+    if entries.is_empty() || is_name_taken(core, attributes, object) {
         return Ok(None);
     }
     let now = core.clock().now();
@@ -193,7 +193,7 @@ fn counts(attributes: &AdmissionAttributes<'_>, object: &Value, old: Option<&Val
 }
 
 /// Returns true if a create will fail because its name is taken: it is not charged.
-fn taken(core: &Core, attributes: &AdmissionAttributes<'_>, object: &Value) -> bool {
+fn is_name_taken(core: &Core, attributes: &AdmissionAttributes<'_>, object: &Value) -> bool {
     let key = Key::new(attributes.namespace, meta::name(object));
     attributes.operation == Operation::Create
         && core.store().get(&attributes.resource.table, &key).is_some()

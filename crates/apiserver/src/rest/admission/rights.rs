@@ -62,18 +62,18 @@ fn check_role(
 ) -> Result<(), ApiError> {
     let (plural, namespace) = (&attributes.resource.plural, attributes.namespace);
     if guard.unbounded(user)
-        || may(guard, user, "escalate", plural, namespace, attributes.name)
-        || old.is_some_and(|old| bookkeeping(object, old))
+        || may_use_verb(guard, user, "escalate", plural, namespace, attributes.name)
+        || old.is_some_and(|old| is_bookkeeping_only(object, old))
     {
         return Ok(());
     }
     let forbidden = |why: &str| ApiError::forbidden(GROUP, plural, meta::name(object), why);
-    let wanted = Rule::all(object.get("rules"));
-    confirm(guard, user, namespace, &wanted).map_err(|why| forbidden(&why))?;
+    let wanted = Rule::parse_list(object.get("rules"));
+    check_permissions(guard, user, namespace, &wanted).map_err(|why| forbidden(&why))?;
     // Its rules may come from other roles, which are checked as if they granted everything.
     if aggregates(object) || old.is_some_and(aggregates) {
         let all = [Rule::everything(), Rule::every_path()];
-        confirm(guard, user, namespace, &all).map_err(|_| {
+        check_permissions(guard, user, namespace, &all).map_err(|_| {
             forbidden("must have cluster-admin privileges to use the aggregationRule")
         })?;
     }
@@ -97,15 +97,15 @@ fn check_binding(
         _ => (RoleKind::ClusterRole, "clusterroles"),
     };
     if guard.unbounded(user)
-        || old.is_some_and(|old| bookkeeping(object, old))
-        || may(guard, user, "bind", plural, namespace, role)
+        || old.is_some_and(|old| is_bookkeeping_only(object, old))
+        || may_use_verb(guard, user, "bind", plural, namespace, role)
     {
         return Ok(());
     }
     let wanted = guard
         .role_rules(kind, namespace, role)
         .ok_or_else(|| ApiError::not_found(GROUP, plural, role))?;
-    confirm(guard, user, namespace, &wanted)
+    check_permissions(guard, user, namespace, &wanted)
         .map_err(|why| ApiError::forbidden(GROUP, &resource.plural, name, &why))
 }
 
@@ -117,7 +117,7 @@ fn aggregates(role: &Value) -> bool {
 }
 
 /// Returns true if only metadata changes that deletion and garbage collection maintain.
-fn bookkeeping(object: &Value, old: &Value) -> bool {
+fn is_bookkeeping_only(object: &Value, old: &Value) -> bool {
     let tail = |object: &Value| {
         let mut object = object.clone();
         let metadata = meta::section(&mut object, "metadata");
@@ -133,7 +133,7 @@ fn bookkeeping(object: &Value, old: &Value) -> bool {
 }
 
 /// Returns true if `user` may use `verb` on a role.
-fn may(
+fn may_use_verb(
     guard: &Guard,
     user: &User,
     verb: &str,
@@ -154,7 +154,12 @@ fn may(
 }
 
 /// Checks that `user` holds all permissions of `wanted`.
-fn confirm(guard: &Guard, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
+fn check_permissions(
+    guard: &Guard,
+    user: &User,
+    namespace: &str,
+    wanted: &[Rule],
+) -> Result<(), String> {
     let (held, problem) = guard.rules_for(user, namespace);
     let missing = uncovered(&held, wanted);
     if missing.is_empty() {

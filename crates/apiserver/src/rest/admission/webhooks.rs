@@ -315,7 +315,7 @@ struct WebhookCalls<'a> {
     options: Value,
 }
 
-fn kind_of(resource: &Resource, subresource: &str) -> GroupVersionKind {
+fn review_kind(resource: &Resource, subresource: &str) -> GroupVersionKind {
     resource
         .subresource(subresource)
         .map_or_else(|| resource.gvk(), |s| s.response.clone())
@@ -404,7 +404,7 @@ impl<'a> WebhookCalls<'a> {
             core,
             webhooks,
             attributes,
-            kind: kind_of(resource, attributes.subresource),
+            kind: review_kind(resource, attributes.subresource),
             namespace,
             equivalents: equivalents.collect(),
             options: options_of(attributes),
@@ -440,13 +440,14 @@ impl<'a> WebhookCalls<'a> {
     }
 
     /// Converts `object` to the version of `target`; `None` if no conversion is needed.
-    fn seen_as(&self, object: &Value, target: &Arc<Resource>) -> Option<Value> {
+    fn convert_to(&self, object: &Value, target: &Arc<Resource>) -> Option<Value> {
         let own = Arc::ptr_eq(target, self.attributes.resource);
-        (!own && self.is_whole()).then(|| self.attributes.resource.convert(object.clone(), target))
+        (!own && self.is_whole_object())
+            .then(|| self.attributes.resource.convert(object.clone(), target))
     }
 
     /// Returns true if the object itself is admitted, not a Binding or a Scale.
-    fn is_whole(&self) -> bool {
+    fn is_whole_object(&self) -> bool {
         self.kind == self.attributes.resource.gvk()
     }
 
@@ -467,11 +468,11 @@ impl<'a> WebhookCalls<'a> {
                 webhook.name
             ))));
         }
-        let converted = object.and_then(|o| self.seen_as(o, target));
-        let converted_old = old.and_then(|o| self.seen_as(o, target));
+        let converted = object.and_then(|o| self.convert_to(o, target));
+        let converted_old = old.and_then(|o| self.convert_to(o, target));
         let request = WebhookRequest {
             uid: uuid::Uuid::new_v4().to_string(),
-            kind: kind_of(target, a.subresource).into(),
+            kind: review_kind(target, a.subresource).into(),
             resource: (&**target).into(),
             sub_resource: a.subresource,
             request_kind: self.kind.clone().into(),
@@ -591,7 +592,7 @@ impl<'a> WebhookCalls<'a> {
                  for this operation"
             )));
         }
-        let observed = self.seen_as(object, target);
+        let observed = self.convert_to(object, target);
         let patched = patch::json_patch_value(observed.as_ref().unwrap_or(object), operations);
         let mut new = match patched {
             Ok(new) => new,
@@ -602,7 +603,7 @@ impl<'a> WebhookCalls<'a> {
             }
             Err(e) => return Err(refused(e.to_string())),
         };
-        if self.is_whole() {
+        if self.is_whole_object() {
             check::check_identity(target, &mut new, false).map_err(|e| refused(e.message))?;
             target.prune(&mut new);
             target.default_object(&mut new);

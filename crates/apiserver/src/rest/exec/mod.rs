@@ -188,7 +188,7 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
         let started = runner
             .start(&namespace, &name, &container, options.clone())
             .await;
-        stream(upgrade, started, &options).await;
+        serve_stream(upgrade, started, &options).await;
     });
     let response = Response::builder()
         .status(StatusCode::SWITCHING_PROTOCOLS)
@@ -221,17 +221,21 @@ fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> 
 }
 
 /// Carries a session's streams over an upgraded connection until the command ends or the client disconnects.
-async fn stream(upgrade: OnUpgrade, started: Result<ExecSession, String>, options: &ExecOptions) {
+async fn serve_stream(
+    upgrade: OnUpgrade,
+    started: Result<ExecSession, String>,
+    options: &ExecOptions,
+) {
     match upgrade.await {
         Ok(connection) => {
             let socket = websocket::accept(TokioIo::new(connection)).await;
-            carry(socket, started, options).await;
+            carry_streams(socket, started, options).await;
         }
         Err(error) => tracing::debug!(%error, "failed to upgrade exec connection"),
     }
 }
 
-async fn carry<S: AsyncRead + AsyncWrite + Unpin + Send>(
+async fn carry_streams<S: AsyncRead + AsyncWrite + Unpin + Send>(
     socket: WebSocketStream<S>,
     started: Result<ExecSession, String>,
     options: &ExecOptions,
@@ -296,7 +300,7 @@ async fn run(
     tokio::select! {
         exit = messages => Some(match exit {
             Ok(0) => json!({"metadata": {}, "status": "Success"}),
-            Ok(code) => non_zero(code),
+            Ok(code) => exit_code_failure(code),
             Err(message) => failure(&message),
         }),
         () = received => None,
@@ -355,7 +359,7 @@ struct WindowSize {
 }
 
 /// Builds the Status of a failed command as the kubelet does: kubectl reads the exit code from the cause.
-fn non_zero(code: i32) -> Value {
+fn exit_code_failure(code: i32) -> Value {
     json!({
         "metadata": {},
         "status": "Failure",
@@ -452,7 +456,11 @@ mod tests {
             }
             all
         };
-        let ((), (), all) = tokio::join!(carry(server, Ok(session), &options), command, client);
+        let ((), (), all) = tokio::join!(
+            carry_streams(server, Ok(session), &options),
+            command,
+            client
+        );
         assert_eq!(*sizes.lock(), [(80, 24)]);
         let (pongs, all): (Vec<_>, Vec<_>) = all.into_iter().partition(Message::is_pong);
         assert_eq!(pongs, [Message::Pong(Bytes::from_static(b"hi"))]);
@@ -479,7 +487,7 @@ mod tests {
         let (client, server) = sockets().await;
         let (session, write) = silent();
         drop(client);
-        carry(server, Ok(session), &ExecOptions::default()).await;
+        carry_streams(server, Ok(session), &ExecOptions::default()).await;
         assert!(write.is_closed(), "the session was dropped");
     }
 
@@ -491,7 +499,7 @@ mod tests {
             // Only a mask follows, because the header alone causes the refusal.
             client.write_all(&[bytes, &[0; 4]].concat()).await.unwrap();
             let (session, write) = silent();
-            carry(
+            carry_streams(
                 websocket::accept(server).await,
                 Ok(session),
                 &ExecOptions::default(),
