@@ -14,7 +14,7 @@ pub use json::{json_patch, json_patch_value, measure};
 /// Maximum number of operations of a JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;
 
-/// Why a patch could not be applied.
+/// Reason why a patch could not be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatchError {
     /// The patch document is invalid.

@@ -58,7 +58,7 @@ pub enum Type {
     SchemaOr(SchemaAlternative),
 }
 
-/// What is allowed in place of a schema.
+/// Value that is allowed in place of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchemaAlternative {
     /// A list of schemas.
@@ -84,10 +84,10 @@ impl Type {
     }
 }
 
-/// How server-side apply identifies the elements of a list.
+/// Rule by which server-side apply identifies the elements of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ListType {
-    /// No identity: the list is one value.
+    /// Elements have no identity: the list is one value.
     #[default]
     Atomic,
     /// Unique scalars.
@@ -96,7 +96,7 @@ pub enum ListType {
     Map(Vec<String>),
 }
 
-/// How a strategic merge patch merges a list.
+/// Rule by which a strategic merge patch merges a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MergeStrategy {
     /// The list of the patch replaces the old one.

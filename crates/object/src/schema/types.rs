@@ -11,7 +11,7 @@ use super::{ListType, Members, MergeStrategy, Schema, SchemaAlternative, Type};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeId(u32);
 
-/// A named type.
+/// A built-in type.
 #[derive(Debug)]
 pub struct BuiltinType {
     /// Name such as `core/v1.Pod`.

@@ -69,7 +69,7 @@ impl FieldErrorKind {
     }
 }
 
-/// One validation error: path, value, reason.
+/// A validation error: path, value, reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldError {
     /// Class of the error.

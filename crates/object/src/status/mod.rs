@@ -12,7 +12,7 @@ mod field;
 
 pub use field::{FieldError, FieldErrorKind, quoted};
 
-/// One entry of `details.causes`.
+/// An entry of `details.causes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
     /// Machine-readable reason.
