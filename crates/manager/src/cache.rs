@@ -51,11 +51,11 @@ impl ObjectKind {
 /// Progress of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CacheState {
-    /// Not started: no enabled part needs it.
+    /// The cache is not started: no enabled part needs it.
     Off,
-    /// Started, but the first list is not complete.
+    /// The cache is started, but the first list is not complete.
     Waiting,
-    /// In sync with the API server, and all listeners have received the first list.
+    /// The cache is in sync with the API server, and all listeners have received the first list.
     Synced,
     /// The API server does not serve this kind. The cache retries until the kind appears.
     Absent,

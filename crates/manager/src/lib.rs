@@ -91,7 +91,7 @@ pub struct Options {
     pub node_strategy_names_needed: bool,
     /// Feature gates.
     pub gates: Gates,
-    /// How the webhooks are served.
+    /// Transport of the webhooks.
     pub webhooks: webhook::ServeMode,
     /// True if missing custom resource definitions and PriorityClasses are created at start.
     pub install: bool,
@@ -101,7 +101,7 @@ pub struct Options {
     pub pods: webhook::pod::Options,
     /// Options of the colocationprofile controller.
     pub colocation_profile: ProfileOptions,
-    /// How conflicting writes of quotas are retried when pods are charged to them.
+    /// Retries of conflicting quota writes when pods are charged.
     pub quota_retries: webhook::QuotaRetries,
 }
 

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the nodes are summed up.
+/// Interval at which the nodes are summed up.
 const PERIOD: Duration = Duration::from_secs(10);
 /// Delay before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(2);

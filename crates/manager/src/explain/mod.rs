@@ -24,11 +24,11 @@ use std::sync::Arc;
 pub struct Objects {
     /// The node.
     pub node: Node,
-    /// Its NodeMetric.
+    /// NodeMetric of the node.
     pub metric: Option<NodeMetric>,
-    /// Its NodeResourceTopology.
+    /// NodeResourceTopology of the node.
     pub topology: Option<NodeResourceTopology>,
-    /// The pods bound to it.
+    /// Pods bound to the node.
     pub pods: Vec<Pod>,
     /// `data` of the ConfigMap with the settings; `None` if there is no ConfigMap.
     pub settings: Option<BTreeMap<String, String>>,
@@ -42,7 +42,7 @@ pub struct Objects {
 pub struct Explanation {
     /// Name of the node.
     pub node: String,
-    /// Why nothing is reclaimed; `None` if resources are reclaimed.
+    /// Reason why nothing is reclaimed; `None` if resources are reclaimed.
     pub refused: Option<String>,
     /// Age of the NodeMetric report in seconds; `None` without a report.
     pub report_age_seconds: Option<i64>,
@@ -63,11 +63,11 @@ pub struct Explanation {
     pub problems: Vec<String>,
 }
 
-/// One extended resource.
+/// An extended resource of a node or zone.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Resource {
-    /// Its name.
+    /// Name of the resource.
     pub name: &'static str,
     /// The amount that the manager publishes, in cores or bytes; `None` if it removes the resource.
     pub computed: Option<Quantity>,
@@ -81,7 +81,7 @@ pub struct Resource {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ZoneResources {
-    /// Its name, such as `node-0`.
+    /// Name of the zone, such as `node-0`.
     pub name: String,
     /// Batch CPU and memory.
     pub resources: Vec<Resource>,

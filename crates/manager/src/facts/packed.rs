@@ -51,8 +51,8 @@ impl Unit {
 }
 
 impl From<Quantity> for CompactQuantity {
-    /// Exact up to nine billion cores, and up to eight pebibytes in milli units; larger fractional values are
-    /// rounded up, as for every reader of a quantity as a whole number.
+    /// Converts a quantity: exactly up to nine billion cores, and up to eight pebibytes in milli units; larger
+    /// fractional values are rounded up, as for every reader of a quantity as a whole number.
     fn from(quantity: Quantity) -> Self {
         let (nanos, format) = (quantity.nanos(), quantity.format());
         let exact = |unit: Unit| {

@@ -125,7 +125,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
 /// Delay before zones are planned again after a conflicting write of the NodeResourceTopology.
 const ZONE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Field manager of batch resources in zones, which tells koord's exporter that no other exporter wrote them.
+/// Field manager of batch resources in zones. It shows koord's exporter that no other exporter wrote them.
 const FIELD_MANAGER: &str = "koordinator-manager";
 
 /// Result of writing the zones of a NodeResourceTopology.

@@ -39,12 +39,12 @@ pub(crate) struct Input<'a> {
     pub(crate) share_gpus: bool,
     /// Gate `DeviceResourceWithoutColocation`.
     pub(crate) devices_always: bool,
-    /// When the node's status was last synced; `None` if never.
+    /// Time of the last sync of the node's status; `None` if there was none.
     pub(crate) synced: Option<Timestamp>,
     pub(crate) now: Timestamp,
 }
 
-/// Why resources are removed from a node.
+/// Reason why resources are removed from a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reset {
     /// Co-location is off for the node.
@@ -241,7 +241,7 @@ fn zones_after(
     changed.then_some((after, far))
 }
 
-/// Returns the merge patch that sets capacity and allocatable to the wanted amounts. It contains own keys
+/// Returns the merge patch that sets capacity and allocatable to the planned amounts. It contains own keys
 /// only, so a concurrent write of the kubelet is never undone.
 fn status_patch(node: &Node, wanted: &BTreeMap<&'static str, Option<Quantity>>) -> Option<Value> {
     let status = node.status.as_ref();

@@ -22,7 +22,7 @@ const MAX_NAME_LENGTH: usize = 253;
 /// Loaded histories by Recommendation, each with the UID of its Recommendation and its container.
 pub(crate) type LoadedHistories = HashMap<ObjectKey, Vec<(Uid, String, ContainerHistory)>>;
 
-/// Whether checkpoints can be used.
+/// Availability of checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CheckpointSupport {
     /// Checkpoints were loaded and are saved.

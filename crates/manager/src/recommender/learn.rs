@@ -20,7 +20,7 @@ pub(crate) const ENOUGH_DAYS: f64 = 1.0;
 #[derive(Debug)]
 pub(crate) struct ContainerHistory {
     pub(crate) model: ContainerModel,
-    /// When it was last saved, in Unix milliseconds.
+    /// Time of the last save, in Unix milliseconds.
     pub(crate) saved: UnixMillis,
     /// True if it changed since then.
     pub(crate) dirty: bool,

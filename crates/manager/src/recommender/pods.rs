@@ -39,7 +39,7 @@ pub(crate) struct RecommenderContainer {
     pub(crate) cpu: Option<f64>,
     /// Requested bytes: memory, or batch or mid memory.
     pub(crate) memory: Option<f64>,
-    /// When it was last OOM-killed, in Unix milliseconds.
+    /// Time of the last OOM kill, in Unix milliseconds.
     pub(crate) oom_killed: Option<UnixMillis>,
 }
 

@@ -1,4 +1,5 @@
-//! One round: find the pods of each Recommendation, measure them, learn, write.
+//! A round of the recommender: finds the pods of each Recommendation, measures them, updates the histories
+//! and writes the results.
 
 use super::checkpoints::{self, CheckpointSupport, LoadedHistories};
 use super::learn::{self, ContainerEstimates, Details, RecommendationState};
@@ -39,7 +40,7 @@ pub(super) struct Recommender {
     checkpoints: Option<CheckpointSupport>,
     /// Loaded histories whose Recommendation was not observed yet.
     loaded: LoadedHistories,
-    /// When unavailable checkpoints are requested again, in Unix milliseconds.
+    /// Time of the next request for unavailable checkpoints, in Unix milliseconds.
     recheck_at: UnixMillis,
 }
 
@@ -47,9 +48,9 @@ pub(super) struct Recommender {
 struct RecommendationCase {
     facts: Arc<RecommendationFacts>,
     pods: Vec<Arc<RecommenderPod>>,
-    /// Why the API server cannot have such a target.
+    /// Reason why the API server cannot have such a target.
     unknown_kind: Option<String>,
-    /// Why the target has no pods, if it has none.
+    /// Reason why the target has no pods; `None` if it has some.
     no_pods_cause: Option<ConditionCause>,
 }
 

@@ -62,7 +62,7 @@ pub(crate) enum PodMeasurement {
 #[derive(Debug, Default)]
 pub(crate) struct Measurements {
     pub(crate) pods: HashMap<ObjectKey, (UnixMillis, PodMeasurement)>,
-    /// Why the metrics API could not be used; `None` if it was or was not wanted.
+    /// Reason why the metrics API could not be used; `None` if it was used or is not the source.
     pub(crate) problem: Option<String>,
 }
 

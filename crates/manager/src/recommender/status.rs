@@ -24,7 +24,7 @@ pub(crate) struct ConditionCause {
 /// State of a condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ConditionState {
-    /// Not evaluated: the previous condition stays.
+    /// The condition was not evaluated: the previous one stays.
     #[default]
     Unknown,
     True(ConditionCause),

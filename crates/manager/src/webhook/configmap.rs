@@ -77,7 +77,7 @@ impl SettingsSource for Arc<Replica> {
     }
 }
 
-/// Why a ConfigMap or a node is refused.
+/// Reason why a ConfigMap or a node is refused.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SettingsRefusal {
     reason: &'static str,

@@ -12,15 +12,15 @@ use koord_kube::webhook::{Answer, Handler, Operation, Page, Request, Webhook};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How the webhooks are served.
+/// Transport of the webhooks.
 #[derive(Clone, Default)]
 pub enum ServeMode {
-    /// Not at all.
+    /// The webhooks are not served.
     #[default]
     Disabled,
-    /// Over HTTPS, to any API server.
+    /// HTTPS, for any API server.
     Https(Settings),
-    /// In this process: the callback receives the webhooks.
+    /// Calls in this process: the callback receives the webhooks.
     InProcess(Arc<dyn Fn(Vec<Webhook>) + Send + Sync>),
 }
 

@@ -229,7 +229,7 @@ struct GuardState {
 }
 
 impl Guard {
-    /// Starts or stops refusing requests, and forgets those recorded so far.
+    /// Starts or stops refusing requests, and clears those recorded so far.
     pub(crate) fn refuse(&self, refuse: bool) {
         *self.0.lock() = GuardState {
             refuses: refuse,

@@ -1,4 +1,4 @@
-//! How the manager processes NodeResourceTopologies and Devices, which other programs write.
+//! Tests of NodeResourceTopologies and Devices, which other programs write and the manager processes.
 
 use crate::cluster::{Cluster, typed};
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -181,7 +181,7 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
             .await
             .unwrap();
     }
-    // The other replica sees them through its own watch.
+    // The other replica receives them through its own watch.
     let sibling = quota("sibling", json!({labels::QUOTA_PARENT: "parent"}), 7, 100);
     let refused = loop {
         // A dry run: until its watch is in sync, the replica may admit.

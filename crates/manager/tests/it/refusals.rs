@@ -1,4 +1,4 @@
-//! How the manager behaves when its writes are refused, or when it lacks the input to decide.
+//! Tests of the manager when its writes are refused, or when it lacks the input to decide.
 
 use crate::cluster::Cluster;
 use crate::log::Log;

@@ -1,4 +1,4 @@
-//! What every replica does, whichever CRDs are installed and whether it leads or not.
+//! Tests of every replica, whichever CRDs are installed and whether it leads or not.
 
 use crate::cluster::Cluster;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

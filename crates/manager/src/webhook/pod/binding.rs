@@ -30,7 +30,7 @@ pub struct BindingPolicy {
 pub enum Namespaces {
     /// Every namespace.
     All,
-    /// Only these namespaces, possibly none.
+    /// The listed namespaces, possibly none.
     Only(BTreeSet<String>),
 }
 

@@ -12,7 +12,7 @@ use koord_api::quantity::ResourceList;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
 use serde_json::{Value, json};
 
-/// Why the annotation cannot be set.
+/// Reason why the annotation cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ExtendedError {
     /// The existing annotation is invalid.

@@ -147,7 +147,7 @@ pub(super) struct Profiles {
     pub(super) priorities: BTreeMap<String, Priority>,
 }
 
-/// Why the profiles cannot be applied to a pod.
+/// Reason why the profiles cannot be applied to a pod.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]

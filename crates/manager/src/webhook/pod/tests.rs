@@ -416,7 +416,7 @@ fn annotation_lists_container_requests() {
         extended::pod(&mut pod).unwrap();
         assert_eq!(annotation(&pod), want);
     }
-    // The same said otherwise stays.
+    // An equal value in another notation stays.
     let same = want.replace("1k", "1000");
     let mut unchanged = pod(json!({SPEC: same}), &list);
     extended::pod(&mut unchanged).unwrap();
@@ -735,7 +735,7 @@ fn allocations_of_rdma_go_with_requests() {
     let rdma = "koordinator.sh/rdma";
     for (old, new, denied) in [
         (None, pod(Some(allocation), "cpu"), true),
-        // A pod that is restored, or that its maker wants on these devices: the scheduler checks it.
+        // A pod that is restored, or that its author assigned to these devices: the scheduler checks it.
         (None, pod(Some(allocation), rdma), false),
         (None, pod(Some(gpu), "cpu"), false),
         (None, pod(None, "cpu"), false),

@@ -65,7 +65,7 @@ fn unknown_namespace_does_not_match_and_warns() {
             json!({"namespaceSelector": {"matchLabels": {"a": "b"}}}),
         ),
         profile("fine", json!({})),
-        // It would not apply anyway, so there is nothing to say.
+        // It would not apply anyway, so there is no warning.
         profile(
             "other",
             json!({
@@ -129,7 +129,7 @@ fn probability_is_a_number_or_a_percentage() {
         (json!("100%"), 99, false),
         (json!(0), 0, true),
         (json!("0%"), 0, true),
-        // Upstream's rows: 50 % and what the dice say.
+        // Upstream's rows: 50 % and the rolled number.
         (json!(50), 70, true),
         (json!(50), 30, false),
         (json!("50%"), 50, false),

@@ -57,7 +57,7 @@ impl QuotaPods for BoundPods {
         pods.map(|pod| pod.name.clone()).collect()
     }
 
-    /// Only called when a quota is deleted or becomes a parent: an index would cost more than it saves.
+    // Called only when a quota is deleted or becomes a parent: an index would cost more than it saves.
     fn has_pods_in(&self, namespace: &str) -> bool {
         let pods = self.pods.list();
         pods.iter().any(|pod| pod.key.namespace == namespace)

@@ -29,7 +29,7 @@ pub(crate) struct QuotaRules {
     pub(crate) fewer_keys: bool,
 }
 
-/// Why a write is refused; the text is the response to the client.
+/// Reason why a write is refused; the text is the response to the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Refusal(pub(crate) String);

@@ -122,7 +122,7 @@ fn missing_or_invalid_ratio_changes_nothing() {
     check("cpu-normalization-enabled is \"maybe\"", &|case| {
         labelled(case, labels::NODE_CPU_NORMALIZATION_ENABLED, "maybe");
     });
-    // What the node says stays in force, also for its factors.
+    // The node's own settings stay in effect, also for its factors.
     let mut case = normalized(false, false);
     case.topology = None;
     case.node = node(json!({RATIO: "1.50"}), json!({}));

@@ -501,7 +501,7 @@ fn mid_by_prediction_share_and_bounds() {
     };
     let usual = report("30/50G", "15/30G", None);
     let app = |amount, class| report("30/50G", "", Some((amount, class)));
-    // Milli-cores and G of mid; of what prod did not ask for.
+    // Milli-cores and G of mid; of what prod did not request.
     let rows = [
         (impatient, old, None, None),
         (

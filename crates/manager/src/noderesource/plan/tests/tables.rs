@@ -70,7 +70,7 @@ fn amounts(plan: &Plan) -> [Value; 4] {
 #[test]
 fn the_sums_of_a_node() {
     let giga = 1_000_000_000_i64;
-    // Nothing is known of a service that asks for all of the CPU: 40 − 14 − 20 G are left.
+    // There is no measurement of a service that requests all of the CPU: 40 − 14 − 20 G are left.
     let mut full = busy(None);
     let list = json!({"cpu": "20", "memory": "40G"});
     full.node = serde_json::from_value(json!({

@@ -313,7 +313,7 @@ fn a_quotas_own_guarantee_counts() {
         quota("sub", fields)
     };
     for (above, written, ok) in [
-        // Nobody has anything: who is forced, or in no tree of its own, is not asked.
+        // Nothing is guaranteed above: a forced quota, or one without a tree of its own, is not checked.
         (json!([0, 0]), json!({}), false),
         (json!([0, 0]), json!({"forced": true}), true),
         (json!([0, 0]), json!({"isRoot": true}), true),
@@ -321,10 +321,10 @@ fn a_quotas_own_guarantee_counts() {
         // It has it already.
         (json!([0, 0]), json!({"guaranteed": [8, 8]}), true),
         (json!([0, 0]), json!({"guaranteed": [8, 7]}), false),
-        // Of one resource it has more than it asks for: its parent must back that, too.
+        // Its guarantee of one resource exceeds its minimum: its parent must back that, too.
         (json!([10, 30]), json!({"guaranteed": [2, 30]}), true),
         (json!([10, 29]), json!({"guaranteed": [2, 30]}), false),
-        // A parent that asks for more than its children must have that.
+        // A parent with a larger minimum than its children must have that.
         (json!([9, 10]), json!({}), false),
         (json!([10, 10]), json!({}), true),
     ] {

@@ -50,7 +50,7 @@ pub(crate) struct ClusterQuotas {
 enum CachedQuota {
     /// The object as it was last written or read here.
     Object(Arc<ElasticQuota>),
-    /// This version is stale: another client wrote after it.
+    /// The version up to which cached objects are stale: another client wrote after it.
     StaleUpTo(u64),
 }
 

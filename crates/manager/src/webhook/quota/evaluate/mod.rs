@@ -27,13 +27,13 @@ const WORKERS: usize = 16;
 /// Maximum time that a request waits.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a pod is refused.
+/// Reason why a pod is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Denial {
     /// The quota is exceeded, or cannot be read or written.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// There was no decision in time.
+    /// The evaluation timed out.
     #[error("Internal error occurred: elastic quota evaluation timed out")]
     TimedOut,
 }

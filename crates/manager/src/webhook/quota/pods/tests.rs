@@ -165,7 +165,7 @@ fn only_relevant_quotas_are_charged() {
             refusal("more than one elastic quota twice found"),
         ),
         (None, "", on, Ok(None)),
-        // Built-in ones are not asked, whether they are there or not.
+        // Built-in ones are not checked, whether they exist or not.
         (None, DEFAULT_QUOTA, on, Ok(None)),
         (None, koord_api::quota::ROOT_QUOTA, on, Ok(None)),
         (None, koord_api::quota::SYSTEM_QUOTA, on, Ok(None)),

@@ -144,7 +144,7 @@ fn whatever_is_admitted_keeps_the_trees_whole() {
         Ok(())
     });
     result.unwrap();
-    // The rules and their breaches must both have been met, or the test says nothing.
+    // The rules and their breaches must both have been met, or the test proves nothing.
     let (admitted, refused, deep) = (admitted.get(), refused.get(), deep.get());
     assert!(
         admitted > 1000 && refused > 1000 && deep > 250,

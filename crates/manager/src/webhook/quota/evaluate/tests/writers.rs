@@ -75,7 +75,7 @@ struct CountingAccess {
     turn: AtomicU64,
     /// Makes the delays of one replica other than another's.
     pace: u64,
-    /// Where the second write of each replica waits until the other has read, too: one of them conflicts.
+    /// Barrier at which the second write of each replica waits until the other has read: one conflicts.
     second_writes: Arc<Barrier>,
 }
 
@@ -201,7 +201,7 @@ async fn own_write_is_read_before_the_cache_has_it() {
     let used = |quota: &ElasticQuota| quota.amounts(annotations::QUOTA_CHILD_REQUEST).unwrap();
     let eight = list(&json!({"cpu": "8"}));
     for fresh_get in [false, true] {
-        // A cache that never hears of anything.
+        // A cache that never receives a change.
         let stuck = old.clone();
         let access = ClusterQuotas::new(
             cluster.client.clone(),
@@ -214,7 +214,7 @@ async fn own_write_is_read_before_the_cache_has_it() {
             .await
             .unwrap();
         assert_eq!(used(&access.get(&key).await.unwrap()), eight);
-        // Somebody else writes: the next write here fails, and the next read knows.
+        // Another client writes: the next write here fails, and the next read returns the new version.
         let mine = access.get(&key).await.unwrap();
         let change = json!({"metadata": {"annotations": {annotations::QUOTA_CHILD_REQUEST: "{\"cpu\":\"4\"}"}}});
         patch::merge(&cluster.quotas, "q", &change).await.unwrap();
