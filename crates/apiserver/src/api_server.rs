@@ -34,9 +34,9 @@ const PORT: u16 = 6443;
 /// Storage of objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Storage {
-    /// In memory: lost with the process.
+    /// The memory of the process: objects are lost when it ends.
     Memory,
-    /// Durably in this directory, which is created if missing.
+    /// Durable storage in this directory, which is created if missing.
     Dir(PathBuf),
 }
 
@@ -62,7 +62,7 @@ pub struct Config {
     /// Number of ended pods that are kept, newest first; 0: all. Default: 12,500, as in
     /// kube-controller-manager.
     pub terminated_pod_gc_threshold: usize,
-    /// When a write to a directory counts as durable.
+    /// Point at which a write to a directory counts as durable.
     pub durability: Durability,
     /// Limits of the history kept for watches.
     pub history: HistoryLimits,

@@ -118,7 +118,7 @@ pub struct Attributes<'a> {
     pub target: Target<'a>,
 }
 
-/// What a request accesses.
+/// Target that a request accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target<'a> {
     /// A resource.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long an evicted pod may take to be deleted before its disruption is returned to the budget.
+/// Time that an evicted pod may take to be deleted before its disruption is returned to the budget.
 const DISRUPTED_FOR: SignedDuration = SignedDuration::from_mins(2);
 
 /// The disruption controller.
@@ -81,7 +81,7 @@ impl Reconcile for Disruption {
     }
 }
 
-/// Returns the sum of the replicas that the pods' controllers ask for; a pod without a controller counts as
+/// Returns the sum of the replicas that the pods' controllers specify; a pod without a controller counts as
 /// one.
 fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
     let mut observed = Vec::new();

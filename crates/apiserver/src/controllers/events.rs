@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How long an event is kept after its last write.
+/// Lifetime of an event after its last write.
 const TTL: SignedDuration = SignedDuration::from_hours(1);
 /// Longest pause between two checks for expired events.
 const TICK: Duration = Duration::from_secs(60);

@@ -285,13 +285,13 @@ async fn run_task(api: &Api, work: &GcTask) -> Result<GcOutcome, ApiError> {
 /// State of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnerState {
-    /// It exists.
+    /// The owner exists.
     Solid,
-    /// It is being deleted in the foreground and waits for its dependents.
+    /// The owner is being deleted in the foreground and waits for its dependents.
     Waiting,
-    /// There is no such object.
+    /// The owner does not exist.
     Absent,
-    /// Its kind is not served (yet), so it is unknown whether it exists.
+    /// The kind of the owner is not served (yet), so it is unknown whether the owner exists.
     Unknown,
 }
 
@@ -317,7 +317,7 @@ fn state_of(api: &Api, namespace: &str, owner: &Owner) -> OwnerState {
     }
 }
 
-/// What to do with an object that has owner references.
+/// Action for an object that has owner references.
 #[derive(Debug, PartialEq, Eq)]
 enum GcVerdict {
     Keep,

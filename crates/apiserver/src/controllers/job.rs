@@ -56,7 +56,7 @@ struct PodCounts {
     failures: BTreeMap<i64, (i64, Timestamp)>,
     /// Indexes that have failed for good.
     lost: BTreeSet<i64>,
-    /// Why a pod failure fails the whole job, if one does.
+    /// Reason why a pod failure fails the whole job; `None` if none does.
     fatal: Option<String>,
 }
 

@@ -43,9 +43,9 @@ use tokio_util::task::TaskTracker;
 /// Parameters that controllers are started with.
 struct StartParams<'a> {
     api: &'a Api,
-    /// The certificate (PEM) that clients are to trust.
+    /// CA certificate (PEM) that is published to clients.
     authority: &'a str,
-    /// How many pods that have ended are kept; 0: all.
+    /// Number of ended pods that are kept; 0: all.
     ended_pods: usize,
     stop: &'a CancellationToken,
 }

@@ -62,7 +62,7 @@ struct RemainingObjects {
 #[derive(Debug, Default)]
 struct DeletionRound {
     remaining: BTreeMap<String, RemainingObjects>,
-    /// Why objects could not be deleted.
+    /// Reasons why objects could not be deleted.
     failures: Vec<String>,
 }
 

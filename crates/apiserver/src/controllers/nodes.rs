@@ -45,7 +45,7 @@ const CONDITION_TAINTS: [(&str, &str, &str); 6] = [
 struct NodeObservation {
     node: Revision,
     lease: Revision,
-    /// When the lease was last seen to change, by the clock of this process: the node's may be wrong.
+    /// Time of the last observed change of the lease, by the clock of this process: the node's may be wrong.
     renewed: Timestamp,
     /// True if the node had NoExecute taints.
     evicting: bool,

@@ -20,13 +20,13 @@ pub(super) struct PodGc {
 
 #[derive(Default)]
 struct PodGcState {
-    /// Since when each missing node that still has pods is known to be missing.
+    /// Time since which each node that still has pods is missing.
     missing: FxHashMap<Arc<str>, Timestamp>,
-    /// No scan of all pods before this time.
+    /// Earliest time of the next scan of all pods.
     rest: Option<Instant>,
 }
 
-/// How long a node must be missing before its pods are deleted: it may be about to register again.
+/// Time that a node must be missing before its pods are deleted: it may be about to register again.
 const QUARANTINE: Duration = Duration::from_secs(40);
 /// Pause after a scan of all pods, in multiples of the scan's duration.
 const REST: u32 = 50;

@@ -12,11 +12,11 @@ const AVAILABLE: &str = "NewReplicaSetAvailable";
 /// State of a rollout.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RolloutState {
-    /// All pods exist, have the current version and are available.
+    /// True if all pods exist, have the current version and are available.
     pub(super) complete: bool,
-    /// There are more new, fewer old, or more ready or available pods than before.
+    /// True if there are more new, fewer old, or more ready or available pods than before.
     pub(super) moved: bool,
-    /// There are pods of other versions.
+    /// True if there are pods of other versions.
     pub(super) rolling: bool,
 }
 

@@ -1,5 +1,5 @@
 //! Work queue and main loop of a controller: watches some tables, queues the keys that changed, reconciles
-//! one key at a time, and requeues keys that failed or asked for it.
+//! one key at a time, and requeues keys that failed or are due again.
 
 use crate::rest::Api;
 use crate::store::{Entry, Key, TableId, Watcher};

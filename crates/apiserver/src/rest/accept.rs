@@ -12,7 +12,7 @@ pub(super) enum ObjectForm {
     Object,
     /// A `meta.k8s.io` Table of this version.
     Table(MetaVersion),
-    /// Only the metadata: `PartialObjectMetadata` or its list.
+    /// The metadata alone: `PartialObjectMetadata` or its list.
     Metadata(MetaVersion),
 }
 

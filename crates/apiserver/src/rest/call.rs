@@ -86,7 +86,7 @@ impl Call {
         negotiate(&self.headers, endpoint).ok_or_else(|| ApiError::not_acceptable(PRODUCED))
     }
 
-    /// Checks before a write that its response can be written as the client wants it.
+    /// Checks before a write that its response can be written in the requested format.
     pub(super) fn check_reply(&self) -> Result<(), ApiError> {
         self.negotiate(Endpoint::One)?;
         transform::include(&self.query).map(drop)

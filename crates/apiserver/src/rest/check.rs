@@ -113,8 +113,8 @@ fn bad_patch(object: &Value, why: String) -> ApiError {
     ApiError::invalid("", "", "", &[FieldError::invalid("patch", shown, why)])
 }
 
-/// Reports unknown and duplicate fields as the request's field validation asks: not at all, as warnings, or
-/// as an error.
+/// Reports unknown and duplicate fields according to the request's field validation: not at all, as warnings,
+/// or as an error.
 pub(super) fn check_fields(
     resource: &Resource,
     object: &Value,

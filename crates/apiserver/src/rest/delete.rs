@@ -140,7 +140,7 @@ impl DeleteOptions {
     }
 }
 
-/// What a delete does to an object.
+/// Effect of a delete on an object.
 #[derive(Debug, PartialEq)]
 enum Plan {
     /// Remove it.

@@ -42,7 +42,7 @@ struct ListPosition {
     continued: bool,
     /// Entries left after this position, from the continue token.
     entries_left: Option<u64>,
-    /// When the first page was read, in seconds since the epoch; `None`: now.
+    /// Time at which the first page was read, in seconds since the epoch; `None`: now.
     since: Option<i64>,
 }
 
@@ -151,7 +151,7 @@ struct Token {
     after: Key,
     /// Number of entries after `after`, counted for the first page.
     entries_left: Option<u64>,
-    /// When the first page was read, in seconds since the epoch.
+    /// Time at which the first page was read, in seconds since the epoch.
     since: Option<i64>,
 }
 

@@ -39,7 +39,7 @@ pub(super) fn with_body(code: u16, content_type: &'static str, body: Body) -> Re
     response
 }
 
-/// Builds a response of JSON bytes, reformatted if the client wants it pretty or as YAML.
+/// Builds a response of JSON bytes, reformatted if the client requests pretty output or YAML.
 pub(super) fn bytes(code: u16, bytes: Bytes, style: ResponseFormat) -> Response {
     match style {
         ResponseFormat {

@@ -166,7 +166,7 @@ fn invalid(name: &str, error: FieldError) -> ApiError {
     ApiError::invalid("autoscaling", "Scale", name, &[error])
 }
 
-/// Returns the replicas that a Scale asks for.
+/// Returns the number of replicas in a Scale.
 fn parse_replicas(name: &str, scale: &Value) -> Result<i64, ApiError> {
     let kind = meta::text(scale, &["kind"]);
     if !scale.is_object() || (!kind.is_empty() && kind != "Scale") {

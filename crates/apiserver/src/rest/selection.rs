@@ -11,7 +11,7 @@ use koord_kinds::status::ApiError;
 #[derive(Debug, Clone)]
 pub(super) struct Selection {
     pub(super) namespace: Option<String>,
-    /// Only the object with this name: from the path of a watch on one object, or `metadata.name=`.
+    /// Name of the only object that matches: from the path of a watch on one object, or `metadata.name=`.
     name: Option<String>,
     labels: LabelSelector,
     fields: FieldSelector,

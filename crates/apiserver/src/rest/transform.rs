@@ -1,4 +1,4 @@
-//! Conversion of objects to the representation that a client asks for.
+//! Conversion of objects to the representation that a client requests.
 
 use super::accept::{MetaVersion, ObjectForm};
 use super::meta;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 /// Interval of bookmarks of an idle watch.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// How long before its end a watch sends the last bookmark.
+/// Time between the last bookmark of a watch and its end.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 /// Duration of watches without a timeout, in seconds; up to as much again is added at random.
 const DEFAULT_TIMEOUT: u64 = 1800;

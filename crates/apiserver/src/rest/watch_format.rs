@@ -87,7 +87,7 @@ pub(super) struct EventCache(Mutex<CachedEvents>);
 
 #[derive(Debug, Default)]
 struct CachedEvents {
-    /// Each event holds its resource, so that no other resource gets the same address.
+    /// Encoded events, each with its resource, so that no other resource gets the same address.
     events: FxHashMap<CacheKey, (Bytes, Arc<Resource>)>,
     order: VecDeque<CacheKey>,
     bytes: usize,

@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// Resulting object of a verb: stored, or only computed (dry run, other version).
 #[derive(Debug, Clone)]
 pub(crate) enum Object {
-    /// In its storage version.
+    /// A stored object, in its storage version.
     Stored(Arc<Entry>),
-    /// In the version of the request.
+    /// An object that was only computed, in the version of the request.
     Computed(Value),
 }
 

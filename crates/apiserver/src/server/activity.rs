@@ -24,7 +24,7 @@ pub(super) struct Activity(Arc<Mutex<ActivityState>>);
 struct ActivityState {
     serial: u64,
     open: usize,
-    /// When the last request ended.
+    /// End of the last request.
     idle_since: Instant,
     /// Updated when the first request begins and when the last one ends.
     connection: Option<OpenConnection>,

@@ -207,8 +207,8 @@ struct ConnectionEntry {
     id: u64,
     connections: Connections,
     end: CancellationToken,
-    /// Whether a request has authenticated an ordinary user, and whether one has authenticated a member of
-    /// `system:masters`.
+    /// First: true if a request has authenticated an ordinary user. Second: true if one has authenticated a
+    /// member of `system:masters`.
     proven: [AtomicBool; 2],
 }
 

@@ -28,13 +28,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// How a request reaches the server.
+/// Transport by which a request reaches the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// By a call in this process: the user is the administrator, unless the request has a token or another
+    /// A call in this process: the user is the administrator, unless the request has a token or another
     /// user in its extensions.
     InProcess,
-    /// Over the network: the user must be authenticated.
+    /// A network connection: the user must be authenticated.
     Network,
 }
 

@@ -42,9 +42,9 @@ pub struct Limits {
     /// Unread response bytes per connection, with the same effects as [`Self::unread_bytes_per_user`].
     /// Default 64 MiB.
     pub unread_bytes_per_connection: usize,
-    /// How long a connection may stay open without requests. Default 90 s.
+    /// Time that a connection may stay open without requests. Default 90 s.
     pub idle: Duration,
-    /// How long a client may leave sent data unread before its connection is closed, with all its watches.
+    /// Time that a client may leave sent data unread before its connection is closed, with all its watches.
     /// Default 60 s.
     pub unread: Duration,
 }

@@ -30,7 +30,7 @@ const PRIVILEGED_STREAMS: u32 = 2000;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Timeout of closing a connection that is displaced by another.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// How long requests in progress may continue after shutdown begins.
+/// Time that requests in progress may continue after shutdown begins.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, for example when there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

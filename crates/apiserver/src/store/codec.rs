@@ -2,7 +2,7 @@
 //!
 //! A record is: kind, revision, table, namespace, name, and for a put also the revision of creation,
 //! the place of the version digits, the index, and the object's bytes. Numbers are LEB128, texts and
-//! bytes are preceded by their length. The index is stored so that the store needs to know nothing
+//! bytes are preceded by their length. The index is stored so that the store needs no information
 //! about resources when it loads.
 
 use super::sequencer::Interner;

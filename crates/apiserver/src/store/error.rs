@@ -19,7 +19,7 @@ pub enum StoreError {
     /// The object to create exists already.
     #[error("{} {} already exists", .current.table, .current.key)]
     Exists {
-        /// Its current version.
+        /// Current version of the object.
         current: Arc<Entry>,
     },
     /// The expected revision, or the expected uid, is not the current one.
@@ -83,7 +83,7 @@ pub enum StoreError {
         path: PathBuf,
         /// Offset in the file.
         offset: u64,
-        /// What is wrong there.
+        /// Description of the defect.
         reason: String,
     },
     /// Another process has the data directory open.

@@ -72,13 +72,13 @@ pub enum Backing {
     Dir(PathBuf),
 }
 
-/// When a write to a directory is acknowledged.
+/// Point at which a write to a directory is acknowledged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When it is on the disk: it survives a power failure.
+    /// The write is on the disk: it survives a power failure.
     #[default]
     Fsync,
-    /// When the operating system has it: it survives the end of the process, but not of the machine.
+    /// The operating system has the write: it survives the end of the process, but not of the machine.
     Os,
 }
 
@@ -91,7 +91,7 @@ pub struct StoreOptions {
     pub clock: Clock,
     /// Limits of the history.
     pub history: HistoryLimits,
-    /// When a write counts as durable.
+    /// Point at which a write counts as durable.
     pub durability: Durability,
     /// Log bytes after which a snapshot replaces the log, unless the data is larger.
     pub snapshot_after_bytes: u64,

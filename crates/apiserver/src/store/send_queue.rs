@@ -55,12 +55,12 @@ impl SendQueue {
     }
 }
 
-/// Where in the server bytes wait.
+/// Place in the server where bytes wait to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueStage {
-    /// In a watch, as objects and changes.
+    /// A watch, which holds objects and changes.
     Queued,
-    /// In the connection, as parts of responses.
+    /// A connection, which holds parts of responses.
     Unsent,
 }
 

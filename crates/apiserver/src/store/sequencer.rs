@@ -36,7 +36,7 @@ pub(super) enum Op {
 pub(super) enum WriteOutcome {
     /// A change with its own revision, not yet visible.
     Changed(Event),
-    /// No change: the object is already equal.
+    /// Nothing changed: the stored object is already equal.
     Same(Arc<Entry>),
 }
 

@@ -1,4 +1,4 @@
-//! One table: the current entries, a bounded history of changes, and the watchers.
+//! A table: the current entries, a bounded history of changes, and the watchers.
 
 use super::watch::Dispatch;
 use super::{Entry, Event, EventKind, Key, Revision, TableId};

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Issuer of the tokens, and their default audience: this server.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-/// How long a token stays valid after the deletion of its account or bound object has begun, in seconds.
+/// Seconds that a token stays valid after the deletion of its account or bound object has begun.
 const LEEWAY: i64 = 60;
 /// Capacity of the cache of verified tokens, which saves a verification per request.
 const REMEMBERED: usize = 4096;
@@ -33,23 +33,23 @@ pub enum BoundObject {
     Pod {
         /// Name of the pod.
         name: String,
-        /// Its uid.
+        /// Uid of the pod.
         uid: String,
         /// Name and uid of the node; the uid is empty if the node does not exist.
         node: Option<(String, String)>,
     },
     /// A secret of the account's namespace.
     Secret {
-        /// Its name.
+        /// Name of the secret.
         name: String,
-        /// Its uid.
+        /// Uid of the secret.
         uid: String,
     },
     /// A node.
     Node {
-        /// Its name.
+        /// Name of the node.
         name: String,
-        /// Its uid.
+        /// Uid of the node.
         uid: String,
     },
 }
@@ -268,7 +268,7 @@ impl Tokens {
     }
 }
 
-/// Why an object does not validate a token.
+/// Reason why an object does not validate a token.
 enum BoundObjectError {
     Missing,
     /// Another object with the same name has this uid.

@@ -42,7 +42,7 @@ pub(crate) fn patch(operations: &Value) -> Reply {
     Reply::Response(json!({ "allowed": true, "patchType": "JSONPatch", "patch": patch }))
 }
 
-/// How a handler is reached.
+/// Transport of a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
     Https,

@@ -1,4 +1,4 @@
-//! Every input gets a well-formed response.
+//! Tests that every input gets a well-formed response.
 
 use crate::support::Cluster;
 use axum::body::Body;

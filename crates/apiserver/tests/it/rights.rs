@@ -550,7 +550,7 @@ async fn aggregation_needs_all_permissions() {
     let no_more = json!({"aggregationRule": null});
     let why = ann(&format!("PATCH {path}/sum"), no_more).await;
     assert!(why.fails(403, "Forbidden").ends_with(needed));
-    // A part of `admin`, only with permissions that she holds herself.
+    // A part of `admin`, only with permissions that the user holds.
     let part = |rule: Value| {
         let mut part = role("part", &rule);
         part["metadata"]["labels"] = json!({format!("{GROUP}/aggregate-to-admin"): "true"});

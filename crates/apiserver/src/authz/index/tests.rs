@@ -128,7 +128,7 @@ fn removed_roles_and_bindings_lose_effect() {
     assert!(index.users.is_empty() && index.groups.is_empty() && index.bindings.is_empty());
 }
 
-/// Whether the reference is to a cluster role, its number, and the subjects.
+/// Reference to a role (true for a cluster role), its number, and the subjects.
 type BoundRole = (bool, u8, Vec<(u8, u8)>);
 
 /// Changes of the index, with small numbers for names.

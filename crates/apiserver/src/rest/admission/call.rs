@@ -177,7 +177,7 @@ fn clean_path(path: &str) -> String {
     format!("/{}", segments.join("/"))
 }
 
-/// Why a call failed.
+/// Reason why a call failed.
 enum CallError {
     /// The connection ended before a response began. On an idle connection the call is repeated: webhooks
     /// have no side effects of their own.

@@ -293,7 +293,7 @@ fn hooks(store: &Store, plural: &str) -> Vec<Arc<Hook>> {
     out
 }
 
-/// Why a webhook did not allow a write.
+/// Reason why a webhook did not allow a write.
 enum Refusal {
     /// The call failed or the response is invalid: the failure policy applies.
     Failed(String),

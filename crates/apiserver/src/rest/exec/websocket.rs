@@ -15,7 +15,7 @@ const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Largest message of a client in bytes. kubectl sends 32 KiB at a time.
 const MAX_MESSAGE: usize = 1 << 20;
 
-/// Returns true if the client asks for a WebSocket.
+/// Returns true if the client requests a WebSocket.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     has_token(headers, &header::CONNECTION, "upgrade")
         && has_token(headers, &header::UPGRADE, "websocket")

@@ -140,7 +140,7 @@ impl TestClient {
         status["message"].as_str().unwrap().to_owned()
     }
 
-    /// Repeats a request until the response is 200: the server notices a dropped response a little later.
+    /// Repeats a request until the response is 200: the server processes a dropped response a little later.
     async fn until_admitted(&mut self, path: &str) {
         let asking = async { while self.get(path).await.status() != 200 {} };
         tokio::time::timeout(Duration::from_secs(60), asking)
