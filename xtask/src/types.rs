@@ -42,7 +42,7 @@ struct Declaration {
 #[derive(Clone)]
 enum DeclarationBody {
     Struct(Vec<Member>),
-    /// Any other type, as written.
+    /// Another type, as written.
     Alias(String),
 }
 

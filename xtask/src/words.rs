@@ -156,7 +156,7 @@ impl Hit {
 /// Compiled patterns.
 pub(crate) struct Checker {
     patterns: Vec<(Regex, SearchScope, &'static str)>,
-    /// All patterns in one automaton: few lines match any.
+    /// One automaton of all patterns: few lines match any.
     set: RegexSet,
     /// A type that is declared at the top of a file.
     declaration: Regex,

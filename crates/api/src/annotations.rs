@@ -97,7 +97,7 @@ pub const IS_PRE_ALLOCATION: &str = "scheduling.koordinator.sh/is-pre-allocation
 pub const GANG_NAME: &str = "gang.scheduling.koordinator.sh/name";
 /// Least number of members that must start together.
 pub const GANG_MIN_AVAILABLE: &str = "gang.scheduling.koordinator.sh/min-available";
-/// How long members wait for the rest of the gang: a Go duration.
+/// Time that members wait for the rest of the gang: a Go duration.
 pub const GANG_WAITING_TIME: &str = "gang.scheduling.koordinator.sh/waiting-time";
 /// Number of members of the gang.
 pub const GANG_TOTAL_NUMBER: &str = "gang.scheduling.koordinator.sh/total-number";
@@ -109,7 +109,7 @@ pub const GANG_GROUPS: &str = "gang.scheduling.koordinator.sh/groups";
 pub const GANG_TIMEOUT: &str = "gang.scheduling.koordinator.sh/timeout";
 /// `only-waiting`, `waiting-and-running` or `once-satisfied` (the default).
 pub const GANG_MATCH_POLICY: &str = "gang.scheduling.koordinator.sh/match-policy";
-/// Other spelling of [`GANG_MATCH_POLICY`].
+/// Alternative spelling of [`GANG_MATCH_POLICY`].
 pub const GANG_MATCH_POLICY_ALIAS: &str = "pod-group.scheduling.sigs.k8s.io/match-policy";
 /// Index of the member within its topology placement.
 pub const GANG_NETWORK_TOPOLOGY_INDEX: &str =
@@ -207,5 +207,5 @@ pub const DEVICE_GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partition
 /// JSON [`crate::extension::ReservationRestrictedOptions`].
 pub const RESERVATION_RESTRICTED_OPTIONS: &str =
     "scheduling.koordinator.sh/reservation-restricted-options";
-/// If present, the profile does not translate resources to batch or mid ones.
+/// Set if the profile does not translate resources to batch or mid ones.
 pub const PROFILE_SKIP_UPDATE_RESOURCES: &str = "config.koordinator.sh/skip-update-resources";

@@ -128,7 +128,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// Reason of the Warning event on the ConfigMap.
+    /// Returns the reason of the Warning event on the ConfigMap.
     #[must_use]
     pub fn event_reason(&self) -> &'static str {
         match self.key {

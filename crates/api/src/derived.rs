@@ -11,11 +11,11 @@ use kube_core::CustomResourceExt;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
 
-/// How the status of a kind is written.
+/// Method by which the status of a kind is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Status {
     Subresource,
-    /// With a plain update, as upstream does for these kinds.
+    /// A plain update, as upstream does for these kinds.
     Plain,
 }
 

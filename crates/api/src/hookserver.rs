@@ -1,4 +1,4 @@
-//! Registrations of hook servers: one file each in [`DIRECTORY`], from which koord-runtime-proxy learns which
+//! Registrations of hook servers: one file each in [`DIRECTORY`], from which koord-runtime-proxy reads which
 //! servers to call.
 //!
 //! Source: Koordinator `pkg/runtimeproxy/config`.

@@ -22,7 +22,7 @@ pub const POD_EVICTION_ENABLED: &str = "koordinator.sh/eviction-enabled";
 pub const POD_CORE_SCHED_GROUP: &str = "koordinator.sh/core-sched-group-id";
 /// Core-scheduling policy: empty (default), `none` or `exclusive`.
 pub const POD_CORE_SCHED_POLICY: &str = "koordinator.sh/core-sched-policy";
-/// If present, binding admission is skipped.
+/// Set if binding admission is skipped.
 pub const BINDING_ADMISSION_BYPASS: &str = "koordinator.sh/binding-admission-bypass";
 /// GPU isolation of the pod, for example [`GPU_ISOLATION_HAMI_CORE`].
 pub const GPU_ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub struct NodeOverrideWarning {
     /// The label or annotation key.
     pub key: &'static str,
-    /// Its value.
+    /// Value of the label or annotation.
     pub value: String,
     /// Reason why the value is invalid.
     pub reason: String,

@@ -10,7 +10,7 @@ use std::fmt;
 /// Origin of a setting in effect on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Not set: the built-in default.
+    /// The built-in default: the setting is not set.
     Default,
     /// Cluster strategy of a ConfigMap key.
     Cluster(&'static str),

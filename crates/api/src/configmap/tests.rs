@@ -307,7 +307,7 @@ fn origins_name_source_of_each_setting() {
     let origins = colocation_origins(section, &text, &node_labels, &node_annotations);
     for (field, origin) in [
         ("enable", "colocation-config"),
-        // The default's value, but said.
+        // The default's value, but set explicitly.
         ("cpuReclaimThresholdPercent", "colocation-config"),
         (
             "memoryReclaimThresholdPercent",
