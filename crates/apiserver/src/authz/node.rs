@@ -169,10 +169,16 @@ impl Graph {
         let ResourceTarget {
             namespace, name, ..
         } = *target;
-        let when = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_owned()) };
+        let when = |holds: bool, reason: &str| {
+            if holds {
+                Ok(())
+            } else {
+                Err(reason.to_owned())
+            }
+        };
         let related = |holds: bool| {
-            let why = format!("no relationship found between node '{node}' and this object");
-            when(holds && !name.is_empty(), &why)
+            let reason = format!("no relationship found between node '{node}' and this object");
+            when(holds && !name.is_empty(), &reason)
         };
         let refers = |kind| related(self.refers(node, kind, namespace, name));
         match (target.group, target.resource, target.subresource) {
@@ -190,10 +196,11 @@ impl Graph {
             }
             // New objects have no name here, and changes are checked by admission.
             ("", "nodes", _) => {
-                let why = format!("node '{node}' cannot read '{name}', only its own Node object");
+                let reason =
+                    format!("node '{node}' cannot read '{name}', only its own Node object");
                 when(
                     name == node || !matches!(verb, "get" | "list" | "watch"),
-                    &why,
+                    &reason,
                 )
             }
             ("", "pods", "") if matches!(verb, "list" | "watch") && name.is_empty() => when(

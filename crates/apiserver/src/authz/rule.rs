@@ -148,27 +148,27 @@ impl Rule {
     /// Splits the rule into parts: one verb each, on one resource in one group (with one name), or on one
     /// path.
     fn parts(&self) -> impl Iterator<Item = Self> {
-        let one = |text: &String| vec![text.clone()];
+        let single = |text: &String| vec![text.clone()];
         let names: Vec<Vec<String>> = match self.names.as_slice() {
             [] => vec![Vec::new()],
-            names => names.iter().map(one).collect(),
+            names => names.iter().map(single).collect(),
         };
         let mut parts = Vec::new();
         for verb in &self.verbs {
             for group in &self.groups {
                 for resource in &self.resources {
                     parts.extend(names.iter().map(|names| Self {
-                        verbs: one(verb),
-                        groups: one(group),
-                        resources: one(resource),
+                        verbs: single(verb),
+                        groups: single(group),
+                        resources: single(resource),
                         names: names.clone(),
                         paths: Vec::new(),
                     }));
                 }
             }
             parts.extend(self.paths.iter().map(|path| Self {
-                verbs: one(verb),
-                paths: one(path),
+                verbs: single(verb),
+                paths: single(path),
                 ..Self::default()
             }));
         }
@@ -223,17 +223,17 @@ impl fmt::Display for Rule {
 /// Most text comparisons that a check of rules may cost.
 const MAX_COMPARISONS: usize = 50_000_000;
 
-/// Returns the parts of `wanted` that no single rule of `held` allows; parts that differ only in their verbs
+/// Returns the parts of `requested` that no single rule of `owned` allows; parts that differ only in their verbs
 /// are joined. The parts of a rule are the product of its lists; a rule with too many of them to compare
 /// counts as not held.
 #[must_use]
-pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
-    let held_size = held.iter().map(Rule::size).fold(1, usize::saturating_add);
+pub fn uncovered(owned: &[Rule], requested: &[Rule]) -> Vec<Rule> {
+    let held_size = owned.iter().map(Rule::size).fold(1, usize::saturating_add);
     let mut budget = MAX_COMPARISONS / held_size;
     let mut missing: Vec<Rule> = Vec::new();
     let mut places: HashMap<[Vec<String>; 4], usize> = HashMap::new();
-    for rule in wanted {
-        if held.iter().any(|held| held.is_everything_of(rule)) {
+    for rule in requested {
+        if owned.iter().any(|owned| owned.is_everything_of(rule)) {
             continue;
         }
         let count = rule.count_parts();
@@ -243,7 +243,7 @@ pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
         }
         budget -= count;
         for part in rule.parts() {
-            if held.iter().any(|rule| rule.covers(&part)) {
+            if owned.iter().any(|rule| rule.covers(&part)) {
                 continue;
             }
             let Rule {
@@ -272,9 +272,9 @@ pub fn uncovered(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
     missing
 }
 
-/// Returns true if `list` contains `wanted` or `*`.
-fn matches(list: &[String], wanted: &str) -> bool {
-    list.iter().any(|own| own == "*" || own == wanted)
+/// Returns true if `list` contains `value` or `*`.
+fn matches(list: &[String], value: &str) -> bool {
+    list.iter().any(|own| own == "*" || own == value)
 }
 
 fn resource_matches(own: &str, target: &ResourceTarget<'_>) -> bool {
@@ -442,10 +442,10 @@ mod tests {
             missing(&pods, &apart),
             [r#"{APIGroups:[""], Resources:["nodes"], Verbs:["list"]}"#]
         );
-        let more = json!([{"verbs": ["get", "delete", "watch"], "apiGroups": [""],
+        let missing_rights = json!([{"verbs": ["get", "delete", "watch"], "apiGroups": [""],
                            "resources": ["pods"]}]);
         assert_eq!(
-            missing(&pods, &more),
+            missing(&pods, &missing_rights),
             [r#"{APIGroups:[""], Resources:["pods"], Verbs:["delete" "watch"]}"#]
         );
         // `*` covers more than any list of names.
@@ -484,11 +484,11 @@ mod tests {
             &json!({"verbs": texts, "apiGroups": texts, "resources": texts, "resourceNames": texts}),
         );
         let small = rule(&json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}));
-        let wanted = [huge.clone(), small.clone()];
-        assert_eq!(uncovered(std::slice::from_ref(&small), &wanted), [huge]);
-        assert_eq!(uncovered(&[Rule::everything()], &wanted), []);
+        let requested = [huge.clone(), small.clone()];
+        assert_eq!(uncovered(std::slice::from_ref(&small), &requested), [huge]);
+        assert_eq!(uncovered(&[Rule::everything()], &requested), []);
         // Each of the parts is covered by another rule.
-        let held: Vec<Rule> = ["get", "list"]
+        let owned: Vec<Rule> = ["get", "list"]
             .map(|verb| {
                 rule(&json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods", "nodes"]}))
             })
@@ -496,6 +496,6 @@ mod tests {
         let pair = rule(
             &json!({"verbs": ["get", "list"], "apiGroups": [""], "resources": ["nodes", "pods"]}),
         );
-        assert_eq!(uncovered(&held, &[pair]), []);
+        assert_eq!(uncovered(&owned, &[pair]), []);
     }
 }

@@ -50,10 +50,10 @@ pub(super) async fn claim(
     let free = |e: &Entry| e.index.owners.is_empty() && selector.matches(&e.index) && fit(&e.key);
     for entry in api.store().all(&of.table, Some(namespace), &free) {
         let reference = pods::controller_reference(resource, owner);
-        let done = api
+        let result = api
             .edit(of, None, &entry.key, |old| {
-                let taken = meta::deleting(old) || pods::ended(old) || controlled(old);
-                if taken || meta::uid(old) != &*entry.index.uid {
+                let is_unavailable = meta::deleting(old) || pods::ended(old) || controlled(old);
+                if is_unavailable || meta::uid(old) != &*entry.index.uid {
                     return Ok(None);
                 }
                 let mut new = old.clone();
@@ -65,7 +65,7 @@ pub(super) async fn claim(
                 Ok(Some(new))
             })
             .await;
-        ignore_not_found(done.map(drop))?;
+        ignore_not_found(result.map(drop))?;
     }
     Ok(())
 }
@@ -77,8 +77,8 @@ async fn release(api: &Api, of: &Arc<Resource>, key: &Key, uid: &str) -> Result<
     ignore_not_found(objects::drop_owners(api, of, key, controls).await)
 }
 
-fn ignore_not_found(done: Result<(), ApiError>) -> Result<(), ApiError> {
-    match done {
+fn ignore_not_found(result: Result<(), ApiError>) -> Result<(), ApiError> {
+    match result {
         Err(e) if e.code == 404 => Ok(()),
         other => other,
     }

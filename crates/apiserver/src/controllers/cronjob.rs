@@ -80,8 +80,8 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
 fn schedule(cron: &Value) -> Result<(Schedule, TimeZone), (&'static str, String)> {
     let text = meta::text(cron, &["spec", "schedule"]);
     let schedule = Schedule::parse(text).ok_or_else(|| {
-        let why = format!("unparseable schedule: {text:?}");
-        ("UnparseableSchedule", why)
+        let reason = format!("unparseable schedule: {text:?}");
+        ("UnparseableSchedule", reason)
     })?;
     let zone = match meta::text(cron, &["spec", "timeZone"]) {
         "" => TimeZone::UTC,
@@ -149,9 +149,9 @@ async fn start(
     let cron = subject.object;
     match meta::text(cron, &["spec", "concurrencyPolicy"]) {
         "Forbid" if !active.is_empty() => {
-            let why = "Not starting job because prior execution is running and concurrency \
+            let reason = "Not starting job because prior execution is running and concurrency \
                        policy is Forbid";
-            subject.normal("JobAlreadyActive", why).await;
+            subject.normal("JobAlreadyActive", reason).await;
             return Ok(None);
         }
         "Replace" => {
@@ -178,8 +178,8 @@ async fn start(
         // An earlier reconcile created it but did not get to write the status.
         Err(e) if e.code == 409 => Ok(Some(time)),
         Err(e) => {
-            let why = format!("Error creating job: {e}");
-            subject.warning("FailedCreate", &why).await;
+            let reason = format!("Error creating job: {e}");
+            subject.warning("FailedCreate", &reason).await;
             Err(e)
         }
     }
@@ -273,13 +273,13 @@ async fn clean_up(
             .and_then(Value::as_u64)
             .and_then(|n| usize::try_from(n).ok())
             .unwrap_or(default);
-        let mut done: Vec<&OwnedJob> = owned
+        let mut finished: Vec<&OwnedJob> = owned
             .iter()
             .filter(|(_, job)| ended(job) == Some(how))
             .collect();
-        done.sort_by_key(|(_, job)| meta::text(job, &["status", "startTime"]).to_owned());
-        let surplus = done.len().saturating_sub(limit);
-        for (entry, _) in &done[..surplus] {
+        finished.sort_by_key(|(_, job)| meta::text(job, &["status", "startTime"]).to_owned());
+        let surplus = finished.len().saturating_sub(limit);
+        for (entry, _) in &finished[..surplus] {
             pods::delete(api, jobs, entry).await?;
         }
     }

@@ -123,8 +123,8 @@ fn fits(spec: &Value, node: &Value) -> (bool, bool) {
         ],
     )
     .and_then(Value::as_array);
-    let wanted = terms.is_none_or(|t| t.iter().any(|t| term_matches(t, node)));
-    if !selected || !wanted {
+    let is_selected = terms.is_none_or(|t| t.iter().any(|t| term_matches(t, node)));
+    if !selected || !is_selected {
         return (false, false);
     }
     let host = spec.get("hostNetwork").and_then(Value::as_bool) == Some(true);
@@ -223,9 +223,12 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     for node in api.entries(&nodes, None) {
         let node = node.value();
         let (run, stay) = fits(&spec, &node);
-        let here = by_node.remove(meta::name(&node)).unwrap_or_default();
-        let leaving = here.iter().any(|(_, p)| meta::deleting(p));
-        let mut live: Vec<_> = here.into_iter().filter(|(_, p)| pods::active(p)).collect();
+        let daemons = by_node.remove(meta::name(&node)).unwrap_or_default();
+        let leaving = daemons.iter().any(|(_, p)| meta::deleting(p));
+        let mut live: Vec<_> = daemons
+            .into_iter()
+            .filter(|(_, p)| pods::active(p))
+            .collect();
         if !stay || !run && live.is_empty() {
             counts.misscheduled += i64::from(!live.is_empty());
             for (entry, _) in live {
@@ -300,8 +303,8 @@ impl Counts {
     fn add(&mut self, pod: &Value, version: &str, min_ready: i64, now: jiff::Timestamp) {
         self.current += 1;
         self.ready += i64::from(pods::ready(pod));
-        let same = meta::text(pod, &["metadata", "labels", HASH_LABEL]) == version;
-        self.updated += i64::from(same);
+        let is_current = meta::text(pod, &["metadata", "labels", HASH_LABEL]) == version;
+        self.updated += i64::from(is_current);
         match pods::available(pod, min_ready, now) {
             Ok(()) => self.available += 1,
             Err(Some(left)) => self.again = Some(self.again.map_or(left, |a| a.min(left))),

@@ -75,7 +75,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     if meta::deleting(deployment) {
         return report(api, key, deployment, &versions, current).await;
     }
-    let wanted = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
+    let desired = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
     let recreate = meta::text(deployment, &["spec", "strategy", "type"]) == "Recreate";
     let newest = versions.iter().map(Version::revision).max().unwrap_or(0);
     let current = match current {
@@ -100,7 +100,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
             } else {
                 initial(
                     deployment,
-                    wanted,
+                    desired,
                     versions.iter().map(Version::desired_replicas).sum(),
                 )
             };
@@ -130,7 +130,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         let revision = versions[current].revision().max(newest);
         annotate(api, resource, key, revision).await?;
     }
-    for (at, replicas) in plan(deployment, &versions, current, wanted, recreate, paused) {
+    for (at, replicas) in plan(deployment, &versions, current, desired, recreate, paused) {
         let version = &versions[at];
         scale(api, &sets, &version.entry.key, replicas).await?;
         record_scaled(
@@ -217,23 +217,23 @@ pub(super) fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool
     scaled.div_euclid(100).max(0)
 }
 
-/// Returns `maxSurge` and `maxUnavailable` in pods: how many more than `wanted` may exist, and how many fewer
-/// than `wanted` may be available.
-fn slack(deployment: &Value, wanted: i64) -> (i64, i64) {
+/// Returns `maxSurge` and `maxUnavailable` in pods: how many more than `replicas` may exist, and how many fewer
+/// than `replicas` may be available.
+fn slack(deployment: &Value, replicas: i64) -> (i64, i64) {
     let get = |key: &str| meta::at(deployment, &["spec", "strategy", "rollingUpdate", key]);
-    let surge = resolve(get("maxSurge"), "25%", wanted, true);
-    let unavailable = resolve(get("maxUnavailable"), "25%", wanted, false);
+    let surge = resolve(get("maxSurge"), "25%", replicas, true);
+    let unavailable = resolve(get("maxUnavailable"), "25%", replicas, false);
     if surge == 0 && unavailable == 0 {
         (0, 1)
     } else {
-        (surge, unavailable.min(wanted))
+        (surge, unavailable.min(replicas))
     }
 }
 
 /// Returns the number of replicas that a new version starts with.
-fn initial(deployment: &Value, wanted: i64, others: i64) -> i64 {
-    let (surge, _) = slack(deployment, wanted);
-    (wanted + surge - others).clamp(0, wanted)
+fn initial(deployment: &Value, replicas: i64, others: i64) -> i64 {
+    let (surge, _) = slack(deployment, replicas);
+    (replicas + surge - others).clamp(0, replicas)
 }
 
 /// Returns the replica counts to set, as pairs of the index of a version and a number.
@@ -241,7 +241,7 @@ fn plan(
     deployment: &Value,
     versions: &[Version],
     current: Option<usize>,
-    wanted: i64,
+    desired: i64,
     recreate: bool,
     paused: bool,
 ) -> Vec<(usize, i64)> {
@@ -263,7 +263,7 @@ fn plan(
     if paused {
         // While paused, only scaling is applied, and only to the version that has the pods.
         if old_wanted == 0 {
-            set_new(&mut out, wanted);
+            set_new(&mut out, desired);
         }
         return out;
     }
@@ -276,17 +276,17 @@ fn plan(
             .map(|(_, v)| v.count("replicas"))
             .sum();
         if old.is_empty() && remaining == 0 {
-            set_new(&mut out, wanted);
+            set_new(&mut out, desired);
         }
         return out;
     }
-    let (surge, unavailable) = slack(deployment, wanted);
+    let (surge, unavailable) = slack(deployment, desired);
     let mut new_wanted = new.desired_replicas();
-    if new_wanted > wanted {
-        new_wanted = wanted;
-    } else if new_wanted < wanted {
-        let capacity = wanted + surge - old_wanted - new_wanted;
-        new_wanted = (new_wanted + capacity.max(0)).min(wanted);
+    if new_wanted > desired {
+        new_wanted = desired;
+    } else if new_wanted < desired {
+        let capacity = desired + surge - old_wanted - new_wanted;
+        new_wanted = (new_wanted + capacity.max(0)).min(desired);
     }
     set_new(&mut out, new_wanted);
     // Unavailable old pods are removed first; available ones only as new ones become available.
@@ -294,7 +294,7 @@ fn plan(
         .iter()
         .map(|v| v.count("availableReplicas").min(v.desired_replicas()))
         .sum();
-    let mut spare = available - (wanted - unavailable);
+    let mut spare = available - (desired - unavailable);
     for i in old {
         let version = &versions[i];
         let have = version.desired_replicas();
@@ -321,14 +321,14 @@ async fn scale(
     key: &Key,
     replicas: i64,
 ) -> Result<(), ApiError> {
-    let done = api
+    let result = api
         .modify(sets, None, key, &WriteOptions::default(), |old| {
             let mut new = old.clone();
             meta::section(&mut new, "spec").insert("replicas".to_owned(), replicas.into());
             Ok(WriteInput::from(new))
         })
         .await;
-    match done {
+    match result {
         Err(e) if e.code != 404 => Err(e),
         _ => Ok(()),
     }
@@ -365,20 +365,20 @@ async fn explain(
     key: &Key,
     deployment: &Value,
 ) -> Result<(), ApiError> {
-    let wanted = inherited(deployment);
-    if wanted.is_empty() {
+    let inherited_annotations = inherited(deployment);
+    if inherited_annotations.is_empty() {
         return Ok(());
     }
-    let done = api
+    let result = api
         .edit(sets, None, key, |old| {
             let mut new = old.clone();
             let metadata = meta::section(&mut new, "metadata");
             let annotations = meta::as_object(metadata.entry("annotations").or_insert(json!({})));
-            annotations.extend(wanted.clone());
+            annotations.extend(inherited_annotations.clone());
             Ok((new != *old).then_some(new))
         })
         .await;
-    match done {
+    match result {
         Err(e) if e.code != 404 => Err(e),
         _ => Ok(()),
     }
@@ -391,7 +391,7 @@ async fn annotate(
     key: &Key,
     revision: i64,
 ) -> Result<(), ApiError> {
-    let done = api
+    let result = api
         .edit(resource, None, key, |old| {
             let text = revision.to_string();
             if meta::text(old, &["metadata", "annotations", REVISION]) == text {
@@ -404,7 +404,7 @@ async fn annotate(
             Ok(Some(new))
         })
         .await;
-    match done {
+    match result {
         Err(e) if e.code != 404 => Err(e),
         _ => Ok(()),
     }
@@ -446,7 +446,7 @@ async fn report(
     current: Option<usize>,
 ) -> Result<RequeueAfter, ApiError> {
     let resource = api.builtin("apps", "v1", "deployments")?;
-    let wanted = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
+    let replicas = meta::int_at(deployment, &["spec", "replicas"]).unwrap_or(1);
     let sum = |k: &str| versions.iter().map(|v| v.count(k)).sum::<i64>();
     let updated = current.map_or(0, |i| versions[i].count("replicas"));
     let (total, ready, available) = (
@@ -454,9 +454,9 @@ async fn report(
         sum("readyReplicas"),
         sum("availableReplicas"),
     );
-    let (_, unavailable) = slack(deployment, wanted);
-    let enough = available >= wanted - unavailable;
-    let complete = updated == wanted && total == wanted && available >= wanted;
+    let (_, unavailable) = slack(deployment, replicas);
+    let enough = available >= replicas - unavailable;
+    let complete = updated == replicas && total == replicas && available >= replicas;
     let name = current
         .map(|i| versions[i].entry.key.name.to_string())
         .unwrap_or_default();
@@ -483,7 +483,7 @@ async fn report(
                 ("updatedReplicas", updated),
                 ("readyReplicas", ready),
                 ("availableReplicas", available),
-                ("unavailableReplicas", (wanted - available).max(0)),
+                ("unavailableReplicas", (replicas - available).max(0)),
             ] {
                 if n == 0 {
                     status.remove(k);

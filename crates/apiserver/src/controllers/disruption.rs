@@ -58,16 +58,16 @@ impl Reconcile for Disruption {
             let selected: Vec<Value> = selected.iter().map(|e| e.value()).collect();
             let now = api.clock().now();
             let expected_by_owners = expected_by_owners(api, &key.namespace, &selected);
-            let done = api
+            let result = api
                 .edit(&resource, Some("status"), key, |old| {
                     let mut new = old.clone();
                     assess(&mut new, &selected, expected_by_owners, now);
                     Ok((new != *old).then_some(new))
                 })
                 .await;
-            match done {
-                Ok(done) => {
-                    let value = done.object.value(&resource);
+            match result {
+                Ok(result) => {
+                    let value = result.object.value(&resource);
                     let pending = meta::at(&value, &["status", "disruptedPods"])
                         .and_then(Value::as_object)
                         .is_some_and(|d| !d.is_empty());
@@ -95,7 +95,7 @@ fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
             continue;
         }
         let (group, version) = koord_kinds::meta::split_api_version(&owner.api_version);
-        let wanted = api
+        let owner_replicas = api
             .registry()
             .find_kind(group, version, &owner.kind)
             .and_then(|r| {
@@ -110,11 +110,11 @@ fn expected_by_owners(api: &Api, namespace: &str, pods: &[Value]) -> i64 {
                     .or_else(|| meta::at(&o, &["spec", "parallelism"]))
                     .and_then(Value::as_i64)
             });
-        expected += wanted.unwrap_or_else(|| {
-            let mine = pods
+        expected += owner_replicas.unwrap_or_else(|| {
+            let owned_pods = pods
                 .iter()
                 .filter(|p| meta::owners(p).iter().any(|o| o.uid == owner.uid));
-            i64::try_from(mine.count()).unwrap_or(0)
+            i64::try_from(owned_pods.count()).unwrap_or(0)
         });
         observed.push(owner.uid);
     }

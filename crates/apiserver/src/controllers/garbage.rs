@@ -73,9 +73,9 @@ impl GcQueue {
             self.add(GcTask::Owner(object_ref()));
         }
         // A deleted owner has an event of its own; most changes do not touch the owners.
-        let same = before.is_some_and(|old| old.index.owners == entry.index.owners);
+        let same_owners = before.is_some_and(|old| old.index.owners == entry.index.owners);
         let existing = || !self.unknown.contains(&object_ref());
-        if entry.index.owners.is_empty() || same && existing() {
+        if entry.index.owners.is_empty() || same_owners && existing() {
             return;
         }
         self.add(GcTask::Dependent(object_ref()));
@@ -175,11 +175,11 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
             }
             continue;
         };
-        let done = tokio::select! {
+        let result = tokio::select! {
             () = shutdown.cancelled() => return,
-            done = run_task(&api, &work) => done,
+            result = run_task(&api, &work) => result,
         };
-        match done {
+        match result {
             Ok(GcOutcome::All) => graph.mark_resolved(work),
             Ok(GcOutcome::UnknownOwner) => graph.mark_unresolved(work),
             Err(error) => {
@@ -375,7 +375,7 @@ async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiEr
         })
         .collect();
     let has_dependents = || !dependents_now(api, &entry.index.uid).is_empty();
-    let done = match decide(&owners, has_dependents) {
+    let result = match decide(&owners, has_dependents) {
         GcVerdict::Keep
             if owners
                 .iter()
@@ -397,7 +397,7 @@ async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiEr
                 .map(|_| ())
         }
     };
-    match done {
+    match result {
         Err(e) if e.code != 404 => Err(e),
         _ => Ok(GcOutcome::All),
     }
@@ -410,8 +410,8 @@ async fn release(
     key: &Key,
     uids: &[String],
 ) -> Result<(), ApiError> {
-    let goes = |o: &Value| uids.iter().any(|u| meta::text(o, &["uid"]) == u);
-    objects::drop_owners(api, resource, key, goes).await
+    let is_stale = |o: &Value| uids.iter().any(|u| meta::text(o, &["uid"]) == u);
+    objects::drop_owners(api, resource, key, is_stale).await
 }
 
 /// Returns the objects that refer to `owner`, a uid, at this moment. Read from the store, not from events,
@@ -554,8 +554,8 @@ mod tests {
             };
             let key = Key::new("default", name);
             let object = serde_json::json!({});
-            let made = store.create(table.clone(), key, object, index).await;
-            made.unwrap()
+            let created = store.create(table.clone(), key, object, index).await;
+            created.unwrap()
         };
         let (old, same, other) = (
             entry("old", "a").await,

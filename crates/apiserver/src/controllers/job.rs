@@ -139,8 +139,8 @@ enum JobOutcome {
 
 /// Returns the outcome of the job if it is finished.
 fn job_outcome(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome> {
-    if let Some(why) = &counts.fatal {
-        return Some(JobOutcome::Failed("PodFailurePolicy", why.clone()));
+    if let Some(reason) = &counts.fatal {
+        return Some(JobOutcome::Failed("PodFailurePolicy", reason.clone()));
     }
     let limit = number_at(job, "backoffLimit").unwrap_or(6);
     if counts.failed > limit {
@@ -176,8 +176,8 @@ fn job_outcome(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOut
     let completions = number_at(job, "completions");
     let tried = succeeded.saturating_add(count(&counts.lost));
     if !counts.lost.is_empty() && completions.is_some_and(|n| tried >= n) {
-        let why = "Job has failed indexes".to_owned();
-        return Some(JobOutcome::Failed("FailedIndexes", why));
+        let reason = "Job has failed indexes".to_owned();
+        return Some(JobOutcome::Failed("FailedIndexes", reason));
     }
     match number_at(job, "completions") {
         Some(n) => (succeeded >= n).then_some(JobOutcome::Complete),
@@ -193,19 +193,19 @@ fn indexed(job: &Value) -> bool {
 /// Returns how many pods should be active now.
 fn desired_active(job: &Value, counts: &PodCounts) -> usize {
     let parallel = number_at(job, "parallelism").unwrap_or(1).max(0);
-    let wanted = match number_at(job, "completions") {
+    let parallel_limit = match number_at(job, "completions") {
         Some(n) => {
-            let done = if indexed(job) {
+            let completed = if indexed(job) {
                 i64::try_from(counts.done.len() + counts.lost.len()).unwrap_or(i64::MAX)
             } else {
                 counts.succeeded
             };
-            parallel.min((n - done).max(0))
+            parallel.min((n - completed).max(0))
         }
         None if counts.succeeded > 0 => i64::try_from(counts.active).unwrap_or(0).min(parallel),
         None => parallel,
     };
-    usize::try_from(wanted).unwrap_or(0)
+    usize::try_from(parallel_limit).unwrap_or(0)
 }
 
 /// Returns the seconds until a failed pod may be replaced. With a backoff limit per index it is 0: each index
@@ -327,8 +327,8 @@ async fn start(
     while counts.active < target {
         let mut pod = pods::from_template(&template, subject.resource, job);
         if indexed(job) {
-            let taken = [&counts.done, &counts.running, &counts.lost];
-            let free = |i: &i64| !taken.iter().any(|set| set.contains(i));
+            let taken_indexes = [&counts.done, &counts.running, &counts.lost];
+            let free = |i: &i64| !taken_indexes.iter().any(|set| set.contains(i));
             let mut open = (0..completions).filter(free);
             let ready = open.find(|i| match counts.failures.get(i).filter(|_| alone) {
                 None => true,

@@ -48,9 +48,9 @@ fn qualified_name(pod: &Value) -> String {
 }
 
 fn exit_code(rule: &Value, pod: &Value) -> Option<String> {
-    let wanted = rule.get("onExitCodes").filter(|v| v.is_object())?;
-    let container = meta::text(wanted, &["containerName"]);
-    let codes = || list(wanted, &["values"]);
+    let exit_rule = rule.get("onExitCodes").filter(|v| v.is_object())?;
+    let container = meta::text(exit_rule, &["containerName"]);
+    let codes = || list(exit_rule, &["values"]);
     let result = ["containerStatuses", "initContainerStatuses"]
         .into_iter()
         .flat_map(|key| list(pod, &["status", key]))
@@ -58,7 +58,7 @@ fn exit_code(rule: &Value, pod: &Value) -> Option<String> {
         .find_map(|status| {
             let code = meta::at(status, &["state", "terminated", "exitCode"])?;
             let listed = codes().any(|c| c == code);
-            let matches = match meta::text(wanted, &["operator"]) {
+            let matches = match meta::text(exit_rule, &["operator"]) {
                 "In" => listed,
                 "NotIn" => !listed,
                 _ => false,
@@ -75,13 +75,13 @@ fn exit_code(rule: &Value, pod: &Value) -> Option<String> {
 fn pod_condition(rule: &Value, pod: &Value) -> Option<String> {
     list(rule, &["onPodConditions"]).find_map(|pattern| {
         let kind = meta::text(pattern, &["type"]);
-        let wanted = match meta::text(pattern, &["status"]) {
+        let expected_status = match meta::text(pattern, &["status"]) {
             "" => "True",
             status => status,
         };
         let condition = meta::condition(pod, kind)?;
         let pod = qualified_name(pod);
-        (meta::text(condition, &["status"]) == wanted)
+        (meta::text(condition, &["status"]) == expected_status)
             .then(|| format!("Pod {pod} has condition {kind}"))
     })
 }
@@ -106,8 +106,8 @@ pub(super) fn success(job: &Value, done: &BTreeSet<i64>) -> Option<usize> {
                 .map(|(a, b)| b.saturating_sub(*a).saturating_add(1));
             sizes.fold(0, i64::saturating_add)
         });
-        let wanted = rule.get("succeededCount").and_then(Value::as_i64).or(all);
-        wanted.is_some_and(|wanted| covered >= wanted)
+        let required = rule.get("succeededCount").and_then(Value::as_i64).or(all);
+        required.is_some_and(|required| covered >= required)
     })
 }
 
@@ -139,12 +139,15 @@ pub(super) fn text(indexes: &BTreeSet<i64>) -> String {
             _ => runs.push((i, i)),
         }
     }
-    let one = |(a, b): (i64, i64)| match b - a {
+    let format_run = |(a, b): (i64, i64)| match b - a {
         0 => a.to_string(),
         1 => format!("{a},{b}"),
         _ => format!("{a}-{b}"),
     };
-    runs.into_iter().map(one).collect::<Vec<_>>().join(",")
+    runs.into_iter()
+        .map(format_run)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 #[cfg(test)]
@@ -168,9 +171,9 @@ mod tests {
             verdict(&job, &pod("main", 42, "True")),
             FailureEffect::Ignore
         );
-        let why =
+        let reason =
             "Container main for pod n/p failed with exit code 42 matching FailJob rule at index 1";
-        let failed = FailureEffect::FailJob(why.to_owned());
+        let failed = FailureEffect::FailJob(reason.to_owned());
         assert_eq!(verdict(&job, &pod("main", 42, "False")), failed);
         assert_eq!(
             verdict(&job, &pod("side", 42, "")),
@@ -187,7 +190,7 @@ mod tests {
     #[test]
     fn success_policy_counts_indexes() {
         let rule = |rule: Value| json!({"spec": {"successPolicy": {"rules": [rule]}}});
-        let done: BTreeSet<i64> = [0, 2, 3].into();
+        let succeeded: BTreeSet<i64> = [0, 2, 3].into();
         for (rule, holds) in [
             (rule(json!({"succeededIndexes": "0,2-3"})), true),
             (rule(json!({"succeededIndexes": "0-2"})), false),
@@ -204,7 +207,7 @@ mod tests {
             (rule(json!({})), false),
             (json!({}), false),
         ] {
-            assert_eq!(success(&rule, &done).is_some(), holds, "{rule}");
+            assert_eq!(success(&rule, &succeeded).is_some(), holds, "{rule}");
         }
     }
 

@@ -196,7 +196,7 @@ async fn report(api: &Api, key: &Key, round: &DeletionRound) -> Result<(), ApiEr
 /// Removes the finalizer `kubernetes`, and the namespace itself if no other finalizer holds it.
 async fn finalize(api: &Api, key: &Key) -> Result<(), ApiError> {
     let namespaces = api.builtin("", "v1", "namespaces")?;
-    let done = api
+    let result = api
         .edit(&namespaces, Some("finalize"), key, |old| {
             let mut new = old.clone();
             let spec = meta::section(&mut new, "spec");
@@ -212,7 +212,7 @@ async fn finalize(api: &Api, key: &Key) -> Result<(), ApiError> {
             Ok(changed.then_some(new))
         })
         .await;
-    match done {
+    match result {
         Ok(_) => {}
         Err(e) if e.code == 404 => return Ok(()),
         Err(e) => return Err(e),

@@ -137,28 +137,28 @@ async fn check_node(
     }
     let resource = api.builtin("", "v1", "nodes")?;
     if silent {
-        let done = api
+        let result = api
             .edit(&resource, Some("status"), &node.key, |old| {
                 let mut new = old.clone();
                 mark_unknown(&mut new, now);
                 Ok((new != *old).then_some(new))
             })
             .await;
-        match done {
+        match result {
             Err(e) if e.code == 404 => return Ok(observed),
             Err(e) => return Err(e),
             Ok(_) => {}
         }
     }
-    let done = api
+    let result = api
         .edit(&resource, None, &node.key, |old| {
             let mut new = old.clone();
             set_taints(&mut new, now);
             Ok((new != *old).then_some(new))
         })
         .await;
-    let value = match done {
-        Ok(done) => done.object.value(&resource),
+    let value = match result {
+        Ok(result) => result.object.value(&resource),
         Err(e) if e.code == 404 => return Ok(observed),
         Err(e) => return Err(e),
     };
@@ -193,17 +193,17 @@ fn mark_unknown(node: &mut Value, now: Timestamp) {
 fn set_taints(node: &mut Value, now: Timestamp) {
     let condition =
         |kind: &str| meta::condition(node, kind).map(|c| meta::text(c, &["status"]).to_owned());
-    let mut wanted: Vec<(&str, &str)> = Vec::new();
+    let mut desired: Vec<(&str, &str)> = Vec::new();
     for (kind, status, taint) in CONDITION_TAINTS {
         if condition(kind).as_deref() == Some(status) {
-            wanted.push((taint, "NoSchedule"));
+            desired.push((taint, "NoSchedule"));
             if kind == "Ready" {
-                wanted.push((taint, "NoExecute"));
+                desired.push((taint, "NoExecute"));
             }
         }
     }
     if meta::is_true(node, &["spec", "unschedulable"]) {
-        wanted.push((UNSCHEDULABLE, "NoSchedule"));
+        desired.push((UNSCHEDULABLE, "NoSchedule"));
     }
     // Without a Ready condition the state is unknown: existing taints stay.
     let judged = condition("Ready").is_some();
@@ -224,11 +224,11 @@ fn set_taints(node: &mut Value, now: Timestamp) {
         .iter()
         .filter(|t| {
             let (key, effect) = pair(t);
-            !actual(&key) || wanted.iter().any(|(k, e)| *k == key && *e == effect)
+            !actual(&key) || desired.iter().any(|(k, e)| *k == key && *e == effect)
         })
         .cloned()
         .collect();
-    for (key, effect) in wanted {
+    for (key, effect) in desired {
         if !new
             .iter()
             .any(|t| pair(t) == (key.to_owned(), effect.to_owned()))
@@ -295,8 +295,8 @@ fn must_leave(pod: &Value, taints: &[Value], now: Timestamp) -> bool {
 
 async fn evict(api: &Api, node: &str, taints: &[Value], now: Timestamp) -> Result<(), ApiError> {
     let pods = api.builtin("", "v1", "pods")?;
-    let here = |e: &Entry| e.index.field("spec.nodeName") == Some(node);
-    for entry in api.store().all(&pods.table, None, &here) {
+    let on_node = |e: &Entry| e.index.field("spec.nodeName") == Some(node);
+    for entry in api.store().all(&pods.table, None, &on_node) {
         let pod = entry.value();
         if meta::deleting(&pod) || super::pods::ended(&pod) || !must_leave(&pod, taints, now) {
             continue;

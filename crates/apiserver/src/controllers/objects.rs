@@ -17,8 +17,8 @@ pub(super) async fn create(
     namespace: &str,
     object: Value,
 ) -> Result<Value, ApiError> {
-    let done = create_object(api, resource, namespace, object).await?;
-    Ok(done.value(resource))
+    let result = create_object(api, resource, namespace, object).await?;
+    Ok(result.value(resource))
 }
 
 /// Like [`create`], but returns the object without converting it to a `Value`.
@@ -29,10 +29,10 @@ pub(super) async fn create_object(
     object: Value,
 ) -> Result<Object, ApiError> {
     let options = WriteOptions::default();
-    let done = api
+    let result = api
         .create_object(resource, namespace, WriteInput::from(object), &options)
         .await?;
-    Ok(done.object)
+    Ok(result.object)
 }
 
 /// Removes the owner references for which `remove_if` is true from an object.

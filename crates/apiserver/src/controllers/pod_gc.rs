@@ -71,8 +71,8 @@ impl Reconcile for PodGc {
         vec![
             Source::new("", "nodes", |api, node| {
                 // A new node may have been missing; a removed one leaves its pods behind.
-                let came = node.created == node.revision;
-                let concerns = came || api.store().get(&nodes(), &node.key).is_none();
+                let created = node.created == node.revision;
+                let concerns = created || api.store().get(&nodes(), &node.key).is_none();
                 Vec::from_iter(concerns.then(all_nodes_key))
             }),
             Source::new("", "pods", |api, pod| {

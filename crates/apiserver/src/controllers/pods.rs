@@ -126,12 +126,12 @@ pub(super) async fn create_recorded(
     pod: Value,
 ) -> Result<Arc<Entry>, ApiError> {
     let namespace = meta::namespace(subject.object);
-    let done = match create_object(subject.api, resource, namespace, pod).await {
+    let result = match create_object(subject.api, resource, namespace, pod).await {
         Ok(Object::Stored(entry)) => Ok(entry),
         Ok(Object::Computed(_)) => Err(ApiError::internal("the pod was not stored")),
         Err(e) => Err(e),
     };
-    match &done {
+    match &result {
         Ok(pod) => {
             let message = format!("Created pod: {}", pod.key.name);
             subject.normal("SuccessfulCreate", &message).await;
@@ -141,7 +141,7 @@ pub(super) async fn create_recorded(
             subject.warning("FailedCreate", &message).await;
         }
     }
-    done
+    result
 }
 
 /// Deletes a pod like [`delete`] and records an event about it on its owner.
@@ -150,8 +150,8 @@ pub(super) async fn delete_recorded(
     resource: &Arc<Resource>,
     entry: &Entry,
 ) -> Result<(), ApiError> {
-    let done = delete(subject.api, resource, entry).await;
-    match &done {
+    let result = delete(subject.api, resource, entry).await;
+    match &result {
         Ok(()) => {
             let message = format!("Deleted pod: {}", entry.key.name);
             subject.normal("SuccessfulDelete", &message).await;
@@ -161,7 +161,7 @@ pub(super) async fn delete_recorded(
             subject.warning("FailedDelete", &message).await;
         }
     }
-    done
+    result
 }
 
 /// Returns the objects in the namespace whose controller is `uid`.
@@ -177,10 +177,10 @@ pub(super) fn owned(
         .filter(|e| *e.key.namespace == *namespace)
         .filter_map(|e| {
             let value = e.value();
-            let mine = meta::owners(&value)
+            let is_owned = meta::owners(&value)
                 .iter()
                 .any(|o| o.controller && o.uid == uid);
-            mine.then_some((e, value))
+            is_owned.then_some((e, value))
         })
         .collect()
 }
@@ -210,7 +210,7 @@ pub(super) async fn write_status(
     uid: &str,
     mut change: impl FnMut(&mut Map<String, Value>),
 ) -> Result<(), ApiError> {
-    let done = api
+    let result = api
         .edit(resource, Some("status"), key, |old| {
             let mut new = old.clone();
             if meta::uid(old) == uid {
@@ -219,7 +219,7 @@ pub(super) async fn write_status(
             Ok((new != *old).then_some(new))
         })
         .await;
-    match done {
+    match result {
         Err(e) if e.code != 404 => Err(e),
         _ => Ok(()),
     }

@@ -111,10 +111,10 @@ mod tests {
         let overdue = "ProgressDeadlineExceeded".to_owned();
         assert_eq!(at(115, stuck), (overdue.clone(), None));
         assert_eq!(at(200, stuck).0, overdue);
-        let done = (AVAILABLE.to_owned(), None);
-        assert_eq!(at(300, state(true, true, false)), done);
+        let complete = (AVAILABLE.to_owned(), None);
+        assert_eq!(at(300, state(true, true, false)), complete);
         // A pod is lost, but nothing is rolled out.
-        assert_eq!(at(900, state(false, false, false)), done);
+        assert_eq!(at(900, state(false, false, false)), complete);
         assert_eq!(at(901, stuck), (updated, Some(60)));
     }
 }

@@ -190,12 +190,12 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
                 }
                 continue;
             };
-            let done = tokio::select! {
+            let result = tokio::select! {
                 () = shutdown.cancelled() => return,
-                done = AssertUnwindSafe(controller.reconcile(&api, &key)).catch_unwind() => done,
+                result = AssertUnwindSafe(controller.reconcile(&api, &key)).catch_unwind() => result,
             };
             // A panic over one object must not stop the controller for all others.
-            let done = done.unwrap_or_else(|_| {
+            let result = result.unwrap_or_else(|_| {
                 let (name, shown) = (controller.name(), key.to_string());
                 tracing::error!(
                     controller = name,
@@ -204,7 +204,7 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
                 );
                 Err(ApiError::internal("the controller panicked"))
             });
-            match done {
+            match result {
                 Ok(again) => queue.succeeded(key, again),
                 Err(error) => {
                     let name = controller.name();

@@ -99,7 +99,7 @@ impl Reconcile for Quotas {
             let (mut custom, mut charging) = (false, false);
             // The count is written over the very version it was made for: a charge in between causes a new
             // count. While a charge is in progress its object may not be in the store yet.
-            let done = api
+            let result = api
                 .edit(&quotas, Some("status"), key, |old| {
                     charging = api.admission().charges().has_namespace(&key.namespace);
                     if charging {
@@ -115,7 +115,7 @@ impl Reconcile for Quotas {
                     Ok((new != *old).then_some(new))
                 })
                 .await;
-            match done {
+            match result {
                 Err(e) if e.code != 404 => Err(e),
                 _ if charging => Ok(Some(SOON)),
                 _ if custom => Ok(Some(RESYNC_CUSTOM)),

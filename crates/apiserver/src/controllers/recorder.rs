@@ -123,8 +123,8 @@ impl EventSubject<'_> {
             namespace => namespace,
         };
         let text = if apart { message } else { "" };
-        let same = hash(&json!([meta::uid(object), kind, reason, text]));
-        let name = format!("{}.{same}", meta::name(object));
+        let event_hash = hash(&json!([meta::uid(object), kind, reason, text]));
+        let name = format!("{}.{event_hash}", meta::name(object));
         let now = meta::time(api.clock().now());
         let key = Key::new(namespace, name.as_str());
         let requeue = api

@@ -66,11 +66,11 @@ struct Replica {
 impl Replica {
     fn new(entry: Arc<Entry>, controller: &str) -> Self {
         let pod = entry.value();
-        let mine = meta::owners(&pod)
+        let is_owned = meta::owners(&pod)
             .iter()
             .any(|o| o.controller && o.uid == controller);
         Self {
-            active: mine && pods::active(&pod),
+            active: is_owned && pods::active(&pod),
             ready: pods::ready_since(&pod),
             entry,
         }
@@ -129,15 +129,15 @@ impl Reconcile for Replicas {
             };
             adoption::claim(api, &resource, &set, &pods_resource, &|_| true).await?;
             let mut owned = self.cache().replicas(api, &pods_resource, key, &uid);
-            let wanted = meta::at(&set, &["spec", "replicas"])
+            let desired = meta::at(&set, &["spec", "replicas"])
                 .and_then(Value::as_u64)
                 .unwrap_or(1);
-            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+            let desired = usize::try_from(desired).unwrap_or(usize::MAX);
             let mut failure = None;
             if !meta::deleting(&set) {
-                if owned.len() > wanted {
+                if owned.len() > desired {
                     owned.sort_by_cached_key(|pod| pods::deletion_order(&pod.entry.value()));
-                    let surplus = (owned.len() - wanted).min(BURST);
+                    let surplus = (owned.len() - desired).min(BURST);
                     for pod in owned.drain(..surplus) {
                         pods::delete_recorded(&subject, &pods_resource, &pod.entry).await?;
                     }
@@ -145,7 +145,7 @@ impl Reconcile for Replicas {
                 let template = meta::at(&set, &["spec", "template"])
                     .cloned()
                     .unwrap_or_default();
-                let missing = wanted.saturating_sub(owned.len()).min(BURST);
+                let missing = desired.saturating_sub(owned.len()).min(BURST);
                 for _ in 0..missing {
                     let pod = pods::from_template(&template, &resource, &set);
                     match pods::create_recorded(&subject, &pods_resource, pod).await {

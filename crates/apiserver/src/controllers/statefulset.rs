@@ -225,17 +225,17 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
                 let mut pod = pods::from_template(template, resource, set);
                 set_identity(&mut pod, set, ordinal, version);
                 let pod_name = meta::name(&pod).to_owned();
-                let done = objects::create(api, &pods_resource, &key.namespace, pod).await;
-                record_event(&subject, "create", &pod_name, &done).await;
-                done?;
+                let result = objects::create(api, &pods_resource, &key.namespace, pod).await;
+                record_event(&subject, "create", &pod_name, &result).await;
+                result?;
                 status.replicas += 1;
                 status.updated += i64::from(before.is_none() || !desired.keeps_template(ordinal));
             }
             Step::Delete(ordinal) => {
                 if let Some(entry) = entries.get(&ordinal) {
-                    let done = pods::delete(api, &pods_resource, entry).await;
-                    record_event(&subject, "delete", &entry.key.name, &done).await;
-                    done?;
+                    let result = pods::delete(api, &pods_resource, entry).await;
+                    record_event(&subject, "delete", &entry.key.name, &result).await;
+                    result?;
                 }
             }
         }
@@ -272,13 +272,13 @@ async fn record_event<T>(
     subject: &EventSubject<'_>,
     verb: &str,
     pod: &str,
-    done: &Result<T, ApiError>,
+    result: &Result<T, ApiError>,
 ) {
     let description = format!(
         "{verb} Pod {pod} in StatefulSet {}",
         meta::name(subject.object)
     );
-    match (done, verb) {
+    match (result, verb) {
         (Ok(_), "create") => {
             let message = format!("{description} successful");
             subject.normal("SuccessfulCreate", &message).await;

@@ -242,15 +242,17 @@ mod tests {
 
     #[test]
     fn metadata_of_a_list_needs_the_list_kind() {
-        let one = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-        let many = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-        assert_eq!(negotiate(&headers(one), Endpoint::List), None);
+        let object_type = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let list_type = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        assert_eq!(negotiate(&headers(object_type), Endpoint::List), None);
         assert_eq!(
-            negotiate(&headers(many), Endpoint::List).unwrap().form,
+            negotiate(&headers(list_type), Endpoint::List).unwrap().form,
             ObjectForm::Metadata(MetaVersion::V1)
         );
         assert_eq!(
-            negotiate(&headers(one), Endpoint::One).unwrap().form,
+            negotiate(&headers(object_type), Endpoint::One)
+                .unwrap()
+                .form,
             ObjectForm::Metadata(MetaVersion::V1)
         );
     }

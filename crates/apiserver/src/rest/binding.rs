@@ -62,12 +62,12 @@ pub(super) async fn serve(api: &Api, name: &str, call: &Call) -> Result<Response
 
 /// Builds the response to a Binding or an Eviction.
 pub(super) fn created(call: &Call, warnings: &[String]) -> Response {
-    let mut done = respond::success(Value::Null);
-    if let Some(map) = done.as_object_mut() {
+    let mut status = respond::success(Value::Null);
+    if let Some(map) = status.as_object_mut() {
         map.remove("details");
         map.insert("code".to_owned(), 201.into());
     }
-    let mut response = respond::value(201, &done, call.style());
+    let mut response = respond::value(201, &status, call.style());
     respond::warn(&mut response, warnings);
     response
 }

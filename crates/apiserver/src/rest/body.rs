@@ -403,8 +403,8 @@ mod tests {
 
     #[test]
     fn a_hundred_problems_are_listed_each_once() {
-        let many: Vec<String> = (0..500).map(|i| format!(r#""k{i}":1,"k{i}":2"#)).collect();
-        let listed = problems(&format!("{{{}}}", many.join(",")), &["k7"]);
+        let duplicates: Vec<String> = (0..500).map(|i| format!(r#""k{i}":1,"k{i}":2"#)).collect();
+        let listed = problems(&format!("{{{}}}", duplicates.join(",")), &["k7"]);
         assert_eq!(listed.len(), 100);
         assert_eq!(
             listed[7..9],
@@ -484,8 +484,8 @@ d: 1
             ]
         );
         let laughs = (1..12).fold("a0: &a0 [x, x]\n".to_owned(), |text, i| {
-            let one = format!("*a{}", i - 1);
-            let ten = vec![one; 10].join(", ");
+            let alias = format!("*a{}", i - 1);
+            let ten = vec![alias; 10].join(", ");
             format!("{text}a{i}: &a{i} [{ten}]\n")
         });
         let deep_block: String = (0..2000)

@@ -59,7 +59,7 @@ impl Api {
         if self.store().get(&resource.table, &key).is_some() {
             return Ok(());
         }
-        let done = self
+        let result = self
             .create_object(
                 &resource,
                 namespace,
@@ -67,7 +67,7 @@ impl Api {
                 &WriteOptions::default(),
             )
             .await;
-        match done {
+        match result {
             Err(e) if e.reason != "AlreadyExists" => Err(e),
             _ => Ok(()),
         }

@@ -96,18 +96,19 @@ impl Call {
     pub(super) fn reply(
         &self,
         resource: &Arc<Resource>,
-        done: &WriteResult,
+        result: &WriteResult,
         now: jiff::Timestamp,
     ) -> Result<Response, ApiError> {
         let negotiated = self.negotiate(Endpoint::One)?;
         let include = transform::include(&self.query)?;
-        let bytes = transform::object_bytes(resource, &done.object, negotiated.form, include, now);
+        let bytes =
+            transform::object_bytes(resource, &result.object, negotiated.form, include, now);
         let style = ResponseFormat {
             encoding: negotiated.encoding,
             pretty: self.query.pretty(),
         };
-        let mut response = respond::bytes(if done.created { 201 } else { 200 }, bytes, style);
-        respond::warn(&mut response, &done.warnings);
+        let mut response = respond::bytes(if result.created { 201 } else { 200 }, bytes, style);
+        respond::warn(&mut response, &result.warnings);
         Ok(response)
     }
 

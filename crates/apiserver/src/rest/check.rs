@@ -136,12 +136,12 @@ pub(super) fn check_fields(
         warnings.append(&mut problems);
         return Ok(());
     }
-    let why = ApiError::strict_decoding(&problems).message;
+    let reason = ApiError::strict_decoding(&problems).message;
     Err(if patched {
-        bad_patch(object, why)
+        bad_patch(object, reason)
     } else {
         ApiError::bad_request(format!(
-            "{} in version {:?} cannot be handled as a {}: {why}",
+            "{} in version {:?} cannot be handled as a {}: {reason}",
             resource.kind, resource.version, resource.kind
         ))
     })

@@ -91,7 +91,7 @@ impl DefinitionInstaller {
                 return Ok(());
             }
             let index = resource.index(&object);
-            let done = self
+            let result = self
                 .core
                 .store()
                 .update(
@@ -102,7 +102,7 @@ impl DefinitionInstaller {
                     index,
                 )
                 .await;
-            match done {
+            match result {
                 Ok(_) | Err(StoreError::NotFound { .. }) => return Ok(()),
                 Err(StoreError::Conflict { current }) => entry = current,
                 Err(e) => return Err(super::check::store_error(resource, &entry.key, e)),

@@ -325,11 +325,11 @@ impl Api {
                 }
             };
             match result {
-                Ok(done) => {
-                    if let DeleteOutcome::Pending(entry) = &done {
+                Ok(outcome) => {
+                    if let DeleteOutcome::Pending(entry) = &outcome {
                         self.stored(resource, entry).await?;
                     }
-                    return Ok(done);
+                    return Ok(outcome);
                 }
                 Err(StoreError::Conflict { .. }) => {}
                 Err(e) => return Err(store_error(resource, key, e)),
@@ -344,7 +344,7 @@ impl Api {
         key: &Key,
         finalizer: &str,
     ) -> Result<(), ApiError> {
-        let done = self
+        let result = self
             .edit(resource, None, key, |old| {
                 let mut list = meta::finalizers(old);
                 let before = list.len();
@@ -357,7 +357,7 @@ impl Api {
                 Ok(Some(new))
             })
             .await;
-        match done {
+        match result {
             Err(e) if e.code != 404 => Err(e),
             _ => Ok(()),
         }

@@ -162,21 +162,21 @@ async fn run(
         return work.await;
     }
     if matches!(verb, "get" | "list") {
-        let done = tokio::time::timeout_at(deadline, work).await;
-        return done.unwrap_or_else(|_| {
-            let why = "Timeout: request did not complete within the allotted timeout";
-            Err(ApiError::timeout(why))
+        let result = tokio::time::timeout_at(deadline, work).await;
+        return result.unwrap_or_else(|_| {
+            let reason = "Timeout: request did not complete within the allotted timeout";
+            Err(ApiError::timeout(reason))
         });
     }
     let deadline = deadline.min(Instant::now() + MAX_WRITE_TIME);
     match tokio::time::timeout_at(deadline, &mut work).await {
-        Ok(done) => done,
+        Ok(result) => result,
         Err(_) => {
             // The effects of a write must take place even if the write takes too long.
             tokio::spawn(work);
-            let why = "Timeout: request did not complete within requested timeout - context \
+            let reason = "Timeout: request did not complete within requested timeout - context \
                        deadline exceeded";
-            Err(ApiError::timeout(why))
+            Err(ApiError::timeout(reason))
         }
     }
 }
@@ -270,19 +270,19 @@ async fn serve_resource(
                 return Err(method_not_allowed());
             }
             let options = call.write_options("CreateOptions")?;
-            let done = api
+            let result = api
                 .create_object(resource, namespace, call.input()?, &options)
                 .await?;
-            call.reply(resource, &done, api.clock().now())
+            call.reply(resource, &result, api.clock().now())
         }
         "update" => {
             let options = call.write_options("UpdateOptions")?;
             let input = call.input()?;
             let key = Api::key(resource, namespace, name);
-            let done = api
+            let result = api
                 .modify(resource, None, &key, &options, |_| Ok(input.clone()))
                 .await;
-            let done = match done {
+            let result = match result {
                 Err(e) if e.code == 404 && resource.allows_create_on_update() => {
                     let mut input = input;
                     super::meta::section(&mut input.value, "metadata").remove("resourceVersion");
@@ -291,11 +291,11 @@ async fn serve_resource(
                 }
                 other => other?,
             };
-            call.reply(resource, &done, api.clock().now())
+            call.reply(resource, &result, api.clock().now())
         }
         "patch" => {
-            let done = api.patch_object(resource, None, call).await?;
-            call.reply(resource, &done, api.clock().now())
+            let result = api.patch_object(resource, None, call).await?;
+            call.reply(resource, &result, api.clock().now())
         }
         "delete" => {
             let options = call.delete_options()?;
@@ -413,15 +413,15 @@ async fn serve_subresource(
             let options = call.write_options("UpdateOptions")?;
             let input = call.input()?;
             let key = Api::key(resource, call.namespace(), call.name());
-            let done = api
+            let result = api
                 .modify(resource, Some(sub), &key, &options, |_| Ok(input.clone()))
                 .await?;
-            call.reply(resource, &done, api.clock().now())
+            call.reply(resource, &result, api.clock().now())
         }
         (_, "PATCH") => {
             call.check_reply()?;
-            let done = api.patch_object(resource, Some(sub), call).await?;
-            call.reply(resource, &done, api.clock().now())
+            let result = api.patch_object(resource, Some(sub), call).await?;
+            call.reply(resource, &result, api.clock().now())
         }
         _ => Err(method_not_allowed()),
     }

@@ -221,7 +221,7 @@ async fn charge_budget(
         ..WriteOptions::default()
     };
     let name = &*entry.key.name;
-    let done = api
+    let result = api
         .modify(&budgets, Some("status"), &key, &options, |budget| {
             let mut new = budget.clone();
             if decide(budget, healthy)? == BudgetDecision::Take {
@@ -238,7 +238,7 @@ async fn charge_budget(
             Ok(WriteInput::from(new))
         })
         .await;
-    match done {
+    match result {
         Ok(_) => Ok(()),
         Err(e) if e.code == 404 => Ok(()),
         Err(e) => Err(e),

@@ -363,10 +363,10 @@ fn read(
         position.limit,
         &|e| selection.matches(e),
     )?;
-    let here = page.items.len() as u64;
+    let page_length = page.items.len() as u64;
     let entries_left = position
         .entries_left
-        .map(|entries_left| entries_left.saturating_sub(here));
+        .map(|entries_left| entries_left.saturating_sub(page_length));
     let entries_left = page.remaining.or(entries_left);
     let since = position.at.and(position.since);
     let token = page.next.as_ref().map(|next| {
@@ -495,21 +495,21 @@ fn stream(
         return respond::bytes(200, bytes, ResponseFormat::default());
     }
     let state = (Some(head), items.into_iter().enumerate(), false);
-    let chunks = futures::stream::unfold(state, move |(mut head, mut items, done)| {
+    let chunks = futures::stream::unfold(state, move |(mut head, mut items, finished)| {
         let resource = resource.clone();
         async move {
-            if done {
+            if finished {
                 return None;
             }
             let mut out = BytesMut::with_capacity(CHUNK + 16 * 1024);
             if let Some(head) = head.take() {
                 out.put_slice(head.as_bytes());
             }
-            let mut done = false;
+            let mut finished = false;
             while out.len() < CHUNK {
                 let Some((i, entry)) = items.next() else {
                     out.put_slice(b"]}");
-                    done = true;
+                    finished = true;
                     break;
                 };
                 if i > 0 {
@@ -519,7 +519,7 @@ fn stream(
             }
             Some((
                 Ok::<_, std::convert::Infallible>(out.freeze()),
-                (None, items, done),
+                (None, items, finished),
             ))
         }
     });

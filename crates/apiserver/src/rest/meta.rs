@@ -174,11 +174,11 @@ pub(crate) fn set_condition(
         }
     };
     let same_status = text(condition, &["status"]) == value;
-    let same = !fresh
+    let unchanged = !fresh
         && same_status
         && text(condition, &["reason"]) == reason
         && text(condition, &["message"]) == message;
-    if same {
+    if unchanged {
         return false;
     }
     let condition = as_object(condition);

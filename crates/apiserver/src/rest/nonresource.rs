@@ -42,20 +42,20 @@ impl Documents {
         make: impl FnOnce() -> Option<Vec<u8>>,
     ) -> Option<Bytes> {
         {
-            let made = self.made.lock();
-            if made.0 == generation
-                && let Some(bytes) = made.1.get(name)
+            let documents = self.made.lock();
+            if documents.0 == generation
+                && let Some(bytes) = documents.1.get(name)
             {
                 return Some(bytes.clone());
             }
         }
         let bytes = Bytes::from(make()?);
-        let mut made = self.made.lock();
-        if made.0 != generation {
-            made.0 = generation;
-            made.1.clear();
+        let mut documents = self.made.lock();
+        if documents.0 != generation {
+            documents.0 = generation;
+            documents.1.clear();
         }
-        made.1.insert(name.to_owned(), bytes.clone());
+        documents.1.insert(name.to_owned(), bytes.clone());
         Some(bytes)
     }
 }

@@ -82,13 +82,13 @@ impl Patch {
         name: &str,
         old: &Value,
     ) -> Result<Value, ApiError> {
-        let done = match self {
+        let result = match self {
             Self::Json(bytes) => patch::json_patch(old, bytes),
             Self::Merge(p) => patch::merge_patch(old, p),
             Self::Strategic(p) => patch::strategic_merge(resource, old, p),
             Self::Apply(p) => patch::merge_patch(old, p),
         };
-        done.map_err(|e| e.to_api(&resource.group, &resource.kind, name))
+        result.map_err(|e| e.to_api(&resource.group, &resource.kind, name))
     }
 }
 
@@ -188,7 +188,7 @@ impl Api {
                     other => return other,
                 }
             }
-            let done = self
+            let result = self
                 .modify(resource, subresource, &key, options, |old| {
                     let (old, force) = (Some(old), options.force);
                     let value = patch::apply(resource, old, &input.value, writer, force)?;
@@ -199,7 +199,7 @@ impl Api {
                     })
                 })
                 .await;
-            match done {
+            match result {
                 Err(e) if e.code == 404 && subresource.is_none() => {}
                 other => return other,
             }

@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn the_container_must_be_clear() {
-        let one = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}]}});
-        assert_eq!(container(&one, None).unwrap(), "a");
+        let single = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}]}});
+        assert_eq!(container(&single, None).unwrap(), "a");
         let two = json!({"metadata": {"name": "p"},
             "spec": {"containers": [{"name": "a"}, {"name": "b"}]}});
         assert_eq!(

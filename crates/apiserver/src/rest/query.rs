@@ -53,8 +53,8 @@ impl Query {
 
     /// Returns all values of a parameter that may be repeated.
     pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let mine = self.0.iter().filter(move |(k, _)| k == name);
-        mine.map(|(_, v)| v.as_str())
+        let values = self.0.iter().filter(move |(k, _)| k == name);
+        values.map(|(_, v)| v.as_str())
     }
 
     /// Parses a boolean in Go's spelling; present but empty is true, as in Kubernetes.

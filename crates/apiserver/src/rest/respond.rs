@@ -198,14 +198,14 @@ mod tests {
         let cut = ["ä".repeat(256), "b".repeat(256), "c".repeat(97)];
         assert_eq!(headers(&[&texts]), cut.map(|text| shown(&text)));
         // As upstream's recorder: 16 times 256 characters are the limit.
-        let many: Vec<String> = (0..270_000).map(|i| format!("{i:0300}")).collect();
-        let cut: Vec<String> = many
+        let long_warnings: Vec<String> = (0..270_000).map(|i| format!("{i:0300}")).collect();
+        let cut: Vec<String> = long_warnings
             .iter()
             .take(16)
             .map(|text| shown(&text[..256]))
             .collect();
-        assert_eq!(headers(&[&many]).len(), 16);
-        assert_eq!(headers(&[&many])[0], cut[0]);
+        assert_eq!(headers(&[&long_warnings]).len(), 16);
+        assert_eq!(headers(&[&long_warnings])[0], cut[0]);
         let short: Vec<String> = (0..10_000).map(|i| format!("{i:04}")).collect();
         assert_eq!(
             headers(&[&short]).len(),

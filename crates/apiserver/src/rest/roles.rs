@@ -118,23 +118,27 @@ fn aggregated_rules(api: &Api, name: &str, role: &Value) -> Result<Option<Value>
     Ok(Some(rules.into()))
 }
 
-/// Returns what the stored role or binding `old` lacks of the default one (`wanted`): the field, and the
+/// Returns what the stored role or binding `old` lacks of the default one (`default`): the field, and the
 /// items to append.
-fn missing_items(old: &Value, wanted: &Value) -> Option<(&'static str, Vec<Value>)> {
+fn missing_items(old: &Value, default: &Value) -> Option<(&'static str, Vec<Value>)> {
     if meta::at(old, &["metadata", "annotations", AUTO_UPDATE]) != Some(&json!("true"))
-        || wanted.get("aggregationRule").is_some()
+        || default.get("aggregationRule").is_some()
     {
         return None;
     }
-    if wanted.get("roleRef").is_some() {
+    if default.get("roleRef").is_some() {
         let has = old.get("subjects").and_then(Value::as_array);
         let has = |subject: &&Value| has.is_some_and(|list| list.contains(subject));
-        let wanted = wanted.get("subjects").and_then(Value::as_array)?;
-        let missing: Vec<Value> = wanted.iter().filter(|s| !has(s)).cloned().collect();
+        let default_subjects = default.get("subjects").and_then(Value::as_array)?;
+        let missing: Vec<Value> = default_subjects
+            .iter()
+            .filter(|s| !has(s))
+            .cloned()
+            .collect();
         return (!missing.is_empty()).then_some(("subjects", missing));
     }
     let owned_rules = Rule::parse_list(old.get("rules"));
-    let missing = uncovered(&owned_rules, &Rule::parse_list(wanted.get("rules")));
+    let missing = uncovered(&owned_rules, &Rule::parse_list(default.get("rules")));
     let missing: Vec<Value> = missing.iter().map(Rule::to_value).collect();
     (!missing.is_empty()).then_some(("rules", missing))
 }

@@ -218,7 +218,7 @@ pub(super) async fn serve(
         encoding: negotiated.encoding,
         pretty: call.query.pretty(),
     };
-    let mut given = None;
+    let mut input = None;
     let change: ScaleChange = match *method {
         Method::GET | Method::HEAD => {
             let entry = api.entry(resource, &key)?;
@@ -244,7 +244,7 @@ pub(super) async fn serve(
                         )));
                     }
                     let replicas = meta::at(&p, &["spec", "replicas"]).cloned();
-                    given = Some(replicas.filter(|r| !r.is_null()));
+                    input = Some(replicas.filter(|r| !r.is_null()));
                     Patch::Merge(p)
                 }
                 Patch::Strategic(p) => Patch::Merge(p),
@@ -261,8 +261,8 @@ pub(super) async fn serve(
     } else {
         "UpdateOptions"
     })?;
-    let applying = given.is_some();
-    let applied = given.map(|replicas| {
+    let applying = input.is_some();
+    let applied = input.map(|replicas| {
         let mut document = json!({
             "apiVersion": resource.gvk().api_version(),
             "kind": &*resource.kind,
@@ -294,7 +294,7 @@ pub(super) async fn serve(
             None => paths,
         }),
     };
-    let done = api
+    let result = api
         .modify_target(target, &options, |scale| {
             let scale = change(scale)?;
             parse_replicas(name, &scale)?;
@@ -304,9 +304,9 @@ pub(super) async fn serve(
             }))
         })
         .await?;
-    let scale = paths.show(&done.object.value(resource));
+    let scale = paths.show(&result.object.value(resource));
     let mut response = respond::value(200, &scale, style);
-    respond::warn(&mut response, &done.warnings);
+    respond::warn(&mut response, &result.warnings);
     Ok(response)
 }
 

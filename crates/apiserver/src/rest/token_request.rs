@@ -147,14 +147,14 @@ fn seconds(request: &Value) -> Result<i64, ApiError> {
         None | Some(Value::Null) => DEFAULT_SECONDS,
         Some(seconds) => seconds.as_i64().unwrap_or(0),
     };
-    let why = if seconds < MIN_SECONDS {
+    let reason = if seconds < MIN_SECONDS {
         "may not specify a duration less than 10 minutes"
     } else if seconds > MAX_SECONDS {
         "may not specify a duration larger than 2^32 seconds"
     } else {
         return Ok(seconds);
     };
-    let error = FieldError::invalid("spec.expirationSeconds", seconds, why);
+    let error = FieldError::invalid("spec.expirationSeconds", seconds, reason);
     Err(ApiError::invalid(
         "authentication.k8s.io",
         "TokenRequest",
@@ -169,7 +169,7 @@ fn check_node(user: &User, bound: Option<&BoundObject>, request: &Value) -> Resu
         return Ok(());
     };
     let uid = meta::text(request, &["spec", "boundObjectRef", "uid"]);
-    let why = match bound {
+    let reason = match bound {
         Some(BoundObject::Pod { .. }) if uid.is_empty() => {
             "node requested token with a pod binding without a uid"
         }
@@ -182,5 +182,5 @@ fn check_node(user: &User, bound: Option<&BoundObject>, request: &Value) -> Resu
         }
         _ => "node requested token not bound to a pod",
     };
-    Err(ApiError::forbidden("", "serviceaccounts/token", "", why))
+    Err(ApiError::forbidden("", "serviceaccounts/token", "", reason))
 }

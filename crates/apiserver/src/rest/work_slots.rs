@@ -99,8 +99,8 @@ impl WorkSlots {
         });
         let privileged = user.groups.iter().any(|group| group == PRIVILEGED);
         if own.requests >= REQUESTS_PER_USER && !privileged {
-            let why = "Too many requests, please try again later.";
-            return Err(ApiError::too_many_requests(why, 1));
+            let reason = "Too many requests, please try again later.";
+            return Err(ApiError::too_many_requests(reason, 1));
         }
         own.requests += 1;
         Ok(RequestGuard {

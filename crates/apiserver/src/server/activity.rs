@@ -163,11 +163,11 @@ impl<S> TimeoutStream<S> {
     fn watch<T>(
         &mut self,
         context: &mut Context<'_>,
-        done: Poll<io::Result<T>>,
+        poll: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        if done.is_ready() {
+        if poll.is_ready() {
             self.waiting = None;
-            return done;
+            return poll;
         }
         let longest = self.longest;
         let waiting = self
@@ -196,8 +196,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(context, done)
+        let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.watch(context, poll)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -213,8 +213,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.watch(context, done)
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.watch(context, poll)
     }
 
     fn is_write_vectored(&self) -> bool {

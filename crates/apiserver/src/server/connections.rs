@@ -330,8 +330,8 @@ mod tests {
         let all = || [&stranger, &idle, &by_token, &busy].map(has_ended);
         assert_eq!(all(), [false; 4]);
 
-        let more = open(&connections, Some(&jane));
-        more.set_busy(true);
+        let extra = open(&connections, Some(&jane));
+        extra.set_busy(true);
         assert_eq!(all(), [true, false, false, false]);
         let _second = open(&connections, Some(&jane));
         assert_eq!(all(), [true, true, false, false], "the oldest idle one");

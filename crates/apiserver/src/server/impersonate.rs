@@ -38,11 +38,11 @@ impl ImpersonationHeaders {
                 .collect::<Result<Vec<_>, _>>()
                 .map_err(|_| ApiError::bad_request(format!("header {name}: not printable text")))
         };
-        let one = |name: &str| -> Result<Option<String>, ApiError> {
+        let single_header = |name: &str| -> Result<Option<String>, ApiError> {
             let text = texts(name)?.into_iter().next();
             Ok(text.filter(|text| !text.is_empty()))
         };
-        let Some(user) = one("impersonate-user")? else {
+        let Some(user) = single_header("impersonate-user")? else {
             return Err(ApiError::bad_request(format!(
                 "header {first}: Impersonate-User is missing"
             )));
@@ -58,7 +58,7 @@ impl ImpersonationHeaders {
         Ok(Some(Self {
             user,
             groups: texts("impersonate-group")?,
-            uid: one("impersonate-uid")?,
+            uid: single_header("impersonate-uid")?,
             extra,
         }))
     }

@@ -213,8 +213,8 @@ impl http_body::Body for ChargedBody {
         let client = Arc::clone(&self.admission.client);
         let frame = frame.map_data(|bytes| {
             let mut charge = self.body_charge.split(bytes.len());
-            let more = bytes.len() - charge.bytes();
-            if more > 0 {
+            let missing_bytes = bytes.len() - charge.bytes();
+            if missing_bytes > 0 {
                 charge = queues.charge(QueueStage::Unsent, bytes.len());
             }
             Bytes::from_owner(ChargedBytes {
@@ -297,17 +297,17 @@ mod tests {
         let clients = clients(0, 10);
         let meter = || clients.admit(&jane(), None, true).unwrap().unwrap();
         let (mut first, mut second) = (meter().meter(parts()), meter().meter(parts()));
-        let sent = first.frame().await.unwrap().unwrap();
-        let more = first.frame().await.unwrap().unwrap();
+        let first_chunk = first.frame().await.unwrap().unwrap();
+        let second_chunk = first.frame().await.unwrap().unwrap();
         assert!(first.frame().now_or_never().is_none());
         assert!(second.frame().now_or_never().is_none());
         let refused = clients.admit(&jane(), None, true).unwrap_err();
         assert!(refused.message.contains("10 bytes of unread"), "{refused}");
         assert_eq!(clients.admit(&jane(), None, false).unwrap_err().code, 429);
         assert!(clients.admit(&User::default(), None, false).is_ok());
-        drop(sent);
+        drop(first_chunk);
         let frame = second.frame().await.unwrap().unwrap();
-        drop((more, frame));
+        drop((second_chunk, frame));
         first.frame().await.unwrap().unwrap();
     }
 

@@ -137,8 +137,8 @@ fn impersonation_headers_are_parsed() {
             .contains(&"system:serviceaccounts:apps".to_owned())
     );
     for header in ["impersonate-group", "impersonate-extra-scopes"] {
-        let why = ask(&[(header, "x")]).unwrap_err();
-        assert!(why.message.contains(header), "{why}");
+        let error = ask(&[(header, "x")]).unwrap_err();
+        assert!(error.message.contains(header), "{error}");
     }
     let mut headers = HeaderMap::new();
     headers.insert(
@@ -230,10 +230,10 @@ mod connections {
         let given_up = Arc::new(Notify::new());
         let notifier = Arc::clone(&given_up);
         let endless = Router::new().fallback(move || {
-            let sent = DropNotifier(Arc::clone(&notifier));
+            let notifier_guard = DropNotifier(Arc::clone(&notifier));
             let chunk = Bytes::from(vec![b'x'; 64 * 1024]);
             let chunks = futures::stream::repeat_with(move || {
-                let _held = &sent;
+                let _held = &notifier_guard;
                 Ok::<_, Infallible>(chunk.clone())
             });
             std::future::ready(Body::from_stream(chunks))

@@ -45,15 +45,15 @@ fn verifier(authority: &Authority) -> Result<Arc<dyn ClientCertVerifier>, ServeE
         .map_err(|e| unusable(e.to_string()))
 }
 
-/// Returns true if the server will accept `certificate` as a client certificate at `then`.
+/// Returns true if the server will accept `certificate` as a client certificate at `at_time`.
 pub(super) fn will_accept(
     authority: &Authority,
     certificate: &CertificateDer<'_>,
-    then: Timestamp,
+    at_time: Timestamp,
 ) -> Result<bool, ServeError> {
-    let seconds = u64::try_from(then.as_second()).unwrap_or_default();
-    let then = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-    let verified = verifier(authority)?.verify_client_cert(certificate, &[], then);
+    let seconds = u64::try_from(at_time.as_second()).unwrap_or_default();
+    let at_time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+    let verified = verifier(authority)?.verify_client_cert(certificate, &[], at_time);
     Ok(verified.is_ok())
 }
 

@@ -215,12 +215,12 @@ mod tests {
         let queues = queues(0, 10);
         assert!(queues.wait_for_space().is_none());
         let charge = queues.charge(QueueStage::Unsent, 8);
-        let more = queues.charge(QueueStage::Unsent, 8);
+        let extra = queues.charge(QueueStage::Unsent, 8);
         let mut space = queues.wait_for_space().unwrap();
         assert!(space.as_mut().now_or_never().is_none());
         drop(charge);
         assert!(space.now_or_never().is_some());
         assert!(queues.wait_for_space().is_none());
-        drop(more);
+        drop(extra);
     }
 }

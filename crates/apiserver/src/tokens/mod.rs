@@ -148,34 +148,34 @@ impl Tokens {
     /// Why the token is invalid; the text contains nothing of the token.
     pub fn review(&self, token: &str, audiences: &[String]) -> Result<(User, Vec<String>), String> {
         let claims = self.claims(token).ok_or("invalid bearer token")?;
-        let why = |why: &str| format!("[invalid bearer token, {why}]");
+        let message = |message: &str| format!("[invalid bearer token, {message}]");
         let own = [ISSUER.to_owned()];
-        let wanted = if audiences.is_empty() {
+        let audiences_to_check = if audiences.is_empty() {
             &own
         } else {
             audiences
         };
-        let good_for: Vec<String> = wanted
+        let good_for: Vec<String> = audiences_to_check
             .iter()
             .filter(|audience| claims.aud.contains(audience))
             .cloned()
             .collect();
         if good_for.is_empty() {
-            return Err(why(&format!(
-                "token audiences {:?} is invalid for the target audiences {wanted:?}",
+            return Err(message(&format!(
+                "token audiences {:?} is invalid for the target audiences {audiences_to_check:?}",
                 claims.aud
             )));
         }
         let now = self.clock.now();
         if claims.exp <= now.as_second() {
             self.verified.lock().remove(&fingerprint(token));
-            return Err(why("service account token has expired"));
+            return Err(message("service account token has expired"));
         }
         if claims.nbf > now.as_second().saturating_add(LEEWAY) {
-            return Err(why("service account token is not valid yet"));
+            return Err(message("service account token is not valid yet"));
         }
         self.check_objects(&claims.kubernetes, now)
-            .map_err(|w| why(&w))?;
+            .map_err(|w| message(&w))?;
         Ok((user(&claims), good_for))
     }
 

@@ -96,9 +96,9 @@ async fn token_yields_its_user_until_expiry() {
     assert!(requeue.review(&token, &[]).is_ok());
     tokio::time::advance(Duration::from_secs(601)).await;
     for tokens in [&world.tokens, &requeue] {
-        let why = tokens.review(&token, &[]).unwrap_err();
+        let message = tokens.review(&token, &[]).unwrap_err();
         assert_eq!(
-            why,
+            message,
             "[invalid bearer token, service account token has expired]"
         );
     }
@@ -149,8 +149,11 @@ async fn only_tokens_signed_by_this_key_are_accepted() {
 async fn a_token_is_good_for_its_audience() {
     let world = TestEnv::new().await;
     let vault = world.issue(None, &["vault", "other"]);
-    let why = world.refuses(&vault);
-    assert!(why.contains("is invalid for the target audiences"), "{why}");
+    let message = world.refuses(&vault);
+    assert!(
+        message.contains("is invalid for the target audiences"),
+        "{message}"
+    );
     let requested = ["x".to_owned(), "vault".to_owned()];
     let (_, good_for) = world.tokens.review(&vault, &requested).unwrap();
     assert_eq!(good_for, ["vault"]);

@@ -197,19 +197,19 @@ async fn a_binding_counts_from_its_creation_to_its_end() {
 
     let role = format!("{RBAC}/namespaces/default/roles/ann");
     cluster.delete(&role, Value::Null).await.expect(200);
-    let why = by("ann", &cluster, &in_default("pods"))
+    let message = by("ann", &cluster, &in_default("pods"))
         .await
         .fails(403, "Forbidden");
     assert!(
-        why.ends_with(r#": RBAC: role.rbac.authorization.k8s.io "ann" not found"#),
-        "{why}"
+        message.ends_with(r#": RBAC: role.rbac.authorization.k8s.io "ann" not found"#),
+        "{message}"
     );
     let binding = format!("{RBAC}/namespaces/default/rolebindings/ann");
     cluster.delete(&binding, Value::Null).await.expect(200);
-    let why = by("ann", &cluster, &in_default("pods"))
+    let message = by("ann", &cluster, &in_default("pods"))
         .await
         .fails(403, "Forbidden");
-    assert!(!why.contains("RBAC"), "{why}");
+    assert!(!message.contains("RBAC"), "{message}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,25 +296,25 @@ async fn reviews_answer_as_requests_are_answered() {
     assert_eq!(ask("bob", path).await["allowed"], true);
     let everything = json!({"resourceAttributes": {"verb": "*", "group": "*", "resource": "*"}});
     assert_eq!(ask("ann", everything.clone()).await["allowed"], false);
-    let mine = format!("{REVIEWS}/selfsubjectaccessreviews");
-    let mine = cluster
-        .post(&mine, json!({"spec": everything}))
+    let review_path = format!("{REVIEWS}/selfsubjectaccessreviews");
+    let review = cluster
+        .post(&review_path, json!({"spec": everything}))
         .await
         .expect(201);
-    assert_eq!(mine["status"]["allowed"], true);
+    assert_eq!(review["status"]["allowed"], true);
 
-    let remaining_items = format!("{REVIEWS}/subjectaccessreviews");
+    let subject_reviews = format!("{REVIEWS}/subjectaccessreviews");
     let mut spec = asks("default", "get");
     spec["user"] = "ann".into();
     let review = cluster
-        .post(&remaining_items, json!({"spec": spec}))
+        .post(&subject_reviews, json!({"spec": spec}))
         .await
         .expect(201);
     assert_eq!(review["status"]["allowed"], true);
     spec["user"] = "x".into();
     spec["groups"] = json!(["system:masters"]);
     let review = cluster
-        .post(&remaining_items, json!({"spec": spec}))
+        .post(&subject_reviews, json!({"spec": spec}))
         .await
         .expect(201);
     assert_eq!(review["status"]["allowed"], true);
@@ -328,11 +328,12 @@ async fn reviews_answer_as_requests_are_answered() {
         .await
         .expect(201);
     assert_eq!(review["status"]["allowed"], true);
-    let why = cluster
+    let message = cluster
         .post(&local("kube-system"), json!({"spec": spec}))
         .await;
     assert!(
-        why.fails(400, "BadRequest")
+        message
+            .fails(400, "BadRequest")
             .contains("must match namespace: kube-system")
     );
 
@@ -378,11 +379,11 @@ async fn impersonation_is_a_right() {
     let account = "/api/v1/namespaces/default/serviceaccounts/default/token";
     let token = cluster.post(account, request).await.expect(201);
     let bearer = format!("Bearer {}", token["status"]["token"].as_str().unwrap());
-    let who = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let self_review = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
     let ask = async |headers: &[(&str, &str)]| {
         let mut all = vec![("authorization", bearer.as_str())];
         all.extend(headers);
-        send(&cluster.server, &all, who, json!({})).await
+        send(&cluster.server, &all, self_review, json!({})).await
     };
     let user = |answer: Answer| answer.expect(201)["status"]["userInfo"].clone();
     let own = user(ask(&[]).await);
@@ -410,10 +411,10 @@ async fn impersonation_is_a_right() {
         ),
         (vec![bob, ("impersonate-uid", "7")], "uids"),
     ] {
-        let why = ask(&headers).await.fails(403, "Forbidden");
+        let message = ask(&headers).await.fails(403, "Forbidden");
         assert!(
-            why.contains(&format!("cannot impersonate resource {what:?}")),
-            "{why}"
+            message.contains(&format!("cannot impersonate resource {what:?}")),
+            "{message}"
         );
     }
     // An impersonated user has only its own permissions.
@@ -520,10 +521,10 @@ async fn token_is_valid_while_bound_object_exists() {
     );
     let token = issued["status"]["token"].as_str().unwrap().to_owned();
     let bearer = format!("Bearer {token}");
-    let who = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let self_review = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
     let ask = async || {
         let headers = [("authorization", bearer.as_str())];
-        send(&cluster.server, &headers, who, json!({})).await
+        send(&cluster.server, &headers, self_review, json!({})).await
     };
     let info = ask().await.expect(201)["status"]["userInfo"].clone();
     assert_eq!(info["username"], "system:serviceaccount:default:default");

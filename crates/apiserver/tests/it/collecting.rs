@@ -14,13 +14,13 @@ async fn cluster() -> Cluster {
 
 /// Creates `names` in a cycle of owners with blocking references.
 async fn circle(cluster: &Cluster, names: &[&str]) {
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for name in names {
         let map = config_map(name, json!({}), json!({}));
-        made.push(cluster.post(MAPS, map).await.expect(201));
+        created.push(cluster.post(MAPS, map).await.expect(201));
     }
     for (i, name) in names.iter().enumerate() {
-        let owner: &Value = &made[(i + names.len() - 1) % names.len()];
+        let owner: &Value = &created[(i + names.len() - 1) % names.len()];
         let reference = json!({"apiVersion": "v1", "kind": "ConfigMap",
             "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"],
             "blockOwnerDeletion": true});

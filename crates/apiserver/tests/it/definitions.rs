@@ -198,14 +198,14 @@ async fn reads_apply_current_defaults_and_version() {
     )
     .await
     .expect(200);
-    let wanted = json!({"size": 1, "color": "red"});
+    let expected = json!({"size": 1, "color": "red"});
     let path = format!("{WIDGETS}/w");
     let w = cluster.get(&path).await.expect(200);
-    assert_eq!(w["spec"], wanted);
+    assert_eq!(w["spec"], expected);
     let list = cluster.get(WIDGETS).await.expect(200);
-    assert_eq!(list["items"][0]["spec"], wanted);
+    assert_eq!(list["items"][0]["spec"], expected);
     let mut watch = cluster.watch(&format!("{WIDGETS}?watch=1")).await;
-    assert_eq!(watch.next().await.unwrap()["object"]["spec"], wanted);
+    assert_eq!(watch.next().await.unwrap()["object"]["spec"], expected);
     // Another storage version: objects stored before are read in the requested version.
     let versions = [
         version("v1", true, false, size()),
@@ -259,15 +259,15 @@ async fn rules_and_conversions_that_are_not_run_are_named() {
         json!([{"rule": "self.size > 0"}, {"rule": "self.size < 9"}]);
     crd["spec"]["conversion"] = json!({"strategy": "Webhook", "webhook": {
         "conversionReviewVersions": ["v1"], "clientConfig": {"url": "https://127.0.0.1:1/"}}});
-    let made = cluster.post(CRDS, crd).await;
+    let created = cluster.post(CRDS, crd).await;
     assert_eq!(
-        warnings(&made),
+        warnings(&created),
         [
             "299 - \"spec.versions: x-kubernetes-validations are not evaluated (2 rules): CEL is not supported\"",
             "299 - \"spec.conversion: the webhook is not called: conversion changes only the apiVersion\""
         ]
     );
-    made.expect(201);
+    created.expect(201);
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,20 +276,20 @@ async fn kinds_without_effect_return_warnings() {
     let scaler = json!({"metadata": {"name": "s"}, "spec": {"maxReplicas": 3,
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}}});
     let path = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
-    let made = cluster.post(path, scaler).await;
-    let wanted = "299 - \"horizontalpodautoscalers.autoscaling are stored without effect here: no \
+    let created = cluster.post(path, scaler).await;
+    let expected = "299 - \"horizontalpodautoscalers.autoscaling are stored without effect here: no \
                   controller scales by them\"";
-    assert_eq!(warnings(&made), [wanted]);
-    made.expect(201);
+    assert_eq!(warnings(&created), [expected]);
+    created.expect(201);
     let service = |ip: Value| {
         json!({"metadata": {"generateName": "s-"},
             "spec": {"clusterIP": ip, "ports": [{"port": 80}]}})
     };
     let services = "/api/v1/namespaces/default/services";
-    let made = cluster.post(services, service(Value::Null)).await;
-    let wanted = "299 - \"spec.clusterIP: the address is not routed, and no endpoints are created for the service\"";
-    assert_eq!(warnings(&made), [wanted]);
-    made.expect(201);
+    let created = cluster.post(services, service(Value::Null)).await;
+    let expected = "299 - \"spec.clusterIP: the address is not routed, and no endpoints are created for the service\"";
+    assert_eq!(warnings(&created), [expected]);
+    created.expect(201);
     let headless = cluster.post(services, service("None".into())).await;
     assert!(warnings(&headless).is_empty());
     headless.expect(201);

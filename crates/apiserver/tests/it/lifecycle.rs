@@ -30,12 +30,12 @@ async fn running(cluster: &Cluster, name: &str) -> Value {
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_defaulted_bound_once_and_leaves_gracefully() {
     let cluster = Cluster::bare().await;
-    let made = cluster.post(PODS, pod("p")).await.expect(201);
-    assert_eq!(made["status"]["phase"], "Pending");
-    assert_eq!(made["spec"]["schedulerName"], "default-scheduler");
-    assert_eq!(made["spec"]["priority"], 0);
-    assert_eq!(made["spec"]["serviceAccountName"], "default");
-    assert_eq!(made["spec"]["tolerations"].as_array().unwrap().len(), 2);
+    let created = cluster.post(PODS, pod("p")).await.expect(201);
+    assert_eq!(created["status"]["phase"], "Pending");
+    assert_eq!(created["spec"]["schedulerName"], "default-scheduler");
+    assert_eq!(created["spec"]["priority"], 0);
+    assert_eq!(created["spec"]["serviceAccountName"], "default");
+    assert_eq!(created["spec"]["tolerations"].as_array().unwrap().len(), 2);
     let path = format!("{PODS}/p");
 
     // No node runs it, so it is removed at once. The response is the pod.
@@ -43,7 +43,7 @@ async fn a_pod_is_defaulted_bound_once_and_leaves_gracefully() {
     assert_eq!(deleted["kind"], "Pod");
     cluster.get(&path).await.fails(404, "NotFound");
 
-    let made = running(&cluster, "p").await;
+    let created = running(&cluster, "p").await;
     let bound = cluster.get(&path).await.expect(200);
     assert_eq!(bound["spec"]["nodeName"], "n1");
     let scheduled = &bound["status"]["conditions"];
@@ -80,7 +80,7 @@ async fn a_pod_is_defaulted_bound_once_and_leaves_gracefully() {
         .await
         .fails(409, "Conflict");
     cluster
-        .delete(&path, options(made["metadata"]["uid"].as_str().unwrap()))
+        .delete(&path, options(created["metadata"]["uid"].as_str().unwrap()))
         .await
         .expect(200);
     cluster.get(&path).await.fails(404, "NotFound");
@@ -102,12 +102,12 @@ async fn batch_requests_without_limits_are_legal() {
     be["metadata"]["labels"]["koordinator.sh/qosClass"] = "BE".into();
     be["spec"]["priorityClassName"] = "koord-batch".into();
     be["spec"]["containers"][0]["resources"] = json!({"requests": {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "1Gi"}});
-    let made = cluster
+    let created = cluster
         .post(&format!("{PODS}?fieldValidation=Strict"), be)
         .await
         .expect(201);
-    assert_eq!(made["spec"]["priority"], 5000);
-    assert_eq!(made["status"]["qosClass"], "BestEffort");
+    assert_eq!(created["spec"]["priority"], 5000);
+    assert_eq!(created["status"]["qosClass"], "BestEffort");
     let mut missing = pod("x");
     missing["spec"]["priorityClassName"] = "nope".into();
     let message = cluster.post(PODS, missing).await.fails(403, "Forbidden");
@@ -199,8 +199,11 @@ async fn finalizers_hold_an_object_until_the_last_is_taken() {
         message.contains("metadata.finalizers: Forbidden: no new finalizers"),
         "{message}"
     );
-    let one = json!({"metadata": {"finalizers": ["example.com/two"]}});
-    cluster.patch(&path, MERGE, one).await.expect(200);
+    let finalizer_patch = json!({"metadata": {"finalizers": ["example.com/two"]}});
+    cluster
+        .patch(&path, MERGE, finalizer_patch)
+        .await
+        .expect(200);
     cluster.get(&path).await.expect(200);
     cluster
         .patch(&path, MERGE, json!({"metadata": {"finalizers": null}}))
@@ -212,7 +215,7 @@ async fn finalizers_hold_an_object_until_the_last_is_taken() {
 #[tokio::test(start_paused = true)]
 async fn preconditions_of_a_delete() {
     let cluster = Cluster::bare().await;
-    let made = cluster
+    let created = cluster
         .post(MAPS, config_map("a", json!({}), json!({})))
         .await
         .expect(201);
@@ -226,10 +229,10 @@ async fn preconditions_of_a_delete() {
         "{message}"
     );
     let options =
-        json!({"preconditions": {"resourceVersion": made["metadata"]["resourceVersion"]}});
+        json!({"preconditions": {"resourceVersion": created["metadata"]["resourceVersion"]}});
     let status = cluster.delete(&path, options).await.expect(200);
     assert_eq!(status["status"], "Success");
-    assert_eq!(status["details"]["uid"], made["metadata"]["uid"]);
+    assert_eq!(status["details"]["uid"], created["metadata"]["uid"]);
     cluster
         .delete(&path, json!({"propagationPolicy": "Sideways"}))
         .await

@@ -20,9 +20,9 @@ async fn kube_client_creates_reads_updates_and_deletes() {
         data: Some([("k".to_owned(), "v".to_owned())].into()),
         ..ConfigMap::default()
     };
-    let made = maps.create(&PostParams::default(), &map).await.unwrap();
-    assert!(made.metadata.uid.is_some() && made.metadata.creation_timestamp.is_some());
-    assert_eq!(made.metadata.namespace.as_deref(), Some("default"));
+    let created = maps.create(&PostParams::default(), &map).await.unwrap();
+    assert!(created.metadata.uid.is_some() && created.metadata.creation_timestamp.is_some());
+    assert_eq!(created.metadata.namespace.as_deref(), Some("default"));
 
     let exists = maps.create(&PostParams::default(), &map).await.unwrap_err();
     let kube::Error::Api(status) = exists else {
@@ -34,7 +34,7 @@ async fn kube_client_creates_reads_updates_and_deletes() {
     );
     assert_eq!(status.message, "configmaps \"a\" already exists");
 
-    let mut changed = made.clone();
+    let mut changed = created.clone();
     changed.data = Some([("k".to_owned(), "w".to_owned())].into());
     let changed = maps
         .replace("a", &PostParams::default(), &changed)
@@ -42,11 +42,11 @@ async fn kube_client_creates_reads_updates_and_deletes() {
         .unwrap();
     assert_ne!(
         changed.metadata.resource_version,
-        made.metadata.resource_version
+        created.metadata.resource_version
     );
 
     let stale = maps
-        .replace("a", &PostParams::default(), &made)
+        .replace("a", &PostParams::default(), &created)
         .await
         .unwrap_err();
     let kube::Error::Api(status) = stale else {
@@ -84,14 +84,14 @@ async fn kube_client_creates_reads_updates_and_deletes() {
 #[tokio::test]
 async fn a_write_that_changes_nothing_is_no_write() {
     let cluster = Cluster::bare().await;
-    let made = cluster
+    let created = cluster
         .post(MAPS, config_map("a", json!({}), json!({"k": "v"})))
         .await
         .expect(201);
     let before = cluster.server.store().revision();
     let path = format!("{MAPS}/a");
-    let same = cluster.put(&path, made.clone()).await.expect(200);
-    assert_eq!(version(&same), version(&made));
+    let unchanged = cluster.put(&path, created.clone()).await.expect(200);
+    assert_eq!(version(&unchanged), version(&created));
     cluster
         .patch(&path, MERGE, json!({"data": {"k": "v"}}))
         .await
@@ -104,11 +104,11 @@ async fn dry_runs_answer_as_if_and_store_nothing() {
     let cluster = Cluster::bare().await;
     let before = cluster.server.store().revision();
     let path = format!("{MAPS}?dryRun=All");
-    let made = cluster
+    let created = cluster
         .post(&path, config_map("a", json!({}), json!({})))
         .await
         .expect(201);
-    assert!(made["metadata"]["uid"].is_string());
+    assert!(created["metadata"]["uid"].is_string());
     cluster
         .get(&format!("{MAPS}/a"))
         .await
@@ -210,18 +210,18 @@ async fn each_patch_type_is_applied() {
 #[tokio::test]
 async fn a_patch_with_a_version_is_a_precondition() {
     let cluster = Cluster::bare().await;
-    let made = cluster
+    let created = cluster
         .post(MAPS, config_map("a", json!({}), json!({})))
         .await
         .expect(201);
     let path = format!("{MAPS}/a");
     let with = |v: u64, value: &str| json!({"metadata": {"resourceVersion": v.to_string()}, "data": {"k": value}});
     cluster
-        .patch(&path, MERGE, with(version(&made), "1"))
+        .patch(&path, MERGE, with(version(&created), "1"))
         .await
         .expect(200);
     cluster
-        .patch(&path, MERGE, with(version(&made), "2"))
+        .patch(&path, MERGE, with(version(&created), "2"))
         .await
         .fails(409, "Conflict");
 }
@@ -494,7 +494,7 @@ async fn scale_and_reviews() {
         cluster.post(can, review).await.expect(201)["status"]["allowed"],
         true
     );
-    let remaining_items = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let subject_reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     let requested = json!({"verb": "get", "path": "/metrics"});
     for (user, group, allowed) in [
         ("ann", "system:monitoring", true),
@@ -504,7 +504,7 @@ async fn scale_and_reviews() {
     ] {
         let spec = json!({"user": user, "groups": [group], "nonResourceAttributes": requested});
         let answer = cluster
-            .post(remaining_items, json!({"spec": spec}))
+            .post(subject_reviews, json!({"spec": spec}))
             .await
             .expect(201);
         assert_eq!(answer["status"]["allowed"], allowed, "{user} {group}");
@@ -546,9 +546,9 @@ async fn parts_that_a_client_leaves_out_are_there_and_empty() {
         ),
     ] {
         let object = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "o"}});
-        let made = cluster.post(path, object).await.expect(201);
+        let created = cluster.post(path, object).await.expect(201);
         let read = cluster.get(&format!("{path}/o")).await.expect(200);
-        assert_eq!(made, read, "{kind}");
+        assert_eq!(created, read, "{kind}");
         for part in parts {
             assert_eq!(read[part], json!({}), "{kind} {part}");
         }

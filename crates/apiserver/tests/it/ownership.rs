@@ -265,22 +265,22 @@ async fn an_update_without_managed_fields_keeps_the_record() {
 #[tokio::test]
 async fn unchanged_object_is_not_written() {
     let cluster = Cluster::bare().await;
-    let made = cluster
+    let created = cluster
         .post(MAPS, config_map("p", json!({"app": "p"}), json!({})))
         .await
         .expect(201);
-    assert_eq!(managers(&made), ["tests Update -"]);
+    assert_eq!(managers(&created), ["tests Update -"]);
     let path = format!("{MAPS}/p");
     for kind in [MERGE, STRATEGIC] {
-        let same = json!({"metadata": {"labels": {"app": "p"}}});
-        let got = cluster.patch(&path, kind, same).await.expect(200);
+        let same_labels = json!({"metadata": {"labels": {"app": "p"}}});
+        let got = cluster.patch(&path, kind, same_labels).await.expect(200);
         assert_eq!(
             got["metadata"]["resourceVersion"],
-            made["metadata"]["resourceVersion"]
+            created["metadata"]["resourceVersion"]
         );
     }
     // A binding has no owner.
-    let made = cluster.post(PODS, pod("p")).await.expect(201);
+    let created = cluster.post(PODS, pod("p")).await.expect(201);
     let path = format!("{PODS}/p");
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"},
         "target": {"kind": "Node", "name": "n1"}});
@@ -291,7 +291,7 @@ async fn unchanged_object_is_not_written() {
     let bound = cluster.get(&path).await.expect(200);
     assert_eq!(
         bound["metadata"]["managedFields"],
-        made["metadata"]["managedFields"]
+        created["metadata"]["managedFields"]
     );
 }
 
@@ -301,14 +301,14 @@ async fn pods_events_and_leases_have_no_record_until_apply() {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"name": "l"}, "spec": {"holderIdentity": "me"}});
-    let made = cluster.post(leases, lease.clone()).await.expect(201);
-    assert_eq!(managers(&made), [""; 0]);
+    let created = cluster.post(leases, lease.clone()).await.expect(201);
+    assert_eq!(managers(&created), [""; 0]);
     let path = format!("{leases}/l?fieldManager=one");
     let mut other = lease;
     other["spec"]["holderIdentity"] = "you".into();
-    let why = cluster
+    let message = cluster
         .patch(&path, APPLY, other)
         .await
         .fails(409, "Conflict");
-    assert!(why.contains("before-first-apply"), "{why}");
+    assert!(message.contains("before-first-apply"), "{message}");
 }

@@ -130,8 +130,8 @@ async fn a_deployment_takes_its_sets_back() {
     let cluster = Cluster::start().await;
     let (all, sets) = (format!("{APPS}/deployments"), format!("{APPS}/replicasets"));
     cluster.post(&all, workload("web", 1)).await.expect(201);
-    let made = cluster.until(&sets, |a| items(a).len() == 1).await;
-    let set = items(&made)[0]["metadata"]["name"]
+    let created = cluster.until(&sets, |a| items(a).len() == 1).await;
+    let set = items(&created)[0]["metadata"]["name"]
         .as_str()
         .unwrap()
         .to_owned();
@@ -260,10 +260,10 @@ async fn templates_are_recorded_for_rollback() {
             list.sort();
             list
         };
-        let wanted = |list: &[(i64, &str)]| -> Vec<(i64, String)> {
+        let expected = |list: &[(i64, &str)]| -> Vec<(i64, String)> {
             list.iter().map(|(n, i)| (*n, (*i).to_owned())).collect()
         };
-        let first = wanted(&[(1, "busybox:1")]);
+        let first = expected(&[(1, "busybox:1")]);
         cluster.until(&revisions, |a| history(a) == first).await;
         let path = format!("{all}/{kind}");
         let turn = async |image: &str| {
@@ -271,11 +271,11 @@ async fn templates_are_recorded_for_rollback() {
             cluster.patch(&path, STRATEGIC, body).await.expect(200);
         };
         turn("busybox:2").await;
-        let second = wanted(&[(1, "busybox:1"), (2, "busybox:2")]);
+        let second = expected(&[(1, "busybox:1"), (2, "busybox:2")]);
         cluster.until(&revisions, |a| history(a) == second).await;
         // A rollback makes the first revision the newest.
         turn("busybox:1").await;
-        let third = wanted(&[(2, "busybox:2"), (3, "busybox:1")]);
+        let third = expected(&[(2, "busybox:2"), (3, "busybox:1")]);
         cluster.until(&revisions, |a| history(a) == third).await;
     }
 }

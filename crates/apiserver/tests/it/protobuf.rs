@@ -57,10 +57,10 @@ async fn objects_are_written_and_read_back() {
     let body = ("application/json", map.to_string().into_bytes());
     let (code, media, bytes) = ask(&cluster, "POST", MAPS, PROTO, body).await;
     assert_eq!((code, media.as_str()), (201, PROTO));
-    let made = proto::decode(&bytes).unwrap();
-    assert_eq!(made["data"], json!({"k": "v"}));
+    let created = proto::decode(&bytes).unwrap();
+    assert_eq!(created["data"], json!({"k": "v"}));
     let stored = cluster.get(&format!("{MAPS}/a")).await.expect(200);
-    assert_eq!(made, stored, "all of it, managedFields too");
+    assert_eq!(created, stored, "all of it, managedFields too");
 
     // The same bytes are an update that changes nothing.
     let path = format!("{MAPS}/a");
@@ -118,7 +118,7 @@ async fn every_kind_that_is_listed_is_listed_in_protobuf() {
 async fn a_watch_is_frames() {
     let cluster = Cluster::bare().await;
     let map = config_map("a", json!({}), json!({"k": "v"}));
-    let made = cluster.post(MAPS, map).await.expect(201);
+    let created = cluster.post(MAPS, map).await.expect(201);
     let path = format!(
         "{MAPS}?watch=true&timeoutSeconds=5&allowWatchBookmarks=true&sendInitialEvents=true&\
          resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name=a"
@@ -128,7 +128,7 @@ async fn a_watch_is_frames() {
         (code, media.as_str()),
         (200, "application/vnd.kubernetes.protobuf;stream=watch")
     );
-    let expected = proto::encode_event("ADDED", &made).unwrap();
+    let expected = proto::encode_event("ADDED", &created).unwrap();
     assert!(bytes.starts_with(&expected));
     let mut remainder = &bytes[..];
     let mut frames = Vec::new();

@@ -19,10 +19,10 @@ async fn quota(cluster: &Cluster, name: &str, spec: Value) {
     let path = format!("{TEAM}/resourcequotas");
     cluster.post(&path, body).await.expect(201);
     let path = format!("{path}/{name}");
-    let done = cluster
+    let result = cluster
         .until(&path, |a| a.body["status"]["hard"] == hard)
         .await;
-    let used = done.body["status"]["used"].as_object().unwrap();
+    let used = result.body["status"]["used"].as_object().unwrap();
     assert_eq!(used.len(), hard.as_object().unwrap().len(), "{used:?}");
 }
 
@@ -108,9 +108,9 @@ async fn many_at_once_do_not_exceed_a_quota() {
         cluster.post(&path, map)
     });
     let answers = futures::future::join_all(writes).await;
-    let made = answers.iter().filter(|a| a.code == 201).count();
+    let created = answers.iter().filter(|a| a.code == 201).count();
     let refused = answers.iter().filter(|a| a.code == 403).count();
-    assert_eq!(made + refused, 40);
+    assert_eq!(created + refused, 40);
     let list = cluster.get(&path).await.expect(200);
     assert_eq!(list["items"].as_array().unwrap().len(), 8);
     assert_eq!(
@@ -181,13 +181,13 @@ async fn limits_fill_in_and_bound() {
     quota(&cluster, "q", json!({"hard": hard})).await;
     let pods = format!("{TEAM}/pods");
     // Without the defaults the quota would refuse it.
-    let made = cluster.post(&pods, pod("p")).await.expect(201);
+    let created = cluster.post(&pods, pod("p")).await.expect(201);
     assert_eq!(
-        made["spec"]["containers"][0]["resources"],
+        created["spec"]["containers"][0]["resources"],
         json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "250m"}})
     );
     assert_eq!(
-        made["metadata"]["annotations"]["kubernetes.io/limit-ranger"],
+        created["metadata"]["annotations"]["kubernetes.io/limit-ranger"],
         "LimitRanger plugin set: cpu request for container main; cpu limit for container main"
     );
     assert_eq!(

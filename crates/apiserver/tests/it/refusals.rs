@@ -101,9 +101,9 @@ async fn no_object_grows_beyond_its_limit() {
         .await
         .fails(413, "RequestEntityTooLarge");
     // A patch adds to the existing object.
-    let more = json!({"source": {"component": "y".repeat(700 << 10)}});
+    let large_source = json!({"source": {"component": "y".repeat(700 << 10)}});
     cluster
-        .patch(&format!("{path}/e{}", 1 << 20), MERGE, more)
+        .patch(&format!("{path}/e{}", 1 << 20), MERGE, large_source)
         .await
         .fails(413, "RequestEntityTooLarge");
 }
@@ -111,7 +111,7 @@ async fn no_object_grows_beyond_its_limit() {
 #[tokio::test(start_paused = true)]
 async fn an_eviction_keeps_its_preconditions() {
     let cluster = Cluster::bare().await;
-    let made = cluster.post(PODS, pod("a")).await.expect(201);
+    let created = cluster.post(PODS, pod("a")).await.expect(201);
     let evict = |preconditions: Value| {
         json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a"},
             "deleteOptions": {"preconditions": preconditions}})
@@ -124,8 +124,8 @@ async fn an_eviction_keeps_its_preconditions() {
             .fails(409, "Conflict");
     }
     let untouched = cluster.get(&format!("{PODS}/a")).await.expect(200);
-    assert_eq!(untouched, made);
-    let version = &made["metadata"]["resourceVersion"];
+    assert_eq!(untouched, created);
+    let version = &created["metadata"]["resourceVersion"];
     cluster
         .post(&path, evict(json!({"resourceVersion": version})))
         .await

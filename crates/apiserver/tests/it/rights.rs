@@ -80,15 +80,15 @@ async fn node_may_read_objects_of_its_pods() {
     }
     let secret = |name: &str| format!("GET {SPACE}/secrets/{name}");
     let none = "no relationship found between node 'n1' and this object";
-    let why = by_n1(&cluster, &secret("s"), Value::Null).await;
-    let why = why.fails(403, "Forbidden");
-    assert!(why.contains(none), "{why}");
+    let message = by_n1(&cluster, &secret("s"), Value::Null).await;
+    let message = message.fails(403, "Forbidden");
+    assert!(message.contains(none), "{message}");
     let mut pod = pod_on("n1", "p");
     pod["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
     let pods = format!("{SPACE}/pods");
     let uid = cluster.post(&pods, pod).await.expect(201)["metadata"]["uid"].clone();
     let selector = "can only list/watch pods with spec.nodeName field selector";
-    for (line, code, why) in [
+    for (line, code, message) in [
         (secret("s"), 200, ""),
         (secret("t"), 403, none),
         (format!("GET {SPACE}/secrets"), 403, none),
@@ -144,7 +144,7 @@ async fn node_may_read_objects_of_its_pods() {
             "at the cluster scope",
         ),
     ] {
-        expect_of_n1(&cluster, &[(line.as_str(), Value::Null, code, why)]).await;
+        expect_of_n1(&cluster, &[(line.as_str(), Value::Null, code, message)]).await;
     }
 
     // Tokens only for pods that it runs.
@@ -423,9 +423,9 @@ async fn role_escalation_is_refused() {
     let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
     let post = format!("POST {roles}");
     ann(&post, role("same", &get_pods())).await.expect(201);
-    let more = ann(&post, role("more", &delete_pods())).await;
+    let escalation = ann(&post, role("more", &delete_pods())).await;
     assert_eq!(
-        more.fails(403, "Forbidden"),
+        escalation.fails(403, "Forbidden"),
         "roles.rbac.authorization.k8s.io \"more\" is forbidden: user \"ann\" \
          (groups=[\"system:authenticated\"]) is attempting to grant RBAC permissions not currently \
          held:\n{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\"]}"
@@ -508,8 +508,8 @@ async fn binding_more_than_own_permissions_is_refused() {
         ann(&format!("PUT {path}"), other.clone()).await,
         cluster.put(&path, other).await,
     ] {
-        let why = answer.fails(422, "Invalid");
-        assert!(why.contains("cannot change roleRef"), "{why}");
+        let message = answer.fails(422, "Invalid");
+        assert!(message.contains("cannot change roleRef"), "{message}");
     }
     // She may bind it in `default`, but not cluster-wide.
     let all = format!("POST {RBAC}/clusterrolebindings");
@@ -544,12 +544,12 @@ async fn aggregation_needs_all_permissions() {
     let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
     let needed = "must have cluster-admin privileges to use the aggregationRule";
     let post = format!("POST {path}");
-    let why = ann(&post, sum("sum")).await.fails(403, "Forbidden");
-    assert!(why.ends_with(needed), "{why}");
+    let message = ann(&post, sum("sum")).await.fails(403, "Forbidden");
+    assert!(message.ends_with(needed), "{message}");
     cluster.post(&path, sum("sum")).await.expect(201);
     let no_more = json!({"aggregationRule": null});
-    let why = ann(&format!("PATCH {path}/sum"), no_more).await;
-    assert!(why.fails(403, "Forbidden").ends_with(needed));
+    let message = ann(&format!("PATCH {path}/sum"), no_more).await;
+    assert!(message.fails(403, "Forbidden").ends_with(needed));
     // A part of `admin`, only with permissions that the user holds.
     let part = |rule: Value| {
         let mut part = role("part", &rule);
@@ -582,9 +582,9 @@ async fn creating_put_needs_create_permission() {
         |name: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
     let ann = async |line: &str, body: Value| with("ann", &cluster, line, body).await;
     let apply = |name: &str| format!("APPLY {maps}/{name}?fieldManager=a");
-    let why = ann(&apply("new"), map("new")).await.fails(403, "Forbidden");
+    let message = ann(&apply("new"), map("new")).await.fails(403, "Forbidden");
     assert_eq!(
-        why,
+        message,
         r#"configmaps "new" is forbidden: User "ann" cannot create resource "configmaps" in API group "" in the namespace "default""#
     );
     let dry = format!("{}&dryRun=All", apply("new"));

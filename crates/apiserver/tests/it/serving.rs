@@ -170,8 +170,8 @@ async fn shutdown_ends_watches_cleanly() {
 
 #[tokio::test]
 async fn a_taken_port_and_a_reachable_address_are_refused() {
-    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = taken.local_addr().unwrap();
+    let occupied = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = occupied.local_addr().unwrap();
     let mut config = Config::memory(Clock::system());
     config.bind = address;
     let error = ApiServer::open(config)

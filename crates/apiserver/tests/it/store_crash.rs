@@ -196,10 +196,10 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
         let store = open(dir.path()).await;
         existing.check(&store);
         // The revisions assigned by the parent count, too.
-        let made = Key::new("default", format!("parent-{round}"));
+        let parent_key = Key::new("default", format!("parent-{round}"));
         let value: Value = json!({"metadata": {}});
         let entry = store
-            .create(table(), made, value, Index::default())
+            .create(table(), parent_key, value, Index::default())
             .await
             .unwrap();
         assert!(existing.revisions.insert(entry.revision));

@@ -36,9 +36,9 @@ async fn end(cluster: &Cluster, pod: &str, code: i64) {
 
 /// Waits for the active pod of an index.
 async fn of_index(cluster: &Cluster, index: i64) -> Value {
-    let wanted = index.to_string();
+    let expected = index.to_string();
     let is = |p: &&Value| {
-        p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == wanted.as_str()
+        p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == expected.as_str()
             && !matches!(p["status"]["phase"].as_str(), Some("Failed" | "Succeeded"))
     };
     let answer = cluster
@@ -72,8 +72,8 @@ fn job(name: &str, more: &Value) -> Value {
 async fn an_index_fails_by_itself_and_the_others_go_on() {
     let cluster = Cluster::start().await;
     let object = job("j", &json!({"backoffLimitPerIndex": 1}));
-    let made = cluster.post(JOBS, object).await.expect(201);
-    assert_eq!(made["spec"]["backoffLimit"], i32::MAX);
+    let created = cluster.post(JOBS, object).await.expect(201);
+    assert_eq!(created["spec"]["backoffLimit"], i32::MAX);
     let failures = |pod: &Value| {
         pod["metadata"]["annotations"]["batch.kubernetes.io/job-index-failure-count"].clone()
     };
@@ -282,13 +282,13 @@ async fn pod_gets_fields_of_its_runtime_class() {
     bare["spec"]["overhead"] = json!({"cpu": "1"});
     cluster.post(PODS, bare).await.fails(403, "Forbidden");
 
-    let made = cluster.post(PODS, namespaced("kata")).await.expect(201);
-    assert_eq!(made["spec"]["overhead"], json!({"cpu": "250m"}));
+    let created = cluster.post(PODS, namespaced("kata")).await.expect(201);
+    assert_eq!(created["spec"]["overhead"], json!({"cpu": "250m"}));
     assert_eq!(
-        made["spec"]["nodeSelector"],
+        created["spec"]["nodeSelector"],
         json!({"disk": "fast", "kvm": "yes"})
     );
-    let tolerations = made["spec"]["tolerations"].as_array().unwrap();
+    let tolerations = created["spec"]["tolerations"].as_array().unwrap();
     assert!(tolerations.iter().any(|t| t["key"] == "kvm"));
 }
 
@@ -445,18 +445,18 @@ async fn a_cron_job_starts_jobs_on_time_as_its_policy_allows() {
     cluster
         .until(&of("many"), |a| names(&a.body).len() == 2)
         .await;
-    let many = cluster.get(&of("many")).await.expect(200);
-    let first = &items(&many)[0];
+    let many_pods = cluster.get(&of("many")).await.expect(200);
+    let first = &items(&many_pods)[0];
     assert_eq!(
         first["metadata"]["annotations"]["batch.kubernetes.io/cronjob-scheduled-timestamp"],
         "2026-03-01T12:01:00Z"
     );
     assert_eq!(first["metadata"]["ownerReferences"][0]["name"], "many");
-    let one = cluster.get(&of("one")).await.expect(200);
-    assert_eq!(names(&one).len(), 1);
+    let one_pod = cluster.get(&of("one")).await.expect(200);
+    assert_eq!(names(&one_pod).len(), 1);
     let last = cluster
         .until(&of("last"), |a| {
-            items(&a.body).len() == 1 && names(&a.body) != names(&one)
+            items(&a.body).len() == 1 && names(&a.body) != names(&one_pod)
         })
         .await;
     assert_eq!(
@@ -512,8 +512,8 @@ async fn an_applied_document_has_only_fields_that_are_declared() {
     );
     let body = "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\ndata:\n  a: b\n  a: c\n";
     let message = apply(path, body).await.fails(400, "BadRequest");
-    let wanted = "line 8: key \"a\" already set in map";
-    assert!(message.ends_with(wanted), "{message}");
+    let expected = "line 8: key \"a\" already set in map";
+    assert!(message.ends_with(expected), "{message}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -693,11 +693,11 @@ async fn quota_scopes_must_fit_their_resources() {
 #[tokio::test]
 async fn replacing_tolerations_keeps_the_default_ones() {
     let cluster = Cluster::bare().await;
-    let mut made = cluster.post(PODS, pod("p")).await.expect(201);
-    let before = made["spec"]["tolerations"].as_array().unwrap().len();
-    made["spec"]["tolerations"] = json!([{"key": "mine", "operator": "Exists"}]);
+    let mut created = cluster.post(PODS, pod("p")).await.expect(201);
+    let before = created["spec"]["tolerations"].as_array().unwrap().len();
+    created["spec"]["tolerations"] = json!([{"key": "mine", "operator": "Exists"}]);
     let path = format!("{PODS}/p");
-    let changed = cluster.put(&path, made).await.expect(200);
+    let changed = cluster.put(&path, created).await.expect(200);
     let after = changed["spec"]["tolerations"].as_array().unwrap();
     assert_eq!(after.len(), before + 1);
     assert_eq!(changed["metadata"]["generation"], 2);

@@ -91,8 +91,8 @@ async fn usage_comes_from_node_metrics() {
     assert_eq!(names(&pods), ["one", "two"]);
     assert_eq!(pods["items"][0]["metadata"]["namespace"], "default");
     let usage = |cpu: &str, memory: &str| json!({"cpu": cpu, "memory": memory});
-    let one = json!([{"name": "main", "usage": usage("250000000n", "1024Ki")}]);
-    assert_eq!(pods["items"][0]["containers"], one);
+    let containers = json!([{"name": "main", "usage": usage("250000000n", "1024Ki")}]);
+    assert_eq!(pods["items"][0]["containers"], containers);
     // Parts in proportion to requests, which add up to the measured usage.
     let two = json!([
         {"name": "a", "usage": usage("100000000n", "1536Ki")},

@@ -907,8 +907,8 @@ async fn a_record_of_managers_that_a_webhook_breaks_is_kept() {
             "{warning}"
         );
         assert!(warning.contains(says), "{warning}");
-        let made = answer.expect(201);
-        let entries = made["metadata"]["managedFields"].as_array().unwrap();
+        let created = answer.expect(201);
+        let entries = created["metadata"]["managedFields"].as_array().unwrap();
         assert_eq!(entries.len(), 1);
         assert_eq!(entries[0]["operation"], "Update");
     }

@@ -71,8 +71,8 @@ fn namespace_lifecycle(
     } = *attributes;
     if resource.is("", "namespaces") {
         if operation == Operation::Delete && subresource.is_empty() && IMMORTAL.contains(&name) {
-            let why = "this namespace may not be deleted";
-            return Err(ApiError::forbidden("", "namespaces", name, why));
+            let reason = "this namespace may not be deleted";
+            return Err(ApiError::forbidden("", "namespaces", name, reason));
         }
         return Ok(());
     }
@@ -100,16 +100,20 @@ fn namespace_lifecycle(
 /// Resolves `priorityClassName` and sets priority and preemption policy.
 fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let table = TableId::new("scheduling.k8s.io", "priorityclasses");
-    let wanted = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
+    let requested_class = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
     let name = display_name(pod).to_owned();
     let forbidden = |why: String| ApiError::forbidden("", "pods", &name, &why);
-    let class = if wanted.is_empty() {
+    let class = if requested_class.is_empty() {
         default_class(core, &table)
     } else {
         let entry = core
             .store()
-            .get(&table, &Key::cluster(wanted.as_str()))
-            .ok_or_else(|| forbidden(format!("no PriorityClass with name {wanted} was found")))?;
+            .get(&table, &Key::cluster(requested_class.as_str()))
+            .ok_or_else(|| {
+                forbidden(format!(
+                    "no PriorityClass with name {requested_class} was found"
+                ))
+            })?;
         Some(entry.value())
     };
     let (value, policy, class_name) = match &class {
@@ -148,7 +152,7 @@ fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
         }
         _ => {}
     }
-    if wanted.is_empty() && !class_name.is_empty() {
+    if requested_class.is_empty() && !class_name.is_empty() {
         spec.insert("priorityClassName".to_owned(), class_name.into());
     }
     spec.insert("priority".to_owned(), value.into());
@@ -199,11 +203,11 @@ fn service_account(core: &Core, namespace: &str, pod: &mut Value) -> Result<(), 
             .get(&table, &Key::new(namespace, account.as_str()))
             .is_none()
         {
-            let why = format!(
+            let reason = format!(
                 "error looking up service account {namespace}/{account}: serviceaccount \
                  {account:?} not found"
             );
-            return Err(ApiError::forbidden("", "pods", &name, &why));
+            return Err(ApiError::forbidden("", "pods", &name, &reason));
         }
     }
     spec.insert("serviceAccountName".to_owned(), account.as_str().into());

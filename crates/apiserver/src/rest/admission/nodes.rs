@@ -56,33 +56,33 @@ pub(super) fn restrict(
         "" => meta::name(object),
         name => name,
     };
-    let one = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_owned()) };
-    let done = match (&*resource.group, &*resource.plural) {
+    let permit = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_owned()) };
+    let result = match (&*resource.group, &*resource.plural) {
         ("", "pods") => pod(core, attributes, node, object, old),
         ("", "nodes") => node_itself(attributes, node, name, object, old),
         ("", "persistentvolumeclaims") => claim(attributes, node, object, old),
         ("coordination.k8s.io", "leases") if attributes.namespace != LEASES => Err(format!(
             "can only access leases in the {LEASES:?} system namespace"
         )),
-        ("coordination.k8s.io", "leases") => one(
+        ("coordination.k8s.io", "leases") => permit(
             name == node,
             "can only access node lease with the same name as the requesting node",
         ),
-        ("storage.k8s.io", "csinodes") => one(
+        ("storage.k8s.io", "csinodes") => permit(
             name == node,
             "can only access CSINode with the same name as the requesting node",
         ),
         ("resource.k8s.io", "resourceslices") => {
             let of = |slice: &Value| meta::text(slice, &["spec", "nodeName"]) == node;
             let own = object.is_null() || of(object);
-            one(
+            permit(
                 own && old.is_none_or(of),
                 "can only access ResourceSlice with the same NodeName as the requesting node",
             )
         }
         _ => Ok(()),
     };
-    done.map_err(|why| ApiError::forbidden(&resource.group, &resource.plural, name, &why))
+    result.map_err(|why| ApiError::forbidden(&resource.group, &resource.plural, name, &why))
 }
 
 fn pod(
@@ -109,13 +109,13 @@ fn pod(
             "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
         )),
         ("status", _) => {
-            let same = |path: &[&str]| same(old, Some(object), path);
-            if !same(&["metadata", "labels"]) {
+            let unchanged = |path: &[&str]| same(old, Some(object), path);
+            if !unchanged(&["metadata", "labels"]) {
                 return Err(format!(
                     "node {node:?} cannot update labels through pod status"
                 ));
             }
-            if !same(&["status", "resourceClaimStatuses"]) {
+            if !unchanged(&["status", "resourceClaimStatuses"]) {
                 return Err(format!(
                     "node {node:?} cannot update resource claim statuses"
                 ));

@@ -150,23 +150,23 @@ pub(super) async fn charge(
     let charge = QuotaCharge::new(charges, attributes.namespace);
     let mut paid: Vec<(Key, ResourceList)> = Vec::new();
     for key in due {
-        let mut taken = ResourceList::new();
-        let done = core
+        let mut charged = ResourceList::new();
+        let result = core
             .modify_admitted(&quotas, &key, false, |stored| {
-                taken.clear();
+                charged.clear();
                 let Some(used) = decide(&stored)? else {
                     return Ok(None);
                 };
                 let before = Quota::from_status(&stored).used;
                 for (name, amount) in &used {
                     let had = before.get(name).copied().unwrap_or_default();
-                    taken.insert(name.clone(), *amount - had);
+                    charged.insert(name.clone(), *amount - had);
                 }
                 Ok(Some(with_used(&stored, &used)))
             })
             .await;
-        match done {
-            Ok(_) => paid.push((key, taken)),
+        match result {
+            Ok(_) => paid.push((key, charged)),
             // The quota was deleted in the meantime.
             Err(e) if e.code == 404 => {}
             Err(e) => {
@@ -213,7 +213,7 @@ fn with_used(quota: &Value, used: &ResourceList) -> Value {
 /// Reverts charges of a write that is refused after all.
 async fn refund(core: &Core, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)]) {
     for (key, taken) in paid {
-        let done = core
+        let result = core
             .modify_admitted(quotas, key, false, |stored| {
                 let mut used = Quota::from_status(&stored).used;
                 for (name, amount) in taken {
@@ -224,7 +224,7 @@ async fn refund(core: &Core, quotas: &Arc<Resource>, paid: &[(Key, ResourceList)
                 Ok(Some(with_used(&stored, &used)))
             })
             .await;
-        if let Err(error) = done {
+        if let Err(error) = result {
             tracing::debug!(quota = %key, %error, "failed to revert quota charge, leaving it to the quota controller");
         }
     }

@@ -68,8 +68,8 @@ fn check_role(
         return Ok(());
     }
     let forbidden = |why: &str| ApiError::forbidden(GROUP, plural, meta::name(object), why);
-    let wanted = Rule::parse_list(object.get("rules"));
-    check_permissions(guard, user, namespace, &wanted).map_err(|why| forbidden(&why))?;
+    let granted = Rule::parse_list(object.get("rules"));
+    check_permissions(guard, user, namespace, &granted).map_err(|why| forbidden(&why))?;
     // Its rules may come from other roles, which are checked as if they granted everything.
     if aggregates(object) || old.is_some_and(aggregates) {
         let all = [Rule::everything(), Rule::every_path()];
@@ -102,10 +102,10 @@ fn check_binding(
     {
         return Ok(());
     }
-    let wanted = guard
+    let granted = guard
         .role_rules(kind, namespace, role)
         .ok_or_else(|| ApiError::not_found(GROUP, plural, role))?;
-    check_permissions(guard, user, namespace, &wanted)
+    check_permissions(guard, user, namespace, &granted)
         .map_err(|why| ApiError::forbidden(GROUP, &resource.plural, name, &why))
 }
 
@@ -153,29 +153,29 @@ fn may_use_verb(
         .is_ok()
 }
 
-/// Checks that `user` holds all permissions of `wanted`.
+/// Checks that `user` holds all permissions of `granted`.
 fn check_permissions(
     guard: &Guard,
     user: &User,
     namespace: &str,
-    wanted: &[Rule],
+    granted: &[Rule],
 ) -> Result<(), String> {
     let (held, problem) = guard.rules_for(user, namespace);
-    let missing = uncovered(&held, wanted);
+    let missing = uncovered(&held, granted);
     if missing.is_empty() {
         return Ok(());
     }
     let mut missing: Vec<String> = missing.iter().map(Rule::to_string).collect();
     missing.sort_unstable();
     let groups: Vec<String> = user.groups.iter().map(|group| quoted(group)).collect();
-    let mut why = format!(
+    let mut reason = format!(
         "user {} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}",
         quoted(&user.name),
         groups.join(" "),
         missing.join("\n")
     );
     if !problem.is_empty() {
-        why = format!("{why}; resolution errors: {problem}");
+        reason = format!("{reason}; resolution errors: {problem}");
     }
-    Err(why)
+    Err(reason)
 }

@@ -15,7 +15,7 @@ use std::collections::HashSet;
 /// If the class does not exist or conflicts with the pod.
 pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let name = display_name(pod).to_owned();
-    let refused = |why: &str| Err(ApiError::forbidden("", "pods", &name, why));
+    let refused = |reason: &str| Err(ApiError::forbidden("", "pods", &name, reason));
     let provided = |pod: &Value| {
         let overhead = meta::at(pod, &["spec", "overhead"]).filter(|v| !v.is_null());
         overhead.cloned()
@@ -27,8 +27,8 @@ pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
             match core.store().get(&table, &Key::cluster(class)) {
                 Some(entry) => entry.value(),
                 None => {
-                    let why = format!("pod rejected: RuntimeClass {class:?} not found");
-                    return refused(&why);
+                    let reason = format!("pod rejected: RuntimeClass {class:?} not found");
+                    return refused(&reason);
                 }
             }
         }
@@ -53,10 +53,10 @@ pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
         return Ok(());
     };
     let spec = meta::section(pod, "spec");
-    let wanted = scheduling.get("nodeSelector").and_then(Value::as_object);
-    if let Some(wanted) = wanted {
+    let class_selector = scheduling.get("nodeSelector").and_then(Value::as_object);
+    if let Some(class_selector) = class_selector {
         let own = meta::as_object(spec.entry("nodeSelector").or_insert_with(|| json!({})));
-        for (key, value) in wanted {
+        for (key, value) in class_selector {
             match own.get(key).filter(|have| *have != value) {
                 Some(have) => {
                     let (value, have) = (value.as_str().unwrap_or(""), have.as_str().unwrap_or(""));
@@ -69,15 +69,18 @@ pub(super) fn fill(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
             };
         }
     }
-    let more = scheduling.get("tolerations").and_then(Value::as_array);
-    if let Some(more) = more {
+    let class_tolerations = scheduling.get("tolerations").and_then(Value::as_array);
+    if let Some(class_tolerations) = class_tolerations {
         let own = spec.entry("tolerations").or_insert_with(|| json!([]));
         if own.is_null() {
             *own = json!([]);
         }
         if let Some(own) = own.as_array_mut() {
             let existing: HashSet<&Value> = own.iter().collect();
-            let new = more.iter().filter(|t| !existing.contains(t)).cloned();
+            let new = class_tolerations
+                .iter()
+                .filter(|t| !existing.contains(t))
+                .cloned();
             let new: Vec<Value> = new.collect();
             own.extend(new);
         }

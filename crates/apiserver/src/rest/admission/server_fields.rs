@@ -42,12 +42,12 @@ pub(in crate::rest) fn on_create(
 fn replaces_builtin(core: &Core, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
     let group = meta::text(definition, &["spec", "group"]);
     let plural = meta::text(definition, &["spec", "names", "plural"]);
-    let taken = core
+    let is_builtin = core
         .registry()
         .all()
         .iter()
         .any(|r| !r.is_custom() && &*r.group == group && &*r.plural == plural);
-    if !taken {
+    if !is_builtin {
         return Ok(());
     }
     let e = FieldError::invalid(
@@ -132,10 +132,10 @@ fn cluster_ip(core: &Core, service: &mut Value) {
         let mut address = String::new();
         for _ in 0..64 {
             address = format!("10.96.{}.{}", fastrand::u8(1..=254), fastrand::u8(1..=254));
-            let taken = core.store().list(&table, None, None, None, Some(1), &|e| {
+            let holders = core.store().list(&table, None, None, None, Some(1), &|e| {
                 e.index.field("spec.clusterIP") == Some(address.as_str())
             });
-            if taken.is_ok_and(|p| p.items.is_empty()) {
+            if holders.is_ok_and(|p| p.items.is_empty()) {
                 break;
             }
         }

@@ -205,8 +205,8 @@ async fn a_slow_sync_acknowledges_nothing_before_its_end() {
     let write = |name: &'static str| {
         let store = store.clone();
         tokio::spawn(async move {
-            let made = store.create(pods(), key(name), object(name, 2), index(name));
-            made.await.map(|entry| entry.revision)
+            let created = store.create(pods(), key(name), object(name, 2), index(name));
+            created.await.map(|entry| entry.revision)
         })
     };
     let first = write("b");

@@ -68,8 +68,8 @@ async fn stamps_revisions_and_checks_preconditions() {
 async fn writing_the_same_changes_nothing() {
     let store = memory().await;
     let first = create(&store, "a", 1).await;
-    let same = update(&store, "a", 1).await;
-    assert!(Arc::ptr_eq(&first, &same));
+    let unchanged = update(&store, "a", 1).await;
+    assert!(Arc::ptr_eq(&first, &unchanged));
     assert_eq!(store.revision(), first.revision);
 }
 
@@ -213,10 +213,10 @@ async fn scoped_watches_see_entering_and_leaving_objects() {
         assert!(watcher.try_next().unwrap().is_none());
     }
     let put = async |name: &str, data: i64, node: &str| {
-        let made = store
+        let created = store
             .create(pods(), key(name), object(name, data), on(node))
             .await;
-        if made.is_err() {
+        if created.is_err() {
             store
                 .update(pods(), key(name), None, object(name, data), on(node))
                 .await
@@ -247,7 +247,7 @@ async fn scoped_watches_see_entering_and_leaving_objects() {
         }),
     ];
     for watchers in [&mut live, &mut past] {
-        let seen: Vec<Vec<Value>> = watchers
+        let received: Vec<Vec<Value>> = watchers
             .iter_mut()
             .map(|watcher| {
                 std::iter::from_fn(|| watcher.try_next().unwrap())
@@ -256,7 +256,7 @@ async fn scoped_watches_see_entering_and_leaving_objects() {
             })
             .collect();
         assert_eq!(
-            seen,
+            received,
             [json!([2, 4]), json!([1, 2, 4]), json!([]), json!([3, 4])]
                 .map(|v| v.as_array().unwrap().clone())
         );
@@ -353,9 +353,9 @@ async fn watcher_with_a_full_queue_reads_the_history() {
     let mut read = Vec::new();
     while let Some(event) = watcher.try_next().unwrap() {
         read.push(event.revision);
-        let mut one = queues.charge(QueueStage::Queued, 0);
+        let mut growing = queues.charge(QueueStage::Queued, 0);
         assert!(
-            one.try_grow(size) || read.len() == 100,
+            growing.try_grow(size) || read.len() == 100,
             "at most three are held"
         );
     }
@@ -497,10 +497,10 @@ async fn compaction_and_removal_of_a_table() {
 #[tokio::test]
 async fn waits_for_a_revision() {
     let store = memory().await;
-    let wanted = store.revision() + 2;
+    let target = store.revision() + 2;
     let waiting = tokio::spawn({
         let store = store.clone();
-        async move { store.wait_for(wanted).await }
+        async move { store.wait_for(target).await }
     });
     create(&store, "a", 0).await;
     create(&store, "b", 0).await;
@@ -562,14 +562,14 @@ async fn dependents_are_found_by_owner_uid() {
         matches.iter().map(|e| e.key.name.to_string()).collect()
     };
     for (name, owners) in [("b", &["x", "y"][..]), ("a", &["x"]), ("c", &[])] {
-        let made = store.create(pods(), key(name), object(name, 0), owned(name, owners));
-        made.await.unwrap();
+        let created = store.create(pods(), key(name), object(name, 0), owned(name, owners));
+        created.await.unwrap();
     }
     assert_eq!(named("x"), ["a", "b"]);
     assert_eq!(named("y"), ["b"]);
     let moved = owned("b", &["y", "z"]);
-    let done = store.update(pods(), key("b"), None, object("b", 1), moved);
-    done.await.unwrap();
+    let result = store.update(pods(), key("b"), None, object("b", 1), moved);
+    result.await.unwrap();
     assert_eq!(named("x"), ["a"]);
     assert_eq!(named("z"), ["b"]);
     store.delete(pods(), key("b"), None, None).await.unwrap();

@@ -115,10 +115,10 @@ async fn run(steps: Vec<ModelStep>, options: StoreOptions) {
         match step {
             ModelStep::Create { name, data } => {
                 let name = format!("p{name}");
-                let made = store
+                let created = store
                     .create(pods(), key(&name), object(&name, data), index(&name))
                     .await;
-                match made {
+                match created {
                     Ok(entry) => {
                         assert!(!state.contains_key(&name));
                         model.change(entry.revision, &name, Some(json!(data)));
