@@ -165,9 +165,10 @@ mod tests {
         assert!(matches!(failed, Err(PatchError::Failed(_))));
         let missing = json_patch(&doc, br#"[{"op":"remove","path":"/b"}]"#);
         assert!(matches!(missing, Err(PatchError::Failed(_))));
-        let many = serde_json::to_vec(&vec![json!({"op":"test","path":"/a","value":1}); 10_001]);
+        let operations =
+            serde_json::to_vec(&vec![json!({"op":"test","path":"/a","value":1}); 10_001]);
         assert!(matches!(
-            json_patch(&doc, &many.unwrap()),
+            json_patch(&doc, &operations.unwrap()),
             Err(PatchError::TooManyOperations(10_001))
         ));
     }

@@ -220,7 +220,7 @@ impl Parser {
         match Regex::new(&text) {
             Ok(regex) => Some(regex),
             Err(e) => {
-                let why = e
+                let reason = e
                     .to_string()
                     .lines()
                     .last()
@@ -230,7 +230,7 @@ impl Parser {
                 self.errors.push(FieldError::invalid(
                     format!("{path}.pattern"),
                     text,
-                    format!("must be a valid regular expression, but isn't: {why}"),
+                    format!("must be a valid regular expression, but isn't: {reason}"),
                 ));
                 None
             }

@@ -231,10 +231,10 @@ impl ApiError {
         wanted: &str,
         found: &str,
     ) -> Self {
-        let why = format!(
+        let message = format!(
             "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
         );
-        Self::conflict(group, resource, name, &why)
+        Self::conflict(group, resource, name, &message)
     }
 
     /// Creates a 422 with one cause per field error.
@@ -305,11 +305,11 @@ impl ApiError {
     /// Creates a 403 for a creation in a namespace under deletion.
     #[must_use]
     pub fn namespace_terminating(group: &str, resource: &str, name: &str, namespace: &str) -> Self {
-        let why = format!(
+        let message = format!(
             "unable to create new content in namespace {namespace} because it is being terminated"
         );
         let cause = format!("namespace {namespace} is being terminated");
-        Self::forbidden(group, resource, name, &why).cause(
+        Self::forbidden(group, resource, name, &message).cause(
             "NamespaceTerminating",
             cause,
             "metadata.namespace",
