@@ -45,9 +45,9 @@ pub async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
 /// Adds the label that the validating webhook selects by to the ConfigMap of an older start. Another value of
 /// the label is kept: a user set it.
 async fn label_config_map(maps: &Api<ConfigMap>) -> Result<()> {
-    let found = maps.get_metadata(CONFIG_NAME).await?.metadata;
+    let metadata = maps.get_metadata(CONFIG_NAME).await?.metadata;
     let label = labels::CONFIGMAP_TYPE;
-    if found
+    if metadata
         .labels
         .is_none_or(|labels| !labels.contains_key(label))
     {

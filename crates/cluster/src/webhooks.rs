@@ -108,10 +108,10 @@ impl InProcessWebhook for DeferredWebhook {
         Box::pin(async move {
             let mut handlers = self.handlers.clone();
             let webhook = {
-                let found = handlers.wait_for(|handlers| handlers.contains_key(self.path));
-                let found = found.await;
-                let found = found.map_err(|_| "the manager has stopped".to_owned())?;
-                found.get(self.path).cloned().ok_or("no such webhook")?
+                let ready = handlers.wait_for(|handlers| handlers.contains_key(self.path));
+                let handlers = ready.await;
+                let handlers = handlers.map_err(|_| "the manager has stopped".to_owned())?;
+                handlers.get(self.path).cloned().ok_or("no such webhook")?
             };
             let verdict = webhook.review(to_request(request), ANSWER_WITHIN).await;
             verdict
@@ -221,8 +221,8 @@ mod tests {
         crate::objects::first_objects(&client, &json!({}))
             .await
             .unwrap();
-        let found = maps.get("slo-controller-config").await.unwrap();
-        assert_eq!(found.data.unwrap()["kept"], "yes");
+        let config_map = maps.get("slo-controller-config").await.unwrap();
+        assert_eq!(config_map.data.unwrap()["kept"], "yes");
         let mut options = koord_manager::Options::default();
         // Like after a restart: no webhook answers yet, and the first objects are checked again.
         connect(&server, &client, &options.gates).await.unwrap();

@@ -191,14 +191,14 @@ impl Args {
         ];
         let set = gates.iter().filter(|(gate, on)| *on != gate.default);
         let gates = set.filter_map(|(gate, on)| {
-            let why = features::ineffective_reason(gate.name)?;
-            Some((format!("--feature-gates={}={on}", gate.name), true, why))
+            let reason = features::ineffective_reason(gate.name)?;
+            Some((format!("--feature-gates={}={on}", gate.name), true, reason))
         });
         flags
             .into_iter()
             .chain(gates)
             .filter(|(_, is_set, _)| *is_set)
-            .map(|(what, _, why)| format!("{what} has no effect: {why}"))
+            .map(|(what, _, reason)| format!("{what} has no effect: {reason}"))
             .collect()
     }
 

@@ -24,15 +24,15 @@ pub(crate) fn plan(
             ObjectChange::Nothing
         };
     };
-    let wanted = NodeMetricSpec {
+    let desired = NodeMetricSpec {
         metric_collect_policy: Some(config.metric_collect_policy(node)),
     };
     match existing {
-        None => ObjectChange::Create(wanted),
+        None => ObjectChange::Create(desired),
         // An old policy is better than a default one.
         Some(_) if config.has_colocation_error() => ObjectChange::Nothing,
-        Some(existing) if *existing == wanted => ObjectChange::Nothing,
-        Some(_) => ObjectChange::Update(wanted),
+        Some(existing) if *existing == desired => ObjectChange::Nothing,
+        Some(_) => ObjectChange::Update(desired),
     }
 }
 

@@ -138,8 +138,8 @@ async fn apply(
         .get_opt(&key.name)
         .await
         .map_err(|error| error.to_string())?;
-    let same = |pod: &Pod| pod.metadata.uid.as_deref() == Some(uid) && plan::is_pending(pod);
-    let Some(pod) = read.filter(same) else {
+    let is_current = |pod: &Pod| pod.metadata.uid.as_deref() == Some(uid) && plan::is_pending(pod);
+    let Some(pod) = read.filter(is_current) else {
         return Ok(());
     };
     let old = serde_json::to_value(pod).map_err(|error| error.to_string())?;

@@ -270,21 +270,28 @@ mod tests {
     async fn updates_are_rate_limited_and_recorded() {
         let mut budget = TokenBucket::new(10.0, 3);
         let start = Instant::now();
-        let taken = |budget: &mut TokenBucket, now| (0..5).filter(|_| budget.take(now)).count();
-        assert_eq!(taken(&mut budget, start), 3);
-        assert_eq!(taken(&mut budget, start + Duration::from_millis(250)), 2);
-        assert_eq!(taken(&mut budget, start + Duration::from_secs(60)), 3);
+        let take_up_to_five =
+            |budget: &mut TokenBucket, now| (0..5).filter(|_| budget.take(now)).count();
+        assert_eq!(take_up_to_five(&mut budget, start), 3);
+        assert_eq!(
+            take_up_to_five(&mut budget, start + Duration::from_millis(250)),
+            2
+        );
+        assert_eq!(
+            take_up_to_five(&mut budget, start + Duration::from_secs(60)),
+            3
+        );
 
         let keep = Duration::from_secs(300);
-        let mut done = AppliedVersions::default();
-        done.add("7", "uid", start, keep);
-        assert!(done.has("7", "uid", start + Duration::from_secs(299), keep));
-        assert!(!done.has("7", "uid", start + keep, keep));
+        let mut applied = AppliedVersions::default();
+        applied.add("7", "uid", start, keep);
+        assert!(applied.has("7", "uid", start + Duration::from_secs(299), keep));
+        assert!(!applied.has("7", "uid", start + keep, keep));
         assert!(
-            !done.has("8", "uid", start, keep),
+            !applied.has("8", "uid", start, keep),
             "a new version is applied at once"
         );
-        done.add("7", "other", start + keep, keep);
-        assert_eq!(done.0.len(), 1, "what is old is forgotten");
+        applied.add("7", "other", start + keep, keep);
+        assert_eq!(applied.0.len(), 1, "what is old is forgotten");
     }
 }

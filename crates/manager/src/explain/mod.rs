@@ -277,13 +277,13 @@ fn from(origins: &Origins, field: &str) -> String {
 fn batch_cpu(sum: Sum, draft: &Draft, origins: &Origins) -> ResourceBreakdown {
     let milli = Quantity::from_value(sum.total.milli_value());
     let normalized = noderesource::normalized(milli, draft.cpu_ratio);
-    let more = Quantity::from_milli((normalized - milli).value());
+    let normalized_gain = Quantity::from_milli((normalized - milli).value());
     let mut breakdown = terms(sum, origins);
     if let Some(ratio) = draft.cpu_ratio.filter(|ratio| *ratio > 1.0) {
-        breakdown.total += more;
+        breakdown.total += normalized_gain;
         breakdown.terms.push(Term {
             what: "normalization".to_owned(),
-            amount: more,
+            amount: normalized_gain,
             taken: false,
             why: "factor of this CPU model".to_owned(),
             setting: Some(format!("ratio={ratio:.2}")),
@@ -301,19 +301,19 @@ fn subtract_third_parties(
 ) -> ResourceBreakdown {
     let is_cpu = name == BATCH_CPU;
     for party in third_parties {
-        let Some(taken) = party.resources.get(name) else {
+        let Some(allocated) = party.resources.get(name) else {
             continue;
         };
-        let taken = if is_cpu {
-            Quantity::from_milli(taken.value())
+        let allocated = if is_cpu {
+            Quantity::from_milli(allocated.value())
         } else {
-            *taken
+            *allocated
         };
-        let taken = Quantity::ZERO.with_format(taken.format()) - taken;
-        breakdown.total += taken;
+        let allocated = Quantity::ZERO.with_format(allocated.format()) - allocated;
+        breakdown.total += allocated;
         breakdown.terms.push(Term {
             what: "third party".to_owned(),
-            amount: taken,
+            amount: allocated,
             taken: true,
             why: format!("allocated by {:?}", party.name),
             setting: None,

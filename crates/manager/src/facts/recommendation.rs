@@ -51,9 +51,9 @@ impl RecommendationFacts {
         // Values decoded from JSON can be encoded as JSON.
         let mut text = String::new();
         if let Some(status) = &mut object.status {
-            let taken = std::mem::take(&mut status.conditions);
-            if !taken.is_empty() {
-                text = serde_json::to_string(&taken).unwrap_or_default();
+            let old_conditions = std::mem::take(&mut status.conditions);
+            if !old_conditions.is_empty() {
+                text = serde_json::to_string(&old_conditions).unwrap_or_default();
             }
         }
         let status = object.status.as_ref();

@@ -107,12 +107,12 @@ pub(crate) fn percentiles(
     let refused = |why: &dyn std::fmt::Display| format!("annotation {PERCENTILES} {text:?}: {why}");
     let parsed: PercentilesAnnotation =
         lenient::from_json(text).map_err(|error| refused(&error))?;
-    let wanted = Percentiles {
+    let resolved = Percentiles {
         cpu: parsed.cpu.unwrap_or(default.cpu),
         memory: parsed.memory.unwrap_or(default.memory),
     };
-    wanted.check().map_err(|error| refused(&error))?;
-    Ok(wanted)
+    resolved.check().map_err(|error| refused(&error))?;
+    Ok(resolved)
 }
 
 #[cfg(test)]

@@ -106,10 +106,10 @@ fn build(replica: &Arc<Replica>) -> Controller {
         .devices
         .on_change(move |change| match change {
             Change::Applied { old, new } => {
-                let same = |old: &Arc<Device>| {
+                let is_unchanged = |old: &Arc<Device>| {
                     old.spec == new.spec && old.metadata.labels == new.metadata.labels
                 };
-                if !old.as_ref().is_some_and(same) {
+                if !old.as_ref().is_some_and(is_unchanged) {
                     devices.add(new.key());
                 }
             }

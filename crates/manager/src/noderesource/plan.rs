@@ -198,22 +198,22 @@ fn zones_after(
     let mut after = zones.to_vec();
     for zone in &mut after {
         let zone_amounts = amounts.iter().find(|amounts| amounts.zone == zone.name);
-        let wanted = [
+        let desired = [
             (BATCH_CPU, zone_amounts.map(|amounts| amounts.cpu)),
             (BATCH_MEMORY, zone_amounts.map(|amounts| amounts.memory)),
         ];
-        for (name, wanted) in wanted {
+        for (name, desired) in desired {
             let existing = zone
                 .resources
                 .iter_mut()
                 .find(|resource| resource.name == name);
-            let (old, amount) = match (&existing, wanted) {
+            let (old, amount) = match (&existing, desired) {
                 (None, None) => continue,
-                (existing, wanted) => {
+                (existing, desired) => {
                     let old = existing.as_ref().map(|existing| {
                         [existing.capacity, existing.allocatable, existing.available]
                     });
-                    (old, wanted.unwrap_or_default())
+                    (old, desired.unwrap_or_default())
                 }
             };
             // Fractions of a byte, which upstream writes, count as no change.

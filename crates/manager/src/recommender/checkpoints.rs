@@ -48,12 +48,12 @@ pub(crate) async fn load(
         let page = match api.list(&params).await {
             Ok(page) => page,
             Err(error) if patch::is_not_found(&error) => {
-                let why = "there is no definition of RecommendationCheckpoint";
-                return Ok((CheckpointSupport::Unavailable(why.to_owned()), loaded));
+                let reason = "there is no definition of RecommendationCheckpoint";
+                return Ok((CheckpointSupport::Unavailable(reason.to_owned()), loaded));
             }
             Err(error) if patch::is_status(&error, 403) => {
-                let why = "the manager may not list recommendationcheckpoints";
-                return Ok((CheckpointSupport::Unavailable(why.to_owned()), loaded));
+                let reason = "the manager may not list recommendationcheckpoints";
+                return Ok((CheckpointSupport::Unavailable(reason.to_owned()), loaded));
             }
             Err(error) => return Err(error),
         };

@@ -60,8 +60,8 @@ fn build(replica: &Arc<Replica>) -> Controller {
     SPEC.controller(replica, queue, move |_| {
         let (recommender, replica) = (recommender.clone(), own.clone());
         async move {
-            let taken = recommender.lock().take();
-            let mut current = taken.unwrap_or_else(|| Recommender::new(&replica));
+            let recommender_state = recommender.lock().take();
+            let mut current = recommender_state.unwrap_or_else(|| Recommender::new(&replica));
             let result = current.round(&replica).await;
             *recommender.lock() = Some(current);
             result?;

@@ -216,7 +216,7 @@ impl Recommender {
             .into_iter()
             .filter(|pod| by_namespace.contains_key(&pod.key.namespace))
             .collect();
-        let wanted = |namespace: &str, owner: &Owner| {
+        let is_target = |namespace: &str, owner: &Owner| {
             let members = by_namespace.get(namespace).into_iter().flatten();
             let none = BTreeMap::new();
             let mut targets = members.filter_map(|index| cases[*index].target().ok());
@@ -237,7 +237,7 @@ impl Recommender {
             .collect();
         let chains = self
             .owners
-            .chains(starts.into_iter().collect(), wanted)
+            .chains(starts.into_iter().collect(), is_target)
             .await?;
         for pod in pods {
             let chain = pod.owner.as_ref().and_then(|owner| chains.get(owner));
@@ -467,15 +467,15 @@ fn decide(
     checkpoints: Option<&CheckpointSupport>,
 ) -> Option<(StatusWrite, Option<Details>)> {
     let options = &replica.options.recommender;
-    let wanted = facts::percentiles(
+    let targets = facts::percentiles(
         case.facts.percentiles.as_deref(),
         options.settings.percentiles,
     );
-    let percentiles: Percentiles = match &wanted {
+    let percentiles: Percentiles = match &targets {
         Ok(percentiles) => *entry.percentiles.insert(*percentiles),
         Err(_) => entry.percentiles.unwrap_or(options.settings.percentiles),
     };
-    let refusals: Vec<&str> = [case.target().err(), wanted.as_ref().err()]
+    let refusals: Vec<&str> = [case.target().err(), targets.as_ref().err()]
         .into_iter()
         .flatten()
         .map(String::as_str)

@@ -264,8 +264,8 @@ impl Overrides {
 pub(super) fn invalid_label(selector: &LabelSelector) -> Option<String> {
     let labels = selector.match_labels.iter().flatten();
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
-    let wanted = selector.match_expressions.iter().flatten();
-    let wanted = wanted.flat_map(|expression| {
+    let required = selector.match_expressions.iter().flatten();
+    let required = required.flat_map(|expression| {
         // Requirements without values have a key, too.
         let values = expression.values.iter().flatten().map(String::as_str);
         std::iter::once("")
@@ -273,7 +273,7 @@ pub(super) fn invalid_label(selector: &LabelSelector) -> Option<String> {
             .map(|value| (&*expression.key, value))
     });
     labels
-        .chain(wanted)
+        .chain(required)
         .find_map(|(key, value)| label_problem(key, value))
 }
 

@@ -159,7 +159,7 @@ fn is_new_report(
     ratios: &AmplificationRatios,
 ) -> bool {
     AMPLIFIED.into_iter().any(|name| {
-        let same = |a: Option<&Quantity>, b: Option<Quantity>| match (a, b) {
+        let is_close = |a: Option<&Quantity>, b: Option<Quantity>| match (a, b) {
             (Some(a), Some(b)) => a.milli_value().abs_diff(b.milli_value()) <= 1,
             (None, None) => true,
             _ => false,
@@ -171,7 +171,7 @@ fn is_new_report(
                 Some(ratio) => amplified_amount(name, *amount, ratio),
                 None => *amount,
             });
-        !same(reported, before.get(name).copied()) && !same(reported, shown)
+        !is_close(reported, before.get(name).copied()) && !is_close(reported, shown)
     })
 }
 

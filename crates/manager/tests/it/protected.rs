@@ -72,9 +72,9 @@ async fn protected_annotations_may_not_change_but_stay() {
         let verdict = update(&deps, scheduler, old.clone(), new.clone()).await;
         assert!(verdict.allowed, "{verdict:?}");
     }
-    let mut more = low.clone();
-    more["app"] = json!("x");
-    assert!(update(&deps, "jane", low, more).await.allowed);
+    let mut changed = low.clone();
+    changed["app"] = json!("x");
+    assert!(update(&deps, "jane", low, changed).await.allowed);
     // A webhook of the manager computes it from a new pod, and nothing computes it again.
     let verdict = create(&deps, "jane", json!({EXTENDED: "{}"})).await;
     assert!(verdict.allowed, "{verdict:?}");

@@ -135,12 +135,12 @@ async fn an_entry_of_a_newer_manifest_takes_effect() {
             bundles_after.values().all(Option::is_some),
             "{bundles_after:?}"
         );
-        let more: Vec<_> = bundles_after
+        let added: Vec<_> = bundles_after
             .keys()
             .filter(|name| !before.contains_key(*name))
             .collect();
-        assert!(more.iter().all(|name| name.contains("pod")), "{more:?}");
-        assert!(!more.is_empty(), "{:?}", bundles(&applied));
+        assert!(added.iter().all(|name| name.contains("pod")), "{added:?}");
+        assert!(!added.is_empty(), "{:?}", bundles(&applied));
         tokio::time::sleep(Duration::from_secs(600)).await;
         let later = api.get(name).await.unwrap();
         assert_eq!(

@@ -59,29 +59,29 @@ async fn change_quota(
     let mut dice = fastrand::Rng::with_seed(seed);
     let mut refused = 0;
     for _ in 0..STEPS {
-        let wanted = dice.i64(0..=12);
-        let done = match current {
+        let minimum = dice.i64(0..=12);
+        let result = match current {
             None => {
-                let (params, new) = (PostParams::default(), quota(&name, "team", wanted));
-                quotas.create(&params, &new).await.map(|_| Some(wanted))
+                let (params, new) = (PostParams::default(), quota(&name, "team", minimum));
+                quotas.create(&params, &new).await.map(|_| Some(minimum))
             }
             Some(_) if dice.u8(0..4) == 0 => {
                 let params = DeleteParams::default();
                 quotas.delete(&name, &params).await.map(|_| None)
             }
             Some(_) => {
-                let change = json!({"spec": {"min": {"cpu": wanted}}});
+                let change = json!({"spec": {"min": {"cpu": minimum}}});
                 let changed = patch::merge(&quotas, &name, &change);
-                changed.await.map(|_| Some(wanted))
+                changed.await.map(|_| Some(minimum))
             }
         };
-        match done {
+        match result {
             Ok(now) => current = now,
             Err(error) => {
-                let why = error.to_string();
+                let message = error.to_string();
                 assert!(
-                    why.contains("checkMinQuotaSum all brothers"),
-                    "{name}: {why}"
+                    message.contains("checkMinQuotaSum all brothers"),
+                    "{name}: {message}"
                 );
                 refused += 1;
             }
@@ -90,11 +90,11 @@ async fn change_quota(
         if dice.u8(0..4) == 0 {
             let orphan = quota(&format!("{name}-orphan"), "missing", 0);
             let created = quotas.create(&PostParams::default(), &orphan).await;
-            let why = created.unwrap_err().to_string();
-            assert!(why.contains("missing"), "{why}");
+            let message = created.unwrap_err().to_string();
+            assert!(message.contains("missing"), "{message}");
             let deleted = quotas.delete("team", &DeleteParams::default()).await;
-            let why = deleted.unwrap_err().to_string();
-            assert!(why.contains("child quotas"), "{why}");
+            let message = deleted.unwrap_err().to_string();
+            assert!(message.contains("child quotas"), "{message}");
         }
     }
     (current, refused)
@@ -172,9 +172,9 @@ async fn concurrent_quota_writers_keep_the_tree_consistent() {
             let name = name.clone();
             async move { (name, tokio::spawn(writer).await.unwrap()) }
         });
-        let done = futures::future::join_all(writers).await;
-        let refused: usize = done.iter().map(|(_, (_, refused))| refused).sum();
-        current = done
+        let results = futures::future::join_all(writers).await;
+        let refused: usize = results.iter().map(|(_, (_, refused))| refused).sum();
+        current = results
             .into_iter()
             .map(|(name, (current, _))| (name, current))
             .collect();
@@ -201,6 +201,6 @@ async fn concurrent_quota_writers_keep_the_tree_consistent() {
         replica.stop.cancel();
     }
     let refused = quotas.delete("one", &DeleteParams::default()).await;
-    let why = refused.map(|_| Value::Null).unwrap_err().to_string();
-    assert!(why.contains("failed calling webhook"), "{why}");
+    let message = refused.map(|_| Value::Null).unwrap_err().to_string();
+    assert!(message.contains("failed calling webhook"), "{message}");
 }

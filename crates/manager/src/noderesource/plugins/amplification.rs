@@ -14,14 +14,14 @@ pub(super) const PLUGIN: Plugin = Plugin {
 };
 
 fn run(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
-    let wanted = match input.strategy {
+    let desired = match input.strategy {
         Some(_) => ratios(input, draft.cpu_ratio.or_else(|| published(input)))?,
         None => BTreeMap::new(),
     };
     let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
     let present = input.node.metadata.annotations.as_ref();
     let old = present.and_then(|all| all.get(key));
-    let text = (!wanted.is_empty()).then(|| AmplificationRatios(wanted).to_annotation());
+    let text = (!desired.is_empty()).then(|| AmplificationRatios(desired).to_annotation());
     if old != text.as_ref() {
         draft.annotations.insert(key, text);
     }

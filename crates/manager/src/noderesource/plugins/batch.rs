@@ -43,11 +43,14 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     let (cpu_message, memory_message) = reclaim::explain(&amount, &strategy.batch);
     draft.messages.extend([cpu_message, memory_message]);
     set_origin(input, Some((cpu, memory)), draft);
-    let taken = third_party_sum(input);
+    let allocated = third_party_sum(input);
     for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
         // A negative allocation would publish resources that do not exist.
-        let available = match taken.get(name).filter(|taken| **taken > Quantity::ZERO) {
-            Some(taken) => to_whole_units(reclaim::after_third_parties(amount, *taken)),
+        let available = match allocated
+            .get(name)
+            .filter(|allocated| **allocated > Quantity::ZERO)
+        {
+            Some(allocated) => to_whole_units(reclaim::after_third_parties(amount, *allocated)),
             None => amount,
         };
         draft.resources.insert(name, Some(available));
@@ -77,13 +80,13 @@ fn set_origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &
         None if text.is_none() => return,
         None => (Quantity::ZERO, Quantity::ZERO),
     };
-    let mut wanted = existing.clone().unwrap_or_default();
+    let mut origin = existing.clone().unwrap_or_default();
     // Upstream writes this format.
     let memory = memory.with_format(Format::BinarySi);
-    wanted.resources.insert(BATCH_CPU.to_owned(), cpu);
-    wanted.resources.insert(BATCH_MEMORY.to_owned(), memory);
-    if existing.as_ref() != Some(&wanted)
-        && let Ok(text) = serde_json::to_string(&wanted)
+    origin.resources.insert(BATCH_CPU.to_owned(), cpu);
+    origin.resources.insert(BATCH_MEMORY.to_owned(), memory);
+    if existing.as_ref() != Some(&origin)
+        && let Ok(text) = serde_json::to_string(&origin)
     {
         draft.with_status.insert(key, Some(text));
     }

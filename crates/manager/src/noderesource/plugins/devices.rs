@@ -72,9 +72,10 @@ fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<()
     draft.resources.extend(offered);
     let of_node = input.node.metadata.labels.as_ref();
     for key in GPU_LABELS {
-        let wanted = label(key);
-        if let Some(wanted) = wanted.filter(|w| of_node.and_then(|all| all.get(key)) != Some(*w)) {
-            draft.labels.insert(key, wanted.clone());
+        let desired = label(key);
+        if let Some(desired) = desired.filter(|w| of_node.and_then(|all| all.get(key)) != Some(*w))
+        {
+            draft.labels.insert(key, desired.clone());
         }
     }
     Ok(())

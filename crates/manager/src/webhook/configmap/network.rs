@@ -19,12 +19,12 @@ pub(super) fn violations(config: &SloControllerConfig, total: bool) -> Vec<Strin
         &mut problems,
     );
     for (at, node) in config.resource_qos.nodes.iter().enumerate() {
-        let same = config
+        let matching = config
             .system
             .nodes
             .iter()
             .find(|other| other.selector == node.selector);
-        let bandwidth = same.and_then(|other| other.strategy.total_network_bandwidth);
+        let bandwidth = matching.and_then(|other| other.strategy.total_network_bandwidth);
         let name = match node.name.as_str() {
             "" => format!("override \"#{at}\""),
             name => format!("override {name:?}"),

@@ -74,8 +74,8 @@ fn refusals_name_key_field_and_value() {
         |class: &str, share: Value| json!({class: {"networkQOS": {"ingressRequest": share}}});
     let mut mixed = network("lsClass", json!("10M"));
     mixed["beClass"] = network("beClass", json!(10))["beClass"].clone();
-    let mut much = network("lsClass", json!(60));
-    much["beClass"] = network("beClass", json!(60))["beClass"].clone();
+    let mut large = network("lsClass", json!(60));
+    large["beClass"] = network("beClass", json!(60))["beClass"].clone();
     let qos = |strategy: Value| json!({"resource-qos-config": {"clusterStrategy": strategy}});
     let mut over = qos(network("beClass", json!("20M")));
     over["system-config"] = json!({"clusterStrategy": {"totalNetworkBandwidth": "10M"}});
@@ -175,7 +175,7 @@ fn refusals_name_key_field_and_value() {
             "ConfigParamInvalid",
             vec!["ingressRequest", "percentages"],
         ),
-        (qos(much), "ConfigParamInvalid", vec!["120", "at most 100"]),
+        (qos(large), "ConfigParamInvalid", vec!["120", "at most 100"]),
         (over, "ConfigParamInvalid", vec!["20M", "10M"]),
         // Upstream lets words pass that mean nothing.
         (

@@ -97,8 +97,8 @@ fn container_problems(container: &Container) -> Vec<String> {
     let value = |name: &str| requested(name).map_or(0, |amount| amount.value());
     match (requested(GPU), requested(GPU_SHARED)) {
         (Some(_), Some(_)) => {
-            let why = format!("{GPU} and {GPU_SHARED} exclude each other");
-            vec![field::forbidden(REQUESTS, &why)]
+            let reason = format!("{GPU} and {GPU_SHARED} exclude each other");
+            vec![field::forbidden(REQUESTS, &reason)]
         }
         (Some(gpu), None) => {
             let mut problems = Vec::new();
@@ -110,8 +110,8 @@ fn container_problems(container: &Container) -> Vec<String> {
                 ));
             }
             if gpu.value() > 100 && gpu.value() % 100 != 0 {
-                let why = format!("{GPU} above 100 must be a multiple of 100");
-                problems.push(field::invalid(REQUESTS, gpu, &why));
+                let reason = format!("{GPU} above 100 must be a multiple of 100");
+                problems.push(field::invalid(REQUESTS, gpu, &reason));
             }
             problems
         }
@@ -123,28 +123,28 @@ fn container_problems(container: &Container) -> Vec<String> {
 fn share_problems(shared: Quantity, value: impl Fn(&str) -> i64) -> Vec<String> {
     let mut problems = Vec::new();
     if shared.value() == 0 {
-        let why = format!("{GPU_SHARED} must be more than 0");
-        problems.push(field::invalid(REQUESTS, shared, &why));
+        let reason = format!("{GPU_SHARED} must be more than 0");
+        problems.push(field::invalid(REQUESTS, shared, &reason));
     }
     if value(HUAWEI_NPU_CORE) != 0 {
         return problems;
     }
     match (value(GPU_MEMORY), value(GPU_MEMORY_RATIO)) {
         (0, 0) => {
-            let why = format!("{GPU_SHARED} needs {GPU_MEMORY} or {GPU_MEMORY_RATIO}");
-            problems.push(field::forbidden(REQUESTS, &why));
+            let reason = format!("{GPU_SHARED} needs {GPU_MEMORY} or {GPU_MEMORY_RATIO}");
+            problems.push(field::forbidden(REQUESTS, &reason));
         }
         (0, _) | (_, 0) => {}
         _ => {
-            let why = format!("{GPU_MEMORY} and {GPU_MEMORY_RATIO} exclude each other");
-            problems.push(field::forbidden(REQUESTS, &why));
+            let reason = format!("{GPU_MEMORY} and {GPU_MEMORY_RATIO} exclude each other");
+            problems.push(field::forbidden(REQUESTS, &reason));
         }
     }
     for name in [GPU_CORE, GPU_MEMORY_RATIO] {
         // A share of zero, which is reported above, has no multiples.
         if shared.value() != 0 && value(name) % shared.value() != 0 {
-            let why = format!("{name} must be a multiple of {GPU_SHARED}, which is {shared}");
-            problems.push(field::invalid(REQUESTS, value(name), &why));
+            let reason = format!("{name} must be a multiple of {GPU_SHARED}, which is {shared}");
+            problems.push(field::invalid(REQUESTS, value(name), &reason));
         }
     }
     problems

@@ -134,11 +134,11 @@ impl AnnotationPolicy {
         let problem = |key: &String| {
             let effect = PROTECTED.iter().find(|(name, _)| name == key);
             let effect = effect.map_or("the cluster protects it", |(_, effect)| effect);
-            let why = format!(
+            let reason = format!(
                 "{effect}; user {:?} is none of those that --protected-pod-annotations-users and -groups list",
                 user.name
             );
-            field::forbidden(&format!("metadata.annotations[{key}]"), &why)
+            field::forbidden(&format!("metadata.annotations[{key}]"), &reason)
         };
         changed.map(problem).collect()
     }
@@ -194,8 +194,8 @@ mod tests {
                     assert!(problems[0].contains(part), "{}", problems[0]);
                 }
             }
-            let same = policy.problems((&tenant, "default"), &one, &one, false);
-            assert_eq!(same, [""; 0], "{key}");
+            let findings = policy.problems((&tenant, "default"), &one, &one, false);
+            assert_eq!(findings, [""; 0], "{key}");
         }
         // Settings of the pod itself that upstream documents for its users.
         for key in [

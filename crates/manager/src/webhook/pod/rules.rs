@@ -29,8 +29,8 @@ pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
     };
     let read = serde_json::from_str::<DeviceAllocations>(&now);
     let unasked = read.is_ok_and(|devices| rdma_devices::are_unrequested(pod, &devices));
-    let why = format!("it names RDMA devices, and no container requests {RDMA}");
-    let problem = || field::forbidden(&format!("annotations.{key}"), &why);
+    let reason = format!("it names RDMA devices, and no container requests {RDMA}");
+    let problem = || field::forbidden(&format!("annotations.{key}"), &reason);
     unasked.then(problem).into_iter().collect()
 }
 
@@ -71,17 +71,17 @@ pub(super) fn colocation_problems(
     }
     let qos = qos::pod_qos_class(pod);
     if qos != QosClass::Be && requests_batch(pod) {
-        let why = format!("pods with {BATCH_CPU} or {BATCH_MEMORY} must be BE");
+        let reason = format!("pods with {BATCH_CPU} or {BATCH_MEMORY} must be BE");
         problems.push(field::required(
             &format!("labels.{}", labels::POD_QOS),
-            &why,
+            &reason,
         ));
     }
     let class = priority::pod_priority_class(pod);
     if !is_allowed_combination(qos, class) {
         let qos_key = labels::POD_QOS;
-        let why = format!("{qos_key}={qos} does not go with priorityClass={class}");
-        problems.push(field::forbidden("Pod", &why));
+        let reason = format!("{qos_key}={qos} does not go with priorityClass={class}");
+        problems.push(field::forbidden("Pod", &reason));
     }
     problems.extend(cpu_problem(pod, qos));
     problems

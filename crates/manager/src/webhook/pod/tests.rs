@@ -65,8 +65,8 @@ fn mutate(
         warnings,
         priorities: [("koordinator-batch".to_owned(), batch)].into(),
     };
-    let done = profiles.apply(&request(uid), pod, &gates(on));
-    done.map_err(|error| error.to_string())
+    let result = profiles.apply(&request(uid), pod, &gates(on));
+    result.map_err(|error| error.to_string())
 }
 
 /// Returns the pod of upstream's rows.
@@ -231,7 +231,7 @@ fn profiles_copy_keys_and_append_suffixes() {
     base["metadata"]["labels"]["label-key-1"] = json!("label-value-1");
     base["metadata"]["annotations"] = json!({"annotation-key-to-load": "test-annotation-value"});
     let scheduler = "scheduling.koordinator.sh/scheduler-name";
-    let more = json!({
+    let more_fields = json!({
         "schedulerName": "",
         "labels": {"testLabelA": "valueA", scheduler: "koordinator-scheduler"},
         "labelKeysMapping": {
@@ -244,7 +244,7 @@ fn profiles_copy_keys_and_append_suffixes() {
         },
     });
     let mut pod = base.clone();
-    mutate(&mut pod, vec![row_profile(more)], "", "uid").unwrap();
+    mutate(&mut pod, vec![row_profile(more_fields)], "", "uid").unwrap();
     assert_eq!(
         pod["metadata"]["labels"],
         json!({
@@ -417,10 +417,10 @@ fn annotation_lists_container_requests() {
         assert_eq!(annotation(&pod), want);
     }
     // An equal value in another notation stays.
-    let same = want.replace("1k", "1000");
-    let mut unchanged = pod(json!({SPEC: same}), &list);
+    let equal = want.replace("1k", "1000");
+    let mut unchanged = pod(json!({SPEC: equal}), &list);
     extended::pod(&mut unchanged).unwrap();
-    assert_eq!(annotation(&unchanged), same);
+    assert_eq!(annotation(&unchanged), equal);
     // No batch resources: nothing, or an end to what is out of date.
     let native = json!({"cpu": "1"});
     let mut untouched = pod(json!({}), &native);

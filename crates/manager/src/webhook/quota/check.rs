@@ -363,7 +363,7 @@ fn ancestors<'a>(
 /// are a subset of the parent's.
 fn check_keys(topology: &QuotaTopology, new: &QuotaInfo, rules: QuotaRules) -> Result<(), String> {
     let name = &new.name;
-    let same = |above: &QuotaInfo, below: &QuotaInfo| {
+    let have_matching_keys = |above: &QuotaInfo, below: &QuotaInfo| {
         list::names_within(&below.max, &above.max)
             && (rules.fewer_keys || list::names_within(&above.max, &below.max))
     };
@@ -379,7 +379,7 @@ fn check_keys(topology: &QuotaTopology, new: &QuotaInfo, rules: QuotaRules) -> R
         pairs.push((new, child, (&child.name, name)));
     }
     for (above, below, strict) in pairs {
-        if !same(above, below) {
+        if !have_matching_keys(above, below) {
             return Err(if rules.fewer_keys {
                 format!(
                     "checkSubAndParentGroupQuotaKey failed: {}'s max keys are not all included in {}'s",

@@ -37,8 +37,8 @@ pub(crate) fn bind_to_tree(
     let Some(profile) = profiles.iter().filter(of_tree).min_by_key(key) else {
         return Ok(());
     };
-    let wanted = requirements(profile);
-    if wanted.is_empty() {
+    let required = requirements(profile);
+    if required.is_empty() {
         return Ok(());
     }
     let mut value = pod;
@@ -63,7 +63,7 @@ pub(crate) fn bind_to_tree(
         let term = object(term, &path)?;
         let all = term.entry("matchExpressions").or_insert(Value::Null);
         let all = list(all, &format!("{path}.matchExpressions"))?;
-        all.extend(wanted.iter().cloned());
+        all.extend(required.iter().cloned());
     }
     Ok(())
 }

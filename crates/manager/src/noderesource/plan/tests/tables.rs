@@ -140,18 +140,18 @@ fn writes_follow_thresholds() {
     let gibi = 1_i64 << 30;
     let now: Timestamp = NOW.parse().unwrap();
     let long_ago = now - std::time::Duration::from_secs(600);
-    let same = [Some(20), Some(40 * giga)];
+    let unchanged = [Some(20), Some(40 * giga)];
     for (cpu, memory, synced, threshold, want) in [
         // A little more is not written before it is due.
-        ("20m", "40Gi", now, 0.1, same),
+        ("20m", "40Gi", now, 0.1, unchanged),
         ("20m", "40Gi", long_ago, 0.1, [Some(20), Some(40 * gibi)]),
-        ("20m", "40G", long_ago, 0.1, same),
-        ("20m", "40G", now, 0.1, same),
+        ("20m", "40G", long_ago, 0.1, unchanged),
+        ("20m", "40G", now, 0.1, unchanged),
         // More than a tenth of either is written at once, unless the threshold is higher.
         ("15m", "40G", now, 0.1, [Some(15), Some(40 * giga)]),
         ("20m", "70G", now, 0.1, [Some(20), Some(70 * giga)]),
         ("30m", "50Gi", now, 0.1, [Some(30), Some(50 * gibi)]),
-        ("30m", "50Gi", now, 0.6, same),
+        ("30m", "50Gi", now, 0.6, unchanged),
         // There are no parts of a thousandth of a core, nor of bytes.
         (
             "22200u",

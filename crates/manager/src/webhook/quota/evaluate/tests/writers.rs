@@ -215,12 +215,14 @@ async fn own_write_is_read_before_the_cache_has_it() {
             .unwrap();
         assert_eq!(used(&access.get(&key).await.unwrap()), eight);
         // Another client writes: the next write here fails, and the next read returns the new version.
-        let mine = access.get(&key).await.unwrap();
+        let stale = access.get(&key).await.unwrap();
         let change = json!({"metadata": {"annotations": {annotations::QUOTA_CHILD_REQUEST: "{\"cpu\":\"4\"}"}}});
         patch::merge(&cluster.quotas, "q", &change).await.unwrap();
         let nine = list(&json!({"cpu": "9"}));
         let began = tokio::time::Instant::now();
-        let refused = access.charge(&mine, &nine, Duration::from_millis(40)).await;
+        let refused = access
+            .charge(&stale, &nine, Duration::from_millis(40))
+            .await;
         let refused = refused.unwrap_err();
         // Half of the pause is random.
         let paused = began.elapsed().as_millis();
