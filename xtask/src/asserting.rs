@@ -42,7 +42,7 @@ pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     }
     let for_tests: BTreeSet<PathBuf> = files.iter().flat_map(|(p, f)| test_files(p, f)).collect();
     for (path, file) in &files {
-        let known = if is_shared(path) {
+        let scope = if is_shared(path) {
             &mut shared
         } else {
             crates.entry(path.iter().take(2).collect()).or_default()
@@ -52,14 +52,14 @@ pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
         Reader {
             path,
             in_tests,
-            known,
+            known: scope,
         }
         .visit_file(file);
     }
     let mut faults = Vec::new();
-    for known in crates.values() {
-        let asserting = asserting([known, &shared]);
-        for (path, name, test) in &known.tests {
+    for scope in crates.values() {
+        let asserting = asserting([scope, &shared]);
+        for (path, name, test) in &scope.tests {
             if !test.asserts && test.calls.is_disjoint(&asserting) {
                 faults.push(format!("{}: test {name} asserts nothing", path.display()));
             }
@@ -76,16 +76,16 @@ fn is_shared(path: &Path) -> bool {
 /// Returns the names of all functions that assert, by themselves or through others.
 fn asserting(of: [&Tests; 2]) -> BTreeSet<String> {
     let all = || of.iter().flat_map(|tests| &tests.functions);
-    let mut found: BTreeSet<String> = BTreeSet::new();
+    let mut names: BTreeSet<String> = BTreeSet::new();
     loop {
-        let before = found.len();
+        let before = names.len();
         for (name, function) in all() {
-            if function.asserts || !function.calls.is_disjoint(&found) {
-                found.insert(name.clone());
+            if function.asserts || !function.calls.is_disjoint(&names) {
+                names.insert(name.clone());
             }
         }
-        if found.len() == before {
-            return found;
+        if names.len() == before {
+            return names;
         }
     }
 }
@@ -140,9 +140,9 @@ impl Reader<'_> {
                 .tests
                 .push((self.path.to_owned(), name, function));
         } else if self.in_tests {
-            let known = self.known.functions.entry(name).or_default();
-            known.asserts |= function.asserts;
-            known.calls.extend(function.calls);
+            let merged = self.known.functions.entry(name).or_default();
+            merged.asserts |= function.asserts;
+            merged.calls.extend(function.calls);
         }
     }
 }
@@ -218,15 +218,15 @@ fn read(tokens: TokenStream, into: &mut Function) {
     for (at, token) in tokens.iter().enumerate() {
         match token {
             TokenTree::Group(group) => read(group.stream(), into),
-            TokenTree::Ident(word) => {
-                let word = word.to_string();
+            TokenTree::Ident(name) => {
+                let name = name.to_string();
                 let next = tokens.get(at + 1);
                 let bang = matches!(next, Some(TokenTree::Punct(mark)) if mark.as_char() == '!');
                 let asserting = ["assert", "prop_assert", "debug_assert"];
-                into.asserts |= bang && asserting.iter().any(|start| word.starts_with(start));
-                into.asserts |= bang && matches!(&*word, "panic" | "unreachable");
-                into.asserts |= matches!(&*word, "unwrap_err" | "expect_err" | "debug_assert");
-                into.calls.insert(word);
+                into.asserts |= bang && asserting.iter().any(|start| name.starts_with(start));
+                into.asserts |= bang && matches!(&*name, "panic" | "unreachable");
+                into.asserts |= matches!(&*name, "unwrap_err" | "expect_err" | "debug_assert");
+                into.calls.insert(name);
             }
             _ => {}
         }

@@ -99,7 +99,7 @@ fn passed_on(text: &str, parts: &BTreeSet<String>) -> BTreeMap<String, String> {
 
 /// Returns the first words after `prefix`; of a list, those of all its elements.
 fn named(code: &str, prefix: &str) -> Vec<String> {
-    let word = |text: &str| -> String {
+    let first_identifier = |text: &str| -> String {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
         text[..end.unwrap_or(text.len())].to_owned()
     };
@@ -112,7 +112,7 @@ fn named(code: &str, prefix: &str) -> Vec<String> {
         }
         let rest = &code[at + prefix.len()..];
         let Some(list) = rest.strip_prefix('{') else {
-            out.push(word(rest));
+            out.push(first_identifier(rest));
             continue;
         };
         let (mut depth, mut from) = (0, 0);
@@ -121,7 +121,7 @@ fn named(code: &str, prefix: &str) -> Vec<String> {
                 '{' => depth += 1,
                 '}' if depth > 0 => depth -= 1,
                 ',' | '}' if depth == 0 => {
-                    out.push(word(list[from..i].trim()));
+                    out.push(first_identifier(list[from..i].trim()));
                     from = i + 1;
                     if c == '}' {
                         break;
@@ -137,16 +137,16 @@ fn named(code: &str, prefix: &str) -> Vec<String> {
 /// Returns the parts that `start` reaches and that reach it, if there are any.
 fn circle(graph: &Graph, start: &str) -> Option<Vec<String>> {
     let reached = |from: &str| -> BTreeSet<String> {
-        let mut seen = BTreeSet::new();
+        let mut visited = BTreeSet::new();
         let mut next: Vec<&str> = vec![from];
         while let Some(part) = next.pop() {
             for other in graph.get(part).into_iter().flatten() {
-                if seen.insert(other.clone()) {
+                if visited.insert(other.clone()) {
                     next.push(other);
                 }
             }
         }
-        seen
+        visited
     };
     let around: Vec<String> = reached(start)
         .into_iter()

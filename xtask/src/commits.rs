@@ -21,8 +21,8 @@ pub(crate) fn faults() -> Result<Vec<String>> {
     let log = git::output(&["log", "--no-merges", "--format=%h %s", &range])?.unwrap_or_default();
     let faults = log.lines().filter_map(|line| {
         let (commit, subject) = line.split_once(' ')?;
-        let why = problem(subject)?;
-        Some(format!("commit {commit}: {why}: {subject:?}"))
+        let fault = problem(subject)?;
+        Some(format!("commit {commit}: {fault}: {subject:?}"))
     });
     Ok(faults.collect())
 }

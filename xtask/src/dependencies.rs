@@ -47,7 +47,7 @@ fn names_crate(text: &str, name: &str) -> bool {
 
 /// Returns the needs of `.ci/skips` (its text is `rules`) that tests name and it has no rule for.
 pub(crate) fn unknown_needs(rules: &str, sources: &[(PathBuf, String)]) -> Vec<String> {
-    let known: Vec<&str> = rules
+    let names: Vec<&str> = rules
         .lines()
         .skip_while(|line| !line.starts_with("has()"))
         .take_while(|line| !line.trim_start().starts_with("*)"))
@@ -68,7 +68,7 @@ pub(crate) fn unknown_needs(rules: &str, sources: &[(PathBuf, String)]) -> Vec<S
             let need = argument
                 .strip_prefix('"')
                 .and_then(|rest| rest.split('"').next());
-            if let Some(need) = need.filter(|need| called && !known.contains(need)) {
+            if let Some(need) = need.filter(|need| called && !names.contains(need)) {
                 let line = text[..at].matches('\n').count() + 1;
                 let place = format!("{}:{line}", path.display());
                 faults.push(format!(

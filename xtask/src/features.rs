@@ -45,8 +45,8 @@ fn default_features(package: &Value) -> Vec<&str> {
     let mut next = 0;
     while let Some(feature) = enabled.get(next).copied() {
         next += 1;
-        let others = package["features"][feature].as_array();
-        for other in others.into_iter().flatten().filter_map(Value::as_str) {
+        let implied = package["features"][feature].as_array();
+        for other in implied.into_iter().flatten().filter_map(Value::as_str) {
             if !enabled.contains(&other) {
                 enabled.push(other);
             }

@@ -309,8 +309,8 @@ fn list(record: &Record, documents: &[(PathBuf, String)], json: bool) -> Result<
 fn measure(root: &Path, documents: &[(PathBuf, String)], options: &Options) -> Result<()> {
     let mut record = read(root)?;
     for id in &options.ids {
-        let known = record.measurements.iter().any(|m| m.id == *id);
-        ensure!(known, "{FILE} has no measurement {id:?}");
+        let exists = record.measurements.iter().any(|m| m.id == *id);
+        ensure!(exists, "{FILE} has no measurement {id:?}");
     }
     let (program, commit) = match (&options.program, &options.commit) {
         (Some(program), Some(commit)) => (std::path::absolute(program)?, commit.clone()),

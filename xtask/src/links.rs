@@ -63,7 +63,7 @@ fn anchor(heading: &str) -> String {
 }
 
 fn anchors(text: &str) -> HashSet<String> {
-    let mut found = HashSet::new();
+    let mut names = HashSet::new();
     let mut counts: HashMap<String, usize> = HashMap::new();
     let mut fenced = false;
     for line in text.lines() {
@@ -77,14 +77,14 @@ fn anchors(text: &str) -> HashSet<String> {
         }
         let name = anchor(heading);
         let count = counts.entry(name.clone()).or_default();
-        found.insert(if *count == 0 {
+        names.insert(if *count == 0 {
             name
         } else {
             format!("{name}-{count}")
         });
         *count += 1;
     }
-    found
+    names
 }
 
 /// Resolves `target` from the directory of `document`; `None` when it leaves the repository.
@@ -102,7 +102,7 @@ fn resolve(document: &Path, target: &str) -> Option<PathBuf> {
 }
 
 fn broken_links(documents: &[(PathBuf, String)], exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
-    let known: BTreeMap<&Path, HashSet<String>> = documents
+    let anchors_by_path: BTreeMap<&Path, HashSet<String>> = documents
         .iter()
         .map(|(path, text)| (path.as_path(), anchors(text)))
         .collect();
@@ -113,7 +113,7 @@ fn broken_links(documents: &[(PathBuf, String)], exists: &dyn Fn(&Path) -> bool)
         for (part, piece) in text.split("](").enumerate() {
             if part > 0 {
                 let target = piece.split([')', ' ', '\n']).next().unwrap_or_default();
-                if let Err(why) = check_link(path, target, &known, exists) {
+                if let Err(why) = check_link(path, target, &anchors_by_path, exists) {
                     faults.push(format!("{}:{number}: {why}: {target}", path.display()));
                 }
             }
@@ -184,16 +184,16 @@ fn is_commit(word: &str) -> bool {
 
 /// Returns the words of `text` that look like commits, each with its line.
 fn commits(text: &str) -> Vec<(usize, &str)> {
-    let mut found = Vec::new();
+    let mut references = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let words = line.split(|c: char| !c.is_alphanumeric());
-        found.extend(
+        references.extend(
             words
                 .filter(|word| is_commit(word))
                 .map(|word| (at + 1, word)),
         );
     }
-    found
+    references
 }
 
 fn missing_commits(documents: &[(PathBuf, String)]) -> Result<Vec<String>> {
@@ -273,19 +273,19 @@ mod tests {
     #[test]
     fn commits_are_hexadecimal_words() {
         let text = "after 2753f40 (d1042a30, 786c39c5):\n1000000 defaced 0xdeadbee1 a7a1b76bg 12345678901e";
-        let found: Vec<_> = commits(text).into_iter().map(|(_, word)| word).collect();
-        assert_eq!(found, ["2753f40", "d1042a30", "786c39c5", "12345678901e"]);
+        let names: Vec<_> = commits(text).into_iter().map(|(_, word)| word).collect();
+        assert_eq!(names, ["2753f40", "d1042a30", "786c39c5", "12345678901e"]);
     }
 
     #[test]
     fn missing_commit_is_a_fault() {
         let text = "x\n(0000000a) a7a1b76b".to_owned();
-        let found = missing_commits(&[(PathBuf::from("a.md"), text)]).expect("git answers");
+        let problems = missing_commits(&[(PathBuf::from("a.md"), text)]).expect("git answers");
         // A shallow clone, or a copy without a history, cannot be checked.
         if git::is_complete() {
-            assert_eq!(found, ["a.md:2: no such commit: 0000000a"]);
+            assert_eq!(problems, ["a.md:2: no such commit: 0000000a"]);
         } else {
-            assert!(found.is_empty());
+            assert!(problems.is_empty());
         }
     }
 }

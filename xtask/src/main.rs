@@ -262,40 +262,40 @@ fn module_of(path: &Path) -> Option<(&'static str, &'static [&'static str])> {
     let path = path.strip_prefix("crates/apiserver/src").ok()?;
     let first = path.iter().next()?.to_str()?;
     let name = first.strip_suffix(".rs").unwrap_or(first);
-    let known = MODULES.iter().find(|(module, _)| *module == name)?;
-    Some(*known)
+    let entry = MODULES.iter().find(|(module, _)| *module == name)?;
+    Some(*entry)
 }
 
 /// Returns the names of the crate's modules in a line: `crate::store::{Index, Key}` is `store::Index` and
 /// `store::Key`.
 fn named_of_crate(code: &str) -> Vec<String> {
-    let word = |text: &str| -> String {
+    let first_identifier = |text: &str| -> String {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
         text[..end.unwrap_or(text.len())].to_owned()
     };
-    let mut found = Vec::new();
+    let mut modules = Vec::new();
     let code = code.replace("koord_kinds::", "crate::kinds::");
     for rest in code.split("crate::").skip(1) {
-        let module = word(rest);
+        let module = first_identifier(rest);
         let rest = &rest[module.len()..];
         let Some(rest) = rest.strip_prefix("::") else {
-            found.push(module);
+            modules.push(module);
             continue;
         };
         let items = match rest.strip_prefix('{') {
             Some(list) => list.split('}').next().unwrap_or_default(),
             None => rest,
         };
-        let many = rest.starts_with('{');
-        for item in items.split(',').take(if many { usize::MAX } else { 1 }) {
-            match word(item.trim()) {
+        let is_list = rest.starts_with('{');
+        for item in items.split(',').take(if is_list { usize::MAX } else { 1 }) {
+            match first_identifier(item.trim()) {
                 // The list goes on in the next line.
-                item if item.is_empty() => found.push(module.clone()),
-                item => found.push(format!("{module}::{item}")),
+                item if item.is_empty() => modules.push(module.clone()),
+                item => modules.push(format!("{module}::{item}")),
             }
         }
     }
-    found
+    modules
 }
 
 fn source_faults(path: &Path, text: &str) -> Vec<String> {
@@ -310,8 +310,11 @@ fn source_faults(path: &Path, text: &str) -> Vec<String> {
         if let Some((own, allowed)) = module {
             let foreign = named_of_crate(code).into_iter().find(|named| {
                 let of = named.split("::").next().unwrap_or_default();
-                let known = MODULES.iter().any(|(module, _)| *module == of);
-                known && of != own && !allowed.contains(&of) && !allowed.contains(&named.as_str())
+                let is_module = MODULES.iter().any(|(module, _)| *module == of);
+                is_module
+                    && of != own
+                    && !allowed.contains(&of)
+                    && !allowed.contains(&named.as_str())
             });
             if let Some(named) = foreign {
                 faults.push(format!("{place}: {own} must not know {named}"));
@@ -360,40 +363,61 @@ mod tests {
 
     #[test]
     fn unsafe_is_found_as_code_and_not_as_prose() {
-        let found = |path: &str, text: &str| source_faults(Path::new(path), text).len();
-        assert_eq!(found("crates/api/src/lib.rs", "let x = unsafe { y() };"), 1);
+        let fault_count = |path: &str, text: &str| source_faults(Path::new(path), text).len();
         assert_eq!(
-            found("crates/host/src/lib.rs", "let x = unsafe { y() };"),
+            fault_count("crates/api/src/lib.rs", "let x = unsafe { y() };"),
+            1
+        );
+        assert_eq!(
+            fault_count("crates/host/src/lib.rs", "let x = unsafe { y() };"),
             0
         );
         assert_eq!(
-            found(
+            fault_count(
                 "crates/api/src/lib.rs",
                 "// unsafe is banned\nlet s = \"unsafe\";"
             ),
             0
         );
-        assert_eq!(found("crates/api/src/lib.rs", "#[ignore = \"slow\"]"), 1);
+        assert_eq!(
+            fault_count("crates/api/src/lib.rs", "#[ignore = \"slow\"]"),
+            1
+        );
         let skips = "eprintln!(\"skipped: no kubectl\");";
-        assert_eq!(found("crates/api/tests/it/main.rs", skips), 1);
-        assert_eq!(found("crates/testkit/src/testing/mod.rs", skips), 0);
+        assert_eq!(fault_count("crates/api/tests/it/main.rs", skips), 1);
+        assert_eq!(fault_count("crates/testkit/src/testing/mod.rs", skips), 0);
     }
 
     #[test]
     fn modules_of_the_api_server_know_what_they_may() {
-        let found = |module: &str, text: &str| {
+        let fault_count = |module: &str, text: &str| {
             let path = format!("crates/apiserver/src/{module}");
             source_faults(Path::new(&path), text).len()
         };
-        assert_eq!(found("store/a.rs", "use koord_kinds::{Index, TableId};"), 0);
-        assert_eq!(found("store/a.rs", "use koord_kinds::{Index, meta};"), 1);
-        assert_eq!(found("store/a.rs", "fn f(k: &koord_kinds::Resource) {}"), 1);
-        assert_eq!(found("authz.rs", "use crate::rest::Api;"), 1);
-        assert_eq!(found("store/a.rs", "use crate::rest::Api;"), 1);
-        assert_eq!(found("store/a.rs", "// see crate::rest"), 0);
-        assert_eq!(found("rest/a.rs", "use koord_kinds::{Resource, patch};"), 0);
-        assert_eq!(found("rest/a.rs", "use crate::server::Server;"), 1);
-        assert_eq!(found("api_server.rs", "use crate::server::Server;"), 0);
+        assert_eq!(
+            fault_count("store/a.rs", "use koord_kinds::{Index, TableId};"),
+            0
+        );
+        assert_eq!(
+            fault_count("store/a.rs", "use koord_kinds::{Index, meta};"),
+            1
+        );
+        assert_eq!(
+            fault_count("store/a.rs", "fn f(k: &koord_kinds::Resource) {}"),
+            1
+        );
+        assert_eq!(fault_count("authz.rs", "use crate::rest::Api;"), 1);
+        assert_eq!(fault_count("store/a.rs", "use crate::rest::Api;"), 1);
+        assert_eq!(fault_count("store/a.rs", "// see crate::rest"), 0);
+        assert_eq!(
+            fault_count("rest/a.rs", "use koord_kinds::{Resource, patch};"),
+            0
+        );
+        assert_eq!(fault_count("rest/a.rs", "use crate::server::Server;"), 1);
+        assert_eq!(
+            fault_count("api_server.rs", "use crate::server::Server;"),
+            0
+        );
     }
 
     #[test]

@@ -585,15 +585,15 @@ mod tests {
 
     #[test]
     fn unit_test_with_lab_is_a_fault() {
-        let found = |name: &str, path: &str| {
+        let count_faults = |name: &str, path: &str| {
             let text = "use koord_apiserver::ApiServer;".to_owned();
             unit_tests_with_lab(name, &[(PathBuf::from(path), text)])
         };
-        assert!(found("koord-kube", "src/a/tests.rs").is_some());
-        assert!(found("koord-kube", "tests/it/a.rs").is_none());
-        assert!(found("koord-sim", "src/a.rs").is_none());
-        assert!(found("koordlet", "src/a.rs").is_none());
-        assert!(found("koordlet", "tests/it/a.rs").is_some());
+        assert!(count_faults("koord-kube", "src/a/tests.rs").is_some());
+        assert!(count_faults("koord-kube", "tests/it/a.rs").is_none());
+        assert!(count_faults("koord-sim", "src/a.rs").is_none());
+        assert!(count_faults("koordlet", "src/a.rs").is_none());
+        assert!(count_faults("koordlet", "tests/it/a.rs").is_some());
     }
 
     #[test]

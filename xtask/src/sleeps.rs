@@ -184,9 +184,9 @@ mod tests {
 
     #[test]
     fn budget_above_the_count_is_lowered() {
-        let found = check("a = 1", "crates/a/tests/it/main.rs", "fn f() {}");
+        let problems = check("a = 1", "crates/a/tests/it/main.rs", "fn f() {}");
         assert_eq!(
-            found,
+            problems,
             ["a: tests sleep at 0 places without paused time: lower 1 in xtask/sleeps.toml"]
         );
         assert!(compare("a = \"few\"", &[]).is_err());

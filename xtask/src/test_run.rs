@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn programs_are_those_of_tests_longest_first() {
         let lib = r#"{"kind":["lib"],"name":"koord_api","doctest":false}"#;
-        let it = r#"{"kind":["test"],"name":"it","doctest":false}"#;
+        let integration = r#"{"kind":["test"],"name":"it","doctest":false}"#;
         let bin = r#"{"kind":["bin"],"name":"koord","doctest":false}"#;
         let api = "path+file:///w/crates/api#koord-api@0.1.0";
         let koord = "path+file:///w/crates/koord#0.1.0";
@@ -429,16 +429,22 @@ mod tests {
                 false,
                 r#""/t/koord""#,
             ),
-            artifact(koord, "/w/crates/koord/Cargo.toml", it, true, r#""/t/it""#),
+            artifact(
+                koord,
+                "/w/crates/koord/Cargo.toml",
+                integration,
+                true,
+                r#""/t/it""#,
+            ),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
         let programs = test_programs(&messages.join("\n"), Path::new("/w")).expect("programs");
-        let found = programs.iter().map(|program| {
+        let actual = programs.iter().map(|program| {
             let directory = program.directory.to_str().expect("a path");
             (program.name.as_str(), program.package.0.as_str(), directory)
         });
         assert_eq!(
-            found.collect::<Vec<_>>(),
+            actual.collect::<Vec<_>>(),
             [
                 ("koord/it", "koord", "/w/crates/koord"),
                 ("koord-api/lib", "koord-api", "/w/crates/api")

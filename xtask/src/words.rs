@@ -341,15 +341,15 @@ fn by_crate(texts: &[(std::path::PathBuf, String)]) -> Result<BTreeMap<String, V
             continue;
         }
         let name = name.unwrap_or_default();
-        let mut found = checker.hits(text);
+        let mut matches = checker.hits(text);
         let is_test = path
             .iter()
             .any(|part| part == "tests" || part == "tests.rs");
         if !is_test {
-            found.extend(checker.repeated_types(text, declared.entry(name).or_default()));
+            matches.extend(checker.repeated_types(text, declared.entry(name).or_default()));
         }
         let of_crate = hits.entry(name.to_owned()).or_default();
-        of_crate.extend(found.into_iter().map(|hit| (path.as_path(), hit)));
+        of_crate.extend(matches.into_iter().map(|hit| (path.as_path(), hit)));
     }
     Ok(hits)
 }

@@ -16,20 +16,20 @@ pub(super) struct Marker {
 
 /// Returns the markers of a document in their order. One without an end has no text.
 pub(super) fn markers(document: &str) -> Vec<Marker> {
-    let mut found = Vec::new();
+    let mut all_markers = Vec::new();
     for (at, _) in document.match_indices(MARKER) {
         let rest = &document[at + MARKER.len()..];
         let ids = rest.split("-->").next().unwrap_or_default();
         let start = (at + MARKER.len() + ids.len() + "-->".len()).min(document.len());
         let rest = &document[start..];
         let length = rest.find("\n\n").into_iter().chain(rest.find(MARKER)).min();
-        found.push(Marker {
+        all_markers.push(Marker {
             line: document[..at].matches('\n').count() + 1,
             ids: ids.split_whitespace().map(str::to_owned).collect(),
             body: start..length.map_or(document.len(), |length| start + length),
         });
     }
-    found
+    all_markers
 }
 
 /// Returns the first place at or after `from` where `document` has the words of `figure` with any space between them,
@@ -245,20 +245,17 @@ mod tests {
 
     #[test]
     fn expand_takes_the_order_of_the_record() {
-        let known = ["up-rss", "scheduler-b", "scheduler-a"];
-        assert_eq!(
-            expand("scheduler-*", &known),
-            ["scheduler-b", "scheduler-a"]
-        );
-        assert_eq!(expand("scheduler-a", &known), ["scheduler-a"]);
-        assert!(expand("x*", &known).is_empty());
+        let ids = ["up-rss", "scheduler-b", "scheduler-a"];
+        assert_eq!(expand("scheduler-*", &ids), ["scheduler-b", "scheduler-a"]);
+        assert_eq!(expand("scheduler-a", &ids), ["scheduler-a"]);
+        assert!(expand("x*", &ids).is_empty());
     }
 
     #[test]
     fn marker_without_an_end_has_no_text() {
-        let found = markers("x <!-- figures: a");
-        assert_eq!(found.len(), 1);
-        assert!(found[0].body.is_empty());
+        let open = markers("x <!-- figures: a");
+        assert_eq!(open.len(), 1);
+        assert!(open[0].body.is_empty());
         let two = "<!-- figures: a -->\n1 <!-- figures: b -->\n2";
         let bodies: Vec<_> = markers(two)
             .into_iter()

@@ -179,7 +179,7 @@ mod tests {
             fields(&format!("{{{}}}", names.join(","))).len(),
             MAX_REPORTED
         );
-        let same = vec!["\"k\":1"; 100_000].join(",");
+        let members = vec!["\"k\":1"; 100_000].join(",");
         assert_eq!(fields(&format!("{{{same}}}")).len(), 1);
     }
 }

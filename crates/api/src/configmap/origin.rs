@@ -112,8 +112,8 @@ pub fn colocation_origins(
     let mut origins = BTreeMap::new();
     for (field, value) in in_force.as_object().into_iter().flatten() {
         let mut layers = layers.iter().rev();
-        let found = layers.find(|(_, settings)| settings.get(field) == Some(value));
-        let origin = found.map_or(Origin::Default, |(origin, _)| origin.clone());
+        let layer = layers.find(|(_, settings)| settings.get(field) == Some(value));
+        let origin = layer.map_or(Origin::Default, |(origin, _)| origin.clone());
         origins.insert(field.clone(), origin);
     }
     origins

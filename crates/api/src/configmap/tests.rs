@@ -231,8 +231,8 @@ fn api_violation_rejects_doubtful_value_is_accepted() {
     let report = config.update(&threshold(
         r#"{"clusterStrategy": {"memoryEvictThresholdPercent": 60, "memoryEvictLowerPercent": 80}}"#,
     ));
-    let found = [report.errors, report.warnings, report.doubts].map(|found| found.len());
-    assert_eq!(found, [1, 0, 0]);
+    let counts = [report.errors, report.warnings, report.doubts].map(|counts| counts.len());
+    assert_eq!(counts, [1, 0, 0]);
     let strategy = &config.resource_threshold.cluster;
     assert_eq!(strategy.memory_evict_lower_percent, None);
 
@@ -433,10 +433,10 @@ fn thresholds_are_bounded_and_ordered() {
             "allocatableEvictPriorityThreshold is 8000",
         ),
     ] {
-        let found = check(strategy.clone());
+        let problems = check(strategy.clone());
         assert!(
-            found.len() == 1 && found[0].contains(part),
-            "{strategy}: {found:?}"
+            problems.len() == 1 && problems[0].contains(part),
+            "{strategy}: {problems:?}"
         );
     }
 }
@@ -495,15 +495,15 @@ fn normalisation_and_amplification_are_read() {
 fn settings_without_effect_are_remarked() {
     let findings = |key: &str, value: serde_json::Value| {
         let (_, report) = SloControllerConfig::parse(&data(key, &value));
-        for found in [&report.errors, &report.doubts, &report.left_out] {
-            assert_eq!(messages(found), [""; 0]);
+        for actual in [&report.errors, &report.doubts, &report.left_out] {
+            assert_eq!(messages(actual), [""; 0]);
         }
         messages(&report.remarks)
     };
     let check = |key: &str, value: serde_json::Value, parts: &[&str]| {
-        let found = findings(key, value);
-        assert_eq!(found.len(), parts.len(), "{found:?}");
-        for (message, part) in found.iter().zip(parts) {
+        let actual = findings(key, value);
+        assert_eq!(actual.len(), parts.len(), "{actual:?}");
+        for (message, part) in actual.iter().zip(parts) {
             assert!(
                 message.starts_with(key) && message.contains(part),
                 "{message}"

@@ -110,8 +110,8 @@ fn property<'a>(schema: &'a Value, name: &str) -> Result<Option<&'a Value>, ()> 
     match schema["properties"].as_object() {
         Some(properties) => {
             let mut properties = properties.iter();
-            let found = properties.find(|(key, _)| key.eq_ignore_ascii_case(name));
-            found.map(|(_, schema)| Some(schema)).ok_or(())
+            let member = properties.find(|(key, _)| key.eq_ignore_ascii_case(name));
+            member.map(|(_, schema)| Some(schema)).ok_or(())
         }
         None if any.is_object() => Ok(Some(any)),
         None => Ok(None),

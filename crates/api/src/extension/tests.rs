@@ -12,8 +12,8 @@ fn round_trip<T: DeserializeOwned + Serialize>(key: &str, text: &str) -> T {
     let value: T = read(Some(&annotated(key, text)), key).unwrap().unwrap();
     let mut written = BTreeMap::new();
     write(&mut written, key, &value).unwrap();
-    let same = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-    assert_eq!(same(&written[key]), same(text), "{key}");
+    let value_of = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    assert_eq!(value_of(&written[key]), value_of(text), "{key}");
     value
 }
 

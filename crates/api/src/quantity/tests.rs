@@ -194,8 +194,8 @@ proptest! {
         let text = quantity.to_string();
         // `-2000` may have been written in the binary family; read alone it is decimal.
         prop_assert_eq!(parse(&text).with_format(quantity.format()).to_string(), text.clone());
-        let again = parse(&text).to_string();
-        prop_assert_eq!(parse(&again).to_string(), again);
+        let reparsed = parse(&text).to_string();
+        prop_assert_eq!(parse(&reparsed).to_string(), reparsed);
     }
 
     #[test]

@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn given_values_win_and_disabled_features_turn_neutral() {
-        let given: NodeSLOSpec = serde_json::from_value(json!({
+        let partial: NodeSLOSpec = serde_json::from_value(json!({
             "resourceUsedThresholdWithBE": { "enable": true, "cpuSuppressPolicy": "cfsQuota" },
             "resourceQOSStrategy": {
                 "beClass": { "cpuQOS": { "enable": true, "groupIdentity": -1, "schedIdle": 1 } },
@@ -224,7 +224,7 @@ mod tests {
             },
         }))
         .unwrap();
-        let spec = effective(&given).unwrap();
+        let spec = effective(&partial).unwrap();
         let threshold = spec.resource_used_threshold_with_be.unwrap();
         assert_eq!(threshold.enable, Some(true));
         assert_eq!(threshold.cpu_suppress_threshold_percent, Some(65));

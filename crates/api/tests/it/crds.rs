@@ -23,7 +23,7 @@ fn ours() -> String {
 #[test]
 fn definitions_equal_upstreams() {
     assert_eq!(QUANTITY, koord_api::schema::QUANTITY_PATTERN);
-    let ours: BTreeSet<String> = qualified(&ours());
+    let own: BTreeSet<String> = qualified(&ours());
     let upstream: BTreeSet<String> = qualified(UPSTREAM);
     let intended = |line: &str, side: char| {
         INTENDED
@@ -32,20 +32,20 @@ fn definitions_equal_upstreams() {
     };
     let mut differences = Vec::new();
     differences.extend(
-        ours.difference(&upstream)
+        own.difference(&upstream)
             .filter(|l| !intended(l, '+'))
             .map(|line| format!("+ {line}")),
     );
     differences.extend(
         upstream
-            .difference(&ours)
+            .difference(&own)
             .filter(|l| !intended(l, '-'))
             .map(|line| format!("- {line}")),
     );
     differences.sort_by(|a, b| a[2..].cmp(&b[2..]));
     assert!(differences.is_empty(), "{}", differences.join("\n"));
     for (line, side, reason) in INTENDED {
-        let present = if *side == '+' { &ours } else { &upstream };
+        let present = if *side == '+' { &own } else { &upstream };
         assert!(
             present.contains(*line),
             "intended difference is gone: {line} ({reason})"
@@ -57,16 +57,16 @@ fn definitions_equal_upstreams() {
 fn columns_keep_upstreams_order() {
     let columns = |text: &str| -> Vec<String> {
         let mut crd = String::new();
-        let mut found = Vec::new();
+        let mut listed = Vec::new();
         for line in text.lines() {
             if let Some(name) = line.strip_prefix("crd ") {
                 name.clone_into(&mut crd);
             }
             if line.starts_with("column ") {
-                found.push(format!("{crd} {line}"));
+                listed.push(format!("{crd} {line}"));
             }
         }
-        found
+        listed
     };
     assert_eq!(columns(&ours()), columns(UPSTREAM));
 }
@@ -77,8 +77,8 @@ fn there_are_upstreams_thirteen_and_all_can_be_installed() {
     assert_eq!(crds.len(), 13 + koord_api::OWN_CRDS.len());
     for own in koord_api::OWN_CRDS {
         assert!(!UPSTREAM.contains(own), "upstream has {own}");
-        let there = |crd: &&CustomResourceDefinition| crd.metadata.name.as_deref() == Some(own);
-        assert_eq!(crds.iter().filter(there).count(), 1, "{own}");
+        let has_name = |crd: &&CustomResourceDefinition| crd.metadata.name.as_deref() == Some(own);
+        assert_eq!(crds.iter().filter(has_name).count(), 1, "{own}");
     }
     for crd in &crds {
         let name = crd.metadata.name.as_deref().unwrap();

@@ -156,9 +156,9 @@ fn type_of(schema: &Value) -> String {
     ) {
         (None, _) if preserve => "any".to_owned(),
         (None, _) if has("x-kubernetes-int-or-string") => {
-            let either = json!([{ "type": "integer" }, { "type": "string" }]);
+            let int_or_string = json!([{ "type": "integer" }, { "type": "string" }]);
             match schema["pattern"].as_str() {
-                _ if schema["anyOf"] != either => {
+                _ if schema["anyOf"] != int_or_string => {
                     format!("int-or-string anyOf={}", schema["anyOf"])
                 }
                 Some(QUANTITY) => "Quantity".to_owned(),
