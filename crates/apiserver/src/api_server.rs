@@ -193,6 +193,7 @@ impl ApiServer {
         started
     }
 
+    /// Starts the server over `store`: tokens, built-in objects, controllers and the HTTP frontend.
     async fn start(
         config: Config,
         store: Store,

@@ -40,6 +40,7 @@ fn ended(job: &Value) -> Option<&'static str> {
     })
 }
 
+/// Reconciles a CronJob: records ended jobs, starts a due one, and requeues until the next schedule.
 async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
     let (api, resource, cron) = (subject.api, subject.resource, subject.object);
     let jobs = api.builtin("batch", "v1", "jobs")?;

@@ -190,6 +190,7 @@ fn pin(pod: &mut Value, node: &str, hash: &str) {
     }
 }
 
+/// Reconciles a DaemonSet: creates missing daemons, deletes surplus ones, and updates its status.
 async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
     let (api, resource, set) = (subject.api, subject.resource, subject.object);
     let pods_resource = api.builtin("", "v1", "pods")?;

@@ -56,6 +56,7 @@ impl Version {
     }
 }
 
+/// Reconciles a Deployment: creates and scales the ReplicaSets of its versions, and updates its status.
 async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
     let (api, resource, deployment) = (subject.api, subject.resource, subject.object);
     let sets = api.builtin("apps", "v1", "replicasets")?;
@@ -159,6 +160,7 @@ fn same_template(set: &Value, template: &Value) -> bool {
     strip(&own) == strip(template)
 }
 
+/// Builds the ReplicaSet of a new version of the Deployment.
 fn new_version(
     resource: &koord_kinds::Resource,
     deployment: &Value,
@@ -438,6 +440,7 @@ async fn clean_up(
     Ok(())
 }
 
+/// Writes the status of the Deployment and returns the time until its rollout times out.
 async fn report(
     api: &Api,
     key: &Key,

@@ -355,6 +355,7 @@ fn look_up(api: &Api, object_ref: &ObjectRef) -> Option<(Arc<Resource>, Arc<Entr
     Some((resource, entry))
 }
 
+/// Checks an object against its owners: keeps it, releases it from absent owners, or deletes it.
 async fn dependent(api: &Api, object_ref: &ObjectRef) -> Result<GcOutcome, ApiError> {
     let Some((resource, entry)) = look_up(api, object_ref) else {
         return Ok(GcOutcome::All);

@@ -61,6 +61,7 @@ struct PodCounts {
 }
 
 impl PodCounts {
+    /// Counts the pods of a job by phase and index; recorded indexes of deleted pods are included.
     fn new(job: &Value, pods: &[Value], now: Timestamp) -> Self {
         let mut out = Self::default();
         if indexed(job) {
@@ -226,6 +227,7 @@ fn pause_left(failures: i64, last: Timestamp, now: Timestamp) -> i64 {
     (pause - now.duration_since(last).as_secs()).max(0)
 }
 
+/// Reconciles a Job: starts and deletes pods, and ends it when it completes or fails.
 async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
     let (api, jobs, job) = (subject.api, subject.resource, subject.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
@@ -382,6 +384,7 @@ fn mark_index(pod: &mut Value, job: &str, index: i64) {
     }
 }
 
+/// Writes the counts and conditions of a job into its status.
 fn write(
     status: &mut Map<String, Value>,
     job: &Value,

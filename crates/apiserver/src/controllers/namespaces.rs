@@ -81,6 +81,7 @@ async fn delete_contents(api: &Api, namespace: &str) -> DeletionRound {
     round
 }
 
+/// Deletes the objects of a resource in a namespace and records the remaining ones.
 async fn delete_all(
     api: &Api,
     resource: &Arc<Resource>,

@@ -106,6 +106,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
     }
 }
 
+/// Checks the lease of a node and updates its conditions, taints and pods.
 async fn check_node(
     api: &Api,
     node: &Arc<Entry>,
@@ -293,6 +294,7 @@ fn must_leave(pod: &Value, taints: &[Value], now: Timestamp) -> bool {
     })
 }
 
+/// Deletes the pods of a node that do not tolerate its NoExecute taints.
 async fn evict(api: &Api, node: &str, taints: &[Value], now: Timestamp) -> Result<(), ApiError> {
     let pods = api.builtin("", "v1", "pods")?;
     let on_node = |e: &Entry| e.index.field("spec.nodeName") == Some(node);

@@ -104,6 +104,8 @@ impl EventSubject<'_> {
         }
     }
 
+    /// Creates an event or increases the count of the existing one. Different messages share one event unless
+    /// `apart`.
     async fn write(
         &self,
         kind: &str,

@@ -149,6 +149,7 @@ fn ordinal(set: &str, pod: &str) -> Option<i64> {
     pod.strip_prefix(set)?.strip_prefix('-')?.parse().ok()
 }
 
+/// Reconciles a StatefulSet: creates, updates and deletes pods by ordinal, and updates its status.
 async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiError> {
     let (api, resource, set) = (subject.api, subject.resource, subject.object);
     let pods_resource = api.builtin("", "v1", "pods")?;
@@ -331,6 +332,7 @@ struct Status {
 }
 
 impl Status {
+    /// Writes the counts into the status of the set.
     fn write(
         &self,
         status: &mut Map<String, Value>,

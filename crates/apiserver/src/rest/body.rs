@@ -177,6 +177,7 @@ pub(super) fn json(bytes: &[u8]) -> Result<DecodedBody, ApiError> {
     }
 }
 
+/// Decodes a YAML body and collects duplicate fields.
 fn yaml(bytes: &[u8]) -> Result<DecodedBody, ApiError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|e| ApiError::bad_request(format!("error parsing YAML: {e}")))?;
@@ -206,6 +207,7 @@ fn yaml(bytes: &[u8]) -> Result<DecodedBody, ApiError> {
     }
 }
 
+/// Reads a YAML document; quoted text that continues below its key is indented and read again.
 fn yaml_value(
     text: &str,
     duplicate_keys: DuplicateKeyPolicy,

@@ -101,6 +101,7 @@ pub(crate) async fn ensure_built_ins(api: &Api, authority: &str) -> Result<(), A
     publish_authority(api, authority).await
 }
 
+/// Creates the missing built-in objects: namespaces, priority classes, service accounts, a service, roles.
 async fn ensure_defaults(api: &Api) -> Result<(), ApiError> {
     for name in NAMESPACES {
         api.ensure(

@@ -57,6 +57,7 @@ fn audit_id() -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
+/// Authorizes a request and serves it.
 async fn handle(api: &Api, request: axum::extract::Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let Parts {
@@ -215,6 +216,7 @@ fn request_weight(api: &Api, verb: &str, resource: &Resource, call: &Call) -> us
     call.body.len().saturating_add(stored)
 }
 
+/// Serves a request to a stored resource itself, not to a subresource.
 async fn serve_resource(
     api: &Api,
     method: &Method,
@@ -313,6 +315,7 @@ async fn serve_resource(
     }
 }
 
+/// Deletes the selected objects of a resource.
 async fn delete_collection(
     api: &Api,
     resource: &Arc<Resource>,
@@ -370,6 +373,7 @@ fn reply_deleted(resource: &Arc<Resource>, call: &Call, deleted: &DeleteOutcome)
     }
 }
 
+/// Serves a request to a subresource.
 async fn serve_subresource(
     api: &Api,
     method: &Method,

@@ -143,6 +143,7 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
     Ok(created(call, &warnings))
 }
 
+/// Evicts a pod: charges its disruption budget and deletes it.
 async fn evict(
     api: &Api,
     pods: &Arc<Resource>,

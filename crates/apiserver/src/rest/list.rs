@@ -65,6 +65,7 @@ fn forbidden_option(field: &str, why: &str) -> ApiError {
     super::query::invalid_option("ListOptions", FieldError::forbidden(field, why))
 }
 
+/// Parses the position of a list from the revision and the continue token of the query.
 fn position(query: &Query, newest: Revision) -> Result<ListPosition, ApiError> {
     let rv = revision(query)?;
     let matching = query.get("resourceVersionMatch");
@@ -323,6 +324,7 @@ pub(super) fn serve_list(
     }
 }
 
+/// Reads a page of the selected objects.
 fn read(
     api: &Api,
     resource: &Resource,

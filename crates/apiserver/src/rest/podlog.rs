@@ -9,6 +9,7 @@ use axum::response::Response;
 use koord_kinds::status::{ApiError, FieldError};
 use serde_json::Value;
 
+/// Parses the options of a log request.
 fn options(query: &Query) -> Result<LogOptions, ApiError> {
     let positive = |name: &str| -> Result<Option<i64>, ApiError> {
         match query.number(name)? {

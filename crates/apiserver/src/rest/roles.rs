@@ -28,6 +28,7 @@ pub(super) async fn bootstrap(api: &Api) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Creates a default role or binding, or adds missing entries to the stored one.
 async fn ensure_role(
     api: &Api,
     plural: &str,

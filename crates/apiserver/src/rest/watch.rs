@@ -48,6 +48,7 @@ struct WatchOptions {
     timeout: Duration,
 }
 
+/// Parses the options of a watch: start, bookmarks and timeout.
 fn options(query: &Query, newest: Revision) -> Result<WatchOptions, ApiError> {
     let invalid = |e| super::query::invalid_option("ListOptions", e);
     let rv = list::revision(query)?;

@@ -87,6 +87,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
+/// Serves one connection until it ends, is evicted, or the server shuts down.
 async fn connection(
     stream: TcpStream,
     place: OpenConnection,

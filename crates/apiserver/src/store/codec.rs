@@ -103,6 +103,7 @@ impl Decoder {
         Ok(())
     }
 
+    /// Decodes a record.
     fn record(&mut self, input: &mut ByteReader<'_>) -> Result<Record, &'static str> {
         let kind = input.byte()?;
         let revision = input.number()?;

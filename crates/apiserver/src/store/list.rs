@@ -66,6 +66,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Reads a page in steps, so that the lock of the table is held for one step at a time.
     fn run(
         mut self,
         table: &Table,
@@ -126,6 +127,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Reads up to `step` keys of the merged state.
     fn step(&mut self, state: &TableState, step: usize) -> StepResult {
         let range = (self.position.clone(), Bound::Unbounded);
         let mut merged = MergedEntries {

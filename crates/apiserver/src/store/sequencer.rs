@@ -124,6 +124,7 @@ impl Sequencer {
         Ok(WriteOutcome::Changed(event))
     }
 
+    /// Assigns a revision to a new or changed object and returns the event of the change.
     fn put(
         &mut self,
         table: TableId,

@@ -34,6 +34,7 @@ pub(super) fn write(
     })
 }
 
+/// Writes a snapshot file and returns its length in bytes.
 fn write_file(
     path: &Path,
     disk: &dyn Disk,

@@ -93,6 +93,7 @@ impl Wal {
         }
     }
 
+    /// Appends frames to the current segment, syncs it, and returns the duration of the sync.
     fn write(&mut self, base: Revision, bytes: &[u8]) -> Result<Duration, StoreError> {
         if self.current.is_none() {
             self.rotate(base)?;

@@ -179,6 +179,7 @@ fn default_class(core: &Core, table: &TableId) -> Option<Value> {
         .min_by_key(|c| c.get("value").and_then(Value::as_i64).unwrap_or(0))
 }
 
+/// Sets the service account of a pod; it must exist unless it is `default`.
 fn service_account(core: &Core, namespace: &str, pod: &mut Value) -> Result<(), ApiError> {
     let name = display_name(pod).to_owned();
     let spec = meta::section(pod, "spec");
@@ -215,6 +216,7 @@ fn service_account(core: &Core, namespace: &str, pod: &mut Value) -> Result<(), 
     Ok(())
 }
 
+/// Adds the default tolerations of unready and unreachable nodes.
 fn default_tolerations(pod: &mut Value) {
     let spec = meta::section(pod, "spec");
     let list = spec.entry("tolerations").or_insert_with(|| json!([]));

@@ -99,6 +99,7 @@ impl Transport {
         idle.pop()
     }
 
+    /// Opens a TLS connection to the webhook.
     async fn connect(&self, store: &Store) -> Result<WebhookConnection, String> {
         let (host, port) = match &self.endpoint {
             Endpoint::Url(_) => (self.host.clone(), self.port),
@@ -127,6 +128,7 @@ impl Transport {
         Ok(sender)
     }
 
+    /// Sends a review over a connection and returns the body of the response.
     async fn exchange(
         &self,
         mut connection: WebhookConnection,

@@ -85,6 +85,7 @@ pub(super) fn restrict(
     result.map_err(|why| ApiError::forbidden(&resource.group, &resource.plural, name, &why))
 }
 
+/// Restricts the writes of a node to pods and statuses of its own pods.
 fn pod(
     core: &Core,
     attributes: &AdmissionAttributes<'_>,
@@ -139,6 +140,7 @@ fn pod(
     }
 }
 
+/// Restricts the writes of a node to its own Node object.
 fn node_itself(
     attributes: &AdmissionAttributes<'_>,
     node: &str,

@@ -324,6 +324,7 @@ pub(super) fn parse(
     })
 }
 
+/// Decodes the patch in a webhook response.
 fn patch(response: &Value, strict: bool, mutating: bool) -> Result<Value, String> {
     use base64::Engine as _;
     let invalid = |why: &str| Err(format!("received invalid webhook response: {why}"));

@@ -235,6 +235,7 @@ async fn serve_stream(
     }
 }
 
+/// Carries the streams of a session over a WebSocket until the command ends.
 async fn carry_streams<S: AsyncRead + AsyncWrite + Unpin + Send>(
     socket: WebSocketStream<S>,
     started: Result<ExecSession, String>,
