@@ -121,6 +121,7 @@ impl InProcessWebhook for DeferredWebhook {
     }
 }
 
+/// Converts a review of the embedded API server to a request of the webhook library.
 fn to_request(request: &WebhookRequest<'_>) -> Request {
     let WebhookKind {
         group,
@@ -166,6 +167,7 @@ fn to_request(request: &WebhookRequest<'_>) -> Request {
     }
 }
 
+/// Converts the verdict of a webhook to a response of the embedded API server.
 fn to_response(verdict: Verdict) -> WebhookResponse {
     let status = if verdict.allowed {
         Value::Null

@@ -45,6 +45,7 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
+    /// Creates the caches; none is started yet.
     fn new(options: &Options, client: &Client) -> Self {
         let all = Scope::default;
         let settings = {

@@ -57,6 +57,7 @@ impl SettingsStore {
         self.listeners.write().push(Box::new(listener));
     }
 
+    /// Applies a change of the ConfigMap: parses it, reports its problems and notifies the listeners.
     fn apply_change(&self, change: &Change<ConfigMap>) {
         let current = self.current();
         let (next, settings_problems) = match change {

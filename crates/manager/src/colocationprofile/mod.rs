@@ -64,6 +64,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
+/// Applies a profile to the pending pods that it matches.
 async fn reconcile(
     replica: Arc<Replica>,
     state: Arc<Mutex<ProfileState>>,

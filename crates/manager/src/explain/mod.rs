@@ -338,6 +338,7 @@ fn subtract_third_parties(
     breakdown
 }
 
+/// Explains the batch resources of each NUMA node.
 fn zones(
     input: &Input<'_>,
     view: &NodeView,

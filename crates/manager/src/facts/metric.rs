@@ -62,6 +62,7 @@ impl MetricFacts {
 }
 
 impl MetricReport {
+    /// Keeps the fields of the status that the manager reads.
     pub(crate) fn from_status(status: &koord_api::slo::NodeMetricStatus) -> Self {
         let info = status.node_metric.as_ref();
         let node_usage = info.and_then(|info| info.node_usage.as_ref());

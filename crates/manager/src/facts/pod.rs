@@ -66,6 +66,7 @@ struct OptionalFields {
 static NO_OPTIONAL_FIELDS: LazyLock<OptionalFields> = LazyLock::new(OptionalFields::default);
 
 impl PodFacts {
+    /// Keeps the fields of a pod that the manager reads; `fields` selects the optional ones.
     pub(crate) fn from_pod(pod: &Pod, fields: FieldMask) -> Self {
         let meta = &pod.metadata;
         let boxed = |text: &Option<String>| text.as_deref().map(Box::from);

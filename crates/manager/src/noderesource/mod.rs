@@ -67,6 +67,7 @@ pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     build,
 };
 
+/// Builds the controller and subscribes it to changes of the caches.
 fn build(replica: &Arc<Replica>) -> Controller {
     let queue = node::queue(replica);
     let resources = Arc::new(Resources::new(replica.clone()));
@@ -178,6 +179,7 @@ impl Resources {
         self.synced.lock().remove(node);
     }
 
+    /// Computes the resources of a node and writes them if they changed or are due.
     async fn reconcile(&self, key: &ObjectKey) -> Result<Action, crate::Error> {
         let (replica, name) = (&self.replica, key.name.as_str());
         let Some(node) = replica.caches.nodes.object(key) else {
@@ -295,6 +297,7 @@ impl Resources {
         }
     }
 
+    /// Writes the planned changes of a node and of the zones of its NodeResourceTopology.
     async fn apply(&self, node: &str, plan: &Plan) -> Result<ZoneWrite, crate::Error> {
         let client = &self.replica.client;
         let mut zones = ZoneWrite::Settled;

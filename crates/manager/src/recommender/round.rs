@@ -78,6 +78,7 @@ impl Recommender {
         }
     }
 
+    /// Runs one round over all Recommendations.
     pub(super) async fn round(&mut self, replica: &Arc<Replica>) -> Result<(), Error> {
         let now = replica.clock.now().as_millisecond();
         let objects = replica.caches.recommendations.list();
@@ -336,6 +337,7 @@ impl Recommender {
         }
     }
 
+    /// Plans and writes the statuses of some Recommendations and records failures for a retry.
     async fn write_batch(
         &mut self,
         replica: &Arc<Replica>,
@@ -519,6 +521,7 @@ fn decide(
     ))
 }
 
+/// Writes a status and its details, and records the event.
 async fn apply(
     replica: &Replica,
     facts: &RecommendationFacts,

@@ -181,6 +181,7 @@ fn current(time: Timestamp, now: UnixMillis) -> Option<UnixMillis> {
     (now - time <= STALE_MS).then_some(time)
 }
 
+/// Returns the usage of the pods of `namespaces` in current NodeMetric reports.
 fn node_metric_usage(
     metrics: &[Arc<MetricFacts>],
     namespaces: &[&str],

@@ -126,6 +126,7 @@ impl Sections {
         Self::from_config(&config, data)
     }
 
+    /// Collects the names and selectors of the node strategies of a parsed ConfigMap.
     fn from_config(config: &SloControllerConfig, data: &Strings) -> Self {
         fn overrides_of<T>(key: &'static str, section: &Section<T>) -> Overrides {
             let named = |(at, node): (usize, &NodeOverride<T>)| {

@@ -42,6 +42,7 @@ const GPU_LABELS: [&str; 3] = [
 /// Amount of one whole device, in percent.
 const ONE_DEVICE: i64 = 100;
 
+/// Publishes the resources and labels of the healthy GPUs.
 fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
     let healthy = healthy(input, &DeviceType::Gpu);
     let Some(device) = input.device.filter(|_| !healthy.is_empty()) else {

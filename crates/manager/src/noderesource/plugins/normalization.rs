@@ -45,6 +45,7 @@ fn is_enabled(input: &Input<'_>) -> Result<bool, String> {
     }
 }
 
+/// Returns the CPU normalization ratio of the node from the CPU model that its topology reports.
 fn ratio(input: &Input<'_>) -> Result<f64, String> {
     let key = annotations::NODE_CPU_BASIC_INFO;
     let topology = input

@@ -39,6 +39,7 @@ pub(super) fn violations(config: &SloControllerConfig, total: bool) -> Vec<Strin
     problems
 }
 
+/// Checks the network shares of a strategy; `total` is the bandwidth of the node, if it is set.
 fn strategy(
     name: &str,
     strategy: &ResourceQOSStrategy,

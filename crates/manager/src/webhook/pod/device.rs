@@ -88,6 +88,7 @@ pub(super) fn problems(pod: &Pod) -> Vec<String> {
     containers.flat_map(container_problems).collect()
 }
 
+/// Returns the problems of the GPU requests of a container.
 fn container_problems(container: &Container) -> Vec<String> {
     let requests = container
         .resources
@@ -120,6 +121,7 @@ fn container_problems(container: &Container) -> Vec<String> {
     }
 }
 
+/// Returns the problems of a request for shared GPUs.
 fn share_problems(shared: Quantity, value: impl Fn(&str) -> i64) -> Vec<String> {
     let mut problems = Vec::new();
     if shared.value() == 0 {

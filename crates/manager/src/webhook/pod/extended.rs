@@ -42,6 +42,7 @@ pub(super) fn pod(pod: &mut Value) -> Result<(), ExtendedError> {
     Ok(())
 }
 
+/// Returns the batch resources of the containers of a pod.
 fn requested(pod: &mut Value) -> Result<ExtendedResourceSpec, TypeMismatch> {
     let mut spec = ExtendedResourceSpec::default();
     for (path, container) in json::containers_mut(pod, "containers") {

@@ -40,6 +40,7 @@ impl Handler for PodMutator {
 }
 
 impl PodMutator {
+    /// Applies profiles, quotas and defaults to a new pod.
     async fn mutate(&self, mut request: Request) -> Result<Answer, Answer> {
         if !is_about_pods(&request) || request.operation != Operation::Create {
             return Ok(Answer::allow());

@@ -40,6 +40,7 @@ impl Handler for PodValidator {
 }
 
 impl PodValidator {
+    /// Checks a new or changed pod, then charges its quota.
     async fn validate(&self, request: Request) -> Result<(), Answer> {
         let written = matches!(request.operation, Operation::Create | Operation::Update);
         if !is_about_pods(&request) || !written {

@@ -97,6 +97,7 @@ pub(crate) fn matching(
     (matched, warnings)
 }
 
+/// Returns true if the selectors of the profile match.
 fn applies(
     profile: &ClusterColocationProfile,
     labels: &Labels,

@@ -79,6 +79,7 @@ impl Handler for QuotaMutator {
 }
 
 impl QuotaMutator {
+    /// Fills in defaults of a new quota and returns them as a patch.
     fn fill(&self, request: Request) -> Result<Answer, Refusal> {
         let quota = read(request.object.as_ref(), "object")?;
         if request.operation != Operation::Create {
