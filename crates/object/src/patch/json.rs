@@ -77,6 +77,7 @@ fn elements_behind(object: &Value, path: &json_patch::jsonptr::Pointer) -> usize
 }
 
 impl Budget {
+    /// Charges an operation to the budget; fails if the patch costs too much.
     fn check(&mut self, object: &Value, operation: &PatchOperation) -> Result<(), String> {
         let shifted = match operation {
             PatchOperation::Replace(_) | PatchOperation::Test(_) => 0,

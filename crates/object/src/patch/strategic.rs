@@ -40,6 +40,7 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, PatchError> {
     }
 }
 
+/// Merges `patch` into an object, member by member, with its directives.
 fn merge_map(
     schema: &Schema,
     mut original: Map<String, Value>,
@@ -269,6 +270,7 @@ impl<'a> KeyedList<'a> {
     }
 }
 
+/// Merges a list of objects by `merge_key`.
 fn merge_list(
     element: &Schema,
     merge_key: &str,

@@ -139,6 +139,7 @@ impl Parser {
         s
     }
 
+    /// Parses the members, values and elements of a schema.
     fn structure(
         &mut self,
         s: &mut Schema,
@@ -237,6 +238,7 @@ impl Parser {
         }
     }
 
+    /// Parses the list type and its keys, and reports problems.
     fn list_type(&mut self, map: &Map<String, Value>, path: &str, s: &Schema) -> ListType {
         let Some(text) = text(map, "x-kubernetes-list-type") else {
             return ListType::Atomic;

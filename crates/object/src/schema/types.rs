@@ -71,6 +71,7 @@ pub fn object_meta() -> &'static Schema {
     &TABLE.object_meta
 }
 
+/// Parses the table.
 fn parse(text: &'static str) -> Table {
     let lines: Vec<&'static str> = text
         .lines()
@@ -123,6 +124,7 @@ fn inherit_fields(
     out.extend(this.fields.iter().map(|(k, f)| (*k, f.clone())));
 }
 
+/// Parses a line of the table: the name of a type, its flag and its fields.
 fn parse_type(
     id: TypeId,
     line: &'static str,
@@ -151,6 +153,7 @@ fn parse_type(
     }
 }
 
+/// Parses a field: JSON name, protobuf number, type and flags.
 fn parse_field(
     word: &'static str,
     names: &FxHashMap<&'static str, TypeId>,
@@ -214,6 +217,7 @@ fn typed_schema(kind: Type) -> Schema {
     schema
 }
 
+/// Parses the type of a field.
 fn parse_shape(text: &'static str, names: &FxHashMap<&'static str, TypeId>) -> Option<Schema> {
     if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
         let mut list = typed_schema(Type::Array);

@@ -100,6 +100,7 @@ fn not_in_enum(rules: &Rules, value: &Value, path: Path<'_>) -> FieldError {
     FieldError::not_supported(path, value.clone(), &refs)
 }
 
+/// Checks the length, pattern and format of a string.
 fn check_string(schema: &Schema, text: &str, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let length = text.chars().count() as u64;
@@ -141,6 +142,7 @@ fn check_string(schema: &Schema, text: &str, path: Path<'_>, errors: &mut Vec<Fi
     }
 }
 
+/// Checks the bounds of a number.
 fn check_number(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let Some(n) = value.as_f64() else { return };
@@ -186,6 +188,7 @@ fn check_number(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec
     }
 }
 
+/// Checks the length of a list, the uniqueness of its elements, and each element.
 fn check_array(schema: &Schema, items: &[Value], path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let count = items.len() as u64;
@@ -251,6 +254,7 @@ fn check_array(schema: &Schema, items: &[Value], path: Path<'_>, errors: &mut Ve
     }
 }
 
+/// Checks the members of an object.
 fn check_object(
     schema: &Schema,
     map: &Map<String, Value>,
@@ -321,6 +325,7 @@ fn validate_untyped(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut
     validate(schema, value, path, errors);
 }
 
+/// Checks `allOf`, `anyOf`, `oneOf` and `not`.
 fn validate_combinations(
     schema: &Schema,
     value: &Value,

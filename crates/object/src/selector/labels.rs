@@ -234,6 +234,7 @@ impl Token {
     }
 }
 
+/// Splits a selector into tokens.
 fn tokenize(text: &str) -> Vec<Token> {
     let mut out = Vec::new();
     let mut chars = text.chars().peekable();
@@ -297,6 +298,7 @@ impl SelectorParser {
         }
     }
 
+    /// Parses one requirement of a selector.
     fn requirement(&mut self) -> Result<Requirement, SelectorError> {
         if self.peek() == Token::Not {
             self.next();
@@ -354,6 +356,7 @@ impl SelectorParser {
         })
     }
 
+    /// Parses the parenthesized values of a set-based requirement.
     fn values(&mut self, key: &str) -> Result<BTreeSet<String>, SelectorError> {
         match self.next() {
             Token::Open => {}

@@ -41,6 +41,7 @@ pub struct Details {
 }
 
 impl Details {
+    /// Returns the details as JSON without empty fields.
     fn to_value(&self) -> Value {
         let mut map = Map::new();
         for (key, text) in [
