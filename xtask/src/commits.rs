@@ -27,6 +27,7 @@ pub(crate) fn faults() -> Result<Vec<String>> {
     Ok(faults.collect())
 }
 
+/// Returns what is wrong with the subject of a commit; `None` if it is valid.
 fn problem(subject: &str) -> Option<&'static str> {
     let is_area = |area: &str| {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-, ".contains(c);

@@ -69,6 +69,7 @@ pub(crate) fn faults(root: &Path) -> Result<Vec<String>> {
     Ok(violations(&rules, &metadata.packages))
 }
 
+/// Returns the packages that break the rules of deny.toml.
 fn violations(rules: &Rules, packages: &[LockedPackage]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut registries = BTreeSet::new();

@@ -243,6 +243,7 @@ struct Row<'a> {
     machine: &'a str,
 }
 
+/// Prints the figures with the documents that cite them.
 #[allow(clippy::print_stdout, reason = "this is a command-line tool")]
 fn list(record: &Record, documents: &[(PathBuf, String)], json: bool) -> Result<()> {
     let (_, mut named) = check_documents(record, documents);

@@ -107,6 +107,7 @@ fn main() -> Result<()> {
     }
 }
 
+/// Runs all checks of the sources and fails with the faults.
 fn tidy() -> Result<()> {
     let root = workspace_root()?;
     let mut faults = packages::faults(&root)?;
@@ -298,6 +299,7 @@ fn named_of_crate(code: &str) -> Vec<String> {
     modules
 }
 
+/// Returns the faults of a source file that can be found line by line.
 fn source_faults(path: &Path, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let shown = path.display();

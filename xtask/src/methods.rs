@@ -19,6 +19,7 @@ pub(crate) fn faults(root: &Path, sources: &[(PathBuf, String)]) -> Result<Vec<S
     compare(&table, sources)
 }
 
+/// Compares the table with the number of methods in the sources.
 fn compare(table: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     let mut rows = BTreeSet::new();

@@ -30,6 +30,7 @@ pub(crate) fn faults(root: &Path, sources: &[(PathBuf, String)]) -> Result<Vec<S
     compare(&read(LIST)?, &read(TABLE)?, sources)
 }
 
+/// Compares the roles of plugins in the sources with the list and the table.
 fn compare(list: &str, table: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     let roles = roles(list)?;
     let mut faults = Vec::new();
@@ -81,6 +82,7 @@ fn roles(list: &str) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
+/// Records the roles that an item of a source file implements or lists.
 fn note(
     item: &syn::Item,
     roles: &BTreeMap<String, String>,

@@ -27,6 +27,7 @@ pub(crate) fn faults(root: &Path, sources: &[(PathBuf, String)]) -> Result<Vec<S
     compare(&budgets, sources)
 }
 
+/// Compares the sleeps in tests with the budgets.
 fn compare(budgets: &str, sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     let budgets: BTreeMap<String, usize> = toml::from_str(budgets).context(BUDGETS)?;
     let mut counts: BTreeMap<String, BTreeMap<&Path, usize>> = BTreeMap::new();

@@ -299,6 +299,7 @@ impl Sources {
         Ok(out)
     }
 
+    /// Appends the table's notation of a Go type to `out` and records the types that it uses.
     fn show(
         &mut self,
         go_type: &str,

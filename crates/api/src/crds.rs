@@ -82,6 +82,7 @@ pub(crate) fn refusals(part: &str, value: &impl Serialize) -> Vec<FieldError> {
     violations
 }
 
+/// Adds the violations of the schema by `value` at `path`.
 fn refuse(path: &str, schema: &Value, value: &Value, violations: &mut Vec<FieldError>) {
     let mut wrong = |reason: String| {
         violations.push(FieldError {

@@ -52,6 +52,7 @@ pub fn matches(selector: &LabelSelector, labels: &impl Lookup) -> Result<bool, S
     Ok(all)
 }
 
+/// Returns true if the labels meet the requirement.
 fn requirement_met(
     requirement: &LabelSelectorRequirement,
     labels: &impl Lookup,

@@ -101,6 +101,7 @@ impl<T> Section<T> {
 }
 
 impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
+    /// Reads a section; keeps the previous one and reports an error if it is invalid.
     #[allow(
         clippy::too_many_arguments,
         reason = "one call site, all parts differ by section"
@@ -201,6 +202,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
         };
     }
 
+    /// Parses the text of a section over the defaults.
     fn read(
         key: &str,
         text: &str,

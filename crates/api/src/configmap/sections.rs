@@ -169,6 +169,7 @@ pub(super) fn check_qos(strategy: &ResourceQOSStrategy) -> Checker {
     check
 }
 
+/// Checks the bounds of the settings of one QoS class.
 fn class_violations(check: &mut Checker, class: &ResourceQOS) {
     if let Some(cpu) = &class.cpu_qos {
         check.nested("cpuQOS", |check| {
