@@ -395,7 +395,7 @@ mod tests {
 
     /// The rows follow the tests of Kubernetes' node authorizer.
     #[test]
-    fn a_node_reaches_its_own() {
+    fn node_may_access_its_own_objects() {
         let graph = graph();
         for question in [
             "get nodes /n1",
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_reaches_nothing_else() {
+    fn node_may_not_access_other_objects() {
         let mut graph = graph();
         for question in [
             "get nodes /n2",

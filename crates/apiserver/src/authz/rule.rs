@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_subresources_are_held_as_they_are_given() {
+    fn names_and_subresources_are_granted_exactly() {
         let rules = |resource: &str, names: &[&str]| {
             json!([{"verbs": ["get"], "apiGroups": [""], "resources": [resource],
                     "resourceNames": names}])
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_too_many_parts_count_as_not_held() {
+    fn rules_with_too_many_parts_are_not_granted() {
         let texts: Vec<String> = (0..20_000).map(|i| format!("t{i}")).collect();
         let huge = rule(
             &json!({"verbs": texts, "apiGroups": texts, "resources": texts, "resourceNames": texts}),

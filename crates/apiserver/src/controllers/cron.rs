@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_time_of_a_schedule() {
+    fn schedule_returns_next_time() {
         // A Sunday.
         let now = "2026-03-01T12:00:30Z";
         for (schedule, time) in [
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_time_is_never_later() {
+    fn last_time_is_not_in_the_future() {
         let schedule = Schedule::parse("0 6 * * *").unwrap();
         let last = |now: &str| schedule.last(now.parse().unwrap(), &TimeZone::UTC).unwrap();
         assert_eq!(
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_schedules_are_none() {
+    fn invalid_schedule_is_none() {
         for text in [
             "",
             "* * * *",

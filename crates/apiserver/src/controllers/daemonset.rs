@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn daemons_go_where_they_may() {
+    fn daemons_run_on_eligible_nodes() {
         let node = json!({"metadata": {"name": "n", "labels": {"disk": "ssd"}}, "spec": {"taints": [
             {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}});
         assert_eq!(fits(&json!({}), &node), (true, true));

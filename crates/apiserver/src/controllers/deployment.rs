@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_stays_within_its_slack() {
+    fn rollout_respects_surge_and_unavailability() {
         // Start: 4 old, all available; the new one may have one, one old may go.
         let v = [version(1, 4, 4), version(2, 0, 0)];
         assert_eq!(

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn one_solid_owner_keeps_an_object() {
+    fn object_with_existing_owner_is_kept() {
         use OwnerState::{Absent, Solid, Unknown, Waiting};
         let owners = |states: &[OwnerState]| -> Vec<(Owner, OwnerState)> {
             states
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn owners_are_looked_for_when_they_change() {
+    async fn changed_owners_are_looked_up() {
         let options = crate::store::StoreOptions::memory(koord_app::Clock::system());
         let store = crate::store::Store::open(options).await.unwrap();
         let table = TableId::new("", "pods");

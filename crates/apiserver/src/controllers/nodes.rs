@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_become_taints_and_go_with_them() {
+    fn taints_follow_conditions() {
         let mut node = json!({"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
         mark_unknown(&mut node, at("2026-01-01T00:00:00Z"));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_leave_when_their_toleration_ends() {
+    fn pods_are_evicted_when_toleration_ends() {
         let taint = [
             json!({"key": UNREACHABLE, "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}),
         ];

@@ -181,7 +181,7 @@ mod tests {
     use tower::ServiceExt as _;
 
     #[tokio::test(start_paused = true)]
-    async fn of_ended_pods_evicted_ones_go_first_then_the_oldest() {
+    async fn surplus_deletes_evicted_then_oldest_pods() {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
         config.controllers =
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pods_go_when_their_node_was_gone_for_a_while() {
+    async fn pods_of_missing_node_are_deleted_after_delay() {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
         config.controllers =

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn useless_pods_go_first() {
+    fn surplus_deletes_useless_pods_first() {
         let pod = |node: &str, phase: &str, made: &str| {
             json!({"metadata": {"creationTimestamp": made},
                 "spec": {"nodeName": node}, "status": {"phase": phase}})

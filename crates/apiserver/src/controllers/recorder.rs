@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_object_that_never_stops_gets_few_events() {
+    async fn repeated_events_of_object_are_limited() {
         let uid = "recorder-test";
         let recorded: Vec<_> = (0..40).filter_map(|_| allowed(uid, "A")).collect();
         assert_eq!(recorded.len(), MOST as usize);

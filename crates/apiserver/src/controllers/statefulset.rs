@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_counted_from_the_start_and_kept_up_to_the_partition() {
+    fn pods_start_at_ordinal_and_keep_partition() {
         let from_3 = DesiredState {
             start: 3,
             ..desired(2, false, true)
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn in_order_one_at_a_time() {
+    fn ordered_pods_start_one_at_a_time() {
         assert_eq!(
             plan(&desired(3, false, true), &pods(&[])),
             [Step::Create(0)]
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_go_from_the_top() {
+    fn updates_start_at_highest_ordinal() {
         let old = pods(&[(0, true, false), (1, true, false)]);
         assert_eq!(plan(&desired(2, false, true), &old), [Step::Delete(1)]);
         assert_eq!(plan(&desired(2, false, false), &old), []);

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_problems_are_listed_each_once() {
+    fn problems_are_deduplicated_up_to_limit() {
         let duplicates: Vec<String> = (0..500).map(|i| format!(r#""k{i}":1,"k{i}":2"#)).collect();
         let listed = problems(&format!("{{{}}}", duplicates.join(",")), &["k7"]);
         assert_eq!(listed.len(), 100);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn long_keys_are_written_out_a_few_times_only() {
+    fn long_keys_are_reported_a_few_times() {
         // 100,000 duplicates, and as many fields, below a key of 1 MB: 100 GB of paths.
         let inner = vec![r#""a":1"#; 100_000].join(",");
         let body = format!(r#"{{"{}":{{{inner}}}}}"#, "k".repeat(1 << 20));
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn quoted_text_may_go_on_below_its_key() {
+    fn quoted_text_continues_below_its_key() {
         let decode =
             |text: &str| decode("application/yaml", &Bytes::copy_from_slice(text.as_bytes()));
         let text = "\
@@ -504,7 +504,7 @@ d: 1
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_bad_requests() {
+    fn non_utf8_body_is_bad_request() {
         for kind in ["application/json", "application/yaml"] {
             let body = Bytes::from_static(b"{\"a\": \"\xff\xfe\"}");
             assert_eq!(decode(kind, &body).unwrap_err().code, 400, "{kind}");
@@ -512,7 +512,7 @@ d: 1
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_never_ends_is_given_up() {
+    async fn endless_body_is_rejected() {
         let slow = axum::body::Body::from_stream(futures::stream::pending::<
             Result<Bytes, std::convert::Infallible>,
         >());

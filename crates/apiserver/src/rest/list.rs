@@ -533,7 +533,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kind_of_an_item_is_found_among_its_members() {
+    fn item_kind_is_found_among_members() {
         let object = r#""data":{"kind":"ConfigMap","a":"\"kind\":\"ConfigMap\","},"kind":"ConfigMap","metadata":{}}"#;
         let matches = find_kind(object.as_bytes(), "ConfigMap").unwrap();
         assert_eq!(&object[matches.clone()], "\"kind\":\"ConfigMap\",");

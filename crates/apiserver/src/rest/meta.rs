@@ -211,7 +211,7 @@ mod tests {
     use serde_json::json;
 
     #[tokio::test]
-    async fn owners_are_read_alike_from_bytes_and_from_the_object() {
+    async fn owners_from_bytes_equal_owners_from_object() {
         let options = StoreOptions::memory(koord_app::Clock::system());
         let store = Store::open(options).await.unwrap();
         let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u",

@@ -110,7 +110,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_container_must_be_clear() {
+    fn ambiguous_container_is_refused() {
         let single = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}]}});
         assert_eq!(container(&single, None).unwrap(), "a");
         let two = json!({"metadata": {"name": "p"},

@@ -63,7 +63,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn needed_and_given_rights_match() {
+    fn required_and_granted_rights_match() {
         let rules = json!([
             {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
             {"apiGroups": ["a", "b"], "resources": ["x"], "verbs": ["list", "watch"]},

@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_watch_starts() {
+    fn watch_start_follows_query() {
         let start = |q: &str| options(&Query::parse(q).unwrap(), 100).map(|o| o.start);
         assert_eq!(start("").unwrap(), StartPoint::State);
         assert_eq!(start("resourceVersion=0").unwrap(), StartPoint::State);

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn work_that_blocks_leaves_the_only_worker_free() {
+    async fn blocking_work_leaves_worker_free() {
         let slots = Arc::new(WorkSlots::new(1, 1));
         let (sender, receiver) = mpsc::channel();
         let blocked = tokio::spawn(async move {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn slots_bound_work_of_all_and_of_each_user() {
+    async fn slots_limit_total_and_user_work() {
         let slots = Arc::new(WorkSlots::new(2, 1));
         let running = Arc::new([const { AtomicUsize::new(0) }; 3]);
         let mut tasks = Vec::new();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_work_holds_no_slot_but_counts() {
+    async fn waiting_work_counts_without_slot() {
         let slots = Arc::new(WorkSlots::new(1, 1));
         let go = Arc::new(Notify::new());
         let mut waiting = Vec::new();

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_go_on_once_unread_bytes_are_sent() {
+    async fn responses_resume_after_unread_bytes_are_sent() {
         let clients = clients(0, 10);
         let meter = || clients.admit(&jane(), None, true).unwrap().unwrap();
         let (mut first, mut second) = (meter().meter(parts()), meter().meter(parts()));

@@ -35,7 +35,7 @@ async fn end(cluster: &Cluster, pod: &str, code: i64) {
 }
 
 /// Waits for the active pod of an index.
-async fn of_index(cluster: &Cluster, index: i64) -> Value {
+async fn pod_of_index(cluster: &Cluster, index: i64) -> Value {
     let expected = index.to_string();
     let is = |p: &&Value| {
         p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == expected.as_str()
@@ -77,14 +77,14 @@ async fn an_index_fails_by_itself_and_the_others_go_on() {
     let failures = |pod: &Value| {
         pod["metadata"]["annotations"]["batch.kubernetes.io/job-index-failure-count"].clone()
     };
-    let first = of_index(&cluster, 1).await;
+    let first = pod_of_index(&cluster, 1).await;
     assert_eq!(failures(&first), "0");
     end(&cluster, name(&first), 1).await;
-    let requeue = of_index(&cluster, 1).await;
+    let requeue = pod_of_index(&cluster, 1).await;
     assert_eq!(failures(&requeue), "1");
     end(&cluster, name(&requeue), 1).await;
     for index in [0, 2] {
-        let pod = of_index(&cluster, index).await;
+        let pod = pod_of_index(&cluster, index).await;
         end(&cluster, name(&pod), 0).await;
     }
     assert_eq!(reason(&cluster, "j", "Failed").await, "FailedIndexes");
@@ -102,7 +102,7 @@ async fn a_job_ends_by_its_policies() {
         &json!({"backoffLimitPerIndex": 0, "maxFailedIndexes": 0}),
     );
     cluster.post(JOBS, object).await.expect(201);
-    let pod = of_index(&cluster, 2).await;
+    let pod = pod_of_index(&cluster, 2).await;
     end(&cluster, name(&pod), 1).await;
     assert_eq!(
         reason(&cluster, "max", "Failed").await,
@@ -116,7 +116,7 @@ async fn a_job_ends_by_its_policies() {
     let rules = json!([{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]);
     let object = job("policy", &json!({"podFailurePolicy": {"rules": rules}}));
     cluster.post(JOBS, object).await.expect(201);
-    let pod = of_index(&cluster, 0).await;
+    let pod = pod_of_index(&cluster, 0).await;
     end(&cluster, name(&pod), 42).await;
     assert_eq!(
         reason(&cluster, "policy", "Failed").await,
@@ -129,7 +129,7 @@ async fn a_job_ends_by_its_policies() {
     let rules = json!([{"succeededIndexes": "0-1", "succeededCount": 1}]);
     let object = job("enough", &json!({"successPolicy": {"rules": rules}}));
     cluster.post(JOBS, object).await.expect(201);
-    let pod = of_index(&cluster, 1).await;
+    let pod = pod_of_index(&cluster, 1).await;
     end(&cluster, name(&pod), 0).await;
     assert_eq!(
         reason(&cluster, "enough", "Complete").await,
@@ -156,7 +156,7 @@ async fn job_adopts_matching_pods_and_releases_others() {
     let cluster = Cluster::start().await;
     let object = job("j", &json!({"completions": 1, "parallelism": 1}));
     cluster.post(JOBS, object).await.expect(201);
-    let pod = of_index(&cluster, 0).await;
+    let pod = pod_of_index(&cluster, 0).await;
     let path = format!("{PODS}/{}", name(&pod));
     let body = json!({"metadata": {"ownerReferences": null}});
     cluster.patch(&path, MERGE, body).await.expect(200);

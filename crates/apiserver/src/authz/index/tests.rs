@@ -171,7 +171,7 @@ fn subject((kind, n): (u8, u8)) -> Value {
 
 proptest! {
     #[test]
-    fn the_index_is_a_plain_reading_of_all_objects(
+    fn index_equals_reading_all_objects(
         changes in proptest::collection::vec(change(), 0..40)
     ) {
         let mut index = Index::default();

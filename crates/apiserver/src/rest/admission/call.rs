@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_sent_as_go_sends_them() {
+    fn paths_are_cleaned_as_go_does() {
         for (given, sent) in [
             ("/hook", "/hook"),
             ("//failing", "/failing"),

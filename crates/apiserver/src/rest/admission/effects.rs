@@ -159,7 +159,7 @@ mod tests {
     use koord_kinds::Registry;
 
     #[test]
-    fn every_idle_kind_is_served_and_in_the_documents() {
+    fn kinds_without_effect_are_served_and_documented() {
         let document = include_str!("../../../../../docs/compat.md");
         for (group, plural, _) in IDLE {
             let registry = Registry::builtin();

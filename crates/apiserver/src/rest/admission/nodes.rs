@@ -258,7 +258,7 @@ mod tests {
 
     /// The rows follow the tests of Kubernetes' NodeRestriction.
     #[test]
-    fn labels_that_a_node_does_not_give_itself() {
+    fn foreign_labels_of_node_are_refused() {
         for (label, foreign) in [
             ("foo", false),
             ("example.com/foo", false),

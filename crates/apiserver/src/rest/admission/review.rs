@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none() {
+    fn invalid_reviews_are_refused() {
         use ReviewVersion::{V1, V1Beta1};
         let good = json!({"uid": "u", "allowed": true});
         assert!(parse(V1, "u", true, &answer(good)).unwrap().allowed);

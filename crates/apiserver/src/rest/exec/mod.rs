@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn streams_have_their_channels_and_the_outcome_comes_last() {
+    async fn streams_use_channels_and_outcome_is_last() {
         let (client, server) = sockets().await;
         let (stdin, mut read) = mpsc::channel::<Bytes>(4);
         let (write, output) = mpsc::channel(4);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_goes_ends_the_command() {
+    async fn disconnect_ends_command() {
         let (client, server) = sockets().await;
         let (session, write) = silent();
         drop(client);
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_container_is_meant_when_none_is_named() {
+    fn unnamed_container_defaults_to_first() {
         let pod = json!({"metadata": {"name": "p"}, "spec": {
             "containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
         for (asked, found) in [

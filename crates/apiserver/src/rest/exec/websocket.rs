@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handshake_is_that_of_the_rfc() {
+    fn handshake_matches_rfc_example() {
         // RFC 6455, 1.3.
         let good = [
             ("connection", "keep-alive, Upgrade"),
