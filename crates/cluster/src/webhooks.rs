@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_api_server_asks_the_manager_without_a_socket() {
+    async fn api_server_calls_manager_in_process() {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let config = Config::new(Storage::Memory, clock.clone());
         let server = ApiServer::open(config).await.unwrap();

@@ -67,7 +67,7 @@ mod tests {
     use koord_app::features::Gates;
 
     #[test]
-    fn defaults_are_upstreams_but_for_two() {
+    fn gate_defaults_match_upstream_but_two() {
         let gates = Gates::new(GATES);
         let on: Vec<_> = gates
             .iter()

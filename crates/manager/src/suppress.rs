@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_matching_override_is_laid_over_the_cluster() {
+    fn first_matching_override_extends_cluster() {
         let config = json!({
             "clusterStrategy": {"mode": "pressure", "beCPUIdle": false},
             "nodeStrategies": [

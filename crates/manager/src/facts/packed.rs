@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_come_back_as_they_were() {
+    fn amounts_round_trip() {
         for text in [
             "0",
             "1",

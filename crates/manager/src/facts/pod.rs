@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_listed_where_it_is_bound_and_nowhere_else() {
+    fn pod_is_listed_on_its_node_only() {
         let index = PodsByNode::default();
         let names = |node: &str| -> Vec<String> {
             let pods = index.get(node);

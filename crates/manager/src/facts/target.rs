@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_is_found_anywhere_above_a_pod() {
+    fn workload_is_found_among_pod_ancestors() {
         let target = read(json!({"type": "workload",
             "workload": {"apiVersion": "apps/v1beta1", "kind": "Deployment", "name": "web"}}))
         .unwrap();

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_pod_is_split_by_requests() {
+    fn pod_usage_is_split_by_requests() {
         let measurement = PodMeasurement::Whole(ResourceUsage {
             cpu: Some(2.0),
             memory: Some(900.0),

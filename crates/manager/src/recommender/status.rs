@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guess_is_named_before_a_short_history() {
+    fn estimate_is_reported_before_short_history() {
         let estimates = ContainerEstimates {
             is_estimated: true,
             days: 0.2,

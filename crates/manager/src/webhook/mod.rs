@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manifests_of_deploy_are_the_table() {
+    fn deploy_manifests_match_webhook_table() {
         let text = include_str!("../../../../deploy/manager/webhooks.yaml");
         let documents = text.split("\n---\n").skip(1);
         let documents: Vec<Value> = documents

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_counts_for_its_quota_until_it_goes() {
+    fn pod_counts_for_quota_until_deleted() {
         let never = |_| unreachable!("the cache is not started");
         let bound = BoundPods::new(Cache::new(crate::cache::ObjectKind::Pods, never));
         let apply = |old: Option<&Arc<PodFacts>>, new: &Arc<PodFacts>| {
