@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_know_each_other_in_one_direction() {
+    fn parts_refer_to_each_other_in_one_direction() {
         let (a, b) = (("a.rs", "use super::b::B;"), ("b.rs", "struct B;"));
         assert_eq!(found(&[a, b]), [""; 0]);
         let back = ["use super::a::A;", "fn f(a: &crate::rest::a::A) {}"];

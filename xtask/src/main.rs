@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_the_api_server_know_what_they_may() {
+    fn api_server_modules_use_allowed_modules() {
         let fault_count = |module: &str, text: &str| {
             let path = format!("crates/apiserver/src/{module}");
             source_faults(Path::new(&path), text).len()

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_without_labels_is_a_lending_leaf_below_the_root() {
+    fn quota_without_labels_is_lending_leaf() {
         let plain = quota(json!({"name": "a"}));
         assert_eq!(plain.parent(), ROOT_QUOTA);
         assert!(!plain.is_parent() && !plain.is_tree_root() && !plain.is_forced());

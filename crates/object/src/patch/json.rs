@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_cannot_explode() {
+    fn patch_size_is_limited() {
         let doc = json!({"a": {"x": "y".repeat(1000)}});
         let copies: Vec<Value> = (0..40)
             .map(|i| json!({"op": "copy", "from": "/a", "path": format!("/a/c{i}")}))

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_object_in_the_patch_loses_its_nulls_and_directives() {
+    fn new_object_in_patch_loses_nulls_and_directives() {
         let out = pod(
             json!({}),
             json!({"spec": {"a": null, "securityContext": {"runAsUser": null, "fsGroup": 1}}}),

@@ -462,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wording() {
+    fn messages_match_upstream() {
         let e = ApiError::not_found("apps", "deployments", "web");
         assert_eq!(e.message, "deployments.apps \"web\" not found");
         let e = ApiError::invalid(
