@@ -29,7 +29,7 @@ fn client_certificate_yields_user_and_groups() {
 }
 
 #[test]
-fn the_authority_is_kept() {
+fn authority_survives_restart() {
     let dir = tempfile::tempdir().unwrap();
     let pki = dir.path().join("pki");
     let first = Authority::open(Some(&pki), now()).unwrap();
@@ -54,7 +54,7 @@ fn the_authority_is_kept() {
 }
 
 #[test]
-fn a_kubeconfig_names_an_address_that_can_be_reached() {
+fn kubeconfig_contains_reachable_address() {
     let authority = Authority::open(None, now()).unwrap();
     let identity = authority.client("jane", &[]).unwrap();
     let server = |address: &str| {

@@ -146,7 +146,7 @@ async fn only_tokens_signed_by_this_key_are_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_good_for_its_audience() {
+async fn token_is_valid_for_its_audience() {
     let world = TestEnv::new().await;
     let vault = world.issue(None, &["vault", "other"]);
     let message = world.refuses(&vault);
@@ -233,7 +233,7 @@ async fn token_outlives_start_of_deletion_by_a_minute() {
 }
 
 #[test]
-fn the_public_key_is_the_one_that_verifies() {
+fn public_key_verifies_tokens() {
     let der = key();
     let key = SigningKey::from_pkcs8(&der).unwrap();
     let public = key.public();

@@ -426,7 +426,7 @@ async fn impersonation_is_a_right() {
 
 // On disk and in real time: paused time would advance to the deadline while the log's thread writes.
 #[tokio::test]
-async fn a_start_completes_the_default_roles() {
+async fn start_completes_default_roles() {
     let dir = tempfile::tempdir().unwrap();
     let open = async || {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());

@@ -116,7 +116,7 @@ async fn namespace_deletion_ends_foreground_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_loses_its_pods_first() {
+async fn namespace_deletes_pods_first() {
     let cluster = cluster().await;
     let pods = "/api/v1/namespaces/team/pods";
     let mut owned_rules = pod("held");

@@ -125,7 +125,7 @@ async fn terminating_definition_stays_empty_after_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_storage_version_that_is_not_served_hides_nothing() {
+async fn unserved_storage_version_hides_nothing() {
     let cluster = Cluster::start().await;
     let size = || json!({"size": {"type": "integer"}});
     let versions = [

@@ -374,7 +374,7 @@ async fn orphans_stay_and_the_foreground_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_takes_everything_with_it() {
+async fn namespace_deletion_deletes_its_objects() {
     let cluster = Cluster::start().await;
     let ns = cluster
         .post("/api/v1/namespaces", json!({"metadata": {"name": "team"}}))
@@ -493,7 +493,7 @@ async fn events_are_one_storage_with_two_faces_and_expire() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_node_is_tainted_and_its_pods_leave() {
+async fn silent_node_is_tainted_and_its_pods_evicted() {
     let cluster = Cluster::start().await;
     let node = json!({"metadata": {"name": "n1"},
         "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}});
@@ -563,7 +563,7 @@ async fn a_silent_node_is_tainted_and_its_pods_leave() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_definition_makes_and_takes_its_resources() {
+async fn definition_creates_and_deletes_its_resources() {
     let cluster = Cluster::start().await;
     let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let definition = json!({

@@ -82,7 +82,7 @@ async fn kube_client_creates_reads_updates_and_deletes() {
 }
 
 #[tokio::test]
-async fn a_write_that_changes_nothing_is_no_write() {
+async fn unchanged_write_keeps_the_version() {
     let cluster = Cluster::bare().await;
     let created = cluster
         .post(MAPS, config_map("a", json!({}), json!({"k": "v"})))
@@ -100,7 +100,7 @@ async fn a_write_that_changes_nothing_is_no_write() {
 }
 
 #[tokio::test]
-async fn dry_runs_answer_as_if_and_store_nothing() {
+async fn dry_run_stores_nothing() {
     let cluster = Cluster::bare().await;
     let before = cluster.server.store().revision();
     let path = format!("{MAPS}?dryRun=All");

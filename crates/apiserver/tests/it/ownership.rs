@@ -221,7 +221,7 @@ async fn finalizers_of_other_managers_are_kept() {
 }
 
 #[tokio::test]
-async fn a_status_has_owners_of_its_own() {
+async fn status_has_its_own_field_managers() {
     let cluster = Cluster::bare().await;
     let node = |labels: Value| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": labels}});
     let path = "/api/v1/nodes/n";

@@ -82,7 +82,7 @@ async fn replica_set_adopts_matching_pods_and_releases_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replication_controller_keeps_its_pods() {
+async fn replication_controller_maintains_its_pods() {
     let cluster = Cluster::start().await;
     let all = "/api/v1/namespaces/default/replicationcontrollers";
     let path = format!("{all}/web");
@@ -126,7 +126,7 @@ async fn a_replication_controller_keeps_its_pods() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deployment_takes_its_sets_back() {
+async fn deployment_adopts_its_replica_sets() {
     let cluster = Cluster::start().await;
     let (all, sets) = (format!("{APPS}/deployments"), format!("{APPS}/replicasets"));
     cluster.post(&all, workload("web", 1)).await.expect(201);
@@ -201,7 +201,7 @@ async fn deployments_record_events_and_conditions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_may_not_be_made_is_an_event() {
+async fn refused_pod_is_reported_as_event() {
     let cluster = Cluster::start().await;
     let quotas = "/api/v1/namespaces/default/resourcequotas";
     let none = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});

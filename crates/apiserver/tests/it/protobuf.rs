@@ -115,7 +115,7 @@ async fn every_kind_that_is_listed_is_listed_in_protobuf() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_is_frames() {
+async fn protobuf_watch_is_framed() {
     let cluster = Cluster::bare().await;
     let map = config_map("a", json!({}), json!({"k": "v"}));
     let created = cluster.post(MAPS, map).await.expect(201);
@@ -184,7 +184,7 @@ async fn clients_accepting_text_get_text() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_document_of_everything_comes_in_both_forms() {
+async fn openapi_document_has_both_forms() {
     let cluster = Cluster::bare().await;
     let path = "/openapi/v2";
     let binary = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";

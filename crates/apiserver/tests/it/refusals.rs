@@ -60,7 +60,7 @@ async fn a_phase_alone_does_not_end_a_namespace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_definition_cannot_take_the_place_of_a_built_in_resource() {
+async fn definition_cannot_replace_built_in_resource() {
     let cluster = Cluster::bare().await;
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -182,7 +182,7 @@ async fn impersonation_changes_the_effective_user() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_that_ends_takes_no_bindings_and_evictions() {
+async fn terminating_namespace_refuses_bindings_and_evictions() {
     let cluster = Cluster::bare().await;
     let ending = json!({"metadata": {"name": "ending"}});
     cluster.post("/api/v1/namespaces", ending).await.expect(201);

@@ -187,7 +187,7 @@ async fn node_may_read_objects_of_its_pods() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_writes_itself_and_its_own() {
+async fn node_writes_itself_and_its_own_objects() {
     let cluster = Cluster::bare().await;
     let label = |key: &str| json!({"metadata": {"labels": {key: "x"}}});
     let mut restricted = named("n1");
@@ -264,7 +264,7 @@ async fn a_node_writes_itself_and_its_own() {
 
 /// Kubernetes' NodeRestriction applies regardless of permissions.
 #[tokio::test(start_paused = true)]
-async fn a_node_with_every_right_still_writes_only_its_own() {
+async fn node_with_all_rights_writes_only_its_own() {
     let cluster = two_nodes().await;
     let all = json!({
         "metadata": {"name": "nodes"},

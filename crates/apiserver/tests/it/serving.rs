@@ -169,7 +169,7 @@ async fn shutdown_ends_watches_cleanly() {
 }
 
 #[tokio::test]
-async fn a_taken_port_and_a_reachable_address_are_refused() {
+async fn occupied_port_and_reachable_address_are_refused() {
     let occupied = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = occupied.local_addr().unwrap();
     let mut config = Config::memory(Clock::system());
@@ -223,7 +223,7 @@ async fn one_process_per_data_directory() {
 }
 
 #[tokio::test]
-async fn a_damaged_authority_names_the_file() {
+async fn damaged_authority_is_reported_with_file() {
     let dir = tempfile::tempdir().unwrap();
     let pki = dir.path().join("pki");
     std::fs::create_dir_all(&pki).unwrap();

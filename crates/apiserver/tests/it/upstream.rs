@@ -69,7 +69,7 @@ fn job(name: &str, more: &Value) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_index_fails_by_itself_and_the_others_go_on() {
+async fn failed_index_does_not_stop_others() {
     let cluster = Cluster::start().await;
     let object = job("j", &json!({"backoffLimitPerIndex": 1}));
     let created = cluster.post(JOBS, object).await.expect(201);
@@ -194,7 +194,7 @@ async fn ready(cluster: &Cluster, pods: &[&str]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pods_of_a_set_are_counted_from_its_start() {
+async fn stateful_set_pods_start_at_ordinal() {
     let cluster = Cluster::start().await;
     let object = set("s", &json!({"ordinals": {"start": 3}}));
     cluster.post(SETS, object).await.expect(201);
@@ -569,7 +569,7 @@ async fn unchanged_invalid_fields_are_tolerated() {
 }
 
 #[tokio::test]
-async fn a_review_is_no_table() {
+async fn review_is_not_returned_as_table() {
     let cluster = Cluster::bare().await;
     let ask = async |accept: &str| {
         let body = r#"{"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}"#;
@@ -601,7 +601,7 @@ async fn body_problems_are_listed_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pods_of_jobs_and_replication_controllers_stay_by_default() {
+async fn pods_of_jobs_are_orphaned_by_default() {
     let cluster = Cluster::start().await;
     let controllers = "/api/v1/namespaces/default/replicationcontrollers";
     let mut always = template("busybox:1");

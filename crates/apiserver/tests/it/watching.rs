@@ -70,7 +70,7 @@ async fn pages_of_one_list_are_one_snapshot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_continue_token_gives_an_inconsistent_one() {
+async fn expired_continue_token_returns_inconsistent_one() {
     let cluster = Cluster::bare().await;
     for i in 0..4 {
         make(&cluster, &format!("m{i}"), json!({})).await;
@@ -495,7 +495,7 @@ async fn watches_of_one_form_share_the_bytes_of_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_list_arrives_whole() {
+async fn long_list_is_complete() {
     let cluster = Cluster::bare().await;
     let filler = "x".repeat(4000);
     for i in 0..200 {

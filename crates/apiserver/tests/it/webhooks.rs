@@ -119,7 +119,7 @@ async fn each_verb_calls_both_webhook_kinds_once() {
 }
 
 #[tokio::test]
-async fn the_request_has_the_shape_of_a_review() {
+async fn request_is_an_admission_review() {
     for way in BOTH {
         let cluster = Cluster::bare().await;
         let (handler, observed) = recorder();
@@ -384,7 +384,7 @@ async fn failing(cluster: &Cluster) -> Vec<(&'static str, Value, &'static str)> 
 }
 
 #[tokio::test]
-async fn a_webhook_that_fails_is_judged_by_its_policy() {
+async fn failing_webhook_follows_its_policy() {
     let cluster = Cluster::bare().await;
     for (what, client, why) in failing(&cluster).await {
         for policy in ["Fail", "Ignore"] {
@@ -423,7 +423,7 @@ async fn a_webhook_that_fails_is_judged_by_its_policy() {
 }
 
 #[tokio::test]
-async fn a_verdict_does_not_depend_on_the_failure_policy() {
+async fn verdict_is_independent_of_failure_policy() {
     for way in BOTH {
         let cluster = Cluster::bare().await;
         let refuse = |status: Value| handler(move |_| Reply::Response(json!({"status": status})));
@@ -510,7 +510,7 @@ async fn deletions_and_evictions_can_be_refused() {
 }
 
 #[tokio::test]
-async fn a_patch_of_a_deletion_is_an_error() {
+async fn patch_of_delete_review_is_an_error() {
     let cluster = Cluster::bare().await;
     let change = json!([{"op": "add", "path": "/data", "value": {}}]);
     let client = reachable(
@@ -880,7 +880,7 @@ async fn a_connection_is_kept_and_a_closed_one_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_of_managers_that_a_webhook_breaks_is_kept() {
+async fn managed_fields_broken_by_webhook_are_kept() {
     for (entry, says) in [
         (
             json!({"manager": "hook", "operation": "Guess", "apiVersion": "v1",

@@ -50,7 +50,7 @@ fn template(image: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deployment_rolls_out_and_goes() {
+async fn deployment_rolls_out_and_is_deleted() {
     let cluster = Cluster::start().await;
     cluster
         .post("/api/v1/nodes", json!({"metadata": {"name": "n1"}}))

@@ -298,7 +298,7 @@ fn sections_of_node_slo_are_independent() {
 }
 
 #[test]
-fn the_bandwidth_annotation_wins_and_a_bad_one_is_reported() {
+fn bandwidth_annotation_wins_if_valid() {
     let config = read(&[(
         "system-config",
         r#"{"clusterStrategy": {"totalNetworkBandwidth": "10G", "watermarkScaleFactor": 150}}"#,

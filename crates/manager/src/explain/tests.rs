@@ -132,7 +132,7 @@ fn topology(model: &str, zones: &[(&str, &str, &str, &str)]) -> NodeResourceTopo
 }
 
 #[test]
-fn the_number_is_explained_term_by_term() {
+fn explanation_lists_terms_of_amount() {
     let explanation = explain(&objects());
     assert_eq!(
         (explanation.refused.as_ref(), explanation.report_age_seconds),

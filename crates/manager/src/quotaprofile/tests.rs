@@ -39,7 +39,7 @@ fn nodes() -> [Node; 3] {
 }
 
 #[test]
-fn a_quota_is_as_large_as_its_nodes() {
+fn quota_equals_sum_of_its_nodes() {
     let ratio = json!({"resourceRatio": "0.9"});
     let tree1 = json!({"labels": {labels::QUOTA_TREE_ID: "tree1"}});
     let mut only_cpu = tree1.clone();

@@ -82,10 +82,10 @@ fn the_manager_uses_all_of_its_rights() {
     crate::colocation::report_sets_batch_resources_and_silence_removes_them();
     crate::colocation::settings_apply_by_node_labels_and_bad_keys_are_reported();
     crate::colocation::objects_are_deleted_with_their_node();
-    crate::leadership::the_second_replica_takes_over_when_the_first_stops();
+    crate::leadership::standby_takes_over_when_leader_stops();
     crate::pods::pods_that_wait_get_a_profile_that_comes_later();
-    crate::quotas::quotas_are_judged_alike_by_two_replicas_and_never_overdrawn();
-    crate::quotas::a_profile_keeps_a_quota_as_large_as_its_nodes();
+    crate::quotas::replicas_agree_on_quotas_without_overdraw();
+    crate::quotas::profile_sizes_quota_by_its_nodes();
     crate::pods::bindings_are_for_listed_users();
     crate::pods::required_labels_are_read_again_and_the_last_ones_stay();
     crate::recommender::restart_continues_from_checkpoints();

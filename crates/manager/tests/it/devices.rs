@@ -69,7 +69,7 @@ pub(crate) fn batch_cpu_by_zone(topology: &NodeResourceTopology) -> Option<Vec<S
 }
 
 #[tokio::test(start_paused = true)]
-async fn zones_get_batch_and_other_writers_fields_stay() {
+async fn zones_get_batch_and_keep_other_fields() {
     let cluster = started(full_reclaim_settings()).await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     let bound = json!({"numaNodeResources": [{"node": 1}]}).to_string();

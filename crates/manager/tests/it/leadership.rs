@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn the_second_replica_takes_over_when_the_first_stops() {
+pub(crate) async fn standby_takes_over_when_leader_stops() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", json!({}), "10", "100G").await;
     let start = |identity: &str| {

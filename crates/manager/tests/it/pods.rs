@@ -197,7 +197,7 @@ pub(crate) async fn admit(deps: &Deps, path: &str, request: Request) -> Verdict 
 }
 
 #[tokio::test(start_paused = true)]
-async fn documented_profile_makes_a_batch_pod() {
+async fn documented_profile_creates_batch_pod() {
     let cluster = Cluster::start().await;
     let deps = deps(&cluster, "");
     let create = || request(Operation::Create, Some(pod("p")), None);

@@ -150,7 +150,7 @@ async fn second_quota_of_a_name_counts_once_the_first_is_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn() {
+pub(crate) async fn replicas_agree_on_quotas_without_overdraw() {
     let cluster = Cluster::start().await;
     let (first, second) = (
         Replica::start(&cluster).await,
@@ -263,7 +263,7 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
+pub(crate) async fn profile_sizes_quota_by_its_nodes() {
     let cluster = Cluster::start().await;
     cluster.manager(Options::default());
     for (node, zone) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {

@@ -63,7 +63,7 @@ fn bundles(object: &DynamicObject) -> BTreeMap<String, Option<String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn manifests_applied_again_take_nothing_away() {
+async fn reapplied_manifests_remove_nothing() {
     for server_side in [false, true] {
         let cluster = Cluster::start().await;
         let all = configurations(&cluster);

@@ -171,7 +171,7 @@ async fn until<T>(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_workloads_use_becomes_a_recommendation() {
+async fn workload_usage_becomes_recommendation() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.deploy("other", &[("main", "4", "8Gi")]).await;

@@ -35,7 +35,7 @@ fn user(name: &str, groups: &[&str]) -> User {
 }
 
 #[test]
-fn a_cluster_role_holds_where_it_is_bound() {
+fn cluster_role_applies_where_bound() {
     let mut index = Index::default();
     index.put_role("", "reader", reader(&["pods", "nodes"]));
     let ann = json!([{"kind": "User", "name": "ann"}]);
@@ -60,7 +60,7 @@ fn a_cluster_role_holds_where_it_is_bound() {
 }
 
 #[test]
-fn a_role_holds_in_its_own_namespace() {
+fn role_applies_in_its_namespace() {
     let mut index = Index::default();
     index.put_role("a", "reader", reader(&["pods"]));
     let everybody = json!([{"kind": "Group", "name": AUTHENTICATED}]);

@@ -140,7 +140,7 @@ async fn every_verb_and_subresource_passes_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_legacy_binding_is_a_resource_of_its_own() {
+async fn legacy_binding_is_a_resource() {
     let cluster = TestCluster::bare().await;
     let json = "application/json";
     cluster.send("POST", PODS, json, pod("p")).await;

@@ -32,7 +32,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[tokio::test]
-async fn a_restart_brings_everything_back() {
+async fn restart_restores_all_objects() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).await.unwrap();
     let mut index = index("a");
@@ -85,7 +85,7 @@ async fn a_restart_brings_everything_back() {
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_after_a_restart() {
+async fn watch_continues_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).await.unwrap();
     let first = create(&store, "a", 1).await;

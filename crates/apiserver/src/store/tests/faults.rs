@@ -91,7 +91,7 @@ async fn refused(store: &Store, name: &str) -> String {
 
 /// Fails writes at every amount of free space, then lets them succeed again, then kills the process.
 #[tokio::test]
-async fn a_full_disk_loses_nothing_and_is_survived() {
+async fn full_disk_loses_nothing() {
     for truncate_fails in [false, true] {
         for capacity in (0..400).step_by(13) {
             let dir = tempfile::tempdir().unwrap();

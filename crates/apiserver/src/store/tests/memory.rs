@@ -65,7 +65,7 @@ async fn stamps_revisions_and_checks_preconditions() {
 }
 
 #[tokio::test]
-async fn writing_the_same_changes_nothing() {
+async fn equal_write_changes_nothing() {
     let store = memory().await;
     let first = create(&store, "a", 1).await;
     let unchanged = update(&store, "a", 1).await;
@@ -286,7 +286,7 @@ async fn a_slow_watcher_loses_nothing_while_the_history_lasts() {
 }
 
 #[tokio::test]
-async fn a_slow_watcher_of_large_objects_loses_nothing_either() {
+async fn slow_watcher_of_large_objects_loses_nothing() {
     let store = memory().await;
     create(&store, "a", 0).await;
     let mut watcher = store.watch(pods(), store.revision()).unwrap();

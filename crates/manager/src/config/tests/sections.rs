@@ -177,7 +177,7 @@ fn sections_merge_separately_and_survive_invalid_text() {
 }
 
 #[test]
-fn a_bandwidth_annotation_lies_over_cluster_and_override() {
+fn bandwidth_annotation_overrides_cluster_and_node() {
     let section = &sections()[3];
     let config = read(&[(
         section.key,
@@ -209,7 +209,7 @@ fn metric_spec(policy_fields: Value) -> NodeMetricSpec {
 }
 
 #[test]
-fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
+fn node_metric_follows_its_node() {
     let (old, standard) = (
         metric_spec(json!({"reportIntervalSeconds": 5})),
         metric_spec(json!({})),
@@ -288,7 +288,7 @@ fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
 }
 
 #[test]
-fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
+fn node_slo_follows_its_node() {
     let config = read(&[]);
     let mut standard = config.slo(&plain()).0;
     standard.extensions = Some(crate::suppress::empty_extensions());

@@ -157,7 +157,7 @@ fn nothing_is_written_twice() {
 }
 
 #[test]
-fn stale_missing_and_incomplete_reports_take_resources_away() {
+fn unusable_reports_remove_resources() {
     let reset = |change: &dyn Fn(&mut PlanCase), why: &str| {
         let mut case = case();
         case.node = node(json!({}), published());
@@ -189,7 +189,7 @@ fn stale_missing_and_incomplete_reports_take_resources_away() {
 }
 
 #[test]
-fn a_report_without_the_systems_use_counts_it_as_nothing() {
+fn missing_system_usage_counts_as_zero() {
     let mut case = case();
     let info = case.status().node_metric.as_mut().unwrap();
     info.system_usage = None;
@@ -204,7 +204,7 @@ fn a_report_without_the_systems_use_counts_it_as_nothing() {
 }
 
 #[test]
-fn a_report_is_good_for_exactly_the_degrade_time() {
+fn report_expires_after_degrade_time() {
     let mut case = case();
     case.status().update_time = Some("2026-01-01T00:45:00Z".parse::<Timestamp>().unwrap().into());
     let plan = case.plan();
@@ -317,7 +317,7 @@ fn third_parties_are_taken_off_but_not_off_the_origin() {
 }
 
 #[test]
-fn a_plugin_that_is_off_touches_nothing() {
+fn disabled_plugin_changes_nothing() {
     let mut case = case();
     case.plugins = koord_app::flags::selection("*,-MidResource").unwrap();
     case.node = node(json!({}), json!({MID_CPU: "7"}));

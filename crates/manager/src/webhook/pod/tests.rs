@@ -153,7 +153,7 @@ fn as_batch(mut pod: Value) -> Value {
 
 /// Upstream's `TestClusterColocationProfileMutatingPod`.
 #[test]
-fn profiles_make_batch_pods() {
+fn profiles_create_batch_pods() {
     let changed = as_batch(row_metadata_and_priority());
     let mut pod = row_pod();
     mutate(&mut pod, vec![row_profile(json!({}))], "", "uid").unwrap();

@@ -238,7 +238,7 @@ fn devices_with_deprecated_names_offer_the_current_ones() {
 }
 
 #[test]
-fn devices_that_are_gone_or_sick_take_their_resources_with_them() {
+fn missing_and_unhealthy_devices_lose_resources() {
     let all = "GPUDeviceResource,RDMADeviceResource";
     let had = json!({resources::GPU: "100", resources::RDMA: "100", resources::GPU_SHARED: "100"});
     for devices in [

@@ -68,7 +68,7 @@ fn amounts(plan: &Plan) -> [Value; 4] {
 }
 
 #[test]
-fn the_sums_of_a_node() {
+fn node_sums_match_upstream() {
     let giga = 1_000_000_000_i64;
     // There is no measurement of a service that requests all of the CPU: 40 − 14 − 20 G are left.
     let mut full = busy(None);
@@ -247,7 +247,7 @@ fn zone_batch_resources_are_replaced() {
 }
 
 #[test]
-fn of_a_topology_only_cpu_and_memory_of_zones_matter() {
+fn topology_uses_only_cpu_and_memory_of_zones() {
     let zones = |zones: &[(&str, &[(&str, &str)])]| {
         let all = zones.iter().map(|(name, resources)| {
             let each = resources.iter().map(|(name, amount)| {

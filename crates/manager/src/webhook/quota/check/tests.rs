@@ -16,7 +16,7 @@ fn text(result: Result<impl Sized, Refusal>) -> String {
 }
 
 #[test]
-fn a_quota_must_make_sense_by_itself() {
+fn inconsistent_quota_is_refused() {
     let rows = [
         (json!({"max": [120, 1048576]}), ""),
         (
@@ -184,7 +184,7 @@ fn relatives_limit_the_same_resources() {
 }
 
 #[test]
-fn a_tree_has_one_id() {
+fn tree_id_is_unique() {
     let own = [10, 20];
     let rows = [
         (["", "", ""], true),
@@ -257,7 +257,7 @@ fn siblings_are_not_guaranteed_more_than_their_parent() {
 
 /// A forced quota or the root of a tree is exempt from the sums that apply to all others.
 #[test]
-fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
+fn forced_quotas_skip_checks_and_count_for_others() {
     let max = [120, 1048576];
     let above = |more: Value| parent("temp", &more);
     let below = |name: &str, min: i64, more: Value| {
@@ -295,7 +295,7 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
 
 /// An amount that a quota is already guaranteed is not required again, and counts for its ancestors.
 #[test]
-fn a_quotas_own_guarantee_counts() {
+fn own_guarantee_counts_for_ancestors() {
     let max = [120, 1048576];
     let root = |guaranteed: Value| {
         quota(
@@ -335,7 +335,7 @@ fn a_quotas_own_guarantee_counts() {
 }
 
 #[test]
-fn a_minimum_grows_as_far_as_ancestors_back_it() {
+fn minimum_is_limited_by_ancestors() {
     let max = [120, 1048576];
     for (min, sibling, allowed) in [
         ([5, 25600], [2, 10000], true),
@@ -440,7 +440,7 @@ fn parent(name: &str, more: &Value) -> ElasticQuota {
 }
 
 #[test]
-fn creations_are_judged_one_after_the_other() {
+fn creations_are_checked_sequentially() {
     let mut admitter = admitter();
     let temp = parent("temp", &json!({}));
     assert_eq!(admitter.create(&temp), "");
@@ -535,7 +535,7 @@ fn updates_are_checked_against_admitted_state() {
 }
 
 #[test]
-fn a_quota_with_pods_becomes_no_parent() {
+fn quota_with_pods_cannot_become_parent() {
     let sub = |more: Value| parent("sub-1", &more);
     let plain = sub(json!({"isParent": false}));
     let claiming = sub(json!({"isParent": false, "namespaces": ["namespace1", "namespace2"]}));
@@ -715,7 +715,7 @@ fn circular_parents_are_refused() {
 }
 
 #[test]
-fn of_two_quotas_with_one_name_the_first_counts() {
+fn first_of_quotas_with_equal_name_counts() {
     let mut admitter = admitter();
     let first = parent("same", &json!({}));
     let second = parent("same", &json!({"namespace": "other"}));

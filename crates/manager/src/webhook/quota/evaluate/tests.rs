@@ -154,7 +154,7 @@ fn refusal_names_exceeded_resources() {
 }
 
 #[test]
-fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
+fn batch_is_decided_pod_by_pod_and_retried_at_once() {
     let with_used = |used: &str| {
         quota(
             "q",
@@ -344,7 +344,7 @@ async fn evaluate_cpu(evaluator: &Evaluator, cpu: &str) -> Result<(), String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_after_the_other_adds_up() {
+async fn sequential_charges_add_up() {
     let access = ContendedQuotas::new(
         quota(
             "q",
@@ -389,7 +389,7 @@ async fn requests_that_wait_together_are_one_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_is_retried_as_often_as_the_batch_deserves() {
+async fn conflict_retries_depend_on_batch() {
     let run = async |others: &[Value]| {
         let access = ContendedQuotas::new(
             quota(
@@ -456,7 +456,7 @@ async fn evaluation_times_out_without_charging() {
 
 /// Pauses of one batch add up to what they may, and the last write has none: nothing follows it.
 #[tokio::test(start_paused = true)]
-async fn the_pauses_of_a_batch_are_bounded_together() {
+async fn total_delay_of_batch_is_bounded() {
     let busy: Vec<_> = (0..9).map(|_| json!({"cpu": "11"})).collect();
     let ms = Duration::from_millis;
     for (total, want) in [(100, [50, 50, 0, 0]), (1000, [50, 50, 50, 0])] {
@@ -477,7 +477,7 @@ async fn the_pauses_of_a_batch_are_bounded_together() {
 
 /// Verifies that a waiting request fails, and that the next one finds the quota unlocked.
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_breaks_off_does_not_lock_its_quota() {
+async fn aborted_batch_does_not_lock_its_quota() {
     let access = ContendedQuotas::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     *access.panics.lock() = true;
     let evaluator = Evaluator::new(access.clone(), Retries::default());

@@ -109,7 +109,7 @@ async fn answers(handler: &impl Handler, rows: impl IntoIterator<Item = (Request
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_mutating_webhook_answers_as_upstreams() {
+async fn mutating_webhook_matches_upstream() {
     let handler = mutating(&admission().await);
     let rows = [
         (request(Update, None, Some(named("pod1", ""))), 200),
@@ -156,7 +156,7 @@ async fn new_quota_gets_missing_defaults() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_validating_webhook_answers_as_upstreams() {
+async fn validating_webhook_matches_upstream() {
     let handler = validating(&admission().await);
     let mut above_its_maximum = named("quota3", "");
     above_its_maximum["spec"] = json!({"min": {"cpu": 2}, "max": {"cpu": 1}});
@@ -193,7 +193,7 @@ async fn the_validating_webhook_answers_as_upstreams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_requests_at_once_do_not_both_take_the_last_of_a_parent() {
+async fn concurrent_requests_do_not_overdraw_parent() {
     let admission = admission().await;
     let handler = validating(&admission);
     let json = |quota: &ElasticQuota| serde_json::to_value(quota).unwrap();

@@ -56,7 +56,7 @@ fn quota_comes_from_label_or_namespace() {
 }
 
 #[test]
-fn a_quota_with_children_owns_no_pods() {
+fn quota_with_children_refuses_pods() {
     let all = topology([
         &quota("temp", json!({"isParent": true})),
         &quota("sub-1", json!({"parent": "temp"})),

@@ -30,7 +30,7 @@ fn a_watch_may_show_children_before_their_parents() {
 }
 
 #[test]
-fn an_admission_counts_until_the_watch_is_past_it() {
+fn admission_counts_until_watch_includes_it() {
     let version_of = |version: &str, parent: &str| {
         info(
             "a",
@@ -102,7 +102,7 @@ fn abandoned_admission_is_dropped() {
 }
 
 #[test]
-fn the_older_of_two_quotas_with_one_name_counts_until_it_goes() {
+fn older_quota_with_equal_name_counts_until_deleted() {
     let quota_at = |namespace: &str, created: i64| QuotaInfo {
         created,
         ..info("same", json!({"namespace": namespace}))
@@ -126,7 +126,7 @@ fn the_older_of_two_quotas_with_one_name_counts_until_it_goes() {
 }
 
 #[test]
-fn the_dump_has_upstreams_shape() {
+fn quota_dump_matches_upstream() {
     let all = topology([
         &quota(
             "temp",
