@@ -203,7 +203,7 @@ impl ApiServer {
         let registry = Registry::builtin();
         let key = server::token_key(pki_dir.as_deref())?;
         let tokens = Tokens::new(&key, store.clone(), config.clock.clone());
-        let tokens = tokens.map_err(|why| ServeError::token_key(pki_dir.as_deref(), why))?;
+        let tokens = tokens.map_err(|reason| ServeError::token_key(pki_dir.as_deref(), reason))?;
         let api = Api::new(ApiOptions {
             store: store.clone(),
             registry: registry.clone(),

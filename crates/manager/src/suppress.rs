@@ -39,9 +39,9 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
     let mut remarks = Vec::new();
     let mut check_strategy = |at: &str, strategy: &Map<String, Value>| {
         for (name, value) in strategy {
-            if let Some(why) = setting_problem(name, value) {
+            if let Some(reason) = setting_problem(name, value) {
                 let is_refused = matches!(name.as_str(), "mode" | "beCPUIdle");
-                let message = format!("{CONFIG_KEY}: field {at}.{name} is {value}: {why}");
+                let message = format!("{CONFIG_KEY}: field {at}.{name} is {value}: {reason}");
                 remarks.push((message, is_refused));
             }
         }

@@ -86,7 +86,7 @@ impl PodCounts {
                         FailureEffect::Ignore => continue,
                         FailureEffect::Count => {}
                         FailureEffect::FailIndex => out.lost.extend(index),
-                        FailureEffect::FailJob(why) => out.fatal = Some(why),
+                        FailureEffect::FailJob(reason) => out.fatal = Some(reason),
                     }
                     out.failed += 1;
                     out.last_failure = Some(out.last_failure.map_or(at, |t| t.max(at)));

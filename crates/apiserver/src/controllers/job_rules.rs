@@ -28,14 +28,14 @@ fn list<'a>(value: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> 
 pub(super) fn verdict(job: &Value, pod: &Value) -> FailureEffect {
     for (i, rule) in list(job, &["spec", "podFailurePolicy", "rules"]).enumerate() {
         let action = meta::text(rule, &["action"]);
-        let Some(why) = exit_code(rule, pod).or_else(|| pod_condition(rule, pod)) else {
+        let Some(reason) = exit_code(rule, pod).or_else(|| pod_condition(rule, pod)) else {
             continue;
         };
         return match action {
             "Ignore" => FailureEffect::Ignore,
             "FailIndex" => FailureEffect::FailIndex,
             "FailJob" => {
-                FailureEffect::FailJob(format!("{why} matching FailJob rule at index {i}"))
+                FailureEffect::FailJob(format!("{reason} matching FailJob rule at index {i}"))
             }
             _ => FailureEffect::Count,
         };

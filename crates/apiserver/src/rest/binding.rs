@@ -107,7 +107,7 @@ fn bound(pod: Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Result
     if !version.is_empty() && version != have {
         return Err(precondition("ResourceVersion", version, have));
     }
-    let conflict = |why: String| ApiError::conflict("", "pods/binding", name, &why);
+    let conflict = |reason: String| ApiError::conflict("", "pods/binding", name, &reason);
     if meta::deleting(pod) {
         return Err(conflict(format!(
             "pod {name} is being deleted, cannot be assigned to a host"

@@ -98,19 +98,19 @@ pub(crate) fn check_identity(
     let root = meta::as_object(object);
     root.insert("apiVersion".to_owned(), want.into());
     root.insert("kind".to_owned(), kind);
-    resource.check_types(object).map_err(|why| {
+    resource.check_types(object).map_err(|reason| {
         if patched {
-            bad_patch(object, why)
+            bad_patch(object, reason)
         } else {
-            ApiError::bad_request(why)
+            ApiError::bad_request(reason)
         }
     })
 }
 
 /// Returns 422 for the object that a patch produces.
-fn bad_patch(object: &Value, why: String) -> ApiError {
+fn bad_patch(object: &Value, reason: String) -> ApiError {
     let shown = object.to_string();
-    ApiError::invalid("", "", "", &[FieldError::invalid("patch", shown, why)])
+    ApiError::invalid("", "", "", &[FieldError::invalid("patch", shown, reason)])
 }
 
 /// Reports unknown and duplicate fields according to the request's field validation: not at all, as warnings,

@@ -61,8 +61,8 @@ pub(super) fn revision(query: &Query) -> Result<Option<Revision>, ApiError> {
     })
 }
 
-fn forbidden_option(field: &str, why: &str) -> ApiError {
-    super::query::invalid_option("ListOptions", FieldError::forbidden(field, why))
+fn forbidden_option(field: &str, reason: &str) -> ApiError {
+    super::query::invalid_option("ListOptions", FieldError::forbidden(field, reason))
 }
 
 /// Parses the position of a list from the revision and the continue token of the query.

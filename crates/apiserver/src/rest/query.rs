@@ -90,9 +90,9 @@ impl Query {
     /// 400 if it is not a duration in Go's format.
     pub(super) fn timeout(&self) -> Result<Duration, ApiError> {
         let provided = self.get("timeout").map(parse_duration).transpose();
-        let provided = provided.map_err(|why| {
+        let provided = provided.map_err(|reason| {
             ApiError::bad_request(format!(
-                "invalid timeout specified in the request URL - time: {why}"
+                "invalid timeout specified in the request URL - time: {reason}"
             ))
         })?;
         let provided = provided.filter(|timeout| !timeout.is_zero());
@@ -308,7 +308,7 @@ mod tests {
             let timeout = query(given).timeout().unwrap();
             assert_eq!(timeout, Duration::from_millis(millis), "{given}");
         }
-        for (bad, why) in [
+        for (bad, reason) in [
             ("soon", "invalid duration \"soon\""),
             ("5", "missing unit in duration \"5\""),
             ("5x", "unknown unit \"x\" in duration \"5x\""),
@@ -317,7 +317,7 @@ mod tests {
         ] {
             let e = query(&format!("timeout={bad}")).timeout().unwrap_err();
             assert_eq!(e.code, 400);
-            assert!(e.message.ends_with(why), "{}", e.message);
+            assert!(e.message.ends_with(reason), "{}", e.message);
         }
     }
 

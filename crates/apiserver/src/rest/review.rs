@@ -133,7 +133,7 @@ impl Reviewer<'_> {
                 "user": user_info(&user),
                 "audiences": audiences,
             }),
-            Err(why) => json!({ "authenticated": false, "user": {}, "error": why }),
+            Err(reason) => json!({ "authenticated": false, "user": {}, "error": reason }),
         })
     }
 }

@@ -69,10 +69,10 @@ impl ServeError {
     }
 
     /// Returns the error of an invalid token signing key.
-    pub(crate) fn token_key(dir: Option<&Path>, why: String) -> Self {
+    pub(crate) fn token_key(dir: Option<&Path>, reason: String) -> Self {
         let path = dir.map(|dir| dir.join("sa.key"));
         let path = path.unwrap_or_else(|| PathBuf::from("token key"));
-        Self::certificate(path.display().to_string(), why)
+        Self::certificate(path.display().to_string(), reason)
     }
 
     pub(super) fn certificate(what: impl Into<String>, reason: impl ToString) -> Self {

@@ -199,8 +199,8 @@ async fn connection(
 async fn overdue(activity: &Activity, limits: &Limits) -> &'static str {
     loop {
         tokio::time::sleep(limits.idle.min(limits.unread) / 4).await;
-        if let Some(why) = activity.overdue(limits) {
-            return why;
+        if let Some(reason) = activity.overdue(limits) {
+            return reason;
         }
     }
 }

@@ -85,7 +85,7 @@ impl SigningKey {
     pub(super) fn from_pkcs8(der: &[u8]) -> Result<Self, String> {
         let random = SystemRandom::new();
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der, &random)
-            .map_err(|why| format!("not a P-256 key: {why}"))?;
+            .map_err(|reason| format!("not a P-256 key: {reason}"))?;
         let spki = [&SPKI_PREFIX, pair.public_key().as_ref()].concat();
         let id = BASE64.encode(digest::digest(&digest::SHA256, &spki));
         Ok(Self { pair, random, id })

@@ -201,7 +201,7 @@ impl Tokens {
         let namespace = claims.namespace.as_str();
         let removed = || "service account token has been invalidated".to_owned();
         self.check_bound_object("serviceaccounts", namespace, &claims.serviceaccount, now)
-            .map_err(|why| match why {
+            .map_err(|reason| match reason {
                 BoundObjectError::Other(uid) => format!(
                     "service account UID ({uid}) does not match claim ({})",
                     claims.serviceaccount.uid

@@ -41,8 +41,8 @@ impl Drop for SmallDisk {
 async fn full_disk_refuses_writes_until_space_is_free() {
     let disk = match SmallDisk::mount() {
         Ok(disk) => disk,
-        Err(why) => {
-            koord_host::testing::skip("mount", why);
+        Err(reason) => {
+            koord_host::testing::skip("mount", reason);
             return;
         }
     };
@@ -109,8 +109,8 @@ async fn restart_on_full_disk_serves_reads() {
     const CLASS: &str = "/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical";
     let disk = match SmallDisk::mount() {
         Ok(disk) => disk,
-        Err(why) => {
-            koord_host::testing::skip("mount", why);
+        Err(reason) => {
+            koord_host::testing::skip("mount", reason);
             return;
         }
     };

@@ -61,12 +61,12 @@ async fn two_nodes() -> Cluster {
 
 /// Sends each request as `n1`, and checks code and message of the response.
 async fn expect_of_n1(cluster: &Cluster, table: &[(&str, Value, u16, &str)]) {
-    for (line, body, code, why) in table {
+    for (line, body, code, reason) in table {
         let answer = by_n1(cluster, line, body.clone()).await;
         assert_eq!(answer.code, *code, "{line} {body}: {}", answer.body);
         if answer.code >= 400 {
             let message = answer.body["message"].as_str().unwrap();
-            assert!(message.contains(why), "{line} {body}: {message}");
+            assert!(message.contains(reason), "{line} {body}: {message}");
         }
     }
 }
@@ -375,8 +375,8 @@ async fn node_with_all_rights_writes_only_its_own() {
         (of("DELETE", "pods/p1"), Value::Null, 200, ""),
         ("DELETE /api/v1/nodes/n1".to_owned(), Value::Null, 200, ""),
     ];
-    for (line, body, code, why) in table {
-        expect_of_n1(&cluster, &[(line.as_str(), body, code, why)]).await;
+    for (line, body, code, reason) in table {
+        expect_of_n1(&cluster, &[(line.as_str(), body, code, reason)]).await;
     }
     cluster.get(&format!("{pods}/p2")).await.expect(200);
 }

@@ -639,7 +639,7 @@ async fn quota_scopes_must_fit_their_resources() {
         json!({"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions":
             [{"scopeName": scope, "operator": operator, "values": values}]}})
     };
-    for (spec, why) in [
+    for (spec, reason) in [
         (
             json!({"hard": {"pods": "1"}, "scopes": ["Sunny"]}),
             "unsupported scope",
@@ -675,7 +675,7 @@ async fn quota_scopes_must_fit_their_resources() {
         ),
     ] {
         let message = cluster.post(path, quota(spec)).await.fails(422, "Invalid");
-        assert!(message.contains(why), "{message}");
+        assert!(message.contains(reason), "{message}");
     }
     // Amounts of other resources, such as batch resources, fit every scope.
     let spec = json!({"hard": {"pods": "1", "requests.kubernetes.io/batch-cpu": "1"},

@@ -386,7 +386,7 @@ async fn failing(cluster: &Cluster) -> Vec<(&'static str, Value, &'static str)> 
 #[tokio::test]
 async fn failing_webhook_follows_its_policy() {
     let cluster = Cluster::bare().await;
-    for (what, client, why) in failing(&cluster).await {
+    for (what, client, reason) in failing(&cluster).await {
         for policy in ["Fail", "Ignore"] {
             let change = json!({"rules": [rule(&["CREATE"], &["configmaps"])],
                 "failurePolicy": policy, "timeoutSeconds": if what.starts_with("hangs") { 1 } else { 10 }});
@@ -400,7 +400,7 @@ async fn failing_webhook_follows_its_policy() {
                 let prefix =
                     "Internal error occurred: failed calling webhook \"hook.example.com\": ";
                 assert!(
-                    message.starts_with(prefix) && message.contains(why),
+                    message.starts_with(prefix) && message.contains(reason),
                     "{what}: {message}"
                 );
                 cluster

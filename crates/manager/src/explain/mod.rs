@@ -180,9 +180,9 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     let failed = results
         .iter()
         .filter_map(|(plugin, result)| Some((plugin, result.as_ref().err()?)));
-    explanation
-        .problems
-        .extend(failed.map(|(plugin, why)| format!("{plugin}: {why}; the plugin has no effect")));
+    explanation.problems.extend(
+        failed.map(|(plugin, reason)| format!("{plugin}: {reason}; the plugin has no effect")),
+    );
     let shown = objects.node.status.as_ref();
     let shown = shown.and_then(|status| status.allocatable.as_ref());
     let mut sums = [None, None, None, None];
@@ -390,12 +390,12 @@ fn reset_reason(
             let from = from(origins, "enable");
             format!("co-location is off for the node (enable: {from})")
         }
-        (Reset::Degraded(why), Some(strategy), Some(age)) if age > 0 => {
+        (Reset::Degraded(reason), Some(strategy), Some(age)) if age > 0 => {
             let minutes = strategy.degrade_minutes;
             let from = from(origins, "degradeTimeMinutes");
-            format!("{why}: {age} s old (degradeTimeMinutes={minutes}: {from})")
+            format!("{reason}: {age} s old (degradeTimeMinutes={minutes}: {from})")
         }
-        (Reset::Degraded(why), ..) => (*why).to_owned(),
+        (Reset::Degraded(reason), ..) => (*reason).to_owned(),
     }
 }
 

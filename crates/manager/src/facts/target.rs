@@ -104,7 +104,8 @@ pub(crate) fn percentiles(
     let Some(text) = annotation else {
         return Ok(default);
     };
-    let refused = |why: &dyn std::fmt::Display| format!("annotation {PERCENTILES} {text:?}: {why}");
+    let refused =
+        |reason: &dyn std::fmt::Display| format!("annotation {PERCENTILES} {text:?}: {reason}");
     let parsed: PercentilesAnnotation =
         lenient::from_json(text).map_err(|error| refused(&error))?;
     let resolved = Percentiles {

@@ -498,8 +498,8 @@ fn decide(
             estimates = Some(current);
         }
     }
-    if let Some(CheckpointSupport::Unavailable(why)) = checkpoints {
-        findings.remark = Some(format!("not kept over restarts of the manager: {why}"));
+    if let Some(CheckpointSupport::Unavailable(reason)) = checkpoints {
+        findings.remark = Some(format!("not kept over restarts of the manager: {reason}"));
     }
     let old = before.and_then(|status| status.pod_status.as_ref());
     let old = old.map_or(&[][..], |status| &status.container_statuses);

@@ -224,8 +224,8 @@ impl Overrides {
                 let message = format!("{key}: override {name:?}: nodeSelector is empty");
                 return Err(SettingsRefusal::invalid(message));
             }
-            if let Some(why) = selector.as_ref().and_then(invalid_label) {
-                let message = format!("{key}: override {name:?}: nodeSelector: {why}");
+            if let Some(reason) = selector.as_ref().and_then(invalid_label) {
+                let message = format!("{key}: override {name:?}: nodeSelector: {reason}");
                 return Err(SettingsRefusal::invalid(message));
             }
             if !names_needed {

@@ -150,7 +150,7 @@ async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
     let used = used.amounts(QUOTA_CHILD_REQUEST).unwrap();
     assert_eq!(used.get("cpu").map(|cpu| cpu.value()), Some(granted));
     assert!((1..=30).contains(&granted), "{granted} of 30: {refusals:?}");
-    let exceeded = |why: &String| why.contains("exceeded quota: default/q, requested: cpu=1");
+    let exceeded = |reason: &String| reason.contains("exceeded quota: default/q, requested: cpu=1");
     assert!(refusals.iter().any(exceeded), "{refusals:?}");
 }
 

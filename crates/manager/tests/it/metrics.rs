@@ -71,8 +71,8 @@ async fn upstream_metric_names_are_served() {
             .is_err();
         let excuse = OMITTED.iter().find(|(start, _)| name.starts_with(start));
         match excuse {
-            Some((start, why)) => {
-                assert!(!is_taken, "{name} exists, although: {why}");
+            Some((start, reason)) => {
+                assert!(!is_taken, "{name} exists, although: {reason}");
                 left_out.insert(*start);
             }
             None if LIBRARY_METRICS.contains(&name) => assert!(!is_taken),

@@ -257,7 +257,8 @@ pub(crate) async fn replicas_agree_on_quotas_without_overdraw() {
     assert!(
         refusals
             .iter()
-            .any(|why| why.contains("exceeded quota: default/child, requested: cpu=1, used: cpu=")),
+            .any(|reason| reason
+                .contains("exceeded quota: default/child, requested: cpu=1, used: cpu=")),
         "{refusals:?}"
     );
 }

@@ -41,9 +41,9 @@ pub fn json_patch_value(original: &Value, document: Value) -> Result<Value, Patc
     let mut out = original.clone();
     let mut budget = Budget::default();
     for (i, operation) in patch.0.iter().enumerate() {
-        budget.check(&out, operation).map_err(|why| {
+        budget.check(&out, operation).map_err(|reason| {
             PatchError::Failed(format!(
-                "operation '/{i}' failed at path '{}': {why}",
+                "operation '/{i}' failed at path '{}': {reason}",
                 operation.path()
             ))
         })?;

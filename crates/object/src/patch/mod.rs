@@ -41,14 +41,14 @@ impl PatchError {
         match self {
             Self::Malformed(_) => ApiError::bad_request(self.to_string()),
             // kubectl shows the causes of such a response instead of its message.
-            Self::Failed(why) => ApiError::invalid(
+            Self::Failed(reason) => ApiError::invalid(
                 group,
                 kind,
                 name,
-                &[FieldError::forbidden("patch", why.as_str())],
+                &[FieldError::forbidden("patch", reason.as_str())],
             ),
             // Upstream returns a server error for this, too.
-            Self::Broken(why) => ApiError::new(500, "", why.as_str()),
+            Self::Broken(reason) => ApiError::new(500, "", reason.as_str()),
             Self::TooManyOperations(_) => {
                 ApiError::new(413, "RequestEntityTooLarge", self.to_string())
             }

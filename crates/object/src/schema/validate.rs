@@ -146,11 +146,11 @@ fn check_string(schema: &Schema, text: &str, path: Path<'_>, errors: &mut Vec<Fi
 fn check_number(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let Some(n) = value.as_f64() else { return };
-    let mut report = |why: String| {
+    let mut report = |reason: String| {
         errors.push(FieldError::invalid(
             path,
             value.clone(),
-            format!("{path} in body {why}"),
+            format!("{path} in body {reason}"),
         ));
     };
     if let Some((min, exclusive)) = rules.minimum {

@@ -197,8 +197,8 @@ impl LabelSelector {
     }
 }
 
-fn parse_error(why: &str) -> SelectorError {
-    SelectorError(format!("unable to parse requirement: {why}"))
+fn parse_error(reason: &str) -> SelectorError {
+    SelectorError(format!("unable to parse requirement: {reason}"))
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -283,9 +283,9 @@ impl SelectorParser {
     fn key(&mut self) -> Result<String, SelectorError> {
         match self.next() {
             Token::Word(key) => {
-                if let Some(why) = names::qualified_name(&key).into_iter().next() {
+                if let Some(reason) = names::qualified_name(&key).into_iter().next() {
                     return Err(parse_error(&format!(
-                        "<nil>: Invalid value: {}: {why}",
+                        "<nil>: Invalid value: {}: {reason}",
                         quoted(&key)
                     )));
                 }
@@ -410,8 +410,8 @@ impl SelectorParser {
 fn check_value(key: &str, value: String) -> Result<String, SelectorError> {
     match names::label_value(&value) {
         None => Ok(value),
-        Some(why) => Err(parse_error(&format!(
-            "values[0][{key}]: Invalid value: {}: {why}",
+        Some(reason) => Err(parse_error(&format!(
+            "values[0][{key}]: Invalid value: {}: {reason}",
             quoted(&value)
         ))),
     }

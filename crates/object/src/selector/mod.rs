@@ -22,6 +22,6 @@ impl From<SelectorError> for super::ApiError {
 #[must_use]
 pub fn label_problem(key: &str, value: &str) -> Option<String> {
     let of_key = names::qualified_name(key).into_iter().next();
-    let of_key = of_key.map(|why| format!("{key:?}: {why}"));
+    let of_key = of_key.map(|reason| format!("{key:?}: {reason}"));
     of_key.or_else(|| Some(format!("{value:?}: {}", names::label_value(value)?)))
 }

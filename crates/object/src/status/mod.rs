@@ -202,9 +202,9 @@ impl ApiError {
 
     /// Creates a 409 with the caller's reason.
     #[must_use]
-    pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
+    pub fn conflict(group: &str, resource: &str, name: &str, reason: &str) -> Self {
         let message = format!(
-            "Operation cannot be fulfilled on {} {}: {why}",
+            "Operation cannot be fulfilled on {} {}: {reason}",
             qualified(resource, group),
             quoted(name)
         );
@@ -291,14 +291,17 @@ impl ApiError {
 
     /// Creates a 403 for an object; `name` is empty for collections.
     #[must_use]
-    pub fn forbidden(group: &str, resource: &str, name: &str, why: &str) -> Self {
+    pub fn forbidden(group: &str, resource: &str, name: &str, reason: &str) -> Self {
         let qualified_resource = qualified(resource, group);
         let message = if resource.is_empty() {
-            format!("forbidden: {why}")
+            format!("forbidden: {reason}")
         } else if name.is_empty() {
-            format!("{qualified_resource} is forbidden: {why}")
+            format!("{qualified_resource} is forbidden: {reason}")
         } else {
-            format!("{qualified_resource} {} is forbidden: {why}", quoted(name))
+            format!(
+                "{qualified_resource} {} is forbidden: {reason}",
+                quoted(name)
+            )
         };
         Self::new(403, "Forbidden", message).with_object(group, resource, name)
     }
@@ -388,8 +391,8 @@ impl ApiError {
 
     /// Creates a 429 because a disruption budget does not allow the eviction now.
     #[must_use]
-    pub fn disruption_budget(budget: &str, why: impl Into<String>) -> Self {
-        let cause = format!("The disruption budget {budget} {}", why.into());
+    pub fn disruption_budget(budget: &str, reason: impl Into<String>) -> Self {
+        let cause = format!("The disruption budget {budget} {}", reason.into());
         Self::too_many_requests(
             "Cannot evict pod as it would violate the pod's disruption budget.",
             0,

@@ -102,7 +102,7 @@ fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
     let table = TableId::new("scheduling.k8s.io", "priorityclasses");
     let requested_class = meta::text(pod, &["spec", "priorityClassName"]).to_owned();
     let name = display_name(pod).to_owned();
-    let forbidden = |why: String| ApiError::forbidden("", "pods", &name, &why);
+    let forbidden = |reason: String| ApiError::forbidden("", "pods", &name, &reason);
     let class = if requested_class.is_empty() {
         default_class(core, &table)
     } else {

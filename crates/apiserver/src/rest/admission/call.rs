@@ -81,13 +81,13 @@ impl Transport {
         while let Some(connection) = self.take_idle() {
             match self.exchange(connection, body.clone(), timeout).await {
                 Err(CallError::Connection(_)) => {}
-                Err(CallError::Answer(why)) => return Err(why),
+                Err(CallError::Answer(reason)) => return Err(reason),
                 Ok(answer) => return Ok(answer),
             }
         }
         let connection = self.connect(store).await?;
         match self.exchange(connection, body, timeout).await {
-            Err(CallError::Connection(why) | CallError::Answer(why)) => Err(why),
+            Err(CallError::Connection(reason) | CallError::Answer(reason)) => Err(reason),
             Ok(answer) => Ok(answer),
         }
     }

@@ -101,9 +101,9 @@ pub(super) fn advise(
     {
         return;
     }
-    if let Some((_, _, why)) = IDLE.iter().find(|(g, p, _)| resource.is(g, p)) {
+    if let Some((_, _, reason)) = IDLE.iter().find(|(g, p, _)| resource.is(g, p)) {
         warnings.push(format!(
-            "{} are stored without effect here: {why}",
+            "{} are stored without effect here: {reason}",
             resource.qualified()
         ));
     } else if resource.is("", "services") {

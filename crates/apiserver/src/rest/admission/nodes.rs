@@ -56,7 +56,13 @@ pub(super) fn restrict(
         "" => meta::name(object),
         name => name,
     };
-    let permit = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_owned()) };
+    let permit = |holds: bool, reason: &str| {
+        if holds {
+            Ok(())
+        } else {
+            Err(reason.to_owned())
+        }
+    };
     let result = match (&*resource.group, &*resource.plural) {
         ("", "pods") => pod(core, attributes, node, object, old),
         ("", "nodes") => node_itself(attributes, node, name, object, old),
@@ -82,7 +88,7 @@ pub(super) fn restrict(
         }
         _ => Ok(()),
     };
-    result.map_err(|why| ApiError::forbidden(&resource.group, &resource.plural, name, &why))
+    result.map_err(|reason| ApiError::forbidden(&resource.group, &resource.plural, name, &reason))
 }
 
 /// Restricts the writes of a node to pods and statuses of its own pods.

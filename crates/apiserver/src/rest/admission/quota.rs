@@ -59,13 +59,13 @@ impl Charges {
     }
 }
 
-fn forbidden(attributes: &AdmissionAttributes<'_>, object: &Value, why: &str) -> ApiError {
+fn forbidden(attributes: &AdmissionAttributes<'_>, object: &Value, reason: &str) -> ApiError {
     let Resource { group, plural, .. } = &**attributes.resource;
     let name = match attributes.name {
         "" => builtin::display_name(object),
         name => name,
     };
-    ApiError::forbidden(group, plural, name, why)
+    ApiError::forbidden(group, plural, name, reason)
 }
 
 /// Returns the objects of a core kind in the namespace of a write.
@@ -111,7 +111,7 @@ pub(super) fn bound(
     let (_, ranges) = objects_in_namespace(core, attributes, "limitranges")?;
     for range in ranges {
         limits::check(&range.value(), resource, object)
-            .map_err(|why| forbidden(attributes, object, &why))?;
+            .map_err(|reason| forbidden(attributes, object, &reason))?;
     }
     Ok(())
 }
@@ -136,7 +136,7 @@ pub(super) async fn charge(
     let decide = |stored: &Value| {
         Quota::from_status(stored)
             .charge(resource, object, old, now)
-            .map_err(|why| forbidden(attributes, object, &why))
+            .map_err(|reason| forbidden(attributes, object, &reason))
     };
     let mut due = Vec::new();
     for entry in entries {

@@ -276,7 +276,7 @@ pub(super) fn parse(
 ) -> Result<WebhookResponse, String> {
     let review: Value = serde_json::from_slice(bytes)
         .map_err(|e| format!("failed to call webhook: the response is not JSON: {e}"))?;
-    let invalid = |why: String| format!("received invalid webhook response: {why}");
+    let invalid = |reason: String| format!("received invalid webhook response: {reason}");
     let response = review
         .get("response")
         .filter(|r| r.is_object())
@@ -327,7 +327,7 @@ pub(super) fn parse(
 /// Decodes the patch in a webhook response.
 fn patch(response: &Value, strict: bool, mutating: bool) -> Result<Value, String> {
     use base64::Engine as _;
-    let invalid = |why: &str| Err(format!("received invalid webhook response: {why}"));
+    let invalid = |reason: &str| Err(format!("received invalid webhook response: {reason}"));
     let encoded = meta::text(response, &["patch"]);
     let kind = response.get("patchType").and_then(Value::as_str);
     match (mutating, encoded.is_empty(), kind) {
@@ -350,7 +350,7 @@ fn patch(response: &Value, strict: bool, mutating: bool) -> Result<Value, String
         _ => {}
     }
     let undecodable =
-        |why: String| format!("received undecodable patch in webhook response: {why}");
+        |reason: String| format!("received undecodable patch in webhook response: {reason}");
     let bytes = base64::engine::general_purpose::STANDARD
         .decode(encoded)
         .map_err(|e| undecodable(e.to_string()))?;
@@ -402,9 +402,9 @@ mod tests {
             (false, answer(json!({"uid": "u", "allowed": true, "patchType": "JSONPatch"})),
                 "may not return response.patchType"),
         ];
-        for (mutating, bytes, why) in rows {
+        for (mutating, bytes, reason) in rows {
             let e = parse(V1, "u", mutating, &bytes).unwrap_err();
-            assert!(e.contains(why), "{e}");
+            assert!(e.contains(reason), "{e}");
         }
         // Kubernetes does not check uid, kind and patch type of v1beta1.
         let old = json!({"response": {"allowed": true, "patch": encoded(r#"[{"op":"test"}]"#)}});

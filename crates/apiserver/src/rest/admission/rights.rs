@@ -67,9 +67,9 @@ fn check_role(
     {
         return Ok(());
     }
-    let forbidden = |why: &str| ApiError::forbidden(GROUP, plural, meta::name(object), why);
+    let forbidden = |reason: &str| ApiError::forbidden(GROUP, plural, meta::name(object), reason);
     let granted = Rule::parse_list(object.get("rules"));
-    check_permissions(guard, user, namespace, &granted).map_err(|why| forbidden(&why))?;
+    check_permissions(guard, user, namespace, &granted).map_err(|reason| forbidden(&reason))?;
     // Its rules may come from other roles, which are checked as if they granted everything.
     if aggregates(object) || old.is_some_and(aggregates) {
         let all = [Rule::everything(), Rule::every_path()];
@@ -106,7 +106,7 @@ fn check_binding(
         .role_rules(kind, namespace, role)
         .ok_or_else(|| ApiError::not_found(GROUP, plural, role))?;
     check_permissions(guard, user, namespace, &granted)
-        .map_err(|why| ApiError::forbidden(GROUP, &resource.plural, name, &why))
+        .map_err(|reason| ApiError::forbidden(GROUP, &resource.plural, name, &reason))
 }
 
 fn aggregates(role: &Value) -> bool {

@@ -533,7 +533,7 @@ impl<'a> WebhookCalls<'a> {
             let answer = tokio::time::timeout(webhook.timeout, answer);
             let answer = answer.await.map_err(overdue)?;
             let answer = answer.map_err(|_| "failed to call webhook: it panicked".to_owned())?;
-            let answer = answer.map_err(|why| format!("failed to call webhook: {why}"))?;
+            let answer = answer.map_err(|reason| format!("failed to call webhook: {reason}"))?;
             if !mutating && !answer.patch.is_null() {
                 return Err(
                     "received invalid webhook response: validating webhook may not return \
@@ -548,13 +548,13 @@ impl<'a> WebhookCalls<'a> {
             .get_or_init(|| Transport::new(&webhook.endpoint, &webhook.ca_bundle));
         let transport = transport
             .as_ref()
-            .map_err(|why| format!("failed to call webhook: {why}"))?;
+            .map_err(|reason| format!("failed to call webhook: {reason}"))?;
         let body = review::body(version, request);
         let answer = transport.post(self.core.store(), body, webhook.timeout);
         let answer = tokio::time::timeout(webhook.timeout, answer);
-        let answer = answer.await.map_err(overdue)?.map_err(|why| {
+        let answer = answer.await.map_err(overdue)?.map_err(|reason| {
             format!(
-                "failed to call webhook: Post \"{}\": {why}",
+                "failed to call webhook: Post \"{}\": {reason}",
                 webhook.endpoint.url()
             )
         })?;
@@ -584,7 +584,7 @@ impl<'a> WebhookCalls<'a> {
         object: &Value,
         operations: Value,
     ) -> Result<Value, Refusal> {
-        let refused = |why: String| Refusal::Unusable(ApiError::internal(why));
+        let refused = |reason: String| Refusal::Unusable(ApiError::internal(reason));
         let name = &hook.webhook.name;
         if object.is_null() {
             return Err(refused(format!(
@@ -596,9 +596,9 @@ impl<'a> WebhookCalls<'a> {
         let patched = patch::json_patch_value(observed.as_ref().unwrap_or(object), operations);
         let mut new = match patched {
             Ok(new) => new,
-            Err(patch::PatchError::Malformed(why)) => {
+            Err(patch::PatchError::Malformed(reason)) => {
                 return Err(Refusal::Failed(format!(
-                    "received undecodable patch in webhook response: {why}"
+                    "received undecodable patch in webhook response: {reason}"
                 )));
             }
             Err(e) => return Err(refused(e.to_string())),

@@ -158,14 +158,14 @@ fn nothing_is_written_twice() {
 
 #[test]
 fn unusable_reports_remove_resources() {
-    let reset = |change: &dyn Fn(&mut PlanCase), why: &str| {
+    let reset = |change: &dyn Fn(&mut PlanCase), reason: &str| {
         let mut case = case();
         case.node = node(json!({}), published());
         case.synced = Some(NOW.parse().unwrap());
         change(&mut case);
         let plan = case.plan();
         assert!(
-            format!("{:?}", plan.reset).contains(why),
+            format!("{:?}", plan.reset).contains(reason),
             "{:?}",
             plan.reset
         );

@@ -6,18 +6,18 @@ use std::fmt::Display;
 pub(super) const REQUESTS: &str = "pod.spec.containers[*].resources.requests";
 
 /// Returns the message for a missing field.
-pub(super) fn required(path: &str, why: &str) -> String {
-    format!("{path}: Required value: {why}")
+pub(super) fn required(path: &str, reason: &str) -> String {
+    format!("{path}: Required value: {reason}")
 }
 
 /// Returns the message for an invalid value.
-pub(super) fn invalid(path: &str, value: impl Display, why: &str) -> String {
-    format!("{path}: Invalid value: {:?}: {why}", value.to_string())
+pub(super) fn invalid(path: &str, value: impl Display, reason: &str) -> String {
+    format!("{path}: Invalid value: {:?}: {reason}", value.to_string())
 }
 
 /// Returns the message for a field that must not be set like this.
-pub(super) fn forbidden(path: &str, why: &str) -> String {
-    format!("{path}: Forbidden: {why}")
+pub(super) fn forbidden(path: &str, reason: &str) -> String {
+    format!("{path}: Forbidden: {reason}")
 }
 
 /// Combines problems into one message, without duplicates.

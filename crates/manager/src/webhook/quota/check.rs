@@ -260,14 +260,14 @@ fn check_in_tree(
             new.parent
         );
     }
-    check_keys(topology, new, rules).map_err(|why| {
+    check_keys(topology, new, rules).map_err(|reason| {
         Refusal(format!(
-            "failed to check sub and parent group quotaKey, err: {why}"
+            "failed to check sub and parent group quotaKey, err: {reason}"
         ))
     })?;
     check_min_sums(topology, new)?;
     if rules.guarantee_usage {
-        check_guaranteed(topology, new).map_err(|why| Refusal(format!("{why} {name}")))?;
+        check_guaranteed(topology, new).map_err(|reason| Refusal(format!("{reason} {name}")))?;
     }
     Ok(())
 }

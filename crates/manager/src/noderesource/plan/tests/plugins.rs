@@ -84,21 +84,21 @@ fn ratio_is_one_without_normalization() {
 
 #[test]
 fn missing_or_invalid_ratio_changes_nothing() {
-    let check = |why: &str, change: &dyn Fn(&mut PlanCase)| {
+    let check = |reason: &str, change: &dyn Fn(&mut PlanCase)| {
         let mut case = normalized(false, false);
         change(&mut case);
         let plan = case.plan();
-        assert_eq!(annotation(&plan, RATIO), None, "{why}");
+        assert_eq!(annotation(&plan, RATIO), None, "{reason}");
         let failed: Vec<_> = plan
             .plugin_results
             .iter()
             .filter(|(_, plugin_results)| plugin_results.is_err())
             .collect();
         let [(name, Err(message))] = failed[..] else {
-            panic!("{why}: {failed:?}")
+            panic!("{reason}: {failed:?}")
         };
         assert_eq!(*name, "CPUNormalization");
-        assert!(message.contains(why), "{message}");
+        assert!(message.contains(reason), "{message}");
         // The others go on.
         let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
         assert_eq!(allocatable[BATCH_CPU], "9k");

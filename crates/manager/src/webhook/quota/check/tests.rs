@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 const NO_PODS: &Pods = &Pods(Vec::new());
 
 fn text(result: Result<impl Sized, Refusal>) -> String {
-    result.err().map(|why| why.0).unwrap_or_default()
+    result.err().map(|reason| reason.0).unwrap_or_default()
 }
 
 #[test]
