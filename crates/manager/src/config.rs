@@ -77,7 +77,7 @@ fn unknown_keys(data: &BTreeMap<String, String>) -> Vec<SettingsProblem> {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Config {
     /// True once a ConfigMap, or its absence, was applied.
-    seen: bool,
+    observed: bool,
     /// True once `colocation-config` was valid.
     available: bool,
     colocation_error: bool,
@@ -85,7 +85,7 @@ pub(crate) struct Config {
     /// The last valid text of [`suppress::CONFIG_KEY`], which upstream does not have.
     suppress: Option<String>,
     /// The keys with a value in the ConfigMap that these settings come from.
-    given: BTreeSet<&'static str>,
+    present_keys: BTreeSet<&'static str>,
 }
 
 impl Config {
@@ -96,7 +96,7 @@ impl Config {
 
     /// Returns true once a ConfigMap was observed, valid or not.
     pub(crate) fn is_present(&self) -> bool {
-        self.seen
+        self.observed
     }
 
     /// Returns true if the newest `colocation-config` was refused.
@@ -107,13 +107,13 @@ impl Config {
     /// Returns the settings after `data` is applied, and the problems in `data`.
     pub(crate) fn updated(&self, data: &BTreeMap<String, String>) -> (Self, Vec<SettingsProblem>) {
         let mut next = Self {
-            seen: true,
+            observed: true,
             ..self.clone()
         };
         let mut problems = unknown_keys(data);
         let present = keys_with_value(data);
-        let was_on =
-            self.given.contains(keys::COLOCATION) && self.settings.colocation.cluster.is_enabled();
+        let was_on = self.present_keys.contains(keys::COLOCATION)
+            && self.settings.colocation.cluster.is_enabled();
         if present.is_empty() && was_on {
             // An emptied ConfigMap is treated as a deleted one: it must not take resources from running batch
             // pods.
@@ -127,11 +127,11 @@ impl Config {
         let report = next.settings.update(data);
         next.colocation_error = report.failed(keys::COLOCATION);
         next.available |= !next.colocation_error;
-        next.given = present;
-        for key in self.given.difference(&next.given.clone()) {
+        next.present_keys = present;
+        for key in self.present_keys.difference(&next.present_keys.clone()) {
             if *key == keys::COLOCATION && was_on {
                 next.settings.colocation = self.settings.colocation.clone();
-                next.given.insert(key);
+                next.present_keys.insert(key);
                 let message = format!(
                     "{key}: the section is empty; the last settings stay in force until a restart, and \
                      {{\"enable\": false}} switches co-location off"

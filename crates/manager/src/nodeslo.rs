@@ -27,23 +27,23 @@ pub(crate) fn plan(
         };
         return (action, None);
     };
-    let (mut wanted, mut problem) = config.slo(node);
+    let (mut desired, mut problem) = config.slo(node);
     // Extensions belong to third parties, except for cpuSuppress.
-    wanted.extensions = match existing {
+    desired.extensions = match existing {
         Some(existing) => existing.extensions.clone(),
         None => Some(suppress::empty_extensions()),
     };
     let labels = node.metadata.labels.clone().unwrap_or_default();
-    if let Err(error) = suppress::extend(&mut wanted.extensions, config.suppress(), &labels) {
+    if let Err(error) = suppress::extend(&mut desired.extensions, config.suppress(), &labels) {
         problem.get_or_insert(error);
     }
     let action = match existing {
-        None => ObjectChange::Create(wanted),
+        None => ObjectChange::Create(desired),
         Some(existing) => {
-            if *existing == wanted {
+            if *existing == desired {
                 ObjectChange::Nothing
             } else {
-                ObjectChange::Update(wanted)
+                ObjectChange::Update(desired)
             }
         }
     };

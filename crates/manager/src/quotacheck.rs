@@ -271,9 +271,9 @@ fn unreadable(quota: &ElasticQuota, key: &str, expected: &str) -> String {
 }
 
 /// Adds a problem for each amount below zero.
-fn negative(field: &str, amounts: &ResourceList, found: &mut Vec<String>) {
+fn negative(field: &str, amounts: &ResourceList, problems: &mut Vec<String>) {
     for (resource, amount) in amounts.iter().filter(|(_, amount)| amount.signum() < 0) {
-        found.push(format!(
+        problems.push(format!(
             "invalid value \"{amount}\" for {field}.{resource}: expected at least 0"
         ));
     }

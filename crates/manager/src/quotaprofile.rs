@@ -190,13 +190,13 @@ impl Plan {
                 change["metadata"]["annotations"][key] = json!(encode_list(list));
             }
         }
-        for (field, current, wanted) in [
+        for (field, current, desired) in [
             ("min", &quota.spec.min, &self.spec.min),
             ("max", &quota.spec.max, &self.spec.max),
         ] {
-            if current != wanted {
-                let removed = current.keys().filter(|key| !wanted.contains_key(*key));
-                change["spec"][field] = json!(wanted);
+            if current != desired {
+                let removed = current.keys().filter(|key| !desired.contains_key(*key));
+                change["spec"][field] = json!(desired);
                 for key in removed {
                     change["spec"][field][key] = Value::Null;
                 }

@@ -178,11 +178,12 @@ impl Rule {
     /// Returns true if the rule allows all that `part`, from [`Rule::parts`], allows. A `*` in a part is
     /// covered only by `*`.
     fn covers(&self, part: &Self) -> bool {
-        let within = |own: &[String], wanted: &[String]| wanted.iter().all(|w| matches(own, w));
-        let resources = |wanted: &String| {
-            let (resource, subresource) = match wanted.split_once('/') {
+        let within =
+            |own: &[String], requested: &[String]| requested.iter().all(|w| matches(own, w));
+        let resources = |requested: &String| {
+            let (resource, subresource) = match requested.split_once('/') {
                 Some((resource, sub)) => (resource, sub),
-                None => (wanted.as_str(), ""),
+                None => (requested.as_str(), ""),
             };
             let target = ResourceTarget {
                 resource,
@@ -191,14 +192,14 @@ impl Rule {
             };
             self.resources
                 .iter()
-                .any(|own| own == wanted || resource_matches(own, &target))
+                .any(|own| own == requested || resource_matches(own, &target))
         };
         let names = self.names.is_empty()
             || !part.names.is_empty() && part.names.iter().all(|name| self.names.contains(name));
-        let paths = |wanted: &String| {
+        let paths = |requested: &String| {
             self.paths
                 .iter()
-                .any(|own| own == wanted || path_matches(own, wanted))
+                .any(|own| own == requested || path_matches(own, requested))
         };
         within(&self.verbs, &part.verbs)
             && within(&self.groups, &part.groups)

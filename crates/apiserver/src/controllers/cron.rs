@@ -87,8 +87,8 @@ impl Schedule {
     ) -> Option<Timestamp> {
         let mut date = from.to_zoned(zone.clone()).date();
         for _ in 0..DAYS {
-            if let Some(found) = pick(self.times_on(date, zone)) {
-                return Some(found);
+            if let Some(time) = pick(self.times_on(date, zone)) {
+                return Some(time);
             }
             date = date.checked_add(step).ok()?;
         }

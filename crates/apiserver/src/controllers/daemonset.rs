@@ -308,7 +308,9 @@ impl Counts {
         self.updated += i64::from(is_current);
         match pods::available(pod, min_ready, now) {
             Ok(()) => self.available += 1,
-            Err(Some(left)) => self.again = Some(self.again.map_or(left, |a| a.min(left))),
+            Err(Some(remaining)) => {
+                self.again = Some(self.again.map_or(remaining, |a| a.min(remaining)))
+            }
             Err(None) => {}
         }
     }

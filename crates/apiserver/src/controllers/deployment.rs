@@ -532,11 +532,11 @@ mod tests {
     use super::*;
     use crate::store::Index;
 
-    fn version(revision: i64, wanted: i64, available: i64) -> Version {
+    fn version(revision: i64, replicas: i64, available: i64) -> Version {
         let value = json!({
             "metadata": {"annotations": {REVISION: revision.to_string()}},
-            "spec": {"replicas": wanted},
-            "status": {"replicas": wanted, "availableReplicas": available},
+            "spec": {"replicas": replicas},
+            "status": {"replicas": replicas, "availableReplicas": available},
         });
         let store_entry = crate::controllers::deployment::tests::entry(revision);
         Version {

@@ -118,8 +118,11 @@ impl GcQueue {
                         self.waiting.remove(uid);
                         self.unknown
                             .remove(&(event.new.table.clone(), event.new.key.clone()));
-                        for (_, left) in dependents_now(api, uid) {
-                            self.add(GcTask::Dependent((left.table.clone(), left.key.clone())));
+                        for (_, dependent_entry) in dependents_now(api, uid) {
+                            self.add(GcTask::Dependent((
+                                dependent_entry.table.clone(),
+                                dependent_entry.key.clone(),
+                            )));
                         }
                     }
                 }

@@ -116,13 +116,13 @@ pub fn names() -> Vec<&'static str> {
     ALL.iter().map(|(name, _)| *name).collect()
 }
 
-/// Starts the enabled controllers of `wanted`. `authority` is the certificate (PEM) that clients are to
-/// trust. The newest `ended_pods` pods that have ended are kept; 0 keeps all. The controllers end when
+/// Starts the controllers that `selection` enables. `authority` is the CA certificate (PEM) that is published
+/// to clients. The newest `ended_pods` pods that have ended are kept; 0 keeps all. The controllers end when
 /// `shutdown` is cancelled; the returned tracker then completes.
 pub fn start(
     api: &Api,
     authority: &str,
-    wanted: &Selection,
+    selection: &Selection,
     ended_pods: usize,
     shutdown: &CancellationToken,
 ) -> TaskTracker {
@@ -134,7 +134,7 @@ pub fn start(
         stop: shutdown,
     };
     for (name, run) in ALL {
-        if wanted.enabled(name) {
+        if selection.enabled(name) {
             tracker.spawn(run(&start));
         }
     }

@@ -110,7 +110,7 @@ pub(super) async fn run(api: Api, shutdown: CancellationToken) {
 async fn check_node(
     api: &Api,
     node: &Arc<Entry>,
-    known: Option<NodeObservation>,
+    previous: Option<NodeObservation>,
 ) -> Result<NodeObservation, ApiError> {
     let now = api.clock().now();
     let leases = TableId::new("coordination.k8s.io", "leases");
@@ -118,12 +118,12 @@ async fn check_node(
         .store()
         .get(&leases, &Key::new(LEASES, node.key.name.clone()));
     let lease_revision = lease.as_ref().map_or(0, |l| l.revision);
-    let renewed = match &known {
+    let renewed = match &previous {
         Some(k) if k.lease == lease_revision => k.renewed,
         _ => now,
     };
     let silent = lease.is_some() && now.duration_since(renewed) > GRACE;
-    let settled = known
+    let settled = previous
         .as_ref()
         .is_some_and(|k| k.node == node.revision && k.silent == silent && !k.evicting && !silent);
     let mut observed = NodeObservation {

@@ -68,7 +68,7 @@ pub(super) fn write(
                 let message = format!("ReplicaSet {name:?} has timed out progressing.");
                 ("False", "ProgressDeadlineExceeded", message)
             }
-            left => return left,
+            seconds => return seconds,
         }
     };
     let moves = state.moved && !state.complete;

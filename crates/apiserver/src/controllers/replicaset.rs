@@ -222,7 +222,9 @@ impl ReplicaCounts {
             out.ready += u64::from(pod.ready.is_some());
             match pods::available_since(pod.ready, min_ready, now) {
                 Ok(()) => out.available += 1,
-                Err(Some(left)) => out.again = Some(out.again.map_or(left, |a| a.min(left))),
+                Err(Some(remaining)) => {
+                    out.again = Some(out.again.map_or(remaining, |a| a.min(remaining)))
+                }
                 Err(None) => {}
             }
         }

@@ -96,8 +96,8 @@ fn bound(pod: Value, binding: &Value, key: &Key, now: jiff::Timestamp) -> Result
     let mut new = pod;
     let pod = &new;
     let name = &*key.name;
-    let precondition = |what, wanted: &str, have: &str| {
-        ApiError::precondition("", "pods/binding", name, what, wanted, have)
+    let precondition = |what, expected: &str, have: &str| {
+        ApiError::precondition("", "pods/binding", name, what, expected, have)
     };
     let (uid, have) = (meta::uid(binding), meta::uid(pod));
     if !uid.is_empty() && uid != have {

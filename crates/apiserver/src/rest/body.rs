@@ -69,16 +69,16 @@ impl Problems {
         let mut placed: Vec<(usize, String)> = all
             .into_iter()
             .enumerate()
-            .map(|(i, said)| {
-                let path = said.split_once('"').map_or("", |(_, path)| path);
+            .map(|(i, problem)| {
+                let path = problem.split_once('"').map_or("", |(_, path)| path);
                 let path = path.strip_suffix('"').unwrap_or(path);
                 let at = if i < existing { &last } else { &first };
-                (at.get(path).copied().unwrap_or(usize::MAX), said)
+                (at.get(path).copied().unwrap_or(usize::MAX), problem)
             })
             .collect();
         placed.sort_by_key(|(at, _)| *at);
         placed.truncate(MAX_PROBLEMS);
-        placed.into_iter().map(|(_, said)| said).collect()
+        placed.into_iter().map(|(_, problem)| problem).collect()
     }
 
     fn add_duplicate(&mut self, path: &[PathSegment], key: &str) {

@@ -177,8 +177,8 @@ pub(super) fn check_update_identity(
             group, plural, &key.name, "UID", uid, have,
         ));
     }
-    let (given, current) = (meta::resource_version(new), meta::resource_version(old));
-    if given.is_empty() || given == "0" {
+    let (version, current) = (meta::resource_version(new), meta::resource_version(old));
+    if version.is_empty() || version == "0" {
         if !resource.allows_unconditional_update() && subresource.is_none() {
             let e = FieldError::invalid(
                 "metadata.resourceVersion",
@@ -187,14 +187,14 @@ pub(super) fn check_update_identity(
             );
             return Err(invalid(resource, &key.name, &[e]));
         }
-    } else if given != current {
-        if given.parse::<u64>().is_err() {
+    } else if version != current {
+        if version.parse::<u64>().is_err() {
             return Err(invalid(
                 resource,
                 &key.name,
                 &[FieldError::invalid(
                     "metadata.resourceVersion",
-                    given,
+                    version,
                     "must be a number",
                 )],
             ));

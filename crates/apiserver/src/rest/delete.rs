@@ -111,13 +111,13 @@ impl DeleteOptions {
         uid: &str,
         version: &str,
     ) -> Result<(), ApiError> {
-        for (what, wanted, have) in [
+        for (what, expected, have) in [
             ("UID", self.uid.as_deref(), uid),
             ("ResourceVersion", self.resource_version.as_deref(), version),
         ] {
-            if let Some(wanted) = wanted.filter(|w| *w != have) {
+            if let Some(expected) = expected.filter(|w| *w != have) {
                 let (group, plural) = (&*resource.group, &*resource.plural);
-                let e = ApiError::precondition(group, plural, name, what, wanted, have);
+                let e = ApiError::precondition(group, plural, name, what, expected, have);
                 return Err(e);
             }
         }

@@ -128,18 +128,18 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
         (call.namespace(), name),
         Options::Write(&options),
     );
-    let (mut warnings, mut wanted) = (Vec::new(), DeleteOptions::default());
+    let (mut warnings, mut requested) = (Vec::new(), DeleteOptions::default());
     api.admission()
         .admit(&attributes, &mut body, None, &mut warnings, |body| {
-            wanted = delete_options(body)?;
+            requested = delete_options(body)?;
             Ok(())
         })
         .await?;
-    wanted.dry_run |= options.dry_run;
-    wanted.user = options.user;
-    wanted.admitted = true;
+    requested.dry_run |= options.dry_run;
+    requested.user = options.user;
+    requested.admitted = true;
     let key = Api::key(&pods, call.namespace(), name);
-    evict(api, &pods, &key, &wanted).await?;
+    evict(api, &pods, &key, &requested).await?;
     Ok(created(call, &warnings))
 }
 

@@ -45,7 +45,7 @@ pub struct Guard {
     mode: Authorization,
     index: RwLock<Index>,
     /// Revision up to which the index is complete.
-    seen: AtomicU64,
+    indexed: AtomicU64,
     /// Watchers of the tables; `None` before the first decision and after falling behind.
     feed: Mutex<Option<Vec<Watcher>>>,
     /// Graph of the objects of each node; built at the first request of a node.
@@ -59,7 +59,7 @@ impl Guard {
             store: core.store().clone(),
             mode,
             index: RwLock::default(),
-            seen: AtomicU64::new(0),
+            indexed: AtomicU64::new(0),
             feed: Mutex::default(),
             nodes: Mutex::default(),
         }
@@ -68,7 +68,7 @@ impl Guard {
     /// Returns the index as of now.
     fn index(&self) -> parking_lot::RwLockReadGuard<'_, Index> {
         let now = self.store.revision();
-        if self.seen.load(Ordering::Acquire) < now {
+        if self.indexed.load(Ordering::Acquire) < now {
             self.catch_up(now);
         }
         self.index.read()
@@ -76,7 +76,7 @@ impl Guard {
 
     fn catch_up(&self, now: Revision) {
         let mut feed = self.feed.lock();
-        if self.seen.load(Ordering::Acquire) >= now {
+        if self.indexed.load(Ordering::Acquire) >= now {
             return;
         }
         let up_to_date = feed
@@ -93,7 +93,7 @@ impl Guard {
                 }
             }
         }
-        self.seen.store(now, Ordering::Release);
+        self.indexed.store(now, Ordering::Release);
     }
 
     /// Applies the changes of a table; false if some are lost.

@@ -46,7 +46,7 @@ fn options(query: &Query) -> Result<LogOptions, ApiError> {
 }
 
 /// Returns the name of the container whose log is requested.
-fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
+fn container(pod: &Value, requested: Option<&str>) -> Result<String, ApiError> {
     let name = meta::name(pod);
     let names: Vec<&str> = ["initContainers", "containers", "ephemeralContainers"]
         .iter()
@@ -54,12 +54,12 @@ fn container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
         .flatten()
         .map(|c| meta::text(c, &["name"]))
         .collect();
-    if let Some(asked) = asked {
-        if names.contains(&asked) {
-            return Ok(asked.to_owned());
+    if let Some(requested) = requested {
+        if names.contains(&requested) {
+            return Ok(requested.to_owned());
         }
         return Err(ApiError::bad_request(format!(
-            "container {asked} is not valid for pod {name}"
+            "container {requested} is not valid for pod {name}"
         )));
     }
     let main: Vec<&str> = meta::list_at(pod, &["spec", "containers"])

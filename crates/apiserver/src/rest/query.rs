@@ -294,7 +294,7 @@ mod tests {
         ] {
             assert!(query(good).timeout().is_ok(), "{good}");
         }
-        for (given, millis) in [
+        for (text, millis) in [
             ("timeout=5s", 5_000),
             ("timeout=1.5s", 1_500),
             ("timeout=20ms", 20),
@@ -305,8 +305,8 @@ mod tests {
             ("timeout=-5s", 60_000),
             ("", 60_000),
         ] {
-            let timeout = query(given).timeout().unwrap();
-            assert_eq!(timeout, Duration::from_millis(millis), "{given}");
+            let timeout = query(text).timeout().unwrap();
+            assert_eq!(timeout, Duration::from_millis(millis), "{text}");
         }
         for (bad, reason) in [
             ("soon", "invalid duration \"soon\""),

@@ -92,7 +92,7 @@ struct AppliedScale<'a> {
     /// The applied document, as a part of the object.
     document: Value,
     /// True if the document has replicas.
-    given: bool,
+    has_replicas: bool,
     writer: Writer<'a>,
     force: bool,
 }
@@ -107,7 +107,7 @@ impl Projection for AppliedScale<'_> {
             resource, writer, ..
         } = *self;
         *object = apply(resource, Some(&*object), &self.document, writer, self.force)?;
-        if self.given {
+        if self.has_replicas {
             return self.paths.put(object, scale);
         }
         // If a manager gives up replicas that only it owned, they become 0.
@@ -280,7 +280,7 @@ pub(super) async fn serve(
             paths,
             resource,
             document,
-            given: replicas.is_some(),
+            has_replicas: replicas.is_some(),
             writer,
             force: options.force,
         }

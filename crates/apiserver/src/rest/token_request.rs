@@ -88,7 +88,7 @@ impl TokenIssuer<'_> {
         };
         let text = |field| meta::text(reference, &[field]);
         let (version, kind) = (text("apiVersion"), text("kind"));
-        let (name, wanted) = (text("name").to_owned(), text("uid"));
+        let (name, expected_uid) = (text("name").to_owned(), text("uid"));
         let (plural, namespace) = match (version, kind) {
             ("v1" | "", "Pod") => ("pods", call.namespace()),
             ("v1" | "", "Secret") => ("secrets", call.namespace()),
@@ -107,13 +107,13 @@ impl TokenIssuer<'_> {
         let entry = matches(plural, namespace, &name)
             .ok_or_else(|| ApiError::not_found("", plural, &name))?;
         let uid = entry.index.uid.to_string();
-        if !wanted.is_empty() && wanted != uid {
+        if !expected_uid.is_empty() && expected_uid != uid {
             return Err(ApiError::conflict(
                 "",
                 kind,
                 &name,
                 &format!(
-                    "the UID in the bound object reference ({wanted}) does not match the UID in \
+                    "the UID in the bound object reference ({expected_uid}) does not match the UID in \
                      record. The object might have been deleted and then recreated"
                 ),
             ));

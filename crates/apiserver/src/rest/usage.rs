@@ -189,8 +189,8 @@ impl<'a> Reports<'a> {
     }
 
     fn report(&mut self, node: &str) -> Option<Arc<UsageReport>> {
-        if let Some(known) = self.read.get(node) {
-            return known.clone();
+        if let Some(cached) = self.read.get(node) {
+            return cached.clone();
         }
         let metrics = self.metrics.as_ref()?;
         let entry = self.api.store().get(&metrics.table, &Key::cluster(node));

@@ -180,9 +180,9 @@ impl Format {
     pub(super) fn event(
         &mut self,
         out: &mut Chunk,
-        seen: &SelectedEvent,
+        selected: &SelectedEvent,
     ) -> Result<(), ProtoError> {
-        let (kind, entry, left) = match seen {
+        let (kind, entry, left) = match selected {
             SelectedEvent::Added(e) => ("ADDED", e, None),
             SelectedEvent::Modified(e) => ("MODIFIED", e, None),
             SelectedEvent::Deleted(e) => ("DELETED", e, None),

@@ -219,9 +219,9 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     for (name, sum) in names.into_iter().zip(sums) {
         let published = noderesource::read_amount(shown, name);
         explanation.resources.push(resource(name, sum, published));
-        if let (Some(Some(wanted)), Some(strategy)) = (draft.resources.get(name), &strategy) {
+        if let (Some(Some(desired)), Some(strategy)) = (draft.resources.get(name), &strategy) {
             explanation.notes.extend(pending_change_note(
-                name, *wanted, published, strategy, &origins,
+                name, *desired, published, strategy, &origins,
             ));
         }
     }
@@ -402,7 +402,7 @@ fn reset_reason(
 /// Returns a note on when an unwritten change is written; `None` if the node is up to date.
 fn pending_change_note(
     name: &str,
-    wanted: Quantity,
+    desired: Quantity,
     published: Option<Quantity>,
     strategy: &Strategy,
     origins: &Origins,
@@ -410,13 +410,13 @@ fn pending_change_note(
     let threshold = strategy.diff_threshold;
     let shown = if matches!(name, BATCH_CPU | MID_CPU) {
         // CPU resources are counted in milli-cores.
-        format!("{}m", wanted.value())
+        format!("{}m", desired.value())
     } else {
-        reclaim::mebibytes(wanted)
+        reclaim::mebibytes(desired)
     };
-    if published == Some(wanted) {
+    if published == Some(desired) {
         None
-    } else if reclaim::differs(published, Some(wanted), threshold) {
+    } else if reclaim::differs(published, Some(desired), threshold) {
         Some(format!("{name} is about to change to {shown}"))
     } else {
         Some(format!(

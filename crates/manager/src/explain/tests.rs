@@ -52,7 +52,7 @@ fn explain(objects: &Objects) -> Explanation {
         let Some(computed) = resource.computed else {
             continue;
         };
-        let (wanted, shown) = if resource.name.ends_with("cpu") {
+        let (expected, shown) = if resource.name.ends_with("cpu") {
             let milli = computed.milli_value();
             (Quantity::from_value(milli), format!("{milli}m"))
         } else {
@@ -65,7 +65,7 @@ fn explain(objects: &Objects) -> Explanation {
         let said_so = |note: &String| {
             note.starts_with(resource.name) && note.contains(&format!(" to {shown}"))
         };
-        let written = resource.published == Some(wanted) || explanation.notes.iter().any(said_so);
+        let written = resource.published == Some(expected) || explanation.notes.iter().any(said_so);
         assert!(written, "{resource:?}: {:?}", explanation.notes);
     }
     explanation

@@ -243,11 +243,11 @@ fn zones_after(
 
 /// Returns the merge patch that sets capacity and allocatable to the planned amounts. It contains own keys
 /// only, so a concurrent write of the kubelet is never undone.
-fn status_patch(node: &Node, wanted: &BTreeMap<&'static str, Option<Quantity>>) -> Option<Value> {
+fn status_patch(node: &Node, desired: &BTreeMap<&'static str, Option<Quantity>>) -> Option<Value> {
     let status = node.status.as_ref();
     let change = |list: Option<&BTreeMap<_, _>>| {
         let mut change = Map::new();
-        for (name, amount) in wanted {
+        for (name, amount) in desired {
             let present = list.is_some_and(|list| list.contains_key(*name));
             match amount {
                 Some(amount) if view::read_amount(list, name) != Some(*amount) => {

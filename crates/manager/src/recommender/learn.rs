@@ -262,11 +262,11 @@ impl Details {
         let all = estimates
             .containers
             .iter()
-            .map(|(name, found)| (name.clone(), details(found)));
+            .map(|(name, distribution)| (name.clone(), details(distribution)));
         let superseded = estimates
             .containers
             .iter()
-            .filter(|(_, found)| found.confidence < ENOUGH_DAYS)
+            .filter(|(_, distribution)| distribution.confidence < ENOUGH_DAYS)
             .map(|(name, _)| name)
             .filter(|name| days(name).is_some_and(|days| days >= ENOUGH_DAYS));
         let unmeasured = estimates.unmeasured.iter();
@@ -294,23 +294,23 @@ impl Details {
     }
 }
 
-fn details(found: &Distribution) -> ContainerDistribution {
+fn details(distribution: &Distribution) -> ContainerDistribution {
     let time = |millis: Option<UnixMillis>| {
         let seconds = millis?.div_euclid(1000);
         jiff::Timestamp::from_second(seconds).ok().map(Time)
     };
     ContainerDistribution {
-        lower_bound: list(found.lower),
-        upper_bound: list(found.upper),
-        usage: found
+        lower_bound: list(distribution.lower),
+        upper_bound: list(distribution.upper),
+        usage: distribution
             .points
             .iter()
             .map(|(point, amounts)| ((*point).to_owned(), list(*amounts)))
             .collect(),
-        samples: found.samples,
-        first_sample: time(found.first),
-        last_sample: time(found.last),
-        confidence_days: (found.confidence * 100.0).floor() / 100.0,
+        samples: distribution.samples,
+        first_sample: time(distribution.first),
+        last_sample: time(distribution.last),
+        confidence_days: (distribution.confidence * 100.0).floor() / 100.0,
     }
 }
 

@@ -135,18 +135,18 @@ fn priority(core: &Core, pod: &mut Value) -> Result<(), ApiError> {
         .filter(|v| !v.is_null())
         .and_then(Value::as_i64)
     {
-        Some(given) if given != value => {
+        Some(existing) if existing != value => {
             return Err(forbidden(format!(
-                "the integer value of priority ({given}) must not be provided in pod spec; priority \
+                "the integer value of priority ({existing}) must not be provided in pod spec; priority \
                  admission controller computed {value} from the given PriorityClass name"
             )));
         }
         _ => {}
     }
     match spec.get("preemptionPolicy").and_then(Value::as_str) {
-        Some(given) if given != policy => {
+        Some(existing) if existing != policy => {
             return Err(forbidden(format!(
-                "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; \
+                "the string value of PreemptionPolicy ({existing}) must not be provided in pod spec; \
                  priority admission controller computed {policy} from the given PriorityClass name"
             )));
         }

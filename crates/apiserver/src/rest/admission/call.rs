@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn paths_are_cleaned_as_go_does() {
-        for (given, sent) in [
+        for (path, sent) in [
             ("/hook", "/hook"),
             ("//failing", "/failing"),
             ("/a/./b/../c/", "/a/c"),
@@ -304,7 +304,7 @@ mod tests {
             ("", "/"),
             ("/../x", "/x"),
         ] {
-            assert_eq!(clean_path(given), sent, "{given}");
+            assert_eq!(clean_path(path), sent, "{path}");
         }
     }
 }

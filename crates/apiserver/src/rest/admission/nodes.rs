@@ -159,9 +159,9 @@ fn node_itself(
             "node {node:?} is not allowed to modify node {name:?}"
         ));
     }
-    let labels = |said: String| match foreign_labels(object, old) {
+    let labels = |message: String| match foreign_labels(object, old) {
         labels if labels.is_empty() => Ok(()),
-        labels => Err(format!("{said}: {labels}")),
+        labels => Err(format!("{message}: {labels}")),
     };
     match attributes.operation {
         Operation::Delete => Ok(()),

@@ -160,8 +160,8 @@ fn check_permissions(
     namespace: &str,
     granted: &[Rule],
 ) -> Result<(), String> {
-    let (held, problem) = guard.rules_for(user, namespace);
-    let missing = uncovered(&held, granted);
+    let (owned, problem) = guard.rules_for(user, namespace);
+    let missing = uncovered(&owned, granted);
     if missing.is_empty() {
         return Ok(());
     }

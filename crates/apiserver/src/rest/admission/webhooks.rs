@@ -147,7 +147,7 @@ impl Webhooks {
             return Ok(());
         };
         let webhook_calls = WebhookCalls::new(core, self, attributes);
-        let (mut asked, mut again, mut reinvoke) = (Vec::new(), Vec::new(), false);
+        let (mut called, mut reinvoked, mut reinvoke) = (Vec::new(), Vec::new(), false);
         let managers = meta::at(object, &["metadata", "managedFields"]).cloned();
         for round in 0..2 {
             if round > 0 {
@@ -155,14 +155,14 @@ impl Webhooks {
                     break;
                 }
                 // A copy is needed only if some webhooks are to be reinvoked.
-                let before = (!asked.is_empty()).then(|| object.clone());
+                let before = (!called.is_empty()).then(|| object.clone());
                 builtin::admit(core, attributes, object)?;
                 if before.is_some_and(|before| *object != before) {
-                    again.append(&mut asked);
+                    reinvoked.append(&mut called);
                 }
             }
             for (i, hook) in hooks.iter().enumerate() {
-                if round > 0 && !again.contains(&i) {
+                if round > 0 && !reinvoked.contains(&i) {
                     continue;
                 }
                 let shown = (!object.is_null()).then_some(&*object);
@@ -193,10 +193,10 @@ impl Webhooks {
                 if let Some(new) = changed {
                     *object = new;
                     reinvoke = true;
-                    again.append(&mut asked);
+                    reinvoked.append(&mut called);
                 }
                 if hook.webhook.reinvoke {
-                    asked.push(i);
+                    called.push(i);
                 }
             }
         }
@@ -334,39 +334,39 @@ fn options_of(attributes: &AdmissionAttributes<'_>) -> Value {
     options
 }
 
-fn write_options(operation: Operation, given: &WriteOptions) -> Value {
+fn write_options(operation: Operation, source: &WriteOptions) -> Value {
     let kind = match operation {
         Operation::Create => "CreateOptions",
-        _ if given.patch => "PatchOptions",
+        _ if source.patch => "PatchOptions",
         _ => "UpdateOptions",
     };
     let mut options = json!({ "kind": kind });
-    if !given.field_manager.is_empty() {
-        options["fieldManager"] = given.field_manager.as_str().into();
+    if !source.field_manager.is_empty() {
+        options["fieldManager"] = source.field_manager.as_str().into();
     }
-    if given.field_validation == FieldValidation::Strict {
+    if source.field_validation == FieldValidation::Strict {
         options["fieldValidation"] = "Strict".into();
     }
-    if kind == "PatchOptions" && given.force {
+    if kind == "PatchOptions" && source.force {
         options["force"] = true.into();
     }
     options
 }
 
-fn delete_options(given: &DeleteOptions) -> Value {
+fn delete_options(source: &DeleteOptions) -> Value {
     let mut options = json!({ "kind": "DeleteOptions" });
-    if let Some(seconds) = given.grace_period_seconds {
+    if let Some(seconds) = source.grace_period_seconds {
         options["gracePeriodSeconds"] = seconds.into();
     }
     for (key, text) in [
-        ("uid", &given.uid),
-        ("resourceVersion", &given.resource_version),
+        ("uid", &source.uid),
+        ("resourceVersion", &source.resource_version),
     ] {
         if let Some(text) = text {
             options["preconditions"][key] = text.as_str().into();
         }
     }
-    if let Some(propagation) = given.propagation {
+    if let Some(propagation) = source.propagation {
         let policy = match propagation {
             Propagation::Orphan => "Orphan",
             Propagation::Background => "Background",

@@ -201,7 +201,7 @@ pub(super) async fn serve(api: &Api, call: &Call) -> Result<Response, ApiError> 
 }
 
 /// Returns the name of the requested container, or of the pod's first one.
-fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> {
+fn exec_container(pod: &Value, requested: Option<&str>) -> Result<String, ApiError> {
     let list = |key: &str| {
         let all = meta::at(pod, &["spec", key]).and_then(Value::as_array);
         all.into_iter()
@@ -209,13 +209,13 @@ fn exec_container(pod: &Value, asked: Option<&str>) -> Result<String, ApiError> 
             .map(|c| meta::text(c, &["name"]).to_owned())
     };
     let mut all = list("containers").chain(list("initContainers"));
-    match asked.filter(|name| !name.is_empty()) {
+    match requested.filter(|name| !name.is_empty()) {
         None => all
             .next()
             .ok_or_else(|| ApiError::bad_request("the pod has no containers")),
-        Some(asked) => all.find(|name| name == asked).ok_or_else(|| {
+        Some(requested) => all.find(|name| name == requested).ok_or_else(|| {
             let pod = meta::name(pod);
-            ApiError::bad_request(format!("container {asked} is not valid for pod {pod}"))
+            ApiError::bad_request(format!("container {requested} is not valid for pod {pod}"))
         }),
     }
 }
@@ -287,11 +287,11 @@ async fn run(
     } = session;
     let messages = async {
         while let Some((is_error, bytes)) = output.recv().await {
-            let (channel, wanted) = match is_error {
+            let (channel, is_requested) = match is_error {
                 false => (STDOUT, options.stdout),
                 true => (STDERR, options.stderr),
             };
-            if wanted && frames.send(websocket::data(channel, &bytes)).await.is_err() {
+            if is_requested && frames.send(websocket::data(channel, &bytes)).await.is_err() {
                 break;
             }
         }
@@ -514,13 +514,13 @@ mod tests {
     fn unnamed_container_defaults_to_first() {
         let pod = json!({"metadata": {"name": "p"}, "spec": {
             "containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
-        for (asked, found) in [
+        for (requested, expected) in [
             (None, "a"),
             (Some(""), "a"),
             (Some("b"), "b"),
             (Some("i"), "i"),
         ] {
-            assert_eq!(exec_container(&pod, asked).unwrap(), found);
+            assert_eq!(exec_container(&pod, requested).unwrap(), expected);
         }
         let error = exec_container(&pod, Some("c")).unwrap_err();
         assert_eq!(error.message, "container c is not valid for pod p");

@@ -188,8 +188,8 @@ fn emptied_settings_keep_batch_resources() {
         vec![(keys::COLOCATION, " \n"), ("cpu-burst-config", "null")],
     ] {
         let emptied = data(&entries);
-        let (kept, problems) = on.updated(&emptied);
-        assert_eq!(kept.settings, on.settings, "{entries:?}");
+        let (unchanged, problems) = on.updated(&emptied);
+        assert_eq!(unchanged.settings, on.settings, "{entries:?}");
         assert_eq!(problems.len(), 1, "{entries:?}: {problems:?}");
         assert_eq!(problems[0].reason, "SLOConfigEmptied");
         assert!(
@@ -197,10 +197,10 @@ fn emptied_settings_keep_batch_resources() {
             "{problems:?}"
         );
         // Whatever else changes meanwhile.
-        let (again, problems) = kept.updated(&emptied);
+        let (again, problems) = unchanged.updated(&emptied);
         assert_eq!((again.settings, problems.len()), (on.settings.clone(), 1));
         let off = data(&[(keys::COLOCATION, r#"{"enable": false}"#), burst]);
-        let (off, problems) = kept.updated(&off);
+        let (off, problems) = unchanged.updated(&off);
         assert_eq!((off.strategy(&plain()), problems), (None, Vec::new()));
     }
 }

@@ -151,8 +151,8 @@ fn sections_merge_separately_and_survive_invalid_text() {
         );
 
         for text in ["{".to_owned(), section.text(&section.broken, &[])] {
-            let (kept, problems) = full.updated(&data(&[(key, &text)]));
-            assert_eq!(fields(&kept), want, "{key}: {text}");
+            let (updated, problems) = full.updated(&data(&[(key, &text)]));
+            assert_eq!(fields(&updated), want, "{key}: {text}");
             let reasons: Vec<_> = problems.iter().map(|p| (p.key, p.reason)).collect();
             assert_eq!(
                 reasons,
@@ -231,7 +231,7 @@ fn node_metric_follows_its_node() {
         )]))
         .0;
     let in_pool = |pool: &str| node(json!({"pool": pool}), json!({}));
-    let of_pool = |given: Value| ObjectChange::Create(metric_spec(given));
+    let of_pool = |spec: Value| ObjectChange::Create(metric_spec(spec));
     let minute = json!({"aggregateDurationSeconds": 60});
     for (node, existing, config, want) in [
         (None, None, &good, ObjectChange::Nothing),

@@ -44,7 +44,7 @@ fn strategy(
     name: &str,
     strategy: &ResourceQOSStrategy,
     total: Option<Quantity>,
-    found: &mut Vec<String>,
+    problems: &mut Vec<String>,
 ) {
     let classes = [&strategy.lsr_class, &strategy.ls_class, &strategy.be_class];
     let classes: Vec<&NetworkQOSCfg> = classes
@@ -74,13 +74,13 @@ fn strategy(
         }
         let all = format!("{key}: {name}: fields networkQOS.{part} of all classes");
         if kinds == [true, true] {
-            found.push(format!("{all}: some are percentages and some are amounts"));
+            problems.push(format!("{all}: some are percentages and some are amounts"));
         } else if percent > 100 {
-            found.push(format!(
+            problems.push(format!(
                 "{all}: their sum is {percent}: must be at most 100"
             ));
         } else if let Some(total) = total.filter(|total| !total.is_zero() && amount > *total) {
-            found.push(format!(
+            problems.push(format!(
                 "{all}: their sum is {amount}: must be at most totalNetworkBandwidth, which is {total}"
             ));
         }

@@ -194,10 +194,10 @@ fn refusals_name_key_field_and_value() {
             vec!["clusterStrategy.mode", "presure"],
         ),
     ] {
-        let Some((found, text)) = refusal(data.clone(), json!({}), false) else {
+        let Some((actual, text)) = refusal(data.clone(), json!({}), false) else {
             panic!("{data} passed");
         };
-        assert_eq!(found, reason, "{text}");
+        assert_eq!(actual, reason, "{text}");
         for name in names {
             assert!(text.contains(name), "{name}: {text}");
         }

@@ -28,10 +28,10 @@ pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
         return Vec::new();
     };
     let read = serde_json::from_str::<DeviceAllocations>(&now);
-    let unasked = read.is_ok_and(|devices| rdma_devices::are_unrequested(pod, &devices));
+    let is_unrequested = read.is_ok_and(|devices| rdma_devices::are_unrequested(pod, &devices));
     let reason = format!("it names RDMA devices, and no container requests {RDMA}");
     let problem = || field::forbidden(&format!("annotations.{key}"), &reason);
-    unasked.then(problem).into_iter().collect()
+    is_unrequested.then(problem).into_iter().collect()
 }
 
 /// Returns a problem if a pod has an annotation that is reserved for the scheduler's reserve pods.

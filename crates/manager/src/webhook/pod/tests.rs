@@ -192,9 +192,9 @@ fn profiles_create_batch_pods() {
         .unwrap();
         assert_eq!(pod, *want, "{percent} %");
     }
-    let of_roll = |wanted: fn(i64) -> bool| {
+    let of_roll = |matches_roll: fn(i64) -> bool| {
         let mut uids = (0..).map(|n| format!("uid-{n}"));
-        uids.find(|uid| wanted(profile::stable_percentage(uid, "test-profile")))
+        uids.find(|uid| matches_roll(profile::stable_percentage(uid, "test-profile")))
             .unwrap()
     };
     let (taken, left) = (of_roll(|roll| roll == 30), of_roll(|roll| roll == 70));

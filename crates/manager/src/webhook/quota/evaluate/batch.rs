@@ -68,11 +68,11 @@ impl Retries {
         Self::MIN.saturating_add(doublings).min(self.max_retries())
     }
 
-    /// Returns the maximum delay after the next write if it fails, with `left` retries remaining and delays
-    /// of `spent` so far.
-    pub(super) fn pause(&self, spent: Duration, left: u32) -> Duration {
+    /// Returns the maximum delay after the next write if it fails, with `retries_left` retries and delays of
+    /// `spent` so far.
+    pub(super) fn pause(&self, spent: Duration, retries_left: u32) -> Duration {
         let fits = spent.saturating_add(self.jitter) <= self.max_total_jitter;
-        if left > 0 && fits {
+        if retries_left > 0 && fits {
             self.jitter
         } else {
             Duration::ZERO
