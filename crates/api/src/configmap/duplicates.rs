@@ -180,6 +180,6 @@ mod tests {
             MAX_REPORTED
         );
         let members = vec!["\"k\":1"; 100_000].join(",");
-        assert_eq!(fields(&format!("{{{same}}}")).len(), 1);
+        assert_eq!(fields(&format!("{{{members}}}")).len(), 1);
     }
 }

@@ -306,7 +306,7 @@ fn schema_or(
             (SchemaAlternative::Bool, 1, Payload::Varint(n)) => allows = n != 0,
             (SchemaAlternative::Bool, 2, Payload::Bytes(b)) => found = Some(schema(b)?),
             (SchemaAlternative::Schemas | SchemaAlternative::Strings, 1, Payload::Bytes(b)) => {
-                found = Some(schema(b)?)
+                found = Some(schema(b)?);
             }
             (SchemaAlternative::Schemas, 2, Payload::Bytes(b)) => list.push(schema(b)?),
             (SchemaAlternative::Strings, 2, Payload::Bytes(b)) => list.push(text(b)?.into()),
