@@ -228,8 +228,8 @@ impl Checker {
         let mut hits = Vec::new();
         for paragraph in paragraphs(text) {
             for at in self.set.matches(&paragraph.prose) {
-                let (regex, place, instead) = &self.patterns[at];
-                if *place != Place::Text {
+                let (regex, scope, instead) = &self.patterns[at];
+                if *scope != SearchScope::Text {
                     continue;
                 }
                 hits.extend(regex.find_iter(&paragraph.prose).map(|found| Hit {

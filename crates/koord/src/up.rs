@@ -334,7 +334,9 @@ fn detach(args: &Args) -> Result<()> {
         if let Some(running) =
             RunningCluster::read(&dir)?.filter(|running| running.pid == child.id())
         {
-            console::print_line(running.welcome(running::Stopping::Down(&dir, args.data_dir.is_some())));
+            console::print_line(
+                running.welcome(running::Stopping::Down(&dir, args.data_dir.is_some())),
+            );
             console::print_line(format_args!("  its log: {}\n", path.display()));
             return Ok(());
         }

@@ -127,7 +127,7 @@ impl StateFile {
         let state = State {
             version: VERSION,
             boot_id: boot_id.to_owned(),
-            ..left.clone()
+            ..previous.clone()
         };
         let file = Self {
             path,

@@ -219,7 +219,7 @@ async fn prepare(options: &Options, client: &Client, now: Timestamp) -> Result<(
             }
         })
         .await?;
-    for node in &known.items {
+    for node in &existing.items {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         if node::is_surplus(node, options.nodes) {
             match api.delete(name, &DeleteParams::default()).await {

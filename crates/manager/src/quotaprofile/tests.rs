@@ -164,12 +164,12 @@ fn shares_are_cut_off() {
     ] {
         let amount: Quantity = amount.parse().unwrap();
         assert_eq!(
-            part(resource, amount, ratio),
+            scale_amount(resource, amount, ratio),
             want.parse().unwrap(),
             "{resource} {amount} {ratio}"
         );
     }
-    let share = part("cpu", "1Gi".parse().unwrap(), 0.9);
+    let share = scale_amount("cpu", "1Gi".parse().unwrap(), 0.9);
     assert_eq!(
         share.milli_value(),
         "0.9Gi".parse::<Quantity>().unwrap().milli_value()

@@ -197,7 +197,7 @@ impl Evaluation {
         let grouped = current.unwrap_or_else(fresh);
         self.grouped = Some(grouped);
         let (grouped, keys) = (self.grouped.as_deref()?, self.tree.rows());
-        if grouped.ranges.len() > many {
+        if grouped.ranges.len() > limit {
             return None;
         }
         let candidates = grouped.candidates(&apart, keys);
