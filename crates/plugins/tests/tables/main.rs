@@ -120,7 +120,7 @@ impl Alone {
     }
 
     /// Returns a change in the form in which informers deliver it.
-    fn kept(&self, change: ObjectChange) -> ObjectChange {
+    fn as_delivered(&self, change: ObjectChange) -> ObjectChange {
         let inputs = self.plugin.inputs();
         let watches = inputs.map(|inputs| inputs.watches()).unwrap_or_default();
         match watches.iter().find(|watch| watch.kind() == change.kind) {
