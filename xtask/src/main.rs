@@ -14,8 +14,7 @@
 //! * every member inherits the workspace's lints;
 //! * dependencies have licenses, sources and versions that deny.toml allows (see [`deny`]);
 //! * subjects of commits are `area: imperative subject` (see [`commits`]);
-//! * no crate has more unclear words, and types of one name, than its budget, and no document has unclear words (see
-//!   [`words`]);
+//! * no source and no document has unclear words, and no crate two types of one name (see [`words`]);
 //! * no ignored tests, none that skips itself unseen, none that asserts nothing (see [`asserting`]),
 //!   no file that is too long;
 //! * tests of no crate sleep at more places than its budget (see [`sleeps`]);
@@ -92,17 +91,11 @@ fn main() -> Result<()> {
             let from = args.next().context("crds DIR [VERSION]")?;
             crds::run(&workspace_root()?, from.as_ref(), args.next())
         }
-        "words" => {
-            let root = workspace_root()?;
-            words::run(&root, &sources(&root)?, args.next())
-        }
         "test" => test_run::run(&workspace_root()?, args),
         "trees" => packages::write_trees(&workspace_root()?),
         "figures" => figures::run(&workspace_root()?, args),
         other => {
-            bail!(
-                "unknown task {other:?}; there are: tidy, test, types, crds, words, trees, figures"
-            )
+            bail!("unknown task {other:?}; there are: tidy, test, types, crds, trees, figures")
         }
     }
 }
@@ -125,7 +118,7 @@ fn tidy() -> Result<()> {
     faults.extend(roles::faults(&root, &texts)?);
     let folder = Path::new("crates/plugins/src");
     faults.extend(plugins::faults(&files_below(&texts, folder)));
-    faults.extend(words::faults(&root, &texts)?);
+    faults.extend(words::faults(&texts)?);
     let rules = std::fs::read_to_string(root.join(".ci/skips")).context("cannot read .ci/skips")?;
     faults.extend(dependencies::unknown_needs(&rules, &texts));
     let documents = documents(&root)?;

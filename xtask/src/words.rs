@@ -1,12 +1,10 @@
 //! Words of comments, messages and documents that are unclear to newcomers, with their replacements; and type
 //! names that a crate has more than once, so that a search finds several.
 //!
-//! Each crate has a budget of them in `xtask/words.toml`, which only falls: new text is free of them, old
-//! text is reworded crate by crate. `cargo xtask words CRATE` lists a crate's, `cargo xtask words` lowers the
-//! budgets. Markdown files have no budget: each hit is a fault. Decision records in `docs/adr` are exempt, because
-//! they are not edited later.
+//! Each hit is a fault. Decision records in `docs/adr` are exempt, because they are not edited later, and so are the
+//! texts of [`PINNED`].
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use regex::{Regex, RegexSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -128,6 +126,17 @@ const PATTERNS: &[(&str, SearchScope, &str)] = &[
     ),
 ];
 
+/// Parts of the texts of events and conditions: users match these, so they stay as they are.
+const PINNED: [&str; 7] = [
+    "in {directory} somebody else ",
+    "node(s) cannot give what the pods have that the reservation takes in",
+    "nobody can say how many replicas {kind} {name} wants",
+    "nobody here reads key {key:?}",
+    "nobody owns it, so nobody would make it anew",
+    "pods are said to run, and nothing runs",
+    "the pod is said to run, and nothing runs",
+];
+
 /// Type names that modules may share: they are used qualified.
 const SHARED: [&str; 10] = [
     "Args", "Config", "Error", "Key", "Metrics", "Options", "Plan", "Report", "Snapshot", "State",
@@ -196,9 +205,14 @@ impl Checker {
     /// Returns the hits in a source file, in the order of its lines.
     pub(crate) fn hits(&self, text: &str) -> Vec<Hit> {
         let mut hits = Vec::new();
+        let mut splitter = Splitter::default();
         for (at, line) in text.lines().enumerate() {
-            let (code, comment) = split(line);
-            let strings: Vec<&str> = code.split('"').skip(1).step_by(2).collect();
+            let Line {
+                code,
+                comment,
+                mut strings,
+            } = splitter.split(line);
+            strings.retain(|text| !PINNED.iter().any(|pinned| text.contains(pinned)));
             let parts = [code, comment].into_iter().chain(strings.iter().copied());
             let matches: BTreeSet<_> = parts.flat_map(|part| self.set.matches(part)).collect();
             for (regex, place, instead) in matches.into_iter().map(|at| &self.patterns[at]) {
@@ -310,88 +324,111 @@ fn paragraphs(text: &str) -> Vec<Paragraph> {
     paragraphs
 }
 
-/// Splits a line where its comment begins: at `//` outside string literals.
-fn split(line: &str) -> (&str, &str) {
-    let (mut quoted, mut escaped, mut slash) = (false, false, false);
-    for (at, c) in line.char_indices() {
-        match c {
-            '/' if slash && !quoted => return line.split_at(at - 1),
-            '"' if !escaped => quoted = !quoted,
-            _ => {}
-        }
-        slash = c == '/' && !slash;
-        escaped = c == '\\' && !escaped;
-    }
-    (line, "")
+/// Parts of a line of source.
+struct Line<'a> {
+    /// The line up to its comment, with string literals.
+    code: &'a str,
+    /// The line from `//` on.
+    comment: &'a str,
+    /// Contents of string literals.
+    strings: Vec<&'a str>,
 }
 
-/// Hits by crate: `crates/NAME/…` and `xtask/…` count for `NAME` and `xtask`.
-fn by_crate(texts: &[(std::path::PathBuf, String)]) -> Result<BTreeMap<String, Vec<(&Path, Hit)>>> {
+/// Quotes of a string literal.
+#[derive(Clone, Copy)]
+enum Quotes {
+    /// Backslashes escape.
+    Plain,
+    /// Raw, with this number of hashes after the closing quote.
+    Raw(usize),
+}
+
+/// Splits the lines of a source file, one after the other.
+#[derive(Default)]
+struct Splitter {
+    /// The string literal in which the next line begins.
+    open: Option<Quotes>,
+}
+
+impl Splitter {
+    fn split<'a>(&mut self, line: &'a str) -> Line<'a> {
+        let bytes = line.as_bytes();
+        let (mut start, mut at) = (0, 0);
+        let mut strings = Vec::new();
+        while let Some(byte) = bytes.get(at) {
+            let rest = &bytes[at..];
+            match (self.open, byte) {
+                (Some(Quotes::Plain), b'\\') => at += 1,
+                (Some(quotes), b'"') => {
+                    let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
+                    if matches!(quotes, Quotes::Raw(expected) if hashes < expected) {
+                        at += 1;
+                        continue;
+                    }
+                    strings.push(&line[start..at]);
+                    self.open = None;
+                }
+                (None, b'"') => {
+                    let before = line[..at].trim_end_matches('#');
+                    let hashes = at - before.len();
+                    let prefix = before.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_');
+                    let is_raw = matches!(&before[prefix.len()..], "r" | "br" | "cr");
+                    self.open = Some(if is_raw {
+                        Quotes::Raw(hashes)
+                    } else {
+                        Quotes::Plain
+                    });
+                    start = at + 1;
+                }
+                (None, b'/') if rest.starts_with(b"//") => {
+                    let (code, comment) = line.split_at(at);
+                    return Line {
+                        code,
+                        comment,
+                        strings,
+                    };
+                }
+                (None, b'\'') if rest.starts_with(b"'\"'") => at += 2,
+                (None, b'\'') if rest.starts_with(b"'\\\"'") => at += 3,
+                _ => {}
+            }
+            at += 1;
+        }
+        if self.open.is_some() {
+            strings.push(line.get(start..).unwrap_or_default());
+        }
+        Line {
+            code: line,
+            comment: "",
+            strings,
+        }
+    }
+}
+
+/// Returns each hit in the sources, and each type whose name another one of its crate has.
+pub(crate) fn faults(texts: &[(std::path::PathBuf, String)]) -> Result<Vec<String>> {
     let checker = Checker::new()?;
-    let mut hits: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    let mut faults = Vec::new();
     let mut declared: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in texts {
-        let mut parts = path.iter().filter_map(|part| part.to_str());
-        let name = match parts.next() {
-            Some("crates") => parts.next(),
-            first => first,
-        };
         // The table of patterns matches itself.
         if text.starts_with("// This file is @generated") || path.ends_with("xtask/src/words.rs") {
             continue;
         }
-        let name = name.unwrap_or_default();
-        let mut matches = checker.hits(text);
+        let mut hits = checker.hits(text);
         let is_test = path
             .iter()
             .any(|part| part == "tests" || part == "tests.rs");
         if !is_test {
-            matches.extend(checker.repeated_types(text, declared.entry(name).or_default()));
+            let mut parts = path.iter().filter_map(|part| part.to_str());
+            let name = match parts.next() {
+                Some("crates") => parts.next(),
+                first => first,
+            };
+            let declared = declared.entry(name.unwrap_or_default()).or_default();
+            hits.extend(checker.repeated_types(text, declared));
         }
-        let of_crate = hits.entry(name.to_owned()).or_default();
-        of_crate.extend(matches.into_iter().map(|hit| (path.as_path(), hit)));
-    }
-    Ok(hits)
-}
-
-const BUDGETS: &str = "xtask/words.toml";
-const HEADER: &str = "# How many of the words that xtask/src/words.rs replaces a crate still has. Numbers only fall:\n\
-                      # `cargo xtask words` lowers them, `cargo xtask words CRATE` lists the places.\n";
-
-/// Parses lines of `crate = number`.
-fn parse(text: &str) -> Result<BTreeMap<String, usize>> {
-    let lines = text.lines().map(str::trim);
-    lines
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(|line| {
-            let (name, number) = line.split_once('=').with_context(|| {
-                format!("{BUDGETS}: invalid line {line:?}: expected crate = number")
-            })?;
-            let number = number.trim();
-            let number = number
-                .parse()
-                .with_context(|| format!("{BUDGETS}: invalid number {number:?} for {name}"))?;
-            Ok((name.trim().to_owned(), number))
-        })
-        .collect()
-}
-
-/// Returns the crates whose hits differ from their budget.
-pub(crate) fn faults(root: &Path, texts: &[(std::path::PathBuf, String)]) -> Result<Vec<String>> {
-    let budgets = std::fs::read_to_string(root.join(BUDGETS)).unwrap_or_default();
-    let budgets = parse(&budgets)?;
-    let mut faults = Vec::new();
-    for (name, hits) in by_crate(texts)? {
-        let (hits, budget) = (hits.len(), budgets.get(&name).copied().unwrap_or(0));
-        if hits > budget {
-            faults.push(format!(
-                "{name}: {hits} words to replace, {budget} are allowed: `cargo xtask words {name}` lists them"
-            ));
-        } else if hits < budget {
-            faults.push(format!(
-                "{name}: {hits} words to replace, {budget} are allowed: `cargo xtask words` lowers that"
-            ));
-        }
+        faults.extend(hits.into_iter().map(|hit| hit.at(path)));
     }
     Ok(faults)
 }
@@ -407,44 +444,6 @@ pub(crate) fn document_faults(documents: &[(std::path::PathBuf, String)]) -> Res
         .iter()
         .filter(|(path, _)| !path.starts_with("docs/adr"));
     Ok(checked.flat_map(faults).collect())
-}
-
-/// Lists the hits of the crate `name`, or without it lowers the budgets of all.
-#[allow(clippy::print_stdout, reason = "this is a command-line tool")]
-pub(crate) fn run(
-    root: &Path,
-    texts: &[(std::path::PathBuf, String)],
-    name: Option<String>,
-) -> Result<()> {
-    let all = by_crate(texts)?;
-    if let Some(name) = name {
-        let hits = all
-            .get(&name)
-            .with_context(|| format!("there is no crate {name:?}"))?;
-        for (path, hit) in hits {
-            println!("{}", hit.at(path));
-        }
-        return Ok(());
-    }
-    let path = root.join(BUDGETS);
-    let before = std::fs::read_to_string(&path).ok();
-    let allowed = before.as_deref().map(parse).transpose()?;
-    let mut text = HEADER.to_owned();
-    for (name, hits) in &all {
-        let budget = allowed
-            .as_ref()
-            .map(|allowed| allowed.get(name).copied().unwrap_or(0));
-        if let Some(budget) = budget.filter(|budget| hits.len() > *budget) {
-            bail!(
-                "{name}: {} words to replace, {budget} are allowed",
-                hits.len()
-            );
-        }
-        if !hits.is_empty() {
-            text += &format!("{name} = {}\n", hits.len());
-        }
-    }
-    std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -552,11 +551,40 @@ mod tests {
     }
 
     #[test]
-    fn budgets_are_parsed_with_the_line_of_an_error() {
-        let budgets = parse("# a comment\n\nmodel = 3\n").expect("budgets");
-        assert_eq!(budgets["model"], 3);
-        let error = parse("model = few").expect_err("no number");
-        assert!(error.to_string().contains("\"few\""), "{error}");
-        assert!(parse("model").is_err());
+    fn words_count_in_strings_over_several_lines() {
+        let text = "f(\n    \"text \\\n     nobody\",\n    nobody,\n);";
+        assert_eq!(found(text), [(3, "nobody".to_owned())]);
+        let text = "let x = r#\"{\n\"a\": \"anew\"}\"#; let nobody = '\"'; // shall";
+        assert_eq!(
+            found(text),
+            [(2, "anew".to_owned()), (2, "shall".to_owned())]
+        );
+        assert_eq!(found("let quote = '\\\"'; let nobody = 1;"), []);
+    }
+
+    #[test]
+    fn texts_of_events_are_exempt() {
+        assert_eq!(
+            found("\"nobody owns it, so nobody would make it anew\""),
+            []
+        );
+        assert_eq!(found("\"nobody owns it\"").len(), 1);
+    }
+
+    #[test]
+    fn faults_of_sources_name_path_line_and_replacement() {
+        let source = |path: &str, text: &str| (std::path::PathBuf::from(path), text.to_owned());
+        let sources = [
+            source("crates/a/src/lib.rs", "// made anew\nstruct Pod;"),
+            source("crates/a/src/pod.rs", "struct Pod;"),
+            source("crates/b/src/lib.rs", "struct Pod;"),
+        ];
+        assert_eq!(
+            faults(&sources).expect("the patterns compile"),
+            [
+                "crates/a/src/lib.rs:1: \"anew\": again",
+                "crates/a/src/pod.rs:1: \"struct Pod\": a name that no other type of the crate has",
+            ]
+        );
     }
 }
