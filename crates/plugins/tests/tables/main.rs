@@ -136,7 +136,7 @@ impl Alone {
             old: None,
             new: object,
         };
-        let change = self.kept(change);
+        let change = self.as_delivered(change);
         self.indexes.on_object(&change, &mut Effects::default());
         self.notify(|plugin, view, fx| {
             if let Some(role) = plugin.object_events() {
