@@ -106,16 +106,16 @@ pub struct CrossVersionObjectReference {
 }
 
 impl CrossVersionObjectReference {
-    /// Returns the API version. If it is empty, returns that of the built-in workload kinds, and `None` for
-    /// any other kind.
+    /// Returns the API version of the workload; if it is empty, that of the built-in kind with this name. `None`
+    /// if there is no such kind.
     #[must_use]
-    pub fn api_version_or_usual(&self) -> Option<&str> {
+    pub fn api_version_or_builtin(&self) -> Option<&str> {
         match (self.api_version.as_str(), self.kind.as_str()) {
             ("", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet") => Some("apps/v1"),
             ("", "Job" | "CronJob") => Some("batch/v1"),
             ("", "ReplicationController") => Some("v1"),
             ("", _) => None,
-            (given, _) => Some(given),
+            (api_version, _) => Some(api_version),
         }
     }
 }

@@ -114,7 +114,7 @@ pub const GANG_MATCH_POLICY_ALIAS: &str = "pod-group.scheduling.sigs.k8s.io/matc
 /// Index of the member within its topology placement.
 pub const GANG_NETWORK_TOPOLOGY_INDEX: &str =
     "gang.scheduling.koordinator.sh/network-topology-index";
-/// JSON [`crate::extension::NetworkTopologySpec`].
+/// Network topology that a gang requires or prefers: JSON of [`crate::extension::NetworkTopologySpec`].
 pub const GANG_NETWORK_TOPOLOGY_SPEC: &str = "gang.scheduling.koordinator.sh/network-topology-spec";
 /// Gang group a binding belongs to.
 pub const BIND_GANG_GROUP_ID: &str = "internal.scheduling.koordinator.sh/bind-gang-group-id";

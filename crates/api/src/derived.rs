@@ -70,7 +70,7 @@ pub fn section_schemas() -> Value {
         let mut generator = SchemaGenerator::default();
         let root = Value::from(T::json_schema(&mut generator));
         let mut schema = json!({ "root": root, "definitions": generator.take_definitions(false) });
-        strip(&mut schema);
+        strip_descriptions(&mut schema);
         schema
     }
     json!({
@@ -85,14 +85,14 @@ pub fn section_schemas() -> Value {
     })
 }
 
-/// Removes descriptions at every depth.
-fn strip(schema: &mut Value) {
+/// Removes the `description` texts of a schema at every depth. A property with that name is an object, and stays.
+fn strip_descriptions(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
             map.retain(|key, value| !(key == "description" && value.is_string()));
-            map.values_mut().for_each(strip);
+            map.values_mut().for_each(strip_descriptions);
         }
-        Value::Array(items) => items.iter_mut().for_each(strip),
+        Value::Array(items) => items.iter_mut().for_each(strip_descriptions),
         _ => {}
     }
 }

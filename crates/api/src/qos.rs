@@ -166,14 +166,14 @@ pub fn compute_kube_qos(pod: &Pod) -> KubeQos {
         .as_ref()
         .filter(|resources| resources.requests.is_some() || resources.limits.is_some());
     if let Some(resources) = pod_level {
-        guaranteed = add(Some(resources), &mut requests, &mut limits);
+        guaranteed = add_resources(Some(resources), &mut requests, &mut limits);
     } else {
         let containers = spec
             .containers
             .iter()
             .chain(spec.init_containers.iter().flatten());
         for container in containers {
-            guaranteed &= add(container.resources.as_ref(), &mut requests, &mut limits);
+            guaranteed &= add_resources(container.resources.as_ref(), &mut requests, &mut limits);
         }
     }
     if requests.is_empty() && limits.is_empty() {
@@ -186,7 +186,7 @@ pub fn compute_kube_qos(pod: &Pod) -> KubeQos {
 }
 
 /// Adds the cpu and memory of one container. Returns true if the container limits both.
-fn add(
+fn add_resources(
     resources: Option<&ResourceRequirements>,
     requests: &mut ResourceList,
     limits: &mut ResourceList,

@@ -161,6 +161,7 @@ impl Quantity {
     }
 }
 
+/// Returns `nanos / unit`, rounded away from zero and limited to the range of `i64`.
 const fn round_away(nanos: i128, unit: i128) -> i64 {
     let mut whole = nanos / unit;
     let remainder = nanos % unit;

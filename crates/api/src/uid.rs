@@ -16,29 +16,31 @@ enum UidRepr {
 /// Indices of the UUID bytes whose text has a hyphen before it.
 const HYPHENS: [usize; 4] = [4, 6, 8, 10];
 
-fn digit(of: u8) -> Option<u8> {
-    match of {
-        b'0'..=b'9' => Some(of - b'0'),
-        b'a'..=b'f' => Some(of - b'a' + 10),
+/// Returns the value of a lower-case hexadecimal digit.
+fn hex_digit(byte: u8) -> Option<u8> {
+    match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
         _ => None,
     }
 }
 
-fn uuid(text: &str) -> Option<[u8; 16]> {
+/// Parses a UUID of lower-case digits, 8-4-4-4-12. Returns `None` for any other text.
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let mut rest = text.as_bytes().iter().copied();
     let mut bytes = [0; 16];
     for (at, byte) in bytes.iter_mut().enumerate() {
         if HYPHENS.contains(&at) && rest.next() != Some(b'-') {
             return None;
         }
-        *byte = digit(rest.next()?)? << 4 | digit(rest.next()?)?;
+        *byte = hex_digit(rest.next()?)? << 4 | hex_digit(rest.next()?)?;
     }
     rest.next().is_none().then_some(bytes)
 }
 
 impl From<&str> for Uid {
     fn from(text: &str) -> Self {
-        Self(uuid(text).map_or_else(|| UidRepr::Text(text.into()), UidRepr::Uuid))
+        Self(parse_uuid(text).map_or_else(|| UidRepr::Text(text.into()), UidRepr::Uuid))
     }
 }
 

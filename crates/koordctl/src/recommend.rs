@@ -138,7 +138,7 @@ async fn requested(
     if let Some(workload) = &target.workload
         && target.type_ == RecommendationTargetType::Workload
     {
-        let version = workload.api_version_or_usual().unwrap_or_default();
+        let version = workload.api_version_or_builtin().unwrap_or_default();
         let Ok(Some(resource)) = owners.resource(version, &workload.kind).await else {
             return BTreeMap::new();
         };

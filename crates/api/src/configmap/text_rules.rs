@@ -19,34 +19,34 @@ pub(super) struct Rule {
 #[derive(Debug)]
 enum Expectation {
     /// One of the listed texts.
-    Word(&'static [&'static str]),
+    OneOf(&'static [&'static str]),
     /// A percentage (integer) or an amount per second (quantity text).
-    Share,
+    PercentOrAmount,
 }
 
-const fn word(path: &'static str, words: &'static [&'static str]) -> Rule {
-    let expected = Expectation::Word(words);
+const fn one_of(path: &'static str, allowed: &'static [&'static str]) -> Rule {
+    let expected = Expectation::OneOf(allowed);
     Rule { path, expected }
 }
 
-const fn share(path: &'static str) -> Rule {
-    let expected = Expectation::Share;
+const fn percent_or_amount(path: &'static str) -> Rule {
+    let expected = Expectation::PercentOrAmount;
     Rule { path, expected }
 }
 
 /// Rules of `colocation-config`. CPU has no policy `request`, but upstream accepts the word and uses usage.
 /// An empty memory policy is a bounds violation, not an unknown word.
 pub(super) const COLOCATION: &[Rule] = &[
-    word(
+    one_of(
         "cpuCalculatePolicy",
         &["usage", "request", "maxUsageRequest"],
     ),
-    word(
+    one_of(
         "memoryCalculatePolicy",
         &["usage", "request", "maxUsageRequest"],
     ),
-    word("midReclaimMode", &["static", ""]),
-    word(
+    one_of("midReclaimMode", &["static", ""]),
+    one_of(
         "metricMemoryCollectPolicy",
         &[
             "usageWithoutPageCache",
@@ -59,8 +59,8 @@ pub(super) const COLOCATION: &[Rule] = &[
 
 /// Rules of `resource-threshold-config`.
 pub(super) const THRESHOLD: &[Rule] = &[
-    word("cpuSuppressPolicy", &["cpuset", "cfsQuota"]),
-    word(
+    one_of("cpuSuppressPolicy", &["cpuset", "cfsQuota"]),
+    one_of(
         "cpuEvictPolicy",
         &["evictByRealLimit", "evictByAllocatable"],
     ),
@@ -68,35 +68,35 @@ pub(super) const THRESHOLD: &[Rule] = &[
 
 /// Rules of `resource-qos-config`.
 pub(super) const QOS: &[Rule] = &[
-    word("policies.cpuPolicy", &["groupIdentity", "coreSched"]),
-    word("policies.netQOSPolicy", &["tc", "terway-qos"]),
-    word(
+    one_of("policies.cpuPolicy", &["groupIdentity", "coreSched"]),
+    one_of("policies.netQOSPolicy", &["tc", "terway-qos"]),
+    one_of(
         "*.blkioQOS.blocks[].type",
         &["device", "volumegroup", "podvolume"],
     ),
-    share("*.networkQOS.ingressRequest"),
-    share("*.networkQOS.ingressLimit"),
-    share("*.networkQOS.egressRequest"),
-    share("*.networkQOS.egressLimit"),
+    percent_or_amount("*.networkQOS.ingressRequest"),
+    percent_or_amount("*.networkQOS.ingressLimit"),
+    percent_or_amount("*.networkQOS.egressRequest"),
+    percent_or_amount("*.networkQOS.egressLimit"),
 ];
 
 /// Rules of `cpu-burst-config`.
-pub(super) const BURST: &[Rule] = &[word(
+pub(super) const BURST: &[Rule] = &[one_of(
     "policy",
     &["none", "cpuBurstOnly", "cfsQuotaBurstOnly", "auto"],
 )];
 
 /// Rules of `host-application-config`. An empty class means none, an empty base the cgroup root.
 pub(super) const HOST_APPLICATION: &[Rule] = &[
-    word(
+    one_of(
         "applications[].priority",
         &["koord-prod", "koord-mid", "koord-batch", "koord-free", ""],
     ),
-    word(
+    one_of(
         "applications[].qos",
         &["LSE", "LSR", "LS", "BE", "SYSTEM", ""],
     ),
-    word(
+    one_of(
         "applications[].cgroupPath.base",
         &[
             "CgroupRoot",
@@ -201,22 +201,25 @@ impl Expectation {
     /// Returns true for an empty text if the empty text is not an allowed value.
     fn is_unset_text(&self, value: &Value) -> bool {
         match self {
-            Self::Word(words) => !words.contains(&"") && value.as_str() == Some(""),
-            Self::Share => false,
+            Self::OneOf(allowed) => !allowed.contains(&"") && value.as_str() == Some(""),
+            Self::PercentOrAmount => false,
         }
     }
 
+    /// Returns why `value` is invalid; `None` if it is valid, or of a type that the parser of the section rejects.
     fn violation(&self, value: &Value) -> Option<String> {
         match (self, value) {
-            (Self::Word(words), Value::String(text)) if !words.contains(&text.as_str()) => {
-                let words: Vec<_> = words.iter().copied().filter(|w| !w.is_empty()).collect();
-                Some(format!("it is none of {}", words.join(", ")))
+            (Self::OneOf(allowed), Value::String(text)) if !allowed.contains(&text.as_str()) => {
+                let allowed: Vec<_> = allowed.iter().copied().filter(|w| !w.is_empty()).collect();
+                Some(format!("it is none of {}", allowed.join(", ")))
             }
-            (Self::Share, Value::Number(number)) if number.is_i64() || number.is_u64() => {
+            (Self::PercentOrAmount, Value::Number(number))
+                if number.is_i64() || number.is_u64() =>
+            {
                 let is_percentage = number.as_u64().is_some_and(|n| n <= 100);
                 (!is_percentage).then(|| "must be from 0 to 100".to_owned())
             }
-            (Self::Share, Value::String(text)) => match text.parse::<Quantity>() {
+            (Self::PercentOrAmount, Value::String(text)) => match text.parse::<Quantity>() {
                 Ok(amount) if amount.signum() >= 0 => None,
                 Ok(_) => Some("must not be negative".to_owned()),
                 Err(error) => Some(error.to_string()),

@@ -23,9 +23,9 @@ pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> V
             let is_own = |name: &String| !others.iter().any(|o| o.eq_ignore_ascii_case(name));
             let own = object.iter().filter(|(name, _)| is_own(name));
             let own = own.map(|(name, value)| (name.clone(), value.clone()));
-            walk.visit(root, &Value::Object(own.collect()), path);
+            walk.collect_unknown(root, &Value::Object(own.collect()), path);
         }
-        _ => walk.visit(root, value, path),
+        _ => walk.collect_unknown(root, value, path),
     }
     walk.unknown
 }
@@ -35,11 +35,11 @@ pub(super) fn members(value: &Value, known: &[&str]) -> Vec<FieldError> {
     let fields = value.as_object().into_iter().flatten();
     fields
         .filter(|(name, _)| !known.iter().any(|k| k.eq_ignore_ascii_case(name)))
-        .map(|(name, value)| error(name.clone(), value))
+        .map(|(name, value)| unknown_field_error(name.clone(), value))
         .collect()
 }
 
-fn error(field: String, value: &Value) -> FieldError {
+fn unknown_field_error(field: String, value: &Value) -> FieldError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(200) {
         value.truncate(end);
@@ -58,7 +58,8 @@ struct SchemaWalk<'a> {
 }
 
 impl<'a> SchemaWalk<'a> {
-    fn visit(&mut self, schema: &'a Value, value: &Value, path: &str) {
+    /// Adds an error for each field of `value`, which is at `path`, that `schema` does not declare.
+    fn collect_unknown(&mut self, schema: &'a Value, value: &Value, path: &str) {
         let schema = self.resolved(schema);
         match value {
             Value::Object(fields) if schema[PRESERVE] != true => {
@@ -66,15 +67,15 @@ impl<'a> SchemaWalk<'a> {
                 for (name, field) in fields {
                     let field_path = format!("{path}{dot}{name}");
                     match property(schema, name) {
-                        Ok(Some(schema)) => self.visit(schema, field, &field_path),
+                        Ok(Some(schema)) => self.collect_unknown(schema, field, &field_path),
                         Ok(None) => {}
-                        Err(()) => self.unknown.push(error(field_path, field)),
+                        Err(()) => self.unknown.push(unknown_field_error(field_path, field)),
                     }
                 }
             }
             Value::Array(items) => {
                 for (index, item) in items.iter().enumerate() {
-                    self.visit(&schema["items"], item, &format!("{path}[{index}]"));
+                    self.collect_unknown(&schema["items"], item, &format!("{path}[{index}]"));
                 }
             }
             _ => {}

@@ -127,10 +127,10 @@ pub struct ExtendedResourceSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExtendedResourceContainerSpec {
-    /// Limits.
+    /// Limits of the container by resource name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: ResourceList,
-    /// Requests.
+    /// Requests of the container by resource name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: ResourceList,
 }
@@ -330,7 +330,7 @@ pub struct ResctrlSchemataPerCache {
     pub range: Vec<i64>,
 }
 
-/// Annotation `internal.scheduling.koordinator.sh/scheduling-hint`.
+/// Nodes that the scheduler is to try for a pod: annotation `internal.scheduling.koordinator.sh/scheduling-hint`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingHint {

@@ -53,7 +53,7 @@ impl Target {
                         return Err(format!("spec.target.workload.{field} is empty"));
                     }
                 }
-                let api_version = workload.api_version_or_usual().ok_or_else(|| {
+                let api_version = workload.api_version_or_builtin().ok_or_else(|| {
                     format!(
                         "spec.target.workload.apiVersion is empty, and kind {:?} is none of \
                          Kubernetes' own workloads",
