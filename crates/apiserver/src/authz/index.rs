@@ -257,7 +257,7 @@ impl Index {
     /// # Errors
     /// If none does.
     pub fn check(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), RuleDenial> {
-        self.find(user, attributes).map(drop)
+        self.find_allowing(user, attributes).map(drop)
     }
 
     /// Returns which binding allows a request of `user`, with upstream's text.
@@ -265,11 +265,19 @@ impl Index {
     /// # Errors
     /// If none does.
     pub fn explain(&self, user: &User, attributes: &Attributes<'_>) -> Result<String, RuleDenial> {
-        let binding = self.find(user, attributes)?;
+        let binding = self.find_allowing(user, attributes)?;
         Ok(format!("RBAC: allowed by {}", binding.source(user)))
     }
 
-    fn find(&self, user: &User, attributes: &Attributes<'_>) -> Result<&Binding, RuleDenial> {
+    /// Returns the first binding whose rules allow a request of `user`.
+    ///
+    /// # Errors
+    /// If none does; with the roles that bindings of the user name and that do not exist.
+    fn find_allowing(
+        &self,
+        user: &User,
+        attributes: &Attributes<'_>,
+    ) -> Result<&Binding, RuleDenial> {
         let mut denied = RuleDenial::default();
         let matches = self.visit(user, attributes.namespace(), |binding, rules| {
             let Some(rules) = rules else {

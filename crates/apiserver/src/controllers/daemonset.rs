@@ -1,7 +1,7 @@
 //! DaemonSet controller: one pod on every node that may run it. The scheduler binds the pod; a node affinity
 //! to the node's name restricts it to that node.
 
-use super::deployment::resolve;
+use super::deployment::resolve_int_or_percent;
 use super::nodes::tolerates;
 use super::objects::hash;
 use super::pods;
@@ -228,7 +228,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         let leaving = daemons.iter().any(|(_, p)| meta::deleting(p));
         let mut live: Vec<_> = daemons
             .into_iter()
-            .filter(|(_, p)| pods::active(p))
+            .filter(|(_, p)| pods::is_active(p))
             .collect();
         if !stay || !run && live.is_empty() {
             counts.misscheduled += i64::from(!live.is_empty());
@@ -268,7 +268,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
             set,
             &["spec", "updateStrategy", "rollingUpdate", "maxUnavailable"],
         );
-        let limit = resolve(limit, "1", counts.desired, true).max(1);
+        let limit = resolve_int_or_percent(limit, "1", counts.desired, true).max(1);
         let mut capacity = limit - (counts.desired - counts.available);
         outdated.sort_by_key(|(_, ready)| *ready);
         for (entry, ready) in outdated {

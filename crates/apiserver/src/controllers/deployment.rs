@@ -199,7 +199,12 @@ fn new_version(
 }
 
 /// Resolves a value of the form `n` or `p%` (of `total`); percentages are rounded up if `up`, else down.
-pub(super) fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool) -> i64 {
+pub(super) fn resolve_int_or_percent(
+    value: Option<&Value>,
+    default: &str,
+    total: i64,
+    up: bool,
+) -> i64 {
     let default = Value::from(default);
     let value = value.filter(|v| !v.is_null()).unwrap_or(&default);
     if let Some(n) = value.as_i64() {
@@ -221,10 +226,10 @@ pub(super) fn resolve(value: Option<&Value>, default: &str, total: i64, up: bool
 
 /// Returns `maxSurge` and `maxUnavailable` in pods: how many more than `replicas` may exist, and how many fewer
 /// than `replicas` may be available.
-fn slack(deployment: &Value, replicas: i64) -> (i64, i64) {
+fn rolling_update_limits(deployment: &Value, replicas: i64) -> (i64, i64) {
     let get = |key: &str| meta::at(deployment, &["spec", "strategy", "rollingUpdate", key]);
-    let surge = resolve(get("maxSurge"), "25%", replicas, true);
-    let unavailable = resolve(get("maxUnavailable"), "25%", replicas, false);
+    let surge = resolve_int_or_percent(get("maxSurge"), "25%", replicas, true);
+    let unavailable = resolve_int_or_percent(get("maxUnavailable"), "25%", replicas, false);
     if surge == 0 && unavailable == 0 {
         (0, 1)
     } else {
@@ -234,7 +239,7 @@ fn slack(deployment: &Value, replicas: i64) -> (i64, i64) {
 
 /// Returns the number of replicas that a new version starts with.
 fn initial(deployment: &Value, replicas: i64, others: i64) -> i64 {
-    let (surge, _) = slack(deployment, replicas);
+    let (surge, _) = rolling_update_limits(deployment, replicas);
     (replicas + surge - others).clamp(0, replicas)
 }
 
@@ -282,7 +287,7 @@ fn plan(
         }
         return out;
     }
-    let (surge, unavailable) = slack(deployment, desired);
+    let (surge, unavailable) = rolling_update_limits(deployment, desired);
     let mut new_wanted = new.desired_replicas();
     if new_wanted > desired {
         new_wanted = desired;
@@ -457,7 +462,7 @@ async fn report(
         sum("readyReplicas"),
         sum("availableReplicas"),
     );
-    let (_, unavailable) = slack(deployment, replicas);
+    let (_, unavailable) = rolling_update_limits(deployment, replicas);
     let enough = available >= replicas - unavailable;
     let complete = updated == replicas && total == replicas && available >= replicas;
     let name = current
@@ -599,11 +604,11 @@ mod tests {
 
     #[test]
     fn percentages() {
-        assert_eq!(resolve(None, "25%", 10, true), 3);
-        assert_eq!(resolve(None, "25%", 10, false), 2);
-        assert_eq!(resolve(Some(&json!(5)), "25%", 10, false), 5);
+        assert_eq!(resolve_int_or_percent(None, "25%", 10, true), 3);
+        assert_eq!(resolve_int_or_percent(None, "25%", 10, false), 2);
+        assert_eq!(resolve_int_or_percent(Some(&json!(5)), "25%", 10, false), 5);
         assert_eq!(
-            slack(
+            rolling_update_limits(
                 &json!({"spec": {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "1%"}}}}),
                 4
             ),

@@ -266,7 +266,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     let capacity = target.saturating_sub(if overdue { counts.terminating } else { 0 });
     let mut requeue = None;
     if counts.active > target {
-        owned.retain(|(_, v)| pods::active(v));
+        owned.retain(|(_, v)| pods::is_active(v));
         owned.sort_by_cached_key(|(_, v)| pods::deletion_order(v));
         for (entry, _) in owned.iter().take(counts.active - target) {
             pods::delete_recorded(&subject, &pods_resource, entry).await?;

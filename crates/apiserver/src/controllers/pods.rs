@@ -17,8 +17,8 @@ pub(super) fn ended(pod: &Value) -> bool {
     )
 }
 
-/// Returns true if the pod still counts as a replica.
-pub(super) fn active(pod: &Value) -> bool {
+/// Returns true if the pod counts as a replica: it has not finished and is not being deleted.
+pub(super) fn is_active(pod: &Value) -> bool {
     !ended(pod) && !meta::deleting(pod)
 }
 

@@ -70,7 +70,7 @@ impl Replica {
             .iter()
             .any(|o| o.controller && o.uid == controller);
         Self {
-            active: is_owned && pods::active(&pod),
+            active: is_owned && pods::is_active(&pod),
             ready: pods::ready_since(&pod),
             entry,
         }
@@ -185,7 +185,7 @@ impl Reconcile for Replicas {
     }
 }
 
-/// Removes a condition.
+/// Removes the condition of type `kind`, and the list of conditions with its last element.
 pub(super) fn remove_condition(status: &mut Map<String, Value>, kind: &str) {
     if let Some(list) = status.get_mut("conditions").and_then(Value::as_array_mut) {
         list.retain(|c| meta::text(c, &["type"]) != kind);

@@ -114,7 +114,7 @@ fn position(query: &Query, newest: Revision) -> Result<ListPosition, ApiError> {
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        let token = Token::decode(token)?;
+        let token = ContinueToken::decode(token)?;
         return Ok(ListPosition {
             at: token.at,
             after: Some(token.after),
@@ -146,7 +146,7 @@ fn position(query: &Query, newest: Revision) -> Result<ListPosition, ApiError> {
 
 /// A continue token: where a list resumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Token {
+struct ContinueToken {
     /// Revision to read; `None`: the newest when the next page is read.
     at: Option<Revision>,
     after: Key,
@@ -156,7 +156,8 @@ struct Token {
     since: Option<i64>,
 }
 
-impl Token {
+impl ContinueToken {
+    /// Encodes the token as Base64 of JSON, with upstream's members and two of this server's own.
     fn encode(&self) -> String {
         let rv = self.at.and_then(|r| i64::try_from(r).ok()).unwrap_or(-1);
         let start = [&*self.after.namespace, &*self.after.name];
@@ -372,7 +373,7 @@ fn read(
     let entries_left = page.remaining.or(entries_left);
     let since = position.at.and(position.since);
     let token = page.next.as_ref().map(|next| {
-        let token = Token {
+        let token = ContinueToken {
             at: Some(page.revision),
             after: next.clone(),
             entries_left,
@@ -402,7 +403,7 @@ pub(super) fn select_entries(
 fn expired_continue(position: &ListPosition) -> Response {
     let mut status = ApiError::expired(CONTINUE_EXPIRED).to_value();
     if let Some(after) = &position.after {
-        let token = Token {
+        let token = ContinueToken {
             at: None,
             after: after.clone(),
             entries_left: None,
@@ -547,16 +548,16 @@ mod tests {
     fn tokens_round_trip_and_foreign_ones_are_refused() {
         for (at, entries_left, since) in [(Some(7), None, Some(9)), (None, Some(3), None)] {
             let after = Key::new("ns", "a/b");
-            let token = Token {
+            let token = ContinueToken {
                 at,
                 after,
                 entries_left,
                 since,
             };
-            assert_eq!(Token::decode(&token.encode()).unwrap(), token);
+            assert_eq!(ContinueToken::decode(&token.encode()).unwrap(), token);
         }
         for bad in ["", "x", "e30", "bm90IGpzb24"] {
-            assert_eq!(Token::decode(bad).unwrap_err().code, 400, "{bad}");
+            assert_eq!(ContinueToken::decode(bad).unwrap_err().code, 400, "{bad}");
         }
     }
 

@@ -57,7 +57,8 @@ impl Query {
         values.map(|(_, v)| v.as_str())
     }
 
-    /// Parses a boolean in Go's spelling; present but empty is true, as in Kubernetes.
+    /// Returns the parameter `name` as a boolean in Go's spelling; `None` if it is absent. Empty is true, as in
+    /// Kubernetes.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
         let value = self
             .0
@@ -70,7 +71,10 @@ impl Query {
         ))
     }
 
-    /// Parses a decimal number.
+    /// Returns the parameter `name` as a decimal number; `None` if it is absent.
+    ///
+    /// # Errors
+    /// The value is not a number.
     pub(super) fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
         self.get(name)
             .map(|v| {

@@ -22,7 +22,7 @@ pub(super) fn include(query: &Query) -> Result<Include, ApiError> {
     }
 }
 
-/// Returns the bytes of one object in the requested form.
+/// Returns one object as JSON in the requested form: as it is, its metadata only, or a Table with one row.
 pub(super) fn object_bytes(
     resource: &Resource,
     object: &Object,

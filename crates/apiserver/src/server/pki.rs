@@ -72,10 +72,10 @@ impl Authority {
                     |e| ServeError::certificate(certificate_path.display().to_string(), e);
                 let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
                     .map_err(|e| unreadable(e.to_string()))?;
-                let point = key.public_key_raw();
+                let public_key = key.public_key_raw();
                 if !certificate
-                    .windows(point.len())
-                    .any(|window| window == point)
+                    .windows(public_key.len())
+                    .any(|window| window == public_key)
                 {
                     return Err(unreadable(
                         "does not belong to ca.key in the same directory".into(),

@@ -80,24 +80,24 @@ impl Header {
             .get(..HEADER)
             .and_then(|bytes| bytes.try_into().ok())
             .ok_or("incomplete file header")?;
-        let token = |at: usize| {
-            let mut token = [0; 8];
-            token.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(token)
+        let u64_at = |at: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(number)
         };
         if bytes[..8] != kind.magic() {
             return Err("not a file of this store");
         }
-        if token(40) as u32 != crc32fast::hash(&bytes[..40]) {
+        if u64_at(40) as u32 != crc32fast::hash(&bytes[..40]) {
             return Err("file header checksum mismatch");
         }
-        if token(8) as u32 != VERSION {
+        if u64_at(8) as u32 != VERSION {
             return Err("written by another version of the store");
         }
         Ok(Self {
-            revision: token(16),
-            previous: token(24),
-            previous_length: token(32),
+            revision: u64_at(16),
+            previous: u64_at(24),
+            previous_length: u64_at(32),
         })
     }
 }

@@ -203,9 +203,10 @@ pub(super) struct Interner {
 }
 
 impl Interner {
+    /// Returns the stored string that equals `text`, and stores `text` if there is none.
     pub(super) fn intern(&mut self, text: Arc<str>) -> Arc<str> {
-        if let Some(known) = self.strings.get(&text) {
-            return Arc::clone(known);
+        if let Some(interned) = self.strings.get(&text) {
+            return Arc::clone(interned);
         }
         if self.strings.len() >= self.sweep_at.max(4096) {
             self.strings.retain(|text| Arc::strong_count(text) > 1);

@@ -69,7 +69,7 @@ impl Transport {
     /// Sends a review and returns the body of the response.
     ///
     /// # Errors
-    /// Why there is no valid response.
+    /// The reason why there is no valid response.
     pub(super) async fn post(
         &self,
         store: &Store,

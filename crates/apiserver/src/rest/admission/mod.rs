@@ -136,7 +136,8 @@ impl<'a> AdmissionAttributes<'a> {
         }
     }
 
-    /// Returns true if the write is part of a request that was admitted as another one.
+    /// Returns true if this is the second write of a request, such as an eviction, whose admission was done with
+    /// the first.
     fn admitted(&self) -> bool {
         match self.options {
             Options::Write(o) => o.admitted,

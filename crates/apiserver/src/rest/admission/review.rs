@@ -16,11 +16,10 @@ use std::collections::BTreeMap;
 ///
 /// Any function of the right type is one.
 pub trait InProcessWebhook: Send + Sync {
-    /// Answers a review. An error means that the webhook could not do its work: the failure policy applies as
-    /// if it could not be reached.
+    /// Answers a review.
     ///
     /// # Errors
-    /// Why there is no response.
+    /// The reason why the webhook could not decide. The failure policy applies, as if it could not be reached.
     fn review<'a>(
         &'a self,
         request: &'a WebhookRequest<'a>,

@@ -25,7 +25,7 @@ pub(in crate::rest) fn on_create(
         ("", "namespaces") => new_namespace(object),
         ("", "services") => cluster_ip(core, object),
         ("apiextensions.k8s.io", "customresourcedefinitions") => {
-            replaces_builtin(core, resource, object)?;
+            reject_builtin(core, resource, object)?;
             let mut finalizers = meta::finalizers(object);
             if !finalizers.iter().any(|f| f == CRD_FINALIZER) {
                 finalizers.push(CRD_FINALIZER.to_owned());
@@ -37,9 +37,9 @@ pub(in crate::rest) fn on_create(
     Ok(())
 }
 
-/// Refuses a definition of a built-in resource: it would share its objects, and delete them with the
-/// definition.
-fn replaces_builtin(core: &Core, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
+/// Rejects a CustomResourceDefinition for a built-in resource: its objects would be served as custom ones, too,
+/// and be deleted with the definition.
+fn reject_builtin(core: &Core, resource: &Resource, definition: &Value) -> Result<(), ApiError> {
     let group = meta::text(definition, &["spec", "group"]);
     let plural = meta::text(definition, &["spec", "names", "plural"]);
     let is_builtin = core

@@ -506,6 +506,10 @@ impl<'a> WebhookCalls<'a> {
         }
     }
 
+    /// Sends a review to the webhook, over HTTPS or by a function call if it runs in this process.
+    ///
+    /// # Errors
+    /// The reason why there is no valid response, in upstream's words.
     async fn call(
         &self,
         hook: &Hook,
