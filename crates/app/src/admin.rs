@@ -101,7 +101,7 @@ impl Admin {
         self
     }
 
-    /// Adds a condition for `/readyz`; `Err` holds the missing part.
+    /// Adds a check to `/readyz`. An error of it is the reason why the component is not ready.
     #[must_use]
     pub fn ready_when(
         mut self,
@@ -147,11 +147,11 @@ impl Admin {
             ("/internal-metrics", Some(false)),
             ("/external-metrics", Some(true)),
         ] {
-            let shown = EndpointMetrics {
+            let metrics = EndpointMetrics {
                 registry: self.registry.clone(),
                 only: self.external.zip(external),
             };
-            router = router.route(path, get(text).with_state(shown));
+            router = router.route(path, get(serve_metrics).with_state(metrics));
         }
         for (path, page) in &self.pages {
             let page = page.clone();
@@ -211,8 +211,8 @@ async fn serve_routes(
     Ok(local)
 }
 
-/// Returns routes for clients of Go's profiles: none exist here, and the response names the alternative.
-/// Everything below `/debug/pprof` is answered with 501.
+/// Returns routes that answer every request below `/debug/pprof`, Go's profiles, with status 501 and a hint at
+/// `perf`.
 pub fn refused_profile_routes() -> Router {
     let text = format!(
         "This program is not written in Go and has no /debug/pprof. To see where its time goes: \
@@ -226,7 +226,7 @@ pub fn refused_profile_routes() -> Router {
         .route("/debug/pprof/{*rest}", refuse)
 }
 
-/// Serves [`refused_profile_routes`] on `address` until `shutdown`.
+/// Serves only the answer that there are no Go profiles, [`refused_profile_routes`], on `address` until `shutdown`.
 ///
 /// # Errors
 ///
@@ -264,16 +264,16 @@ async fn ready(State((checks, slis)): State<Readiness>) -> Response {
     (code, lines).into_response()
 }
 
-/// The metrics of one endpoint: all, or those whose name is external or not.
+/// Metrics that one endpoint serves: all of `registry`, or only the external or only the internal ones.
 #[derive(Clone)]
 struct EndpointMetrics {
     registry: Registry,
     only: Option<(IsExternal, bool)>,
 }
 
-async fn text(State(shown): State<EndpointMetrics>) -> Response {
-    let mut families = shown.registry.gather();
-    if let Some((is_external, external)) = shown.only {
+async fn serve_metrics(State(endpoint): State<EndpointMetrics>) -> Response {
+    let mut families = endpoint.registry.gather();
+    if let Some((is_external, external)) = endpoint.only {
         families.retain(|family| is_external(family.name()) == external);
     }
     match metrics::encode_families(&families) {

@@ -50,6 +50,7 @@ fn foreign(headers: &HeaderMap, target: Option<&str>) -> Option<(&'static str, S
     None
 }
 
+/// Returns true if `authority`, the value of a Host header, is `localhost` or a loopback address.
 fn is_local(authority: &str) -> bool {
     let Ok(authority) = authority.parse::<Authority>() else {
         return false;

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// Text for people.
+    /// Human-readable text.
     #[default]
     Text,
     /// A JSON object per line.

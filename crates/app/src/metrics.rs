@@ -75,7 +75,7 @@ impl<B: MetricVecBuilder> Vector for MetricVec<B> {
     type Builder = B;
 }
 
-/// Gauges that expire.
+/// A vector of gauges whose series are removed when they have not been set for a while.
 pub type ExpiringGauges = ExpiringVec<<GaugeVec as Vector>::Builder>;
 
 /// A vector of metrics whose series are removed when they have not been used for a while, so that deleted

@@ -74,7 +74,7 @@ pub struct Args {
 pub struct Upstreams;
 
 impl Table for Upstreams {
-    const PARTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG];
+    const FLAG_LISTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG];
 }
 
 /// An error in the command line or in the file that it names.

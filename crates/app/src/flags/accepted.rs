@@ -26,8 +26,8 @@ pub type Row = (&'static str, FlagFormat, &'static str, &'static str);
 
 /// The flags of one program.
 pub trait Table {
-    /// The flags, in several lists because programs share some.
-    const PARTS: &'static [&'static [Row]];
+    /// Flags that the program accepts without effect: its own list and those that several programs share.
+    const FLAG_LISTS: &'static [&'static [Row]];
 }
 
 const NO_TLS: &str = "the TLS server takes its certificate from --tls-cert-file or makes its own";
@@ -91,17 +91,18 @@ impl<T> IgnoredFlags<T> {
 }
 
 fn rows<T: Table>() -> impl Iterator<Item = &'static Row> {
-    T::PARTS.iter().copied().flatten()
+    T::FLAG_LISTS.iter().copied().flatten()
 }
 
+/// Returns `value` if it has the format `kind`, else the reason why it does not.
 fn check(kind: FlagFormat, value: &str) -> Result<String, String> {
-    let fits = match kind {
+    let checked = match kind {
         Text => Ok(()),
         Switch => boolean(value).map(drop).map_err(|e| e.to_string()),
         Number => value.parse::<i64>().map(drop).map_err(|e| e.to_string()),
         Duration => duration(value).map(drop).map_err(|e| e.to_string()),
     };
-    fits.map(|()| value.to_owned())
+    checked.map(|()| value.to_owned())
 }
 
 fn is_default(kind: FlagFormat, value: &str, default: &str) -> bool {

@@ -60,13 +60,14 @@ impl Process {
     fn refresh(&self) {
         if let Some([used, start]) = read("/proc/self/stat").as_deref().and_then(times) {
             self.cpu.inc_by((used - self.cpu.get()).max(0.0));
-            let boot = read("/proc/stat").and_then(|text| fields(&text).get("btime").copied());
+            let boot =
+                read("/proc/stat").and_then(|text| first_numbers(&text).get("btime").copied());
             if let Some(boot) = boot {
                 self.started.set(boot + start);
             }
         }
         if let Some(status) = read("/proc/self/status") {
-            let status = fields(&status);
+            let status = first_numbers(&status);
             for (key, gauge) in [("VmRSS:", &self.resident), ("VmSize:", &self.virtual_now)] {
                 if let Some(kib) = status.get(key) {
                     gauge.set(kib * 1024.0);
@@ -89,7 +90,8 @@ impl Process {
         }
     }
 
-    fn parts(&self) -> [&dyn Collector; 7] {
+    /// Returns the metrics of the process, which are described and collected together.
+    fn collectors(&self) -> [&dyn Collector; 7] {
         [
             &self.cpu,
             &self.started,
@@ -104,16 +106,18 @@ impl Process {
 
 impl Collector for Process {
     fn desc(&self) -> Vec<&Desc> {
-        self.parts()
+        self.collectors()
             .into_iter()
-            .flat_map(|part| part.desc())
+            .flat_map(|collector| collector.desc())
             .collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.refresh();
-        let parts = self.parts().into_iter();
-        parts.flat_map(|part| part.collect()).collect()
+        let collectors = self.collectors().into_iter();
+        collectors
+            .flat_map(|collector| collector.collect())
+            .collect()
     }
 }
 
@@ -130,8 +134,9 @@ fn times(stat: &str) -> Option<[f64; 2]> {
     Some([(ticks(11)? + ticks(12)?) / TICKS, ticks(19)? / TICKS])
 }
 
-/// Parses the number that follows the first word of each line.
-fn fields(text: &str) -> HashMap<&str, f64> {
+/// Returns for each line of a file in `/proc` the number that follows its first word, by that word. Other lines
+/// are left out.
+fn first_numbers(text: &str) -> HashMap<&str, f64> {
     let line = |line: &'_ str| -> Option<(usize, f64)> {
         let mut parts = line.split_whitespace();
         let key = parts.next()?.len();
@@ -169,7 +174,7 @@ mod tests {
         assert!(limit(limits, "Max address space").is_some_and(|limit| limit > 1e19));
         assert_eq!(limit(limits, "Max nothing"), None);
         let status = "Name:\tx y\nVmSize:\t  10 kB\nVmRSS:\t   4 kB\n";
-        assert_eq!(fields(status)["VmRSS:"], 4.0);
+        assert_eq!(first_numbers(status)["VmRSS:"], 4.0);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use koord_app::flags::accepted::{
 pub struct Upstreams;
 
 impl Table for Upstreams {
-    const PARTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG, ROWS];
+    const FLAG_LISTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG, ROWS];
 }
 
 const NO_PROXY: &str = "clients authenticate with tokens and certificates, not through a proxy";
