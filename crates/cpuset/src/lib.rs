@@ -103,7 +103,7 @@ impl CpuSet {
         self.trim();
     }
 
-    /// Removes every member that is not in `other`.
+    /// Intersects this set with `other` in place: removes every member that is not in `other`.
     pub fn keep(&mut self, other: &Self) {
         self.words.truncate(other.words.len());
         for (word, kept) in self.words.iter_mut().zip(&other.words) {
@@ -163,6 +163,7 @@ impl CpuSet {
         Self::parse(text, true)
     }
 
+    /// Parses a comma-separated list of numbers and ranges, which may have strides if `allows_strides`.
     fn parse(text: &str, allows_strides: bool) -> Result<Self, CpuListError> {
         let mut set = Self::new();
         if text.trim().is_empty() {
@@ -171,8 +172,8 @@ impl CpuSet {
         for part in text.split(',') {
             let stride = part.split_once(':').filter(|_| allows_strides);
             let (range, stride) = stride.unwrap_or((part, "1/1"));
-            let is_read = set.insert_part(range.trim(), stride.trim());
-            is_read.ok_or_else(|| CpuListError {
+            let inserted = set.insert_part(range.trim(), stride.trim());
+            inserted.ok_or_else(|| CpuListError {
                 text: text.to_owned(),
                 part: part.to_owned(),
             })?;
@@ -180,7 +181,8 @@ impl CpuSet {
         Ok(set)
     }
 
-    /// Adds the CPUs of one part of a list. Returns `None` if the part is malformed.
+    /// Adds the CPUs of one part of a list: of `range`, those that `stride`, as `used/group`, selects: the first
+    /// `used` of every `group` CPUs. Returns `None` if the part is invalid.
     fn insert_part(&mut self, range: &str, stride: &str) -> Option<()> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (number(first)?, number(last)?);
