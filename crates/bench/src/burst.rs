@@ -25,7 +25,7 @@ const SERVICE_US: f64 = 250.0;
 const OVERHEAD_US: f64 = 25.0;
 /// Requests per second: half a core on average.
 const RATE: f64 = 2000.0;
-/// 60 ms at 2.4 times the rate, 140 ms at 0.4 times.
+/// Load pattern of the requests, repeated: 60 ms at 2.4 times [`RATE`], 140 ms at 0.4 times.
 const BURSTS: &str = "60:2.4,140:0.4";
 /// The limit, in milli-cores: 600.
 const LIMIT: i64 = 600;
@@ -34,7 +34,7 @@ const PERIOD: i64 = 100_000;
 /// The limit as a quota per period.
 const QUOTA: i64 = LIMIT * PERIOD / 1000;
 /// Time limit for koordlet to apply a new NodeSLO.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// Retries of a window that noise spoiled.
 const RETRIES: usize = 6;
 /// Largest wake-up delay of the generator in a clean window, in microseconds (99th percentile).
@@ -237,7 +237,7 @@ impl BurstScene {
             return Ok(());
         };
         world.patch_node_slo(policy(mode)).await?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while groups
             .iter()
             .any(|group| group.cfs_burst().ok().flatten() != Some(burst))
@@ -343,8 +343,8 @@ fn report(args: &Args, runs: Vec<BurstRun>) -> BurstFigures {
         .into_iter()
         .map(|mode| summary(mode, &runs))
         .collect();
-    let p99 = |wanted: Mode| {
-        let summary = modes.iter().find(|summary| summary.mode == wanted);
+    let p99 = |mode: Mode| {
+        let summary = modes.iter().find(|summary| summary.mode == mode);
         summary.map_or(0.0, |summary| summary.p99_us)
     };
     let (limited, burst) = (p99(Mode::Limited), p99(Mode::Burst));

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Time limit of each step of the preparation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Flags of `koord bench exporter`.
 #[derive(Debug, Clone, clap::Args)]
@@ -183,8 +183,8 @@ async fn wait_until<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) ->
         if let Some(found) = found().await {
             return Ok(found);
         }
-        if began.elapsed() > PATIENCE {
-            bail!("no {what} within {PATIENCE:?}");
+        if began.elapsed() > TIMEOUT {
+            bail!("no {what} within {TIMEOUT:?}");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

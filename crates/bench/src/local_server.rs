@@ -53,7 +53,7 @@ impl Drop for LocalServer {
 }
 
 impl LocalServer {
-    /// Starts one, with its kubeconfig in `directory`.
+    /// Starts an API server in this process, and writes its kubeconfig to `directory`.
     ///
     /// # Errors
     /// The directory cannot be created, or the server does not start.

@@ -133,7 +133,7 @@ const RULES: [&str; 5] = [
 /// A trace cannot be read, or has no series of more than a week.
 pub(super) fn run(args: &Args) -> Result<RecommendFigures> {
     let recommender_rss_mi_b = history_memory(args.containers)?;
-    let settings = settings(args)?;
+    let settings = evaluated_settings(args)?;
     let mut traces = Vec::new();
     for path in &args.traces {
         let mut all = trace::read(path).with_context(|| format!("trace {}", path.display()))?;
@@ -187,9 +187,9 @@ pub(super) fn text(report: &RecommendFigures) -> String {
     text
 }
 
-/// Returns the settings that are judged. They have no minimum, which would hide the differences of the rules
-/// for small machines.
-fn settings(args: &Args) -> Result<Settings> {
+/// Returns the recommender settings to evaluate, from the flags. They have no minimum amounts, which would hide
+/// differences on small machines.
+fn evaluated_settings(args: &Args) -> Result<Settings> {
     let mut settings = Settings {
         min_cpu: 0.0,
         min_memory: 0.0,
@@ -352,7 +352,12 @@ mod tests {
             })
             .collect();
         let series = Series { samples };
-        let replay = replay("t", "cpu", &[series], &settings(&Args::default()).unwrap());
+        let replay = replay(
+            "t",
+            "cpu",
+            &[series],
+            &evaluated_settings(&Args::default()).unwrap(),
+        );
         // Days 7 and 8.
         assert_eq!((replay.series, replay.days), (1, 2));
         let koord = &replay.rules["koord"];

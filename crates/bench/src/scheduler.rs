@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 /// Creations in progress at a time, as in upstream's harness.
 const WORKERS: usize = 50;
 /// Time without progress after which a run ends.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Flags of `koord bench scheduler`.
 #[derive(Debug, Clone, clap::Args)]
@@ -172,7 +172,7 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigure
     let mut latencies: Vec<Duration> = Vec::new();
     let mut last = Instant::now();
     while latencies.len() < objects.pods.len() {
-        let change = tokio::time::timeout(PATIENCE, informer.changes.recv()).await;
+        let change = tokio::time::timeout(TIMEOUT, informer.changes.recv()).await;
         let Ok(Some(change)) = change else {
             break;
         };

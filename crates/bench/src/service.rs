@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Time limit for a service to listen.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A service in a separate container.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Service {
             .chain([OsStr::new("--ready-file"), ready.as_os_str()])
             .collect();
         groups.run(&container, &workload)?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Ok(text) = std::fs::read_to_string(&ready) {
                 let address = text.parse().context("the service's address")?;
@@ -54,7 +54,7 @@ impl Service {
                 });
             }
             if Instant::now() > end {
-                bail!("the service did not start within {PATIENCE:?}");
+                bail!("the service did not start within {TIMEOUT:?}");
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -14,9 +14,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Interval between two checks of progress.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit of each step.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time for which the cluster is idle. After half of it the first reports, and the manager's reactions to
 /// them, are over; in the other half, one interval of the nodes' reports and three of their leases, CPU time
 /// is counted.
@@ -125,10 +125,10 @@ impl UpProcess {
             if let Some(running) = RunningCluster::read(dir)? {
                 break running;
             }
-            if began.elapsed() > PATIENCE {
-                bail!("koord up is not up after {PATIENCE:?}");
+            if began.elapsed() > TIMEOUT {
+                bail!("koord up is not up after {TIMEOUT:?}");
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         };
         let options = koord_kube::client::ClientOptions::default();
         koord_kube::client::from_kubeconfig(Some(&running.kubeconfig), &options)
@@ -230,16 +230,20 @@ fn deployment(replicas: u32) -> Value {
     })
 }
 
+/// Polls `done` until it is true. `what` names the awaited state in the error.
+///
+/// # Errors
+/// That of `done`, or when [`TIMEOUT`] has passed.
 async fn wait_until<F>(what: &str, done: impl Fn() -> F) -> Result<()>
 where
     F: Future<Output = Result<bool>>,
 {
     let began = Instant::now();
     while !done().await? {
-        if began.elapsed() > PATIENCE {
-            bail!("timed out after {PATIENCE:?} waiting until {what}");
+        if began.elapsed() > TIMEOUT {
+            bail!("timed out after {TIMEOUT:?} waiting until {what}");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

@@ -19,9 +19,9 @@ const PODS: usize = 10_000;
 /// Tasks that create pods at the same time.
 const WRITERS: usize = 16;
 /// Interval between two checks of progress.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for all of them.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Times with all controllers.
 #[derive(Debug, Clone, Serialize)]
@@ -85,13 +85,13 @@ async fn wait_for_all(
     let mut ready_names: HashSet<String> = HashSet::new();
     let began = Instant::now();
     while ready_names.len() < count {
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             bail!(
-                "{} of {count} {plural} after {PATIENCE:?}",
+                "{} of {count} {plural} after {TIMEOUT:?}",
                 ready_names.len()
             );
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let waiting = |entry: &Entry| !ready_names.contains(&*entry.key.name);
         let page = server
             .store()

@@ -32,15 +32,16 @@ const SIZES: [(usize, usize, usize, bool, usize); 24] = [
     (4000, 30517, 23, true, 84),
 ];
 
-/// Returns how the pods of Deployment `number` differ from basic ones: in size and quality of service.
-pub(crate) fn pod(number: usize) -> Value {
-    let all: usize = SIZES.iter().map(|size| size.4).sum();
-    // Neighbours differ, and a thousand of them have the trace's proportions.
-    let mut draw = number.wrapping_mul(2_654_435_761) % all;
+/// Returns the patch that turns a basic pod into one of Deployment `number`: resource requests, QoS class and
+/// priority of a size drawn from the trace.
+pub(crate) fn pod_patch(number: usize) -> Value {
+    let total: usize = SIZES.iter().map(|size| size.4).sum();
+    // Consecutive Deployments differ, and a thousand of them have the trace's proportions.
+    let mut draw = number.wrapping_mul(2_654_435_761) % total;
     let drawn = SIZES.iter().find(|size| {
-        let is_it = draw < size.4;
+        let is_drawn = draw < size.4;
         draw = draw.saturating_sub(size.4);
-        is_it
+        is_drawn
     });
     let (cpu, memory, gpu, is_batch, _) = *drawn.unwrap_or(&SIZES[0]);
     let mut amounts = json!({"cpu": format!("{cpu}m"), "memory": format!("{memory}Mi")});

@@ -414,7 +414,7 @@ fn mixed_pod(number: usize, nodes: usize) -> Value {
         _ => {
             let deployment = number % DEPLOYMENTS;
             let mut change = replica(deployment);
-            merge(&mut change, &openb::pod(deployment));
+            merge(&mut change, &openb::pod_patch(deployment));
             change
         }
     }

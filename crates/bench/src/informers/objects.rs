@@ -21,7 +21,7 @@ pub(super) fn object(kind: &str, number: usize) -> Value {
         "resourceVersion": format!("{number}")});
     match kind {
         PODS => pod(number),
-        ALONE => alone(number),
+        ALONE => unique_pod(number),
         "persistentvolumeclaims.v1." => json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": meta(number, json!({"pv.kubernetes.io/bind-completed": "yes",
                 "pv.kubernetes.io/bound-by-controller": "yes",
@@ -158,8 +158,8 @@ fn pod(number: usize) -> Value {
                 "state": {"running": {"startedAt": time}}}]}})
 }
 
-/// Returns a pod like those of [`pod`] whose name, claim and sizes no other pod has.
-fn alone(number: usize) -> Value {
+/// Returns a pod that shares no strings with others: like [`pod`], with a name, a claim and sizes of its own.
+fn unique_pod(number: usize) -> Value {
     let mut pod = pod(20 * number);
     let name = format!("object-{number:06}");
     let meta = &mut pod["metadata"];

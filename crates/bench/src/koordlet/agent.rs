@@ -49,11 +49,11 @@ pub(crate) struct AgentSettings {
     pub(crate) v: u8,
 }
 
-/// A program, with the arguments that go before its flags.
+/// The koordlet to measure, with the subcommand that precedes its flags if another program contains it.
 #[derive(Debug)]
 pub(crate) struct KoordletProgram {
     path: PathBuf,
-    first: Option<&'static str>,
+    subcommand: Option<&'static str>,
     flavour: Flavour,
 }
 
@@ -64,12 +64,12 @@ impl KoordletProgram {
         }
         Ok(Self {
             path: path.to_owned(),
-            first: None,
+            subcommand: None,
             flavour,
         })
     }
 
-    /// Returns the `koordlet` that was built along with this program, or the one inside it.
+    /// Returns the `koordlet` next to this program, or if there is none, the one that this program contains.
     pub(crate) fn locate() -> Result<Self> {
         let this = std::env::current_exe().context("this program's path")?;
         let path = this.with_file_name("koordlet");
@@ -78,7 +78,7 @@ impl KoordletProgram {
         }
         console::warn("no koordlet next to this program; measuring the built-in one");
         Ok(Self {
-            first: Some("koordlet"),
+            subcommand: Some("koordlet"),
             ..Self::new(&this, Flavour::Koord)?
         })
     }
@@ -117,7 +117,7 @@ impl KoordletAgent {
         let port = free_port()?;
         let mut command = Command::new(&program.path);
         command
-            .args(program.first)
+            .args(program.subcommand)
             .args(flags(
                 settings,
                 groups.cgroup_dir(),

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit for processes to leave their cgroups.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel's greatest `cpu.shares`.
 const MAX_SHARES: i64 = 262_144;
 
@@ -202,7 +202,7 @@ impl Groups {
     /// # Errors
     /// When processes cannot be listed or ended, or do not end in time.
     pub(crate) fn stop(&mut self, group: &Cgroup) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             group.kill()?;
             // Ended processes that were not waited for are still in their cgroup.
@@ -252,7 +252,7 @@ impl Groups {
             return Ok(());
         };
         let group = Root::system()?.cgroup(&top);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             match group.remove() {
                 Ok(()) => return Ok(()),

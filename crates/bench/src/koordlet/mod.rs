@@ -111,9 +111,9 @@ pub(super) struct KoordletCost {
     threads: u64,
     /// Pods in the last NodeMetric it reported; `None` when it reported none.
     pods_reported: Option<usize>,
-    /// Active collectors that it reports.
+    /// Active collectors, as the agent reports them.
     collectors: Vec<String>,
-    /// Active strategies that it reports.
+    /// Active strategies, as the agent reports them.
     strategies: Vec<String>,
     /// CPU time of everything else on the machine in the window, in percent of the machine.
     others_percent: f64,

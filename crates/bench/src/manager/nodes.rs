@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 /// Time limit for the manager's work at its start.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Time limit for a change of the settings to be applied.
 const REPLAN: Duration = Duration::from_secs(120);
 /// Time without a write after which a change of the settings is complete.
 const CALM: Duration = Duration::from_millis(1500);
 /// Interval between two checks of progress.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of changes of the settings.
 const REPLANS: u32 = 3;
 /// Ratio of koordlet's report rate to the rate at which a kubelet writes the status of an unchanged node.
@@ -110,7 +110,9 @@ pub(super) async fn run(args: &Args, program: &ManagerProgram, work: &Path) -> R
     let (cost, node_writes_per_sec) = loop {
         let mut writes = TableWatch::start(&cluster, nodes_table())?;
         let window = Window::begin(manager.pid())?;
-        let written = writes.count(Duration::from_secs(args.seconds)).await?;
+        let written = writes
+            .count_changes(Duration::from_secs(args.seconds))
+            .await?;
         manager.check_running()?;
         let cost = ManagerCost::from(window.end()?);
         if cost.is_noisy() && rejected < args.repeats {
@@ -160,7 +162,10 @@ async fn fill(cluster: &ManagerCluster, args: &Args) -> Result<()> {
     cluster.create_all(&path, pods).await
 }
 
-/// Waits until `count` objects of a table are `done`; each is checked until it is.
+/// Waits until `done` holds for `count` objects of `table`. An object for which it held once is not checked again.
+///
+/// # Errors
+/// The manager has ended, or [`TIMEOUT`] has passed.
 pub(super) async fn wait_for_all(
     cluster: &ManagerCluster,
     manager: &mut Manager,
@@ -169,16 +174,16 @@ pub(super) async fn wait_for_all(
     done: impl Fn(&Entry) -> bool,
 ) -> Result<()> {
     let mut ready_names: HashSet<Arc<str>> = HashSet::new();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while ready_names.len() < count as usize {
         manager.check_running()?;
         if Instant::now() > until {
             bail!(
-                "{table:?}: {} of {count} after {PATIENCE:?}",
+                "{table:?}: {} of {count} after {TIMEOUT:?}",
                 ready_names.len()
             );
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let page = cluster.local.server.store().all(table, None, &|entry| {
             !ready_names.contains(&entry.key.name) && done(entry)
         });
@@ -237,8 +242,8 @@ impl TableWatch {
         Ok(Self(watcher.context("watch")?))
     }
 
-    /// Counts the changes within a time. Each is read at once, because the store buffers few.
-    async fn count(&mut self, window: Duration) -> Result<u64> {
+    /// Counts the changes that arrive within `window`. Each is read at once, because the store buffers few.
+    async fn count_changes(&mut self, window: Duration) -> Result<u64> {
         let end = tokio::time::Instant::now() + window;
         let mut count = 0;
         while let Ok(event) = tokio::time::timeout_at(end, self.0.next()).await {

@@ -16,11 +16,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Timeout of a webhook request: the API server's default.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// A program, with the argument that goes before its flags.
+/// The manager to measure, with the subcommand that precedes its flags if another program contains it.
 #[derive(Debug)]
 pub(super) struct ManagerProgram {
     path: PathBuf,
-    first: Option<&'static str>,
+    subcommand: Option<&'static str>,
 }
 
 impl fmt::Display for ManagerProgram {
@@ -42,7 +42,7 @@ impl ManagerProgram {
             }
             return Ok(Self {
                 path: path.to_owned(),
-                first: None,
+                subcommand: None,
             });
         }
         let this = std::env::current_exe().context("this program's path")?;
@@ -50,12 +50,12 @@ impl ManagerProgram {
         Ok(if sibling.is_file() {
             Self {
                 path: sibling,
-                first: None,
+                subcommand: None,
             }
         } else {
             Self {
                 path: this,
-                first: Some("manager"),
+                subcommand: Some("manager"),
             }
         })
     }
@@ -86,7 +86,7 @@ impl Manager {
         let port = free_port()?;
         let mut command = Command::new(&program.path);
         command
-            .args(program.first)
+            .args(program.subcommand)
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .args([
                 "--enable-leader-election=false",

@@ -131,6 +131,7 @@ fn name_of_pod(pod: u32) -> (String, String) {
     (namespace_of(workload), name)
 }
 
+/// Writes the status of the NodeMetric of every node.
 async fn report_all(
     cluster: &ManagerCluster,
     nodes: u32,

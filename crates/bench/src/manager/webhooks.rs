@@ -77,7 +77,7 @@ pub(super) struct WebhookFigures {
     review_bytes: usize,
     /// Pods that were due in the window.
     pods: u64,
-    /// Pods without two answers.
+    /// Pods of these for which one of the two requests was not answered in time.
     failed: u64,
     /// `/mutate-pod`, from the instant at which it was due.
     pub(super) mutate: Latency,

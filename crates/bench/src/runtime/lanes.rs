@@ -24,7 +24,7 @@ const SAYS: &str = "cd /sys/fs/cgroup; if [ -e cpu/cpu.shares ]; then \
 const ADJUSTED: [&str; 2] = ["said 512 50000 67108864", "said 50000 100000 67108864"];
 
 /// Time limit for a process to print its limits.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) type RuntimeClient = RuntimeServiceClient<Channel>;
 
@@ -210,7 +210,7 @@ impl Lane {
 
     /// Removes the container like a kubelet: retries while the runtime has not seen the end of the process.
     async fn remove(&mut self, container_id: String) -> Result<(), tonic::Status> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let request = cri::RemoveContainerRequest {
                 container_id: container_id.clone(),
@@ -258,7 +258,7 @@ impl Lane {
 
 /// Reads the line that a container's process has written; empty if there is none in time.
 async fn read_output(log: &Path) -> String {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while Instant::now() < end {
         let text = std::fs::read_to_string(log).unwrap_or_default();
         // A line is in the log as a whole: after its time, its stream and `F`.

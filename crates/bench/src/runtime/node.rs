@@ -21,7 +21,7 @@ const NODE: &str = "bench";
 const ANSWERS: &str = "koordlet_runtime_request_duration_milliseconds";
 
 /// Time limit for an agent to get its first request.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes the cgroup of a batch pod, as a kubelet does.
 ///
@@ -106,8 +106,7 @@ impl NodeCluster {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, first_request).await.is_err()
-            || agent.thread.is_finished()
+        if tokio::time::timeout(TIMEOUT, first_request).await.is_err() || agent.thread.is_finished()
         {
             bail!(
                 "no request reached the agent (agent ended: {})",
