@@ -25,8 +25,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 type Handlers = BTreeMap<&'static str, Webhook>;
 
-/// Registers every path of the manager with `server`, under the address of the service that the
-/// configurations name, and installs these. Calls wait for the manager that is started with the result.
+/// Registers the manager's webhooks with `server` for calls without a socket, and installs their webhook
+/// configurations. Calls wait until a manager that was started with the returned mode serves them.
 ///
 /// # Errors
 /// The configurations cannot be written.
@@ -73,7 +73,7 @@ pub async fn disconnect(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Writes a configuration, whatever another manager changed in it.
+/// Creates a webhook configuration, or overwrites the existing one, including changes by other clients.
 async fn install(client: &Client, configuration: Value) -> Result<()> {
     let mut object: DynamicObject =
         serde_json::from_value(configuration).context("webhook configuration")?;
@@ -94,7 +94,7 @@ async fn install(client: &Client, configuration: Value) -> Result<()> {
         .with_context(|| format!("{} {name}", types.kind))
 }
 
-/// A webhook that may not exist yet.
+/// A webhook whose calls wait until the manager has started.
 struct DeferredWebhook {
     path: &'static str,
     handlers: watch::Receiver<Arc<Handlers>>,
