@@ -1,4 +1,4 @@
-//! Sets of capabilities: rights of a process of user 0 beyond those of file ownership.
+//! Sets of Linux capabilities, the privileges of root that can be granted one by one, and their names.
 
 use rustix::thread::CapabilitySet;
 

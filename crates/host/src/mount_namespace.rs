@@ -36,7 +36,7 @@ impl MountNamespace {
     /// writable. Directories that do not exist are left out.
     ///
     /// # Errors
-    /// When this process lacks the right, or the kernel lacks a part.
+    /// When this process may not mount, or the kernel does not support one of the mounts.
     pub fn new(hidden: &[PathBuf], writable: &[PathBuf]) -> Result<Self> {
         let (hidden, writable) = (outermost(hidden), outermost(writable));
         // Only a thread of its own changes its namespace.
@@ -138,7 +138,8 @@ fn replace_devices() -> Result<OwnedFd> {
     directory(&terminals)
 }
 
-/// Covers the directories of sockets. Files for name resolution stay, if they exist.
+/// Hides the sockets of system services: mounts empty file systems over `/run` and `/var/run`. If the file behind
+/// `/etc/resolv.conf` is in one of them, it is copied there.
 fn hide_sockets() -> Result<()> {
     let names = Path::new("/etc/resolv.conf");
     let saved = fs::canonicalize(names)

@@ -79,6 +79,7 @@ impl Nvml {
         Ok((gpus, lost))
     }
 
+    /// Reads the properties of the GPU at `index`.
     fn gpu(&self, index: u32) -> Result<Gpu, NvmlError> {
         let library = &*self.0;
         let device = library.by_index(index)?;

@@ -130,7 +130,7 @@ impl PacketCounter {
     /// # Errors
     /// The kernel's error.
     pub fn read(&self) -> Result<Option<u64>> {
-        match lookup(&self.loaded.map, self.key) {
+        match read_map_value(&self.loaded.map, self.key) {
             Ok(packets) => Ok(Some(packets)),
             Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err(HostError::call("read a bpf map", error)),
@@ -245,11 +245,12 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
     }
 }
 
+/// Returns the value of `key` in the BPF map `map`, by the `BPF_MAP_LOOKUP_ELEM` command.
 #[allow(
     unsafe_code,
     reason = "a system call that neither rustix nor libc wraps"
 )]
-fn lookup(map: &OwnedFd, key: Key) -> io::Result<u64> {
+fn read_map_value(map: &OwnedFd, key: Key) -> io::Result<u64> {
     let mut value = 0_u64;
     let attributes = MapLookup {
         map: map.as_raw_fd(),

@@ -315,7 +315,7 @@ pub fn kill_group(pgid: u32) -> Result<()> {
 ///
 /// # Errors
 /// When the system has no descriptor left.
-pub fn watch(pid: u32) -> Result<Option<OwnedFd>> {
+pub fn pidfd(pid: u32) -> Result<Option<OwnedFd>> {
     let Ok(raw) = sched::pid(pid) else {
         return Ok(None);
     };
@@ -487,7 +487,7 @@ mod tests {
         BufReader::new(File::from(spawned.stdout.take().unwrap()))
             .read_line(&mut line)
             .unwrap();
-        let stray = watch(line.trim().parse().unwrap()).unwrap().unwrap();
+        let stray = pidfd(line.trim().parse().unwrap()).unwrap().unwrap();
         kill_group(spawned.pid).unwrap();
         wait(&mut spawned);
         let none = BTreeSet::from(["other".to_owned()]);

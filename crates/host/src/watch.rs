@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// A directory was created.
-    Made {
+    Created {
         /// The watched directory.
         dir: PathBuf,
         /// The new one's name.
@@ -31,9 +31,9 @@ pub enum Change {
         name: String,
     },
     /// A watched directory was removed, and its watch with it.
-    Gone(PathBuf),
+    WatchEnded(PathBuf),
     /// Events were lost because the kernel's queue was full: list all directories again.
-    Lost,
+    Overflow,
 }
 
 /// Watched directories. A file descriptor that becomes readable when something changed.
@@ -87,7 +87,7 @@ impl Watch {
         self.inotify.read(|event| {
             let flags = event.events();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                changes.push(Change::Lost);
+                changes.push(Change::Overflow);
                 return;
             }
             let Some(dir) = self.dirs.get(&event.wd()) else {
@@ -95,7 +95,7 @@ impl Watch {
             };
             if flags.contains(ReadFlags::IGNORED) {
                 removed_ids.push(event.wd());
-                changes.push(Change::Gone(dir.clone()));
+                changes.push(Change::WatchEnded(dir.clone()));
             }
             let Some(name) = event
                 .file_name()
@@ -105,7 +105,7 @@ impl Watch {
             };
             let (dir, name) = (dir.clone(), name.to_string_lossy().into_owned());
             if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
-                changes.push(Change::Made { dir, name });
+                changes.push(Change::Created { dir, name });
             } else if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
                 // Cgroupfs does not end the watch of a removed directory: it would stay, and hold memory, for
                 // the life of this process.
@@ -114,7 +114,7 @@ impl Watch {
                 if let Some(id) = watched.map(|(id, _)| *id) {
                     self.inotify.remove(id);
                     self.dirs.remove(&id);
-                    changes.push(Change::Gone(path));
+                    changes.push(Change::WatchEnded(path));
                 }
                 changes.push(Change::Removed { dir, name });
             }
@@ -158,7 +158,7 @@ mod tests {
         fs::write(dir.join("cgroup.procs"), "").unwrap();
         fs::create_dir(dir.join("pod2")).unwrap();
         fs::remove_dir(dir.join("pod1")).unwrap();
-        let created = |name: &str| Change::Made {
+        let created = |name: &str| Change::Created {
             dir: dir.clone(),
             name: name.to_owned(),
         };
@@ -172,7 +172,11 @@ mod tests {
         );
         fs::remove_dir_all(&dir).unwrap();
         let last = watch.changes().unwrap();
-        assert_eq!(last.last(), Some(&Change::Gone(dir.clone())), "{last:?}");
+        assert_eq!(
+            last.last(),
+            Some(&Change::WatchEnded(dir.clone())),
+            "{last:?}"
+        );
         assert_eq!(watch.dirs().count(), 0);
         assert!(!watch.add(&dir).unwrap());
     }
@@ -193,7 +197,7 @@ mod tests {
             pod.remove().unwrap();
             let changes = watch.changes().unwrap();
             assert!(
-                changes.contains(&Change::Gone(dirs[1].clone())),
+                changes.contains(&Change::WatchEnded(dirs[1].clone())),
                 "{changes:?}"
             );
             assert_eq!(watch.dirs().collect::<Vec<_>>(), [dirs[0].as_path()]);
@@ -222,6 +226,6 @@ mod tests {
             fs::create_dir(&dir).unwrap();
             fs::remove_dir(&dir).unwrap();
         }
-        assert_eq!(watch.changes().unwrap().last(), Some(&Change::Lost));
+        assert_eq!(watch.changes().unwrap().last(), Some(&Change::Overflow));
     }
 }

@@ -148,7 +148,7 @@ impl Groups {
             let Some(pid) = group.procs_recursive()?.into_iter().next() else {
                 return Ok(());
             };
-            match koord_host::process::watch(pid)? {
+            match koord_host::process::pidfd(pid)? {
                 Some(pidfd) => {
                     // It got SIGKILL: it ends, unless it hangs in the kernel, where the only option is to
                     // check every second.

@@ -363,6 +363,7 @@ impl Resource {
         }
     }
 
+    /// Returns the range of valid values and their unit, for error messages.
     fn range_text(self) -> &'static str {
         match self {
             Self::CpuShares => "2 to 262144",

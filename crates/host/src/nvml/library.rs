@@ -166,6 +166,7 @@ impl Handle {
     }
 }
 
+/// Returns the message of the dynamic loader about its last failure in this thread.
 #[allow(unsafe_code, reason = "the loader has no safe interface")]
 fn loader_error() -> String {
     // SAFETY: what is returned is valid until this thread calls the loader again.

@@ -151,6 +151,8 @@ pub fn all(root: &Root) -> Result<Vec<u32>> {
     Ok(numeric_entries(root, "")?.unwrap_or_default())
 }
 
+/// Returns the entries of `/proc/{relative}` whose names are numbers, sorted: ids of processes or threads. `None`
+/// if the directory does not exist or is removed meanwhile.
 fn numeric_entries(root: &Root, relative: &str) -> Result<Option<Vec<u32>>> {
     let dir = root.proc(relative);
     let entries = match fs::read_dir(&dir) {

@@ -12,7 +12,7 @@ const NETWORK: u32 = 0x02;
 /// A physical function with RDMA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
-    /// RDMA devices, sorted; the first is its own.
+    /// Names of the RDMA devices of this PCI function, sorted; the first one determines `minor`.
     pub devices: Vec<String>,
     /// Number at the end of the first device's name: 3 for `mlx5_3`.
     pub minor: i32,

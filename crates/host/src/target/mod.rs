@@ -46,7 +46,7 @@ pub enum Attribute {
 pub enum Target {
     /// A file of a control group.
     Cgroup {
-        /// The group.
+        /// The cgroup.
         group: CgroupPath,
         /// The file.
         resource: Resource,
@@ -54,7 +54,7 @@ pub enum Target {
     /// The line of one device in a file of a control group; the value is the rest of the line, in
     /// v1 units.
     CgroupLine {
-        /// The group.
+        /// The cgroup.
         group: CgroupPath,
         /// The file.
         resource: Resource,
@@ -67,7 +67,7 @@ pub enum Target {
     SchedFeature(SchedFeature),
     /// A part of a resctrl group.
     Resctrl {
-        /// The group.
+        /// The cgroup.
         group: ResctrlGroup,
         /// The part.
         file: ResctrlFile,
@@ -294,7 +294,7 @@ impl Target {
     }
 
     /// Returns the process, for targets that are a core-scheduling cookie.
-    fn cookie_of(&self) -> Option<u32> {
+    fn core_sched_pid(&self) -> Option<u32> {
         match self {
             Self::Process {
                 pid,
@@ -447,7 +447,7 @@ impl Root {
         {
             return Ok(Some(if path.is_dir() { "1" } else { "0" }.to_owned()));
         }
-        if let Some(pid) = target.cookie_of() {
+        if let Some(pid) = target.core_sched_pid() {
             return match self.cookie(pid, CookieOperation::Get) {
                 Ok(cookie) => Ok(Some(cookie.to_string())),
                 Err(error) if error.is_gone() => Ok(None),
@@ -480,7 +480,8 @@ impl Root {
         {
             return Ok(self.read_target(target)?.map(|now| now == value));
         }
-        if let (Some(pid), Some(wanted)) = (target.cookie_of(), CookieOperation::parse(value)) {
+        if let (Some(pid), Some(wanted)) = (target.core_sched_pid(), CookieOperation::parse(value))
+        {
             return match self.cookie(pid, CookieOperation::Get) {
                 Ok(now) => self.has_cookie(now, wanted).map(Some),
                 Err(error) if error.is_gone() => Ok(None),
@@ -559,7 +560,8 @@ impl Root {
         {
             return self.put_directory(path, value);
         }
-        if let (Some(pid), Some(wanted)) = (target.cookie_of(), CookieOperation::parse(value)) {
+        if let (Some(pid), Some(wanted)) = (target.core_sched_pid(), CookieOperation::parse(value))
+        {
             return self.put_cookie(pid, wanted, path);
         }
         if target.resource() == Some(Resource::MemoryReclaim) {

@@ -176,12 +176,12 @@ impl PodGroups {
     /// Returns whether a pod or a container may have appeared.
     fn has_new_group(&self, layout: &Layout, changes: &[Change]) -> bool {
         changes.iter().any(|change| match change {
-            Change::Lost => true,
-            Change::Made { name, .. } => {
+            Change::Overflow => true,
+            Change::Created { name, .. } => {
                 let class = self.classes(layout).any(|group| group.name() == name);
                 class || layout.pod_uid(name).is_some() || layout.container_hash(name).is_some()
             }
-            Change::Removed { .. } | Change::Gone(_) => false,
+            Change::Removed { .. } | Change::WatchEnded(_) => false,
         })
     }
 
