@@ -7,7 +7,7 @@
 use anyhow::{Context as _, Result, bail};
 use koord_host::CgroupPath;
 use koordctl::cluster_files::{
-    GROUP_CLAIMS, Holder, MOST_CLUSTERS, claim_of, failed, lock_of, open, read,
+    GROUP_CLAIMS, Holder, MAX_CLUSTERS, claim_of, failed, lock_of, open, read,
 };
 use std::fs::{File, TryLockError};
 use std::io::Write as _;
@@ -158,7 +158,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
         });
     }
     let mut first = None;
-    for number in 1..=MOST_CLUSTERS {
+    for number in 1..=MAX_CLUSTERS {
         match claim(&claim_of(claims, number), dir) {
             Ok(Ok(claim)) => {
                 let parent = match number {
@@ -184,7 +184,7 @@ fn claim_groups_in(claims: &Path, dir: &Path) -> Result<Groups> {
             }
         }
     }
-    bail!("{MOST_CLUSTERS} clusters run on this machine already")
+    bail!("{MAX_CLUSTERS} clusters run on this machine already")
 }
 
 /// Locks `path` for the cluster in `dir`, or returns the current holder.

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Number of records per request.
 const PAGE: usize = 256;
 /// Interval at which newer records are requested.
-const FOLLOW: Duration = Duration::from_secs(1);
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `koord audit`.
 #[derive(Debug, Clone, clap::Args)]
@@ -84,7 +84,7 @@ async fn run(args: &Args) -> Result<()> {
             last = last.max(position);
         }
         after = answer.newest;
-        tokio::time::sleep(FOLLOW).await;
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
 }
 

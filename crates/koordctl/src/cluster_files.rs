@@ -16,7 +16,7 @@ pub const KOORDLET: &str = "127.0.0.1:9316";
 /// Directory of the claims on cgroups, which like the cgroups last until the next boot.
 pub const GROUP_CLAIMS: &str = "/run/koord";
 /// Maximum number of clusters that share a machine.
-pub const MOST_CLUSTERS: u32 = 64;
+pub const MAX_CLUSTERS: u32 = 64;
 
 /// The holder of a lock, as written in the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub struct Holder {
 #[must_use]
 pub fn directories() -> Vec<PathBuf> {
     let claims = Path::new(GROUP_CLAIMS);
-    let claims = (1..=MOST_CLUSTERS).map(|number| claim_of(claims, number));
+    let claims = (1..=MAX_CLUSTERS).map(|number| claim_of(claims, number));
     let dirs = claims.filter_map(|path| {
         let holder: Holder = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
         Some(holder.dir)

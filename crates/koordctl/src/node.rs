@@ -204,10 +204,10 @@ fn render(status: &Status) -> String {
         kernel.release, kernel.cgroups, kernel.driver
     );
     if !s.collectors.is_empty() {
-        let rows = s.collectors.iter().map(collector);
+        let rows = s.collectors.iter().map(collector_row);
         section(&mut out, ["MEASURED", "STATE", "EVERY", "FROM"], rows);
     }
-    let rows = s.strategies.iter().map(strategy);
+    let rows = s.strategies.iter().map(strategy_row);
     section(&mut out, ["ENFORCED", "STATE", "EVERY", "BY"], rows);
     if let Some(guard) = &s.guard {
         let _ = writeln!(out, "\n{}", self::render_guard(guard).trim_end());
@@ -241,16 +241,16 @@ fn render(status: &Status) -> String {
     if !s.malformed.is_empty() {
         let mut table = columns();
         table.set_header(["INVALID OBJECT", "FIELD", "VALUE", "ERROR"]);
-        for device in &s.malformed {
-            table.add_row([&device.object, &device.field, &device.value, &device.error]);
+        for input in &s.malformed {
+            table.add_row([&input.object, &input.field, &input.value, &input.error]);
         }
         let _ = writeln!(out, "\n{}", trimmed(&table));
     }
     if !s.conditions.is_empty() {
         let mut table = columns();
         table.set_header(["CONDITION", "OBJECT", "MESSAGE"]);
-        for device in &s.conditions {
-            table.add_row([&device.condition, &device.object, &device.message]);
+        for active in &s.conditions {
+            table.add_row([&active.condition, &active.object, &active.message]);
         }
         let _ = writeln!(out, "\n{}", trimmed(&table));
     }
@@ -267,7 +267,8 @@ fn render(status: &Status) -> String {
     out
 }
 
-fn collector(row: &Collector) -> [String; 4] {
+/// Returns the table cells of a collector: name, state, interval, and source or reason.
+fn collector_row(row: &Collector) -> [String; 4] {
     [
         row.name.clone(),
         state(row.state),
@@ -276,7 +277,7 @@ fn collector(row: &Collector) -> [String; 4] {
     ]
 }
 
-fn strategy(row: &Strategy) -> [String; 4] {
+fn strategy_row(row: &Strategy) -> [String; 4] {
     let means = if row.mechanism.is_empty() {
         row.claims.join("; ")
     } else {

@@ -61,7 +61,10 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
     let terms = required.map(|selector| &selector.node_selector_terms[..]);
     if let [term] = terms.unwrap_or_default() {
         for requirement in term.match_expressions.iter().flatten() {
-            if !nodes.iter().any(|node| fits(node, requirement)) {
+            if !nodes
+                .iter()
+                .any(|node| meets_requirement(node, requirement))
+            {
                 hints.push(format!(
                     "no node has label {}, which nodeAffinity requires{}",
                     shown(requirement),
@@ -77,7 +80,8 @@ fn label<'a>(node: &'a Node, key: &str) -> Option<&'a String> {
     node.metadata.labels.as_ref()?.get(key)
 }
 
-fn fits(node: &Node, requirement: &NodeSelectorRequirement) -> bool {
+/// Returns true if the labels of `node` meet `requirement`, or if its operator is not checked here.
+fn meets_requirement(node: &Node, requirement: &NodeSelectorRequirement) -> bool {
     let value = label(node, &requirement.key);
     let listed =
         || value.is_some_and(|value| requirement.values.iter().flatten().any(|v| v == value));

@@ -250,7 +250,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     };
     let mut hints = hints::hints(&pod, &nodes, schedulers.as_deref());
     if let Some(cluster) = &cluster {
-        hints.extend(numa::placed(
+        hints.extend(numa::explain_choice(
             &pod,
             cluster.report_about(&pod).await.as_ref(),
         ));

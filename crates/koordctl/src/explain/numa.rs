@@ -8,9 +8,9 @@ use koord_api::{annotations, quantity::Quantity};
 use koord_model::alignment::{Config, Policy};
 use std::fmt::Write as _;
 
-/// Returns the scheduler's choice for `pod`, or that the kubelet of its node chooses according to `report`;
-/// `None` if neither does.
-pub(super) fn placed(pod: &Pod, report: Option<&NodeResourceTopology>) -> Option<String> {
+/// Explains which NUMA nodes the scheduler chose for `pod`, or that the kubelet of its node chooses, according to
+/// `report`. `None` if neither does.
+pub(super) fn explain_choice(pod: &Pod, report: Option<&NodeResourceTopology>) -> Option<String> {
     let node = pod.spec.as_ref()?.node_name.as_deref()?;
     let key = annotations::RESOURCE_STATUS;
     let status = match extension::read(pod.metadata.annotations.as_ref(), key) {
@@ -89,24 +89,24 @@ mod tests {
             {"node":0,"resources":{"cpu":"5","memory":"1Gi"}}, {"node":1,"resources":{"cpu":"2"}}]}"#;
         let single = report("SingleNUMANodePodLevel", 2);
         assert_eq!(
-            placed(&pod(Some("n"), status), Some(&single)).unwrap(),
+            explain_choice(&pod(Some("n"), status), Some(&single)).unwrap(),
             "the scheduler chose node-0 (cpu 5, memory 1Gi) and node-1 (cpu 2); CPUs 0-4"
         );
         assert_eq!(
-            placed(&pod(Some("n"), r#"{"cpuset":"3"}"#), None).unwrap(),
+            explain_choice(&pod(Some("n"), r#"{"cpuset":"3"}"#), None).unwrap(),
             "no NUMA node was chosen; CPUs 3"
         );
-        let malformed = placed(&pod(Some("n"), "{"), Some(&single)).unwrap();
+        let malformed = explain_choice(&pod(Some("n"), "{"), Some(&single)).unwrap();
         assert!(malformed.contains("resource-status"), "{malformed}");
         // An unbound pod has no choice yet.
-        assert_eq!(placed(&pod(None, status), Some(&single)), None);
+        assert_eq!(explain_choice(&pod(None, status), Some(&single)), None);
     }
 
     #[test]
     fn choice_by_the_kubelet_is_shown() {
         let placement = |policy: &str, zones: u32| {
             let report = report(policy, zones);
-            placed(&pod(Some("n"), ""), Some(&report))
+            explain_choice(&pod(Some("n"), ""), Some(&report))
         };
         assert_eq!(
             placement("RestrictedPodLevel", 2).unwrap(),
@@ -115,6 +115,6 @@ mod tests {
         );
         assert_eq!(placement("None", 2), None);
         assert_eq!(placement("SingleNUMANodeContainerLevel", 1), None);
-        assert_eq!(placed(&pod(Some("n"), ""), None), None);
+        assert_eq!(explain_choice(&pod(Some("n"), ""), None), None);
     }
 }

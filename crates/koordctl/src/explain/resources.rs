@@ -57,12 +57,12 @@ fn none_if_not_installed<T>(
 pub(super) fn render(explanation: &Explanation) -> String {
     let mut out = String::new();
     for resource in &explanation.resources {
-        sum(&mut out, resource, "");
+        write_resource(&mut out, resource, "");
     }
     for zone in &explanation.zones {
         let _ = writeln!(out, "NUMA {}:", zone.name);
         for resource in &zone.resources {
-            sum(&mut out, resource, "  ");
+            write_resource(&mut out, resource, "  ");
         }
     }
     if let Some(why) = &explanation.refused {
@@ -86,8 +86,9 @@ pub(super) fn render(explanation: &Explanation) -> String {
     out
 }
 
-/// Formats an amount and its terms, each line indented by `indent`.
-fn sum(out: &mut String, resource: &Resource, indent: &str) {
+/// Appends the computed amount of a resource, the published one, and the terms of the computation, one a line and
+/// indented by `indent`.
+fn write_resource(out: &mut String, resource: &Resource, indent: &str) {
     let name = resource.name;
     let is_cpu = name.ends_with("cpu");
     let published = resource.published.map_or_else(

@@ -54,7 +54,7 @@ fn render(machine: &MachineTopology, listed: Result<&PodResourcesSnapshot, &List
         .any(|cpus| cpus.allocatable.signum() > 0);
     for (id, node) in machine {
         let name = zone_name(u32::from(*id));
-        let _ = writeln!(out, "{name}  {}", facts(node));
+        let _ = writeln!(out, "{name}  {}", node_resources(node));
         let distances = node.distances.iter();
         let distances: Vec<String> = distances
             .map(|(to, distance)| format!("{} {distance}", zone_name(u32::from(*to))))
@@ -89,7 +89,8 @@ fn render(machine: &MachineTopology, listed: Result<&PodResourcesSnapshot, &List
     out
 }
 
-fn facts(node: &Node) -> String {
+/// Formats the CPUs and memory of a NUMA node.
+fn node_resources(node: &Node) -> String {
     let cpus = match node.cpus.is_empty() {
         true => "no CPUs".to_owned(),
         false => format!("CPUs {} ({})", node.cpus, node.cpus.len()),
