@@ -47,6 +47,7 @@ struct Row {
     type_name: &'static str,
 }
 
+/// Returns the row of a cluster-scoped kind of version v1 without subresources, short names and categories.
 const fn row(
     group: &'static str,
     kind: &'static str,

@@ -20,7 +20,8 @@ fn kind(item: &Value) -> &str {
     meta::str_at(item, &["type"])
 }
 
-fn section<'a>(
+/// Returns the object at `key`, an empty one if it is missing or null. `None` if the member is of another type.
+fn member_object<'a>(
     object: &'a mut Map<String, Value>,
     key: &str,
 ) -> Option<&'a mut Map<String, Value>> {
@@ -74,7 +75,8 @@ pub fn fill(range: &Value, pod: &mut Value) {
                 if defaults.is_empty() {
                     continue;
                 }
-                let Some(have) = section(container, "resources").and_then(|r| section(r, part))
+                let Some(have) =
+                    member_object(container, "resources").and_then(|r| member_object(r, part))
                 else {
                     continue;
                 };
@@ -96,7 +98,7 @@ pub fn fill(range: &Value, pod: &mut Value) {
         }
     }
     if let Some(annotations) = (!applied.is_empty())
-        .then(|| meta::metadata_mut(pod).and_then(|m| section(m, "annotations")))
+        .then(|| meta::metadata_mut(pod).and_then(|m| member_object(m, "annotations")))
         .flatten()
     {
         let text = format!("LimitRanger plugin set: {}", applied.join("; "));
@@ -321,7 +323,7 @@ pub(super) fn default_range(range: &mut Map<String, Value>) {
             let Some(given) = item.get(from).and_then(Value::as_object).cloned() else {
                 continue;
             };
-            if let Some(have) = section(item, to) {
+            if let Some(have) = member_object(item, to) {
                 for (name, amount) in given {
                     have.entry(name).or_insert(amount);
                 }

@@ -25,7 +25,7 @@ fn builtin() -> &'static BTreeMap<&'static str, &'static str> {
     })
 }
 
-/// Prefixes of component names before their group.
+/// Go packages of built-in types as they start component names, each followed by the name of a group.
 const PACKAGES: [&str; 4] = [
     "io.k8s.api.",
     "io.k8s.apimachinery.pkg.apis.",

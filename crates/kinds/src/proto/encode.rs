@@ -57,7 +57,7 @@ fn body(api_version: &str, kind: &str, object: &Value) -> Result<Vec<u8>> {
         kind: kind.to_owned(),
     };
     if let Some(named) = type_of(api_version, kind) {
-        return structure(named, object, "");
+        return encode_struct(named, object, "");
     }
     if kind == "PartialObjectMetadata" {
         return partial(object);
@@ -73,7 +73,7 @@ fn body(api_version: &str, kind: &str, object: &Value) -> Result<Vec<u8>> {
     let items = object.get("items").and_then(Value::as_array);
     for item in items.into_iter().flatten() {
         let item = match named {
-            Some(named) => structure(named, item, "")?,
+            Some(named) => encode_struct(named, item, "")?,
             None => partial(item)?,
         };
         delimited(&mut out, 2, &item);
@@ -90,13 +90,13 @@ fn partial(object: &Value) -> Result<Vec<u8>> {
 
 fn encode_named(name: &str, value: &Value) -> Result<Vec<u8>> {
     match types::find(name) {
-        Some(named) => structure(named, value, name),
+        Some(named) => encode_struct(named, value, name),
         None => malformed(format!("there is no type {name}")),
     }
 }
 
-/// Encodes the message of a struct; null becomes one without members.
-fn structure(named: &BuiltinType, value: &Value, name: &str) -> Result<Vec<u8>> {
+/// Encodes an object as the message of the Go struct `named`. Null is encoded as an object without members.
+fn encode_struct(named: &BuiltinType, value: &Value, name: &str) -> Result<Vec<u8>> {
     let nothing = Map::new();
     let map = match value {
         Value::Object(map) => map,
@@ -112,7 +112,7 @@ fn structure(named: &BuiltinType, value: &Value, name: &str) -> Result<Vec<u8>> 
             delimited(
                 &mut out,
                 number,
-                &structure(types::get(inner), value, name)?,
+                &encode_struct(types::get(inner), value, name)?,
             );
         } else if let Some(schema) = named.field(field.json) {
             match map.get(field.json).filter(|v| !v.is_null()) {
@@ -191,7 +191,7 @@ fn put(out: &mut Vec<u8>, number: u32, schema: &Schema, value: &Value, name: &st
 fn message(schema: &Schema, value: &Value, name: &str) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     match (schema.kind, schema.named(), value) {
-        (Type::Object, Some(named), v) => return structure(named, v, name),
+        (Type::Object, Some(named), v) => return encode_struct(named, v, name),
         (Type::SchemaOr(other), Some(named), v) => schema_or(&mut out, other, named, v, name)?,
         (Type::Quantity, _, Value::String(s)) => delimited(&mut out, 1, s.as_bytes()),
         (Type::Quantity, _, Value::Number(n)) => delimited(&mut out, 1, n.to_string().as_bytes()),
@@ -237,16 +237,16 @@ fn schema_or(
         (SchemaAlternative::Bool, Value::Bool(allows)) => integer(out, 1, i64::from(*allows)),
         (SchemaAlternative::Bool, schema) => {
             integer(out, 1, 1);
-            delimited(out, 2, &structure(named, schema, name)?);
+            delimited(out, 2, &encode_struct(named, schema, name)?);
         }
         (SchemaAlternative::Schemas, Value::Array(schemas)) => {
             for schema in schemas {
-                delimited(out, 2, &structure(named, schema, name)?);
+                delimited(out, 2, &encode_struct(named, schema, name)?);
             }
         }
         (SchemaAlternative::Strings, Value::Array(items)) => strings(out, 2, items, name)?,
         (SchemaAlternative::Schemas | SchemaAlternative::Strings, schema) => {
-            delimited(out, 1, &structure(named, schema, name)?);
+            delimited(out, 1, &encode_struct(named, schema, name)?);
         }
     }
     Ok(())

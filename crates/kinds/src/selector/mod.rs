@@ -96,6 +96,7 @@ fn scalar(value: Option<&Value>) -> Option<Arc<str>> {
     }
 }
 
+/// Returns the value of a field that field selectors of built-in kinds can name; `None` if it is not set.
 fn builtin_field(object: &Value, field: &str) -> Option<Arc<str>> {
     match field {
         "source" => {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::autoscaler;
 use crate::resource::Resource;
 
-/// Field names of core/v1 and events.k8s.io/v1.
+/// Fields of an Event that are called differently in core/v1 and in events.k8s.io/v1, as pairs of names.
 const EVENT_FIELDS: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),

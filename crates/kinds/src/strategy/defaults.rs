@@ -178,6 +178,7 @@ fn rolling(root: &mut Object, key: &str, defaults: Value) {
     }
 }
 
+/// Sets the defaults of the spec of a Job.
 fn job_spec(spec: &mut Object) {
     if !spec.contains_key("completions") && !spec.contains_key("parallelism") {
         spec.insert("completions".to_owned(), 1.into());
@@ -358,6 +359,7 @@ fn container(c: &mut Object, host_network: bool, has_resources: bool) {
     }
 }
 
+/// Sets the defaults of the action of a probe or a lifecycle hook.
 fn handler(h: &mut Object) {
     if let Some(Value::Object(get)) = h.get_mut("httpGet") {
         set_default_nonzero(get, "path", "/");

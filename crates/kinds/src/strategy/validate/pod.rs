@@ -379,8 +379,9 @@ fn toleration(t: &Value, path: &str, errors: &mut Errors) {
     one_of(effect, format!("{path}.effect"), &EFFECTS, errors);
 }
 
+/// Validates the volumes of a pod spec, and returns their names.
 fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a str> {
-    let mut observed = BTreeSet::new();
+    let mut volume_names = BTreeSet::new();
     for (i, v) in list(spec, "volumes").iter().enumerate() {
         let name = str_at(v, &["name"]);
         let at = format!("{path}.volumes[{i}]");
@@ -388,7 +389,7 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a
             errors.push(FieldError::required(format!("{at}.name"), ""));
         } else if let Some(detail) = names::dns1123_label(name) {
             errors.push(FieldError::invalid(format!("{at}.name"), name, detail));
-        } else if observed.contains(name) {
+        } else if volume_names.contains(name) {
             errors.push(FieldError::duplicate(format!("{at}.name"), name));
         }
         let sources = v.as_object().map_or(0, |m| m.len().saturating_sub(1));
@@ -398,9 +399,9 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> BTreeSet<&'a
                 "may not specify more than 1 volume type",
             ));
         }
-        observed.insert(name);
+        volume_names.insert(name);
     }
-    observed
+    volume_names
 }
 
 /// Validates a container.

@@ -60,7 +60,7 @@ fn is_known_scope(scope: &str) -> bool {
 }
 
 /// Returns true if the scope applies to the resource.
-fn fits(scope: &str, resource: &str) -> bool {
+fn scope_applies(scope: &str, resource: &str) -> bool {
     match scope {
         "BestEffort" => resource == "pods",
         "VolumeAttributesClass" => {
@@ -75,7 +75,7 @@ fn fits(scope: &str, resource: &str) -> bool {
 fn scopes(all: &[&str], hard: &[&str], path: &str, given: &Value, errors: &mut Errors) {
     for scope in all {
         for resource in hard {
-            if NATIVE.contains(resource) && !fits(scope, resource) {
+            if NATIVE.contains(resource) && !scope_applies(scope, resource) {
                 let detail = "unsupported scope applied to resource";
                 errors.push(FieldError::invalid(path, given.clone(), detail));
             }

@@ -157,6 +157,7 @@ fn job_spec(spec: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
+/// Validates a Job, and with `old` that an update leaves its immutable fields unchanged.
 pub(super) fn job(object: &Value, old: Option<&Value>, errors: &mut Errors) {
     let Some(spec) = object.get("spec") else {
         errors.push(FieldError::required("spec", ""));
