@@ -58,7 +58,7 @@ impl EventThrottle {
                     continue;
                 }
             }
-            due.push((name.clone(), text(report, node)));
+            due.push((name.clone(), truncated_message(report, node)));
             let now = report.at;
             self.last_events
                 .insert(name.clone(), LastEvent { at: now, reasons });
@@ -72,7 +72,7 @@ fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
     let failed = node.actions.iter().filter(|action| !action.success);
     let failed = failed.map(|action| format!("{} failed", action.strategy));
     let error = report.error.iter().map(|_| "error".to_owned());
-    let about = report.notes.iter().filter(|_| is_alone(node));
+    let about = report.notes.iter().filter(|_| has_no_pod_reasons(node));
     let about = about.map(|note| note.replace(|c: char| c.is_ascii_digit(), ""));
     let mut causes: Vec<_> = node
         .kept
@@ -89,12 +89,13 @@ fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
 
 /// Returns true if the report has no reason for any pod of the node, so that the notes about the whole
 /// cluster apply.
-fn is_alone(node: &NodeReport) -> bool {
+fn has_no_pod_reasons(node: &NodeReport) -> bool {
     node.kept.is_empty() && node.actions.is_empty()
 }
 
-fn text(report: &Report, node: &NodeReport) -> String {
-    let mut text = full_text(report, node);
+/// Returns [`not_moved_message`] in the length that an event may have.
+fn truncated_message(report: &Report, node: &NodeReport) -> String {
+    let mut text = not_moved_message(report, node);
     if text.len() > LONGEST {
         text.truncate(text.floor_char_boundary(LONGEST));
         text.push_str(" …");
@@ -102,7 +103,9 @@ fn text(report: &Report, node: &NodeReport) -> String {
     text
 }
 
-fn full_text(report: &Report, node: &NodeReport) -> String {
+/// Returns why no pod of `node` was moved: its notes, the rules that keep pods with a count and an example, and
+/// failed actions; without any of the last two, also the error or the notes of the whole cycle.
+fn not_moved_message(report: &Report, node: &NodeReport) -> String {
     let mut text = "nothing was moved: ".to_owned();
     text.push_str(&node.notes.join("; "));
     for (rule, pods) in &node.kept {
@@ -115,7 +118,7 @@ fn full_text(report: &Report, node: &NodeReport) -> String {
     for action in node.actions.iter().filter(|action| !action.success) {
         let _ = write!(text, "; {}: {}", action.what, action.outcome);
     }
-    if is_alone(node) {
+    if has_no_pod_reasons(node) {
         let about = match &report.error {
             Some(error) => format!("; {error}"),
             None if report.notes.is_empty() => String::new(),

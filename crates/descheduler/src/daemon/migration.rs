@@ -61,10 +61,10 @@ const SWEEP: Duration = Duration::from_secs(60);
 /// one.
 const SWEEP_AFTER: [Duration; 2] = [Duration::from_secs(30 * 60), Duration::from_secs(5 * 60)];
 
-/// Metrics of the controller.
+/// Metrics of the controller of PodMigrationJobs.
 #[derive(Debug, Clone)]
 pub(super) struct JobMetrics {
-    /// `descheduler_pods_evicted`.
+    /// Number of pods evicted or not: `descheduler_pods_evicted`.
     pub(super) evicted: IntCounterVec,
     /// Number of jobs by phase.
     pub(super) phases: IntGaugeVec,

@@ -126,9 +126,9 @@ impl ClusterView {
     /// are needed.
     pub(super) fn start(client: &Client, storage_classes: bool, stop: &CancellationToken) -> Self {
         let shapes = Arc::new(Shapes::new(Arc::new(ResourceTable::new())));
-        let all = || (client.clone(), Scope::default(), stop.clone());
+        let informer_args = || (client.clone(), Scope::default(), stop.clone());
         let workloads = Workloads::new(client.clone(), stop.clone());
-        let (client, scope, stop) = all();
+        let (client, scope, stop) = informer_args();
         let table_owner = shapes.clone();
         let nodes = Informer::start_mapped(
             client,
@@ -136,7 +136,7 @@ impl ClusterView {
             move |node: Node| NodeInfo::new(node, table_owner.table()),
             stop,
         );
-        let (client, scope, stop) = all();
+        let (client, scope, stop) = informer_args();
         let table_owner = shapes.clone();
         let pods = Informer::start_mapped(
             client,
@@ -152,7 +152,7 @@ impl ClusterView {
                 handle.pod_changed(namespace, name);
             }
         });
-        let (client, scope, stop) = all();
+        let (client, scope, stop) = informer_args();
         let table_owner = shapes.clone();
         let usage = Informer::start_readable(
             client,
@@ -164,9 +164,9 @@ impl ClusterView {
             },
             stop,
         );
-        let (client, scope, stop) = all();
-        let as_it_is = |read| Decoded::from_readable(read, |job: PodMigrationJob| job);
-        let jobs = Informer::start_readable(client, scope, as_it_is, stop);
+        let (client, scope, stop) = informer_args();
+        let decode = |read| Decoded::from_readable(read, |job: PodMigrationJob| job);
+        let jobs = Informer::start_readable(client, scope, decode, stop);
         let write_cache = Arc::new(WriteCache::default());
         let (handle, written_jobs) = (queue_handle.clone(), write_cache.clone());
         let jobs = Lister::with_handler(jobs, move |change| match change {
@@ -184,9 +184,9 @@ impl ClusterView {
             },
             Change::Synced => {}
         });
-        let (client, scope, stop) = all();
-        let as_it_is = |read| Decoded::from_readable(read, |reservation: Reservation| reservation);
-        let reservations = Informer::start_readable(client, scope, as_it_is, stop);
+        let (client, scope, stop) = informer_args();
+        let decode = |read| Decoded::from_readable(read, |reservation: Reservation| reservation);
+        let reservations = Informer::start_readable(client, scope, decode, stop);
         let handle = queue_handle.clone();
         let reservations =
             Lister::with_handler(reservations, move |change: Change<Decoded<Reservation>>| {
@@ -194,14 +194,14 @@ impl ClusterView {
                     handle.reservation_changed(new.names().1);
                 }
             });
-        let start = all();
+        let start = informer_args();
         let budgets = Informer::start(start.0, start.1, start.2);
-        let start = all();
+        let start = informer_args();
         let namespaces = Informer::start(start.0, start.1, start.2);
-        let start = all();
+        let start = informer_args();
         let priority_classes = Informer::start(start.0, start.1, start.2);
         let claims = storage_classes.then(|| {
-            let (client, scope, stop) = all();
+            let (client, scope, stop) = informer_args();
             Lister::new(Informer::start_mapped(client, scope, Claim::new, stop))
         });
         Self {

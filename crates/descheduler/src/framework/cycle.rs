@@ -530,6 +530,7 @@ impl<'a> Cycle<'a> {
         Ok((Some(intent).filter(|_| !self.shared.dry_run), target))
     }
 
+    /// Adds a move of `pod` by the current strategy to the plan. The other arguments are fields of [`Move`].
     fn push_move(
         &mut self,
         pod: &Arc<PodInfo>,

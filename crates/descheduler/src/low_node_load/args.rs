@@ -295,9 +295,9 @@ impl Pool {
             all(&self.prod_low_thresholds),
             all(&self.prod_high_thresholds),
         );
-        pair(("lowThresholds", &low), ("highThresholds", &high), &empty)?;
+        check_thresholds(("lowThresholds", &low), ("highThresholds", &high), &empty)?;
         let (prod_lows, prod_highs) = ("prodLowThresholds", "prodHighThresholds");
-        pair((prod_lows, &prod_low), (prod_highs, &prod_high), &high)?;
+        check_thresholds((prod_lows, &prod_low), (prod_highs, &prod_high), &high)?;
         let condition = self.anomaly_condition.unwrap_or(BY_DEFAULT);
         let counts = [
             (
@@ -313,8 +313,9 @@ impl Pool {
     }
 }
 
-/// Validates low and high thresholds, where no high one may exceed that of the same resource in `ceiling`.
-fn pair(
+/// Checks a pair of fields, given by name and value: both name the same resources, and no low threshold exceeds
+/// the high one, nor a high one that of its resource in `ceiling`.
+fn check_thresholds(
     (lows, low): (&str, &Thresholds),
     (highs, high): (&str, &Thresholds),
     ceiling: &Thresholds,

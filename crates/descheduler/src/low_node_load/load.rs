@@ -216,7 +216,7 @@ impl<'a> Load<'a> {
         let report = snapshot
             .usage
             .get(&node.name)
-            .ok_or_else(UsageRejection::none)?;
+            .ok_or_else(UsageRejection::missing)?;
         report.check_usable(snapshot.now, expiration)?;
         let active = snapshot.active_on(&node.name);
         let (planned, pods): (Vec<_>, Vec<_>) = active.partition(|pod| departures.is_planned(pod));

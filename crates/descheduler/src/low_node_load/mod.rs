@@ -103,7 +103,7 @@ impl Strategy for LowNodeLoad {
         let mut round = Round::default();
         let pools = std::mem::take(&mut self.pools);
         for (at, pool) in pools.iter().enumerate() {
-            self.pool(cycle, at, pool, &mut round);
+            self.balance_pool(cycle, at, pool, &mut round);
         }
         self.pools = pools;
         Ok(())
@@ -148,8 +148,9 @@ impl Classes {
 }
 
 impl LowNodeLoad {
-    /// Balances the nodes of one pool.
-    fn pool(&mut self, cycle: &mut Cycle<'_>, at: usize, pool: &Pool, round: &mut Round) {
+    /// Evicts pods from the hot nodes of `pool`, the one at index `at` of the configuration, while its cold nodes
+    /// can take them. Notes the reason if there is nothing to do.
+    fn balance_pool(&mut self, cycle: &mut Cycle<'_>, at: usize, pool: &Pool, round: &mut Round) {
         let name = &pool.name;
         let nodes = match pool_nodes(cycle.nodes(), pool, &round.processed) {
             Ok(nodes) => nodes,
@@ -208,8 +209,8 @@ impl LowNodeLoad {
         if cold == nodes.len() {
             return cycle.note(None, format!("pool {name}: all nodes are cold"));
         }
-        by_score(&mut sources, &loads, UsageKind::Node, &watched);
-        by_score(&mut prod_sources, &loads, UsageKind::Prod, &watched);
+        sort_by_score(&mut sources, &loads, UsageKind::Node, &watched);
+        sort_by_score(&mut prod_sources, &loads, UsageKind::Prod, &watched);
         let snapshot = cycle.snapshot();
         let fit = round.fit.get_or_insert_with(|| cycle.fit());
         let mut run = BalanceRun {
@@ -365,7 +366,8 @@ impl LowNodeLoad {
     }
 }
 
-/// Returns the nodes of a pool; with a selector, without those that an earlier pool has processed.
+/// Returns the nodes that the selector of `pool` matches and no earlier pool has `processed`. Without a selector
+/// returns all nodes.
 fn pool_nodes<'a>(
     nodes: &'a [Arc<NodeInfo>],
     pool: &Pool,
@@ -384,7 +386,7 @@ fn pool_nodes<'a>(
 }
 
 /// Sorts by score, highest first, then by name.
-fn by_score(
+fn sort_by_score(
     places: &mut [usize],
     loads: &[Load<'_>],
     usage_kind: UsageKind,

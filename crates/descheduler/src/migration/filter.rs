@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator/filter.go`.
 
 use super::args::{Gate, MigrationControllerArgs, RESERVATION_FIRST};
-use super::limits::at_most;
+use super::limits::max_affected_pods;
 use crate::rules::{Evictable, Namespaces, SkipReason, overrides};
 use crate::state::{Owner, PodInfo, Snapshot, Workload};
 use koord_api::annotations;
@@ -285,8 +285,9 @@ impl Rules {
             return Ok(());
         }
         let replicas = replicas(snapshot, owner)?;
-        let migrating = at_most(replicas, self.args.max_migrating_per_workload.as_ref())?;
-        let unavailable = at_most(replicas, self.args.max_unavailable_per_workload.as_ref())?;
+        let migrating = max_affected_pods(replicas, self.args.max_migrating_per_workload.as_ref())?;
+        let unavailable =
+            max_affected_pods(replicas, self.args.max_unavailable_per_workload.as_ref())?;
         if self.args.skip_check_expected_replicas == Some(true) {
             return Ok(());
         }
@@ -379,7 +380,7 @@ impl Rules {
             .cloned()
             .collect();
         if !skips[0] {
-            let most = at_most(replicas, args.max_migrating_per_workload.as_ref())?;
+            let most = max_affected_pods(replicas, args.max_migrating_per_workload.as_ref())?;
             // The first pod of a workload passes: whether it may be moved at all is checked elsewhere.
             if !away.is_empty() && exceeds(away.len(), most) {
                 let count = away.len();
@@ -390,7 +391,7 @@ impl Rules {
         if skips[1] {
             return Ok(());
         }
-        let most = at_most(replicas, args.max_unavailable_per_workload.as_ref())?;
+        let most = max_affected_pods(replicas, args.max_unavailable_per_workload.as_ref())?;
         if let Some(Workload::Known { controllers, .. }) = snapshot.workloads.get(&owner.uid) {
             let idle = owned.by(controllers);
             let idle = idle.filter(|other| other.namespace == pod.namespace);

@@ -24,12 +24,12 @@ pub fn scaled(share: &IntOrString, replicas: i64) -> Option<i64> {
     }
 }
 
-/// Returns how many of `replicas` pods may be unavailable at a time: `share` of them, at least one. Without a
-/// share: 10 % of more than ten, two of four to ten, one of fewer. Never more than `replicas`.
+/// Returns how many of `replicas` pods may be unavailable, or may migrate, at a time: `share` of them, at least
+/// one. Without a share: 10 % of more than ten, two of four to ten, one of fewer. Never more than `replicas`.
 ///
 /// # Errors
 /// Returns an error if `share` is neither a number nor a percentage.
-pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, SkipReason> {
+pub fn max_affected_pods(replicas: i64, share: Option<&IntOrString>) -> Result<i64, SkipReason> {
     let limit = match share {
         None if replicas > 10 => replicas / 10,
         None if replicas >= 4 => 2,
@@ -176,7 +176,7 @@ impl ObjectLimits {
                         _ => 0,
                     };
                     let by_default = args.max_migrating_per_workload.as_ref();
-                    at_most(replicas, share.as_ref().or(by_default)).unwrap_or(0)
+                    max_affected_pods(replicas, share.as_ref().or(by_default)).unwrap_or(0)
                 }
             };
             // A disabled limit does not disable the others.

@@ -486,7 +486,7 @@ impl<'a> JobView<'a> {
             return self.bound(bound, self.reservation_name());
         }
         let reservation = self.reservation()?;
-        self.scheduled(reservation)?;
+        self.check_scheduled(reservation)?;
         if making::is_for_pending(&reservation.spec) {
             return self.pending_scheduled(reservation);
         }
@@ -581,7 +581,10 @@ impl<'a> JobView<'a> {
     }
 
     /// Checks that the reservation is assigned to a node other than the pod's.
-    fn scheduled(&self, reservation: &Reservation) -> Result<(), Step> {
+    ///
+    /// # Errors
+    /// The step to do otherwise: wait, report a condition, or fail the job.
+    fn check_scheduled(&self, reservation: &Reservation) -> Result<(), Step> {
         let state = reservation.status.clone().unwrap_or_default();
         let find = |kind: &str, reason: &str| {
             let mut all = state.conditions.iter();

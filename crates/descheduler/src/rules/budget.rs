@@ -24,7 +24,7 @@ struct Namespace {
     /// Indexes of budgets by label and value.
     by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
     /// Indexes of budgets whose selector requires no label by name and value.
-    others: Vec<usize>,
+    unlabeled: Vec<usize>,
 }
 
 impl Namespace {
@@ -50,7 +50,7 @@ impl Namespace {
         Self {
             budgets,
             by_label,
-            others: unlabeled,
+            unlabeled,
         }
     }
 
@@ -58,7 +58,7 @@ impl Namespace {
     fn matching(&self, pod: &PodInfo) -> Vec<usize> {
         let labels = pod.shape.labels.iter();
         let named = labels.filter_map(|(label, value)| self.by_label.get(label)?.get(value));
-        let all = named.flatten().chain(&self.others).copied();
+        let all = named.flatten().chain(&self.unlabeled).copied();
         let selects = |at: &usize| {
             let budget = self.budgets.get(*at);
             budget.is_some_and(|budget| selects(&budget.selector, pod))

@@ -119,7 +119,7 @@ impl Fit {
 
     /// Returns true if `pod` fits any of `nodes` other than its own.
     #[must_use]
-    pub fn any_other(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> bool {
+    pub fn fits_any_other(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> bool {
         let own = |node: &NodeInfo| pod.node.as_ref() == Some(&node.name);
         nodes
             .iter()

@@ -73,7 +73,7 @@ const ABSURD: i64 = 10;
 impl UsageRejection {
     /// Returns the rejection for a missing NodeMetric.
     #[must_use]
-    pub fn none() -> Self {
+    pub fn missing() -> Self {
         Self::new(rejection::NONE, "there is no NodeMetric of it")
     }
 

@@ -214,7 +214,7 @@ impl Filter for DefaultEvictorFilter {
         pod: &PodInfo,
     ) -> Result<(), SkipReason> {
         if let Some((nodes, capacity)) = &self.cycle.capacity
-            && !capacity.any_other(snapshot, pod, nodes)
+            && !capacity.fits_any_other(snapshot, pod, nodes)
         {
             let detail = format!(
                 "no other node has room: {}",

@@ -75,7 +75,7 @@ impl FreeCapacity {
     }
 
     /// Returns true if one of `nodes` other than its own has capacity for `pod`.
-    pub(super) fn any_other(
+    pub(super) fn fits_any_other(
         &self,
         snapshot: &Snapshot,
         pod: &PodInfo,

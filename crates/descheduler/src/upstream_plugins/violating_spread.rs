@@ -226,7 +226,7 @@ impl ViolatingSpread {
         };
         let targets: Vec<_> = cycle.nodes().iter().filter(takes).cloned().collect();
         let fits = |pod: &Arc<PodInfo>| {
-            !self.0.topology_balance_node_fit || capacity.any_other(snapshot, pod, &targets)
+            !self.0.topology_balance_node_fit || capacity.fits_any_other(snapshot, pod, &targets)
         };
         let rank = |place: &usize| {
             let pod = members.pods.get(*place)?.pod;

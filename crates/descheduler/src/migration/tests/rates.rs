@@ -1,6 +1,6 @@
 use super::*;
 use crate::migration::Migrations;
-use crate::migration::limits::{Group, ObjectLimits, at_most, scaled};
+use crate::migration::limits::{Group, ObjectLimits, max_affected_pods, scaled};
 use crate::testing::TestCluster;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -37,10 +37,10 @@ fn unavailable_share_is_at_least_one_replica() {
         (100, None, 10),
         (0, None, 0),
     ] {
-        let most = at_most(replicas, share.as_ref());
+        let most = max_affected_pods(replicas, share.as_ref());
         assert_eq!(most, Ok(expected), "{replicas} {share:?}");
     }
-    assert!(at_most(6, percent("x%").as_ref()).is_err());
+    assert!(max_affected_pods(6, percent("x%").as_ref()).is_err());
     assert_eq!(scaled(&percent("15%").unwrap(), 10), Some(1));
 }
 

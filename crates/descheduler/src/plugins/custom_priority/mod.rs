@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// The plugin's name.
 pub const NAME: &str = "CustomPriority";
 /// Number of pods in a row that fit nowhere after which larger ones are not tried.
-const MISSES: usize = 5;
+const MAX_MISSES: usize = 5;
 
 /// The strategy.
 #[derive(Debug)]
@@ -93,8 +93,8 @@ impl CustomPriority {
         pods
     }
 
-    /// Evicts each pod of `node` that fits one of `targets`.
-    fn best_effort(
+    /// Evicts each pod of `node` that fits one of `targets`; without `nodeFit`, each pod.
+    fn move_best_effort(
         &self,
         cycle: &mut Cycle<'_>,
         class: &str,
@@ -109,8 +109,8 @@ impl CustomPriority {
             if !cycle.accept_or_skip(&pod, history.allows(&pod, now)) {
                 continue;
             }
-            if self.args.node_fit && misses >= MISSES {
-                let detail = format!("{MISSES} pods that are no larger fit no cheaper node");
+            if self.args.node_fit && misses >= MAX_MISSES {
+                let detail = format!("{MAX_MISSES} pods that are no larger fit no cheaper node");
                 cycle.skip_pod(&pod, SkipReason::new("NodeFit", detail));
                 continue;
             }
@@ -233,7 +233,14 @@ impl CustomPriority {
             for node in &class.nodes {
                 match self.args.mode {
                     Mode::BestEffort => {
-                        self.best_effort(cycle, class.name, node, &targets, &mut capacity, history);
+                        self.move_best_effort(
+                            cycle,
+                            class.name,
+                            node,
+                            &targets,
+                            &mut capacity,
+                            history,
+                        );
                     }
                     Mode::DrainNode => {
                         self.drain(cycle, class.name, node, &targets, &mut capacity, history);

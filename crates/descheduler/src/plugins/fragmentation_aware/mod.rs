@@ -213,7 +213,7 @@ impl FragmentationAware {
                 continue;
             }
             if let Some((fit, nodes)) = fit
-                && !fit.any_other(pod, nodes)
+                && !fit.fits_any_other(pod, nodes)
             {
                 cycle.skip_pod(pod, SkipReason::new("NodeFit", fit.reasons(pod, nodes)));
                 continue;

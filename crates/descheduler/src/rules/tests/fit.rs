@@ -59,7 +59,7 @@ fn fits(pod: Value, first: Value, second: Value, there: Option<Value>) -> (bool,
     let pod = world.pod("p1", "staging", pod);
     let snapshot = world.snapshot();
     let fit = Fit::new(&snapshot);
-    let any = fit.any_other(&pod, &snapshot.nodes);
+    let any = fit.fits_any_other(&pod, &snapshot.nodes);
     (any, fit.reasons(&pod, &snapshot.nodes))
 }
 
@@ -296,7 +296,11 @@ fn node_fit_keeps_the_pods_that_upstream_keeps() {
         let pod = world.pod("p1", "node1", pod);
         let snapshot = world.snapshot();
         let fit = Fit::new(&snapshot);
-        assert_eq!(fit.any_other(&pod, &snapshot.nodes), expected, "case {at}");
+        assert_eq!(
+            fit.fits_any_other(&pod, &snapshot.nodes),
+            expected,
+            "case {at}"
+        );
     }
 }
 

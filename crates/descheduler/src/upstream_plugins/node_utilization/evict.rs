@@ -50,12 +50,12 @@ impl Eviction<'_> {
             format!("{to} nodes have room for pods of {from}: {shown}"),
         );
         for node in sources {
-            self.clear(cycle, node, targets, &mut free);
+            self.relieve(cycle, node, targets, &mut free);
         }
     }
 
-    /// Evicts pods of `node`, the least important ones first, until enough have left.
-    fn clear(
+    /// Evicts pods of `node`, the least important ones first, until a [`Self::stop_reason`] applies.
+    fn relieve(
         &self,
         cycle: &mut Cycle<'_>,
         mut node: NodeUtilization<'_>,
@@ -67,11 +67,11 @@ impl Eviction<'_> {
         by_importance(&mut pods);
         let mut evicted = 0;
         for pod in &pods {
-            if let Some(enough) = self.enough(cycle, &node, free, evicted) {
-                cycle.skip_pod(pod, enough);
+            if let Some(stop) = self.stop_reason(cycle, &node, free, evicted) {
+                cycle.skip_pod(pod, stop);
                 continue;
             }
-            let used = match self.judge(pod, targets) {
+            let used = match self.evictable_usage(pod, targets) {
                 Ok(used) => used,
                 Err(cause) => {
                     cycle.skip_pod(pod, cause);
@@ -96,13 +96,14 @@ impl Eviction<'_> {
         );
     }
 
-    /// Returns why no more pods of `node` are evicted.
-    fn enough(
+    /// Returns the reason to evict no more pods of `node` after `evicted` ones; `None` to continue. `free` is the free
+    /// capacity of all target nodes.
+    fn stop_reason(
         &self,
         cycle: &Cycle<'_>,
         node: &NodeUtilization<'_>,
         free: &Amounts,
-        gone: u64,
+        evicted: u64,
     ) -> Option<SkipReason> {
         let name = &node.node.name;
         let mut used = node.used.iter();
@@ -116,9 +117,9 @@ impl Eviction<'_> {
             return Some(SkipReason::new("NoRoom", detail));
         }
         match self.per_node {
-            Some(limit) if gone >= limit => {
+            Some(limit) if evicted >= limit => {
                 let detail = format!(
-                    "{gone} pods of node {name} go, which are all that may by evictionLimits.node"
+                    "{evicted} pods of node {name} go, which are all that may by evictionLimits.node"
                 );
                 Some(SkipReason::new("EvictionLimitsNode", detail))
             }
@@ -126,8 +127,8 @@ impl Eviction<'_> {
         }
     }
 
-    /// Returns the usage of `pod` if it may be evicted.
-    fn judge(
+    /// Returns the usage of `pod`, or the reason why it must not be evicted.
+    fn evictable_usage(
         &self,
         pod: &Arc<PodInfo>,
         targets: &[NodeUtilization<'_>],

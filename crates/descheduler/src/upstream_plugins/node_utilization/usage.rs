@@ -20,6 +20,7 @@ pub(super) struct Usages<'a> {
 }
 
 impl<'a> Usages<'a> {
+    /// Creates the usages of `resources`: the measured ones, from NodeMetrics, or the requests of pods.
     pub(super) fn new(snapshot: &'a Snapshot, measured: bool, resources: Vec<ResourceId>) -> Self {
         let reports = snapshot.usage.values().filter(|_| measured);
         let pods = reports.flat_map(|report| &report.pods);
@@ -84,10 +85,10 @@ impl<'a> Usages<'a> {
 
     fn report(&self, node: &NodeInfo) -> Result<&'a Amounts, UsageRejection> {
         let report = self.snapshot.usage.get(&node.name);
-        let report = report.ok_or_else(UsageRejection::none)?;
+        let report = report.ok_or_else(UsageRejection::missing)?;
         report.check_usable(self.snapshot.now, EXPIRES)?;
         // A usable NodeMetric has node usage.
-        let used = report.node.as_ref().ok_or_else(UsageRejection::none)?;
+        let used = report.node.as_ref().ok_or_else(UsageRejection::missing)?;
         for id in &self.resources {
             let name = self.snapshot.table.name(*id);
             check_plausible(&name, *id, used.get(*id), node.allocatable.get(*id))?;

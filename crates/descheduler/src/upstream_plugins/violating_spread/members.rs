@@ -162,11 +162,12 @@ pub(super) struct ConstraintCounts<'m, 'a> {
     others: FxHashMap<usize, DomainCounts<'a>>,
 }
 
-/// Pods per domain, and the fair share.
+/// Pods per domain of one constraint.
 #[derive(Debug, Default)]
 struct DomainCounts<'a> {
     sizes: FxHashMap<&'a str, usize>,
-    share: usize,
+    /// Pods that each domain has if all pods are spread evenly, rounded up.
+    fair_share: usize,
 }
 
 impl<'m, 'a> ConstraintCounts<'m, 'a> {
@@ -214,7 +215,7 @@ impl<'m, 'a> ConstraintCounts<'m, 'a> {
                 domain_counts
                     .sizes
                     .get(value)?
-                    .saturating_sub(domain_counts.share),
+                    .saturating_sub(domain_counts.fair_share),
             )
         };
         surplus.iter().filter_map(excess).sum()
@@ -233,11 +234,12 @@ impl<'m, 'a> ConstraintCounts<'m, 'a> {
 }
 
 impl<'a> DomainCounts<'a> {
+    /// Counts the pods that `constraint` selects and that are not being moved away, by domain.
     fn new(cycle: &Cycle<'a>, members: &Members<'a>, constraint: &Constraint) -> Self {
         let domains = members.domains(cycle, constraint);
         let pods = domains.leaving + domains.list.iter().map(|domain| domain.size).sum::<usize>();
         let mut domain_counts = Self {
-            share: pods.div_ceil(domains.list.len().max(1)),
+            fair_share: pods.div_ceil(domains.list.len().max(1)),
             ..Self::default()
         };
         for member in &members.pods {
