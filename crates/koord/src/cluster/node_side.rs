@@ -15,8 +15,9 @@ pub(super) struct NodeSide {
 }
 
 impl NodeSide {
-    /// Returns the reason why a pod has no log here, if it does not run on this machine.
-    async fn elsewhere(&self, namespace: &str, pod: &str) -> Option<String> {
+    /// Returns the reason why a pod has neither logs nor a place for commands here: it does not run on this machine.
+    /// `None` if it does, or if its node is unknown.
+    async fn not_here_reason(&self, namespace: &str, pod: &str) -> Option<String> {
         let client = self.client.get()?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         let object = pods.get_opt(pod).await.ok()??;
@@ -59,7 +60,7 @@ impl koord_apiserver::PodLogs for NodeSide {
             previous: options.previous,
         };
         Box::pin(async move {
-            if let Some(why) = self.elsewhere(namespace, pod).await {
+            if let Some(why) = self.not_here_reason(namespace, pod).await {
                 return Err(why);
             }
             self.logs.open(namespace, pod, container, options).await
@@ -75,7 +76,7 @@ impl koord_apiserver::PodExec for NodeSide {
         container: &'a str,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            if let Some(why) = self.elsewhere(namespace, pod).await {
+            if let Some(why) = self.not_here_reason(namespace, pod).await {
                 return Err(why);
             }
             self.execs.check(namespace, pod, container)

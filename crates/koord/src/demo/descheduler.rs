@@ -184,7 +184,7 @@ async fn play(stage: &mut DeschedulerStage, args: &Args) -> Result<DeschedulerOu
     stage.open().await?;
     let mut samples = stage.watch(QUIET_SECONDS, |_| false).await?;
     console::warn("the descheduler starts");
-    stage.deschedule()?;
+    stage.start_descheduler()?;
     let high = f64::from(stage.setup.high);
     let cool = |sample: &Sample| sample.loads.iter().all(|load| *load <= high);
     samples.extend(stage.watch(args.seconds, cool).await?);

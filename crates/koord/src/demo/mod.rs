@@ -42,8 +42,9 @@ const SEVERAL_WINDOW_S: f64 = 2.0;
 const START_S: f64 = 12.0;
 const SCENARIO_S: f64 = 61.0;
 const PHASE_S: f64 = 22.0;
-/// Parts of the budget reserved for the end of a scenario, and of the demo, in seconds.
-const LEAVE_S: f64 = 2.0;
+/// Part of the time budget reserved for the end of a scenario, in seconds.
+const SCENARIO_END_S: f64 = 2.0;
+/// Part of the time budget reserved for the end of the demo, in seconds.
 const CLOSE_S: f64 = 4.0;
 /// Number of waits of a third of a second for a quiet machine before a phase.
 const PATIENCE: usize = 24;
@@ -339,7 +340,7 @@ impl Measurement<'_> {
         let left_s = move || match deadline {
             Some(deadline) => {
                 let time_left = deadline.saturating_duration_since(Instant::now());
-                time_left.as_secs_f64() - LEAVE_S
+                time_left.as_secs_f64() - SCENARIO_END_S
             }
             None => f64::INFINITY,
         };
@@ -350,7 +351,7 @@ impl Measurement<'_> {
         let reference = self.scenario.name == "cpu" && self.args.all_phases;
         while let Some(visit) = self.schedule.next(left_s()) {
             if reference && visit.phase == Phase::Alone {
-                scene.reference(visit.round).await?;
+                scene.measure_reference(visit.round).await?;
             }
             let bar = scene.progress.clone();
             let mut attempts = 0;

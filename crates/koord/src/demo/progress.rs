@@ -79,7 +79,7 @@ impl Progress {
         each * windows_left
     }
 
-    /// Formats one line about a window.
+    /// Returns the progress line after a window: its figures, the number of windows and the time left.
     #[must_use]
     pub fn line(&self, scenario: &str, phase: Phase, run: &PhaseRun) -> String {
         let time_left = self.seconds_left(monotonic_ns());

@@ -158,7 +158,7 @@ impl Scene {
 
     /// Measures the batch work of the machine when nothing else runs: the divisor of EMU. Called once per
     /// repeat.
-    pub(super) async fn reference(&mut self, repeat: usize) -> Result<()> {
+    pub(super) async fn measure_reference(&mut self, repeat: usize) -> Result<()> {
         self.step(&format!(
             "reference {repeat}: batch work of the idle machine"
         ));

@@ -155,7 +155,7 @@ impl Schedule {
         first.into_iter().map(|visit| self.cost(visit)).sum()
     }
 
-    /// Windows of the planned visits.
+    /// Returns the number of clean windows that the planned visits measure.
     #[must_use]
     pub fn planned_windows(&self) -> usize {
         self.planned.iter().map(|visit| visit.windows).sum()

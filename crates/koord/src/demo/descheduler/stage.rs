@@ -214,7 +214,7 @@ impl DeschedulerStage {
     }
 
     /// Starts the descheduler.
-    pub(super) fn deschedule(&mut self) -> Result<()> {
+    pub(super) fn start_descheduler(&mut self) -> Result<()> {
         let completed = registry::Registry::in_tree().complete(configuration()?)?;
         let options = daemon::Options::new(&completed.config);
         let mut framework = completed.build()?;

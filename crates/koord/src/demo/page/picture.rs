@@ -100,10 +100,10 @@ fn top<'a>(bars: impl Iterator<Item = &'a Bar>) -> f64 {
 
 /// Returns the picture of a scenario: p99 of the service and batch work done, a row per phase.
 #[must_use]
-pub fn scenario(of: &ScenarioResult) -> String {
-    let find = |phase: Phase| of.phases.iter().find(|result| result.name == phase);
+pub fn scenario(scenario: &ScenarioResult) -> String {
+    let find = |phase: Phase| scenario.phases.iter().find(|result| result.name == phase);
     let (reference, plain) = (find(Phase::Alone), find(Phase::BestEffort));
-    let rows: Vec<(Phase, Bar, Option<Bar>)> = of
+    let rows: Vec<(Phase, Bar, Option<Bar>)> = scenario
         .phases
         .iter()
         .map(|result| {
@@ -112,22 +112,22 @@ pub fn scenario(of: &ScenarioResult) -> String {
             let is_same = reference
                 .is_some_and(|alone| result.p99_against(alone) == Verdict::Indistinguishable);
             let word = if is_same { "≈ alone" } else { word };
-            let tail = format!("p99.9 {}", latency(result.ls.p999_us));
+            let p999_text = format!("p99.9 {}", latency(result.ls.p999_us));
             let note = match times {
                 Some(times) if result.name != Phase::Alone => {
-                    format!("{times:.2}×, {word}<br>{tail}")
+                    format!("{times:.2}×, {word}<br>{p999_text}")
                 }
-                _ if result.counted == 0 => format!("noisy, no ratio<br>{tail}"),
-                _ => tail,
+                _ if result.counted == 0 => format!("noisy, no ratio<br>{p999_text}"),
+                _ => p999_text,
             };
-            let slow = Bar {
+            let p99_bar = Bar {
                 class,
                 value: result.ls.p99_us,
                 runs: values(result, |run| run.ls.p99_us),
                 text: latency(result.ls.p99_us),
                 note,
             };
-            let work = (result.name != Phase::Alone).then(|| Bar {
+            let batch_bar = (result.name != Phase::Alone).then(|| Bar {
                 class: if result.counted == 0 { "noise" } else { "work" },
                 value: result.be.ops_per_s,
                 runs: values(result, |run| run.be_ops_per_s),
@@ -137,22 +137,24 @@ pub fn scenario(of: &ScenarioResult) -> String {
                     _ => String::new(),
                 },
             });
-            (result.name, slow, work)
+            (result.name, p99_bar, batch_bar)
         })
         .collect();
-    let slowest = top(rows.iter().map(|(_, slow, _)| slow));
-    let most = top(rows.iter().filter_map(|(_, _, work)| work.as_ref()));
+    let p99_top = top(rows.iter().map(|(_, p99_bar, _)| p99_bar));
+    let batch_top = top(rows
+        .iter()
+        .filter_map(|(_, _, batch_bar)| batch_bar.as_ref()));
     let head = format!(
         "<div class=\"head\"><span></span>\
          <span>1 request of 100 takes longer than this <em>(p99; shorter is better)</em></span>\
          <span>batch work: {} per second <em>(longer is better)</em></span></div>",
-        of.operation
+        scenario.operation
     );
     Page::fragment(|page| {
         let tag = "div class=\"picture\" role=\"img\" aria-label=\"p99 of the service and batch work by phase\"";
         page.element(tag, |page| {
             write!(page, "{head}");
-            for (phase, slow, work) in &rows {
+            for (phase, p99_bar, batch_bar) in &rows {
                 let class = if *phase == Phase::Managed {
                     " ours"
                 } else {
@@ -164,9 +166,9 @@ pub fn scenario(of: &ScenarioResult) -> String {
                         page,
                         "<div class=\"label\">{label}<small>{name}</small></div>"
                     );
-                    pair(page, |page| slow.html(page, slowest));
-                    pair(page, |page| match work {
-                        Some(work) => work.html(page, most),
+                    pair(page, |page| p99_bar.html(page, p99_top));
+                    pair(page, |page| match batch_bar {
+                        Some(bar) => bar.html(page, batch_top),
                         None => write!(
                             page,
                             "<div class=\"track none\"></div><div class=\"value\"><span>no batch</span></div>"
@@ -176,8 +178,8 @@ pub fn scenario(of: &ScenarioResult) -> String {
             }
             page.element("div class=\"row scale\"", |page| {
                 write!(page, "<div class=\"label\"></div>");
-                pair(page, |page| scale(page, slowest, 1000.0, "ms"));
-                pair(page, |page| scale(page, most, 1.0, "/s"));
+                pair(page, |page| scale(page, p99_top, 1000.0, "ms"));
+                pair(page, |page| scale(page, batch_top, 1.0, "/s"));
             });
         });
     })
@@ -283,8 +285,8 @@ fn block(page: &mut Page, title: &str, bars: &[(Phase, Bar)], top: f64, factor: 
 /// Returns the recovery times of p99 after a step of the load, a bar per phase; `None` if the load has no
 /// steps.
 #[must_use]
-pub fn recovery(of: &ScenarioResult) -> Option<String> {
-    let bars: Vec<(Phase, Bar)> = of
+pub fn recovery(scenario: &ScenarioResult) -> Option<String> {
+    let bars: Vec<(Phase, Bar)> = scenario
         .phases
         .iter()
         .filter_map(|result| {

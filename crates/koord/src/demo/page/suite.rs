@@ -6,7 +6,7 @@ use crate::demo::summary::latency;
 use crate::demo::table::{self, ratio};
 use crate::demo::verdict::{self, ScenarioOutcome};
 
-/// Returns the page.
+/// Returns the report of the demo as an HTML page.
 #[must_use]
 pub fn html(suite: &Suite) -> String {
     Page::document("koord: co-location on one machine", "", |page| {
@@ -15,7 +15,7 @@ pub fn html(suite: &Suite) -> String {
         page.text("h1", first.as_ref().unwrap_or(&last));
         page.element("ul class=\"headlines\"", |page| {
             for scenario in &suite.scenarios {
-                let class = class_of(scenario.verdict.outcome);
+                let class = css_class(scenario.verdict.outcome);
                 page.text(&format!("li class=\"{class}\""), &scenario.headline);
             }
         });
@@ -58,7 +58,7 @@ fn conditions(page: &mut Page, suite: &Suite) {
 }
 
 /// Returns the CSS class of an outcome.
-fn class_of(outcome: ScenarioOutcome) -> &'static str {
+fn css_class(outcome: ScenarioOutcome) -> &'static str {
     match outcome {
         ScenarioOutcome::Won => "good",
         ScenarioOutcome::Harmless => "even",
@@ -289,14 +289,14 @@ fn runs(page: &mut Page, scenario: &ScenarioResult) {
         );
         for result in &scenario.phases {
             for run in &result.repeats {
-                repeat(page, result.name.name(), run);
+                run_row(page, result.name.name(), run);
             }
         }
     });
 }
 
-/// Appends the row of a run.
-fn repeat(page: &mut Page, phase: &str, run: &PhaseRun) {
+/// Appends a table row with the figures of one run of `phase`.
+fn run_row(page: &mut Page, phase: &str, run: &PhaseRun) {
     let tag = match run.rejected {
         Some(_) => "tr class=\"rejected\"",
         None => "tr",

@@ -113,7 +113,7 @@ fn section(page: &mut Page, outcome: &TopologyOutcome, watched: &ChainResult, to
     });
 }
 
-/// Returns the curve of the running sum over the seconds, scaled to `top`.
+/// Returns the SVG path of the running sum of `by_second`, where `top` is at the top of the picture.
 #[allow(clippy::cast_precision_loss, reason = "points of a picture")]
 fn curve(by_second: &[u64], top: u64) -> String {
     let step = WIDTH / by_second.len().max(1) as f64;
