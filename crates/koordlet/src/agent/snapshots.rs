@@ -94,7 +94,7 @@ impl Snapshots {
         Some(bytes(now, pods, store))
     }
 
-    /// Writes the file now.
+    /// Writes the snapshot file now, without regard to its interval; nothing if snapshots are off.
     pub(super) fn save(
         &self,
         now: TickTime,

@@ -80,8 +80,8 @@ impl CollectErrorLog {
         }
     }
 
-    /// Records a round of `collector`. It reads each of its files at least once in `turns` rounds, so that an
-    /// error ends after as many rounds without one.
+    /// Counts and logs the outcome of a round of `collector`. In `turns` rounds the collector reads each of its files
+    /// at least once, so the error ends after as many rounds without one.
     pub fn record(&mut self, collector: &'static str, turns: u32, round: Result<(), CollectError>) {
         let clean = self.clean.entry(collector).or_default();
         match round {

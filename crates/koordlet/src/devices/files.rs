@@ -8,8 +8,8 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Maximum size of a file: 64 devices take some 64 KiB.
-const LONGEST: u64 = 4 << 20;
+/// Maximum size of a file in bytes: 64 devices take some 64 KiB.
+const MAX_FILE_SIZE: u64 = 4 << 20;
 
 /// Invalid input, by the object that it is reported for.
 pub type DeviceProblems = Vec<(String, Vec<Malformed>)>;
@@ -19,7 +19,8 @@ pub type DeviceProblems = Vec<(String, Vec<Malformed>)>;
 pub struct XpuFiles {
     dir: PathBuf,
     cards: BTreeMap<String, Vec<Card>>,
-    shown: Vec<String>,
+    /// Objects, files and the directory, that had problems at the last read.
+    with_problems: Vec<String>,
     last: Option<Report>,
 }
 
@@ -30,7 +31,7 @@ impl XpuFiles {
         Self {
             dir,
             cards: BTreeMap::new(),
-            shown: Vec::new(),
+            with_problems: Vec::new(),
             last: None,
         }
     }
@@ -65,13 +66,13 @@ impl XpuFiles {
                 .extend(problems);
         }
         // Clear the problems of removed files.
-        for object in std::mem::take(&mut self.shown) {
+        for object in std::mem::take(&mut self.with_problems) {
             problems_by_object.entry(object).or_default();
         }
-        let standing = problems_by_object
+        let invalid = problems_by_object
             .iter()
             .filter(|(_, wrong)| !wrong.is_empty());
-        self.shown = standing.map(|(object, _)| object.clone()).collect();
+        self.with_problems = invalid.map(|(object, _)| object.clone()).collect();
         (self.last.clone(), problems_by_object.into_iter().collect())
     }
 
@@ -133,9 +134,9 @@ fn read(path: &Path) -> std::io::Result<Option<String>> {
         Err(error) => return missing_is_none(error),
     };
     let mut text = String::new();
-    file.take(LONGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        let why = format!("longer than {LONGEST} bytes");
+    file.take(MAX_FILE_SIZE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_SIZE {
+        let why = format!("longer than {MAX_FILE_SIZE} bytes");
         return Err(std::io::Error::other(why));
     }
     Ok(Some(text))

@@ -187,47 +187,51 @@ impl Exporter {
         let mut object =
             Informer::<NodeResourceTopology>::start(self.client.clone(), scope, stop.clone());
         let mut events = Events::new(self.settings.state_dir.as_deref());
-        let mut tick = Instant::now();
-        let (mut look, mut write) = (None, None);
-        let mut last = None;
-        let mut pause = MIN_INTERVAL;
+        let mut next_tick = Instant::now();
+        let (mut scan_at, mut write_at) = (None, None);
+        let mut last_action = None;
+        let mut retry_delay = MIN_INTERVAL;
         loop {
-            let ticks = !self.settings.interval.is_zero() || last.is_none();
+            let ticks = !self.settings.interval.is_zero() || last_action.is_none();
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = sleep_until(tick), if ticks => {
-                    tick = Instant::now() + self.settings.interval;
+                () = sleep_until(next_tick), if ticks => {
+                    next_tick = Instant::now() + self.settings.interval;
                     events.extend();
                     if self.alignment.is_some() {
                         self.configure().await;
                     }
-                    look = Some(Instant::now());
+                    scan_at = Some(Instant::now());
                 }
-                () = events.changed() => look = Some(look.unwrap_or_else(|| next_scan(last))),
+                () = events.changed() => {
+                    scan_at = Some(scan_at.unwrap_or_else(|| next_scan(last_action)));
+                }
                 change = object.changes.recv() => match change {
-                    Some(_) => write = Some(write.unwrap_or_else(|| next_scan(last))),
+                    Some(_) => {
+                        write_at = Some(write_at.unwrap_or_else(|| next_scan(last_action)));
+                    }
                     None => return,
                 },
-                () = sleep_until(look.unwrap_or(tick)), if look.is_some() => {
-                    look = None;
-                    last = Some(Instant::now());
+                () = sleep_until(scan_at.unwrap_or(next_tick)), if scan_at.is_some() => {
+                    scan_at = None;
+                    last_action = Some(Instant::now());
                     if self.alignment.is_none() {
                         self.configure().await;
                     }
                     self.scan().await;
-                    write = last;
+                    write_at = last_action;
                 }
-                () = sleep_until(write.unwrap_or(tick)), if write.is_some() => {
-                    last = Some(Instant::now());
-                    write = match self.publish(Some(&object.store)).await {
+                () = sleep_until(write_at.unwrap_or(next_tick)), if write_at.is_some() => {
+                    last_action = Some(Instant::now());
+                    write_at = match self.publish(Some(&object.store)).await {
                         Ok(_) => {
-                            pause = MIN_INTERVAL;
+                            retry_delay = MIN_INTERVAL;
                             None
                         }
                         Err(false) => None,
                         Err(true) => {
-                            let retry = Instant::now() + pause;
-                            pause = (pause * 2).min(MAX_RETRY_DELAY);
+                            let retry = Instant::now() + retry_delay;
+                            retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
                             Some(retry)
                         }
                     };

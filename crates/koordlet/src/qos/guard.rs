@@ -253,12 +253,12 @@ fn missing_levers(view: &View<'_>) -> Vec<(Lever, &'static str)> {
 }
 
 impl GuardPlanner {
-    /// Checks resctrl from time to time.
+    /// Checks whether memory bandwidth can be limited, again after [`RESCTRL_CHECK_TICKS`].
     fn refresh_bandwidth(&mut self, view: &View<'_>) {
-        let old = self
+        let is_due = self
             .bandwidth
             .is_none_or(|(at, _)| view.tick.saturating_sub(at) >= RESCTRL_CHECK_TICKS);
-        if old {
+        if is_due {
             self.bandwidth = Some((view.tick, bandwidth_problem(view)));
         }
     }

@@ -137,7 +137,7 @@ impl Planner for MemoryQos {
                 let Some(write) = Write::container(pod, container) else {
                     continue;
                 };
-                let amounts = amounts(pod, container.native, container.batch);
+                let amounts = qos_amounts(pod, container.native, container.batch);
                 let ask = requirements(pod, Some(amounts));
                 let values = memory_qos::container(settings, ask, allocatable, page);
                 push(view, plan, &write, &values);
@@ -146,8 +146,9 @@ impl Planner for MemoryQos {
     }
 }
 
-/// Returns the amounts that count: batch memory for batch pods, native memory for others.
-fn amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
+/// Returns the request and limit that memory QoS is computed from: batch memory for batch pods, native memory for
+/// others.
+fn qos_amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
     if pod.qos == QosClass::Be {
         batch.unwrap_or_default()
     } else {
@@ -168,7 +169,7 @@ fn requirements(pod: &PodInfo, one: Option<Batch>) -> MemoryAmounts {
     }
     let each = || {
         pod.resident_containers()
-            .map(|container| amounts(pod, container.native, container.batch))
+            .map(|container| qos_amounts(pod, container.native, container.batch))
     };
     MemoryAmounts {
         request: each().fold(0, |sum: i64, a| sum.saturating_add(request_of(&a))),

@@ -75,7 +75,7 @@ fn events(responder: &HookResponder) -> Vec<Event> {
             stages.has(HookPoint::UpdateContainer),
         ),
         // Older runtimes do not support a score in the response to CreateContainer.
-        (Event::StartContainer, stages.oom_score()),
+        (Event::StartContainer, stages.sets_oom_score()),
     ];
     let enabled_events = all.into_iter().filter(|(_, is_enabled)| *is_enabled);
     enabled_events.map(|(event, _)| event).collect()

@@ -118,8 +118,8 @@ impl ActiveStages {
         self.served.contains(&point)
     }
 
-    /// Returns whether `oom_score_adj` of new containers is set.
-    pub(super) fn oom_score(&self) -> bool {
+    /// Returns true if responses set `oom_score_adj` of new containers.
+    pub(super) fn sets_oom_score(&self) -> bool {
         self.oom_score
     }
 

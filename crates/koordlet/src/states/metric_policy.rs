@@ -109,7 +109,7 @@ impl MetricPolicy {
             interval_ms: fields.read(&["reportIntervalSeconds"]).or(
                 last.interval_ms,
                 default.interval_ms,
-                |s| seconds(s, LEAST_INTERVAL_SECONDS),
+                |s| seconds(s, MIN_REPORT_INTERVAL_SECONDS),
             ),
             windows: match fields.read::<Value>(&[AGGREGATES]) {
                 Field::Open => default.windows,
@@ -141,11 +141,11 @@ impl MetricPolicy {
 /// Minimum window of averages.
 const LEAST_AGGREGATE_SECONDS: u64 = 60;
 /// Minimum time between two reports.
-const LEAST_INTERVAL_SECONDS: u64 = 30;
+const MIN_REPORT_INTERVAL_SECONDS: u64 = 30;
 /// Fields whose values are raised to a minimum.
 const MINIMUMS: [(&str, i64); 2] = [
     ("aggregateDurationSeconds", LEAST_AGGREGATE_SECONDS as i64),
-    ("reportIntervalSeconds", LEAST_INTERVAL_SECONDS as i64),
+    ("reportIntervalSeconds", MIN_REPORT_INTERVAL_SECONDS as i64),
 ];
 
 const SECTION: &str = "metricCollectPolicy";

@@ -201,9 +201,9 @@ impl Slo {
     pub fn thresholds(&self) -> &ResourceThresholdStrategy {
         let section = self.spec.resource_used_threshold_with_be.as_ref();
         section.unwrap_or_else(|| {
-            static NONE: LazyLock<ResourceThresholdStrategy> =
+            static DEFAULT: LazyLock<ResourceThresholdStrategy> =
                 LazyLock::new(defaults::resource_threshold_strategy);
-            &NONE
+            &DEFAULT
         })
     }
 
@@ -212,8 +212,9 @@ impl Slo {
     pub fn cpu_burst(&self) -> &CPUBurstStrategy {
         let section = self.spec.cpu_burst_strategy.as_ref();
         section.unwrap_or_else(|| {
-            static NONE: LazyLock<CPUBurstStrategy> = LazyLock::new(defaults::cpu_burst_strategy);
-            &NONE
+            static DEFAULT: LazyLock<CPUBurstStrategy> =
+                LazyLock::new(defaults::cpu_burst_strategy);
+            &DEFAULT
         })
     }
 
@@ -222,8 +223,8 @@ impl Slo {
     pub fn system(&self) -> &SystemStrategy {
         let section = self.spec.system_strategy.as_ref();
         section.unwrap_or_else(|| {
-            static NONE: LazyLock<SystemStrategy> = LazyLock::new(defaults::system_strategy);
-            &NONE
+            static DEFAULT: LazyLock<SystemStrategy> = LazyLock::new(defaults::system_strategy);
+            &DEFAULT
         })
     }
 

@@ -273,6 +273,7 @@ impl KubeletClient {
         Ok(Connection { url, client })
     }
 
+    /// Returns the URL of the kubelet, from the node of the informer or, if that has no addresses, of the API server.
     async fn url_of_node(&self) -> Result<String, KubeletError> {
         let listed = self.states.node.load_full();
         let listed = listed.filter(|node| !node.addresses.is_empty());
