@@ -196,7 +196,7 @@ pub fn from_pod(options: &ClientOptions) -> Result<Option<kube::Client>, ClientE
 /// Loads the configuration from `path`, `KUBECONFIG`, the pod's service account or the home directory.
 async fn load(path: Option<&Path>, options: &ClientOptions) -> Result<kube::Config, ClientError> {
     if let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) {
-        return from_file(path, options).await;
+        return config_from_file(path, options).await;
     }
     if let Some(list) = std::env::var_os("KUBECONFIG").filter(|list| !list.is_empty()) {
         let selection = KubeConfigOptions {
@@ -217,12 +217,16 @@ async fn load(path: Option<&Path>, options: &ClientOptions) -> Result<kube::Conf
         .unwrap_or_else(|| PathBuf::from("/"))
         .join(".kube/config");
     if default_path.exists() {
-        return from_file(&default_path, options).await;
+        return config_from_file(&default_path, options).await;
     }
     Err(ClientError::Nowhere { default_path })
 }
 
-async fn from_file(path: &Path, options: &ClientOptions) -> Result<kube::Config, ClientError> {
+/// Reads a kubeconfig file, and returns the configuration of the chosen or the current context.
+async fn config_from_file(
+    path: &Path,
+    options: &ClientOptions,
+) -> Result<kube::Config, ClientError> {
     let wrong = |source| ClientError::Kubeconfig {
         path: path.to_owned(),
         source,
@@ -390,7 +394,7 @@ impl<S> Layer<S> for RequestRateLimit {
 struct RateLimited<S> {
     inner: S,
     bucket: TokenBucket,
-    /// Origin of the bucket's time.
+    /// Time zero of `bucket`, whose times are durations since then.
     since: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }

@@ -115,13 +115,13 @@ impl<Q: Hash + Eq, A: Clone> TtlCache<Q, A> {
         Self(Mutex::default())
     }
 
-    fn get(&self, question: &Q) -> Option<A> {
+    fn get(&self, key: &Q) -> Option<A> {
         let entries = self.0.lock();
-        let (answer, until) = entries.get(question)?;
+        let (answer, until) = entries.get(key)?;
         (*until > Instant::now()).then(|| answer.clone())
     }
 
-    fn put(&self, question: Q, answer: A, life: Duration) {
+    fn put(&self, key: Q, answer: A, life: Duration) {
         let now = Instant::now();
         let mut entries = self.0.lock();
         if entries.len() >= MAX_ENTRIES {
@@ -130,7 +130,7 @@ impl<Q: Hash + Eq, A: Clone> TtlCache<Q, A> {
                 entries.clear();
             }
         }
-        entries.insert(question, (answer, now + life));
+        entries.insert(key, (answer, now + life));
     }
 }
 
@@ -208,13 +208,13 @@ impl Authenticator {
     /// # Errors
     /// Fails if the review fails.
     pub async fn authenticate(&self, token: &str) -> Result<Option<User>, ReviewError> {
-        let question = token.to_owned();
-        if let Some(cached) = self.cache.get(&question) {
+        let key = token.to_owned();
+        if let Some(cached) = self.cache.get(&key) {
             return Ok(cached);
         }
         let review = TokenReview {
             spec: TokenReviewSpec {
-                token: Some(question.clone()),
+                token: Some(key.clone()),
                 audiences: None,
             },
             ..TokenReview::default()
@@ -224,8 +224,8 @@ impl Authenticator {
             .status
             .filter(|status| status.authenticated == Some(true))
             .map(|status| User::from_info(status.user.unwrap_or_default()));
-        if question.len() < MAX_CACHED_LENGTH {
-            self.cache.put(question, user.clone(), self.life);
+        if key.len() < MAX_CACHED_LENGTH {
+            self.cache.put(key, user.clone(), self.life);
         }
         Ok(user)
     }
@@ -254,8 +254,8 @@ impl Authorizer {
         verb: &str,
         subject: &Subject,
     ) -> Result<Access, ReviewError> {
-        let question = (user.clone(), verb.to_owned(), subject.clone());
-        if let Some(cached) = self.cache.get(&question) {
+        let key = (user.clone(), verb.to_owned(), subject.clone());
+        if let Some(cached) = self.cache.get(&key) {
             return Ok(cached);
         }
         let review = SubjectAccessReview {
@@ -280,7 +280,7 @@ impl Authorizer {
             } else {
                 self.refused
             };
-            self.cache.put(question, access.clone(), life);
+            self.cache.put(key, access.clone(), life);
         }
         Ok(access)
     }
@@ -460,8 +460,8 @@ mod tests {
     #[test]
     fn cache_is_bounded() {
         let memory: TtlCache<usize, ()> = TtlCache::new();
-        for question in 0..3 * MAX_ENTRIES {
-            memory.put(question, (), Duration::from_secs(60));
+        for key in 0..3 * MAX_ENTRIES {
+            memory.put(key, (), Duration::from_secs(60));
         }
         assert!(memory.0.lock().len() <= MAX_ENTRIES);
     }

@@ -174,8 +174,8 @@ impl<K> Store<K> {
 /// A running informer: its store and its ordered changes.
 #[derive(Debug)]
 pub struct Informer<K> {
-    /// The store. It is updated before the matching change is sent, and never waits for a reader of
-    /// `changes`.
+    /// Objects of the informer by key. The store is updated before the matching change is sent, and never waits for
+    /// a reader of `changes`.
     pub store: Store<K>,
     /// Changes in order. Unread changes wait in memory, so a slow reader delays neither the store nor the
     /// watch, but it must read or drop this receiver.

@@ -364,6 +364,7 @@ impl LeaderElector {
         }
     }
 
+    /// Stores `lease` and the time of this observation, if its spec differs from the stored one.
     fn observe(&mut self, lease: Lease) {
         let is_unchanged = self
             .observed

@@ -157,7 +157,7 @@ impl Owners {
     ///
     /// # Errors
     /// The error of the API server.
-    pub async fn next(
+    pub async fn controller_of(
         &mut self,
         namespace: &str,
         owner: &Owner,
@@ -216,7 +216,7 @@ impl Owners {
             open = Vec::new();
             for (namespace, mut chain) in rest {
                 let next = match chain.last() {
-                    Some(last) => self.next(&namespace, last).await?,
+                    Some(last) => self.controller_of(&namespace, last).await?,
                     None => None,
                 };
                 match next {
@@ -389,7 +389,7 @@ mod tests {
         // A later object of the same name is a different owner.
         let mut stale = Owner::clone(&start);
         stale.uid = "older".into();
-        assert_eq!(owners.next("shop", &stale).await.unwrap(), None);
+        assert_eq!(owners.controller_of("shop", &stale).await.unwrap(), None);
     }
 
     #[tokio::test(start_paused = true)]

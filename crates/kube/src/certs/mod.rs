@@ -1,9 +1,9 @@
 //! Certificates of a webhook server: generated here, stored in a Secret that replicas share, renewed before
 //! they expire.
 //!
-//! Keys of the Secret and the rules for when its contents are good enough are upstream's, so that
-//! replicas of both implementations can share one. New keys are ECDSA P-256, which Go's reads like
-//! its own RSA; an RSA authority that Go made goes on to sign.
+//! The keys of the Secret and the rules by which its contents are accepted are upstream's, so that replicas of both
+//! implementations can share one. New keys are ECDSA P-256, which Go reads like its own RSA keys; an RSA authority
+//! that Go created continues to sign.
 
 mod storage;
 #[cfg(test)]
@@ -64,18 +64,19 @@ fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
     end.ok().map(|end| end.timestamp())
 }
 
-fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match read {
-        Ok(read) if read.is_empty() => Err(format!("{what}: no certificate in it")),
-        Ok(read) => Ok(read),
+/// Parses a list of at least one PEM certificate. Errors start with `what`.
+fn parse_certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match parsed {
+        Ok(parsed) if parsed.is_empty() => Err(format!("{what}: no certificate in it")),
+        Ok(parsed) => Ok(parsed),
         Err(error) => Err(format!("{what}: {error}")),
     }
 }
 
 /// Parses a key and its certificates, and checks that they belong together.
 fn pair(names: [&str; 2], cert: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
-    let chain = certificates(names[0], cert)?;
+    let chain = parse_certificates(names[0], cert)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| format!("{}: {e}", names[1]))?;
     CertifiedKey::from_der(chain, key, &provider())
         .map_err(|e| format!("{} and {}: {e}", names[0], names[1]))
@@ -94,7 +95,7 @@ impl Artifacts {
         };
         let name = ServerName::try_from(host).map_err(|_| format!("{host:?} is no host name"))?;
         let mut roots = RootCertStore::empty();
-        let authorities = certificates(storage::CA_CERT, &self.ca_cert)?;
+        let authorities = parse_certificates(storage::CA_CERT, &self.ca_cert)?;
         for authority in &authorities {
             let added = roots.add(authority.clone());
             added.map_err(|e| format!("{}: {e}", storage::CA_CERT))?;

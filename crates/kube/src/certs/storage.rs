@@ -157,7 +157,10 @@ impl CertManager {
                         "renewing webhook certificates"
                     );
                     let artifacts = self.generate(&current, now)?;
-                    secret.data.get_or_insert_default().extend(data(&artifacts));
+                    secret
+                        .data
+                        .get_or_insert_default()
+                        .extend(secret_data(&artifacts));
                     let params = PostParams::default();
                     let replaced = shared.api.replace(&shared.name, &params, &secret).await;
                     replaced.map(|_| artifacts)
@@ -203,7 +206,7 @@ impl CertManager {
         tracing::warn!(directory = %directory.display(), why, "renewing webhook certificates");
         let artifacts = self.generate(&current, now)?;
         std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
-        for (name, pem) in data(&artifacts) {
+        for (name, pem) in secret_data(&artifacts) {
             let path = directory.join(name);
             // A reader gets the old file or the new one, and only this user may read either.
             let new = path.with_extension("new");
@@ -231,7 +234,7 @@ impl SecretStore {
                 name: Some(self.name.clone()),
                 ..ObjectMeta::default()
             },
-            data: Some(data(artifacts).into_iter().collect()),
+            data: Some(secret_data(artifacts).into_iter().collect()),
             ..Secret::default()
         }
     }
@@ -248,7 +251,8 @@ impl SecretStore {
     }
 }
 
-fn data(artifacts: &Artifacts) -> [(String, ByteString); 6] {
+/// Returns the entries of the Secret; certificate and key of the server are under two names each.
+fn secret_data(artifacts: &Artifacts) -> [(String, ByteString); 6] {
     let Artifacts {
         ca_key,
         ca_cert,

@@ -57,7 +57,8 @@ impl FileVerifier {
         certificates
     }
 
-    fn refused(&self, name: &ServerName<'_>, problem: &str) -> Error {
+    /// Returns the error for a certificate that none of the trusted files vouches for.
+    fn untrusted(&self, name: &ServerName<'_>, problem: &str) -> Error {
         let files: Vec<_> = self
             .files
             .iter()
@@ -90,15 +91,15 @@ impl ServerCertVerifier for FileVerifier {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates);
         if roots.is_empty() {
-            return Err(self.refused(name, "there is no certificate"));
+            return Err(self.untrusted(name, "there is no certificate"));
         }
         let roots = Arc::new(roots);
         let verifier =
             WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&self.provider)).build();
-        let verifier = verifier.map_err(|error| self.refused(name, &error.to_string()))?;
+        let verifier = verifier.map_err(|error| self.untrusted(name, &error.to_string()))?;
         verifier
             .verify_server_cert(server, intermediates, name, ocsp, now)
-            .map_err(|error| self.refused(name, &error.to_string()))
+            .map_err(|error| self.untrusted(name, &error.to_string()))
     }
 
     fn verify_tls12_signature(

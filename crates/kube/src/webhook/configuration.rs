@@ -272,7 +272,7 @@ impl Injector {
                 problem: "is no JSON list of webhooks".to_owned(),
             });
         };
-        let is_new = stored.is_none() || adopt(&mut entries, &current);
+        let is_new = stored.is_none() || add_missing_entries(&mut entries, &current);
         let template = is_new.then(|| json!(entries).to_string());
         let desired = self.desired_entries(entries, ca);
         if template.is_none() && current == desired {
@@ -341,7 +341,7 @@ impl Injector {
 
 /// Adds entries of `current` that are missing in the template: those of newer manifests, which were applied
 /// after a server changed the configuration. Returns whether there were any.
-fn adopt(template: &mut Vec<Value>, current: &Value) -> bool {
+fn add_missing_entries(template: &mut Vec<Value>, current: &Value) -> bool {
     let before = template.len();
     for entry in current.as_array().into_iter().flatten() {
         if !template

@@ -264,6 +264,7 @@ fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), BadReview> {
     Ok((version, uid, request))
 }
 
+/// Returns the HTTP response with an AdmissionReview of API version `version` that holds `verdict`.
 fn respond(version: &str, uid: &str, verdict: Verdict) -> Response {
     let mut response = json!({ "uid": uid, "allowed": verdict.allowed });
     if !verdict.allowed {
