@@ -77,7 +77,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
-/// Returns the fields of a quota that are checked.
+/// Returns the fields of a quota that the check reads: labels, min and max, and annotations.
 fn checked_fields(
     quota: &ElasticQuota,
 ) -> (

@@ -253,6 +253,7 @@ pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     build,
 };
 
+/// Creates the controller, which also reconciles a profile as soon as its spec changes.
 fn build(replica: &Arc<Replica>) -> Controller {
     let queue = WorkQueue::default();
     let profiles = queue.clone();

@@ -477,7 +477,8 @@ fn host_applications(status: &NodeMetricStatus) -> Vec<Service> {
     .collect()
 }
 
-/// Lists what pods are charged with. `view` has the active pods in the order of `pods`.
+/// Returns the CPU and memory that each pod above batch priority is charged with, largest CPU first. `view`
+/// has the active pods in the order of `pods`.
 fn services(pods: &[Arc<PodFacts>], view: &NodeView, policy: &BatchPolicy) -> Vec<Service> {
     let active = pods.iter().filter(|pod| pod.active);
     let mut services: Vec<_> = active

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Inputs of the computation.
 pub(crate) struct Input<'a> {
     pub(crate) node: &'a Node,
-    /// `None` if co-location is off for the node.
+    /// Co-location strategy of the node; `None` if co-location is off for it.
     pub(crate) strategy: Option<&'a Strategy>,
     pub(crate) normalization: &'a CPUNormalizationStrategy,
     pub(crate) amplification: &'a ResourceAmplificationStrategy,

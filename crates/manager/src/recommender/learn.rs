@@ -246,18 +246,19 @@ pub(crate) fn statuses(
     all
 }
 
-/// The details in a Recommendation's annotation.
+/// Distributions by container for the annotation of a Recommendation.
 #[derive(Debug)]
 pub(crate) struct Details {
-    /// The current details by container.
+    /// Details of the current estimates, by container.
     all: BTreeMap<String, ContainerDistribution>,
     /// Containers whose details are taken from the old annotation.
     from_old: Vec<String>,
 }
 
 impl Details {
-    /// Creates the details of current estimates. `days` is as in [`statuses`], `None` for a container that
-    /// the old annotation does not have: while the old recommendation is kept, its details are kept, too.
+    /// Creates the details of `estimates`, and lists the containers whose details in the old annotation are
+    /// kept, because their old recommendation is. `days` is as in [`statuses`], `None` for a container that the
+    /// old annotation does not have.
     pub(crate) fn new(estimates: &ContainerEstimates, days: impl Fn(&str) -> Option<f64>) -> Self {
         let all = estimates
             .containers
@@ -294,6 +295,7 @@ impl Details {
     }
 }
 
+/// Converts a distribution to the form in the annotation.
 fn details(distribution: &Distribution) -> ContainerDistribution {
     let time = |millis: Option<UnixMillis>| {
         let seconds = millis?.div_euclid(1000);

@@ -372,7 +372,7 @@ fn check(
     Ok(warnings)
 }
 
-/// Creates the handler.
+/// Creates the handler that validates the ConfigMap with the SLO settings.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(ConfigMapValidator {
         settings: deps.settings.clone(),

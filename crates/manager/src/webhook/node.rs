@@ -28,12 +28,14 @@ impl Handler for NodeMutator {
 }
 
 impl NodeMutator {
+    /// Amplifies the allocatable resources in an update of a Node's status; other requests are allowed unchanged.
     fn mutate(&self, mut request: Request) -> Answer {
-        let about_status = request.resource.resource == "nodes" && request.sub_resource == "status";
+        let is_status_write =
+            request.resource.resource == "nodes" && request.sub_resource == "status";
         let Some(mut node) = request.object.take() else {
             return Answer::allow();
         };
-        if !about_status || request.operation != Operation::Update {
+        if !is_status_write || request.operation != Operation::Update {
             return Answer::allow();
         }
         let steps = self.0.steps("mutate", "node", request.operation.as_str());

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Creates the handler.
+/// Creates the handler that mutates Reservations.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(ReservationMutator {
         lookup: deps.lookup.clone(),

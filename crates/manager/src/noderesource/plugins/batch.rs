@@ -26,7 +26,8 @@ pub(in crate::noderesource) struct ZoneAmounts {
     pub(in crate::noderesource) memory: Quantity,
 }
 
-/// Computes the batch resources of the node and of its zones; removes them without a view.
+/// Computes the batch resources of the node and of its zones; removes them if co-location is off or `view` is
+/// `None`.
 fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
     let (Some(strategy), Some(view)) = (input.strategy, view) else {
         draft

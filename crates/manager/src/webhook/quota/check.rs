@@ -253,7 +253,7 @@ fn check_in_tree(
     if new.parent == ROOT_QUOTA && !new.is_parent {
         return Ok(());
     }
-    parent_exists(topology, new)?;
+    check_parent(topology, new)?;
     if is_own_ancestor(topology, new) {
         refuse!(
             "{name} has parentName {} but that is {name} itself or below it",
@@ -330,14 +330,15 @@ fn check_tree_id(
     Ok(())
 }
 
-fn parent_exists(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refusal> {
+/// Refuses a quota whose parent does not exist or is no parent quota; the root always is one.
+fn check_parent(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refusal> {
     let (name, parent) = (&new.name, &new.parent);
     if parent == ROOT_QUOTA {
         return Ok(());
     }
     match topology.get(parent) {
         None => refuse!("{name} has parentName {parent} but not find parentInfo in quotaInfoMap"),
-        Some(found) if !found.is_parent => {
+        Some(quota) if !quota.is_parent => {
             refuse!("{name} has parentName {parent} but the parentQuotaInfo's IsParent is false")
         }
         Some(_) => Ok(()),

@@ -87,6 +87,7 @@ impl ClusterQuotas {
         entry.map(|(_, what)| what.clone())
     }
 
+    /// Reads a quota from the API server and caches it.
     async fn read(&self, key: &ObjectKey) -> Result<Arc<ElasticQuota>, Refusal> {
         match self.api(&key.namespace).get(&key.name).await {
             Ok(quota) => {
