@@ -228,6 +228,7 @@ fn has_written(fields: &[ManagedFieldsEntry], map: &str, key: &str) -> bool {
         .any(|set| set.0["f:metadata"][map].get(&key).is_some())
 }
 
+/// Sets the `reported` entries in labels or annotations, and removes other ones for which `is_own` returns true.
 fn merge(
     map: &mut Option<BTreeMap<String, String>>,
     reported: &BTreeMap<String, String>,

@@ -78,7 +78,7 @@ impl GroupIdentity {
         }
     }
 
-    /// Returns the value of a host application.
+    /// Returns the group identity (`cpu.bvt_warp_ns`) of a host application.
     #[must_use]
     pub fn host_app(&self, qos: QosClass) -> i64 {
         match qos {

@@ -81,8 +81,8 @@ pub struct Input<'a> {
     pub threshold: i64,
     /// True if batch work used a relevant amount of CPU in the interval.
     pub batch_ran: bool,
-    /// True if another component capped batch work at the threshold: the guard only learns from intervals
-    /// without batch work.
+    /// True if another component capped batch work at the threshold: then only intervals without batch work
+    /// update the expectations.
     pub held: bool,
     /// Levers available on this node.
     pub levers: &'a [Lever],

@@ -106,6 +106,8 @@ impl Layout {
         Self::with_range(1e12, 1e7)
     }
 
+    /// Creates a layout with a first bucket of size `first`, buckets that grow by 5 %, and a last one that contains
+    /// `max`. Source of the number of buckets: Kubernetes VPA `NewExponentialHistogramOptions`.
     fn with_range(max: f64, first: f64) -> Self {
         let count = ((max * 0.05 / first + 1.0).ln() / 1.05_f64.ln()).ceil() as usize + 1;
         Self {

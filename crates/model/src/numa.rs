@@ -100,9 +100,9 @@ pub enum NumaState {
     /// No pod.
     #[default]
     Idle,
-    /// Only pods within this NUMA node.
+    /// Used only by pods within this NUMA node.
     Single,
-    /// A pod that spans several.
+    /// Used by a pod that spans several NUMA nodes.
     Shared,
 }
 

@@ -73,8 +73,10 @@ pub fn budget(capacity: i64, reserved: i64, usage: &NodeUsage, threshold: Thresh
     }
 }
 
-/// Returns the quota to write for a `budget`, given the current one, or `None` if it stays.
+/// Returns the CFS quota of batch work to write, in µs per period; `None` if the `current` one stays.
 ///
+/// `capacity` of the node and `budget` of batch work are in milli-cores, `current` is in µs; negative means
+/// unlimited.
 /// The minimum is always written, a difference within the dead band never is, and growth is limited per step
 /// unless there is no limit now.
 #[must_use]

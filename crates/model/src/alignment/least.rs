@@ -16,33 +16,38 @@ const MAX_EXAMINED_SETS: usize = 50_000;
 /// `max_zones`.
 #[must_use]
 pub fn least_zones_score(
-    ask: &AlignmentRequest,
+    request: &AlignmentRequest,
     scope: Scope,
     mut free: FreeZones<'_>,
     max_zones: i64,
 ) -> i64 {
-    let whole = std::slice::from_ref(&ask.whole);
+    let whole = std::slice::from_ref(&request.whole);
     let parts: Vec<&Vec<ResourceDemand>> = match scope {
         Scope::Pod => whole.iter().collect(),
-        Scope::Container => ask.containers.iter().map(|(_, wants)| wants).collect(),
+        Scope::Container => request
+            .containers
+            .iter()
+            .map(|(_, demands)| demands)
+            .collect(),
     };
     let last = parts.len().saturating_sub(1);
     let (mut most, mut near) = (0, true);
-    for (index, wants) in parts.into_iter().enumerate() {
+    for (index, demands) in parts.into_iter().enumerate() {
         // As in the filter, resources of the host that no zone lists need no zone.
-        let wants = wants.iter().copied();
-        let bound = wants.filter(|want| want.kind != ResourceKind::Host || free.lists(want.id));
-        let wants: Vec<ResourceDemand> = bound.collect();
-        if !wants.iter().any(|want| free.lists(want.id)) {
+        let demands = demands.iter().copied();
+        let bound =
+            demands.filter(|demand| demand.kind != ResourceKind::Host || free.lists(demand.id));
+        let demands: Vec<ResourceDemand> = bound.collect();
+        if !demands.iter().any(|demand| free.lists(demand.id)) {
             continue;
         }
-        let Some(found) = nearest(ask.guaranteed, &wants, &free) else {
+        let Some(found) = nearest(request.guaranteed, &demands, &free) else {
             return 0;
         };
         near &= found.near;
         most = most.max(found.zones.len());
         if index < last {
-            drain(&wants, &mut free, &found.zones);
+            drain(&demands, &mut free, &found.zones);
         }
     }
     if most == 0 {
@@ -61,15 +66,15 @@ pub(super) struct NearestSet {
     pub(super) near: bool,
 }
 
-/// Returns the smallest set of zones that holds all of `wants`; of equal sizes that with the smallest
+/// Returns the smallest set of zones that holds all of `demands`; of equal sizes that with the smallest
 /// distance, then the first in lexicographic order.
 pub(super) fn nearest(
     guaranteed: bool,
-    wants: &[ResourceDemand],
+    demands: &[ResourceDemand],
     free: &FreeZones<'_>,
 ) -> Option<NearestSet> {
     for size in 1..=free.len() {
-        if !could_hold(guaranteed, wants, free, size) {
+        if !could_hold(guaranteed, demands, free, size) {
             continue;
         }
         let mut nearest_of_all = u64::MAX;
@@ -78,7 +83,7 @@ pub(super) fn nearest(
             let distance = total_distance(free, &zones);
             nearest_of_all = nearest_of_all.min(distance);
             let better = best.as_ref().is_none_or(|(best, _)| distance < *best);
-            if better && can_hold(guaranteed, wants, free, &zones) {
+            if better && can_hold(guaranteed, demands, free, &zones) {
                 best = Some((distance, zones));
             }
         }
@@ -105,20 +110,20 @@ pub(super) fn total_distance(free: &FreeZones<'_>, zones: &[usize]) -> u64 {
 
 fn can_hold(
     guaranteed: bool,
-    wants: &[ResourceDemand],
+    demands: &[ResourceDemand],
     free: &FreeZones<'_>,
     zones: &[usize],
 ) -> bool {
-    wants.iter().all(|want| {
+    demands.iter().all(|demand| {
         let mut sum = 0_i64;
         for zone in zones {
             // Each zone must list the resource.
-            let Some(have) = free.get(*zone, want.id) else {
+            let Some(free_amount) = free.get(*zone, demand.id) else {
                 return false;
             };
-            sum = sum.saturating_add(have);
+            sum = sum.saturating_add(free_amount);
         }
-        want.amount == 0 || suits(guaranteed, want, sum)
+        demand.amount == 0 || suits(guaranteed, demand, sum)
     })
 }
 
@@ -126,27 +131,27 @@ fn can_hold(
 /// no set of this size does.
 fn could_hold(
     guaranteed: bool,
-    wants: &[ResourceDemand],
+    demands: &[ResourceDemand],
     free: &FreeZones<'_>,
     size: usize,
 ) -> bool {
-    wants.iter().all(|want| {
-        let all = (0..free.len()).filter_map(|at| free.get(at, want.id));
+    demands.iter().all(|demand| {
+        let all = (0..free.len()).filter_map(|at| free.get(at, demand.id));
         let mut all: Vec<i64> = all.collect();
-        all.sort_unstable_by_key(|have| std::cmp::Reverse(*have));
+        all.sort_unstable_by_key(|free_amount| std::cmp::Reverse(*free_amount));
         let sum = all.iter().take(size);
-        let sum = sum.fold(0_i64, |sum, have| sum.saturating_add(*have));
-        all.len() >= size && (want.amount == 0 || suits(guaranteed, want, sum))
+        let sum = sum.fold(0_i64, |sum, free_amount| sum.saturating_add(*free_amount));
+        all.len() >= size && (demand.amount == 0 || suits(guaranteed, demand, sum))
     })
 }
 
-/// Allocates `wants` from the zones in order, from each as much as it has.
-pub(super) fn drain(wants: &[ResourceDemand], free: &mut FreeZones<'_>, zones: &[usize]) {
-    for want in wants {
-        let mut remaining = want.amount;
+/// Allocates `demands` from the zones in order, from each as much as it has.
+pub(super) fn drain(demands: &[ResourceDemand], free: &mut FreeZones<'_>, zones: &[usize]) {
+    for demand in demands {
+        let mut remaining = demand.amount;
         for zone in zones {
-            let part = remaining.min(free.get(*zone, want.id).unwrap_or(0));
-            free.take(*zone, want.id, part);
+            let part = remaining.min(free.get(*zone, demand.id).unwrap_or(0));
+            free.take(*zone, demand.id, part);
             remaining -= part;
         }
     }

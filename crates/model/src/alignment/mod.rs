@@ -174,10 +174,10 @@ impl<'a> FreeZones<'a> {
     }
 }
 
-/// Returns true if the free amount `have` suffices for `want`. CPU and memory are only checked for Guaranteed
+/// Returns true if `free_amount` suffices for `demand`. CPU and memory are only checked for Guaranteed
 /// pods, which alone get exclusive ones.
-fn suits(guaranteed: bool, want: &ResourceDemand, have: i64) -> bool {
-    (!guaranteed && want.kind == ResourceKind::Affine) || have >= want.amount
+fn suits(guaranteed: bool, demand: &ResourceDemand, free_amount: i64) -> bool {
+    (!guaranteed && demand.kind == ResourceKind::Affine) || free_amount >= demand.amount
 }
 
 /// Converts an amount to whole units: cores (rounded up), bytes, devices.
@@ -189,13 +189,13 @@ fn units(id: ResourceId, amount: i64) -> i64 {
     }
 }
 
-/// Returns true if a container of a Guaranteed pod with these `wants` gets exclusive whole cores, memory or
+/// Returns true if a container of a Guaranteed pod with these `demands` gets exclusive whole cores, memory or
 /// huge pages. Devices, which are exclusive as well, are not considered.
 #[must_use]
-pub fn has_own(wants: &[ResourceDemand]) -> bool {
-    wants.iter().any(|want| match want.id {
-        CPU => want.amount > 0 && want.amount % 1000 == 0,
-        _ => want.kind == ResourceKind::Affine && want.amount > 0,
+pub fn has_own(demands: &[ResourceDemand]) -> bool {
+    demands.iter().any(|demand| match demand.id {
+        CPU => demand.amount > 0 && demand.amount % 1000 == 0,
+        _ => demand.kind == ResourceKind::Affine && demand.amount > 0,
     })
 }
 

@@ -28,13 +28,15 @@ pub struct AlignmentError {
 /// # Errors
 /// The container and resource that do not fit.
 pub fn check_single_zone(
-    ask: &AlignmentRequest,
+    request: &AlignmentRequest,
     scope: Scope,
     free: FreeZones<'_>,
     on_node: impl Fn(ResourceId) -> bool,
 ) -> Result<(), AlignmentError> {
     if scope == Scope::Pod {
-        return match lowest(ask.guaranteed, &ask.whole, &free, &on_node, |_| None) {
+        return match lowest(request.guaranteed, &request.whole, &free, &on_node, |_| {
+            None
+        }) {
             Ok(_) => Ok(()),
             Err(resource) => Err(AlignmentError {
                 message: "cannot align pod",
@@ -48,7 +50,7 @@ pub fn check_single_zone(
         free,
         leftovers: Vec::new(),
     };
-    course.run(ask, 0, &on_node, &mut ways)
+    course.run(request, 0, &on_node, &mut ways)
 }
 
 /// Maximum number of cases that are examined: a pod of several containers may have exponentially many.
@@ -76,18 +78,25 @@ impl Admission<'_> {
     /// rejected.
     fn run(
         mut self,
-        ask: &AlignmentRequest,
+        request: &AlignmentRequest,
         from: usize,
         on_node: &impl Fn(ResourceId) -> bool,
         ways: &mut u32,
     ) -> Result<(), AlignmentError> {
-        for (at, (role, wants)) in ask.containers.iter().enumerate().skip(from) {
-            let leftover_zone = |want: &ResourceDemand| {
+        for (at, (role, demands)) in request.containers.iter().enumerate().skip(from) {
+            let leftover_zone = |demand: &ResourceDemand| {
                 let mut leftovers = self.leftovers.iter();
-                let found = leftovers.find(|leftover| leftover.id == want.id && is_own(ask, want));
+                let found =
+                    leftovers.find(|leftover| leftover.id == demand.id && is_own(request, demand));
                 found.map(|leftover| leftover.zone)
             };
-            let found = lowest(ask.guaranteed, wants, &self.free, on_node, leftover_zone);
+            let found = lowest(
+                request.guaranteed,
+                demands,
+                &self.free,
+                on_node,
+                leftover_zone,
+            );
             let unfit = |resource| AlignmentError {
                 message: match role {
                     Role::Init => "cannot align init container",
@@ -98,48 +107,53 @@ impl Admission<'_> {
                 resource,
             };
             let zone = found.map_err(unfit)?;
-            let last = at + 1 == ask.containers.len();
+            let last = at + 1 == request.containers.len();
             let (Some(zone), false) = (zone, last) else {
                 continue;
             };
             if *role == Role::Init {
-                self.add_leftovers(ask, zone, wants);
+                self.add_leftovers(request, zone, demands);
                 continue;
             }
-            for want in wants {
-                if ask.guaranteed || want.kind != ResourceKind::Affine {
-                    self.free.take(zone, want.id, want.amount);
+            for demand in demands {
+                if request.guaranteed || demand.kind != ResourceKind::Affine {
+                    self.free.take(zone, demand.id, demand.amount);
                 }
             }
-            if self.consume(ask, zone, wants) {
+            if self.consume(request, zone, demands) {
                 if *ways == 0 {
                     return Err(unfit(CPU));
                 }
                 *ways -= 1;
                 let mut other = self.clone();
                 other.leftovers.retain(|leftover| leftover.id != CPU);
-                other.run(ask, at + 1, on_node, ways)?;
+                other.run(request, at + 1, on_node, ways)?;
             }
         }
         Ok(())
     }
 
     /// Records the allocation that an ended init container leaves.
-    fn add_leftovers(&mut self, ask: &AlignmentRequest, zone: usize, wants: &[ResourceDemand]) {
-        for want in wants.iter().filter(|want| is_own(ask, want)) {
-            if self.free.get(zone, want.id).is_none() {
+    fn add_leftovers(
+        &mut self,
+        request: &AlignmentRequest,
+        zone: usize,
+        demands: &[ResourceDemand],
+    ) {
+        for demand in demands.iter().filter(|demand| is_own(request, demand)) {
+            if self.free.get(zone, demand.id).is_none() {
                 continue;
             }
             match self
                 .leftovers
                 .iter_mut()
-                .find(|leftover| leftover.id == want.id)
+                .find(|leftover| leftover.id == demand.id)
             {
-                Some(leftover) => leftover.least = leftover.least.max(want.amount),
+                Some(leftover) => leftover.least = leftover.least.max(demand.amount),
                 None => self.leftovers.push(Leftover {
-                    id: want.id,
+                    id: demand.id,
                     zone,
-                    least: want.amount,
+                    least: demand.amount,
                 }),
             }
         }
@@ -147,18 +161,23 @@ impl Admission<'_> {
 
     /// Subtracts the allocation of a container that keeps running from the leftovers. Returns true if it is
     /// uncertain whether CPUs are left.
-    fn consume(&mut self, ask: &AlignmentRequest, zone: usize, wants: &[ResourceDemand]) -> bool {
+    fn consume(
+        &mut self,
+        request: &AlignmentRequest,
+        zone: usize,
+        demands: &[ResourceDemand],
+    ) -> bool {
         let mut unsure = false;
         let free = &self.free;
-        for want in wants.iter().filter(|want| is_own(ask, want)) {
+        for demand in demands.iter().filter(|demand| is_own(request, demand)) {
             let is_same =
-                |leftover: &&mut Leftover| leftover.id == want.id && leftover.zone == zone;
+                |leftover: &&mut Leftover| leftover.id == demand.id && leftover.zone == zone;
             let Some(leftover) = self.leftovers.iter_mut().find(is_same) else {
                 continue;
             };
-            leftover.least = leftover.least.saturating_sub(want.amount);
+            leftover.least = leftover.least.saturating_sub(demand.amount);
             // Devices are allocated from leftovers first; no CPUs are left over if the zone has no free one.
-            if want.id == CPU && leftover.least <= 0 && free.get(zone, CPU).unwrap_or(0) > 0 {
+            if demand.id == CPU && leftover.least <= 0 && free.get(zone, CPU).unwrap_or(0) > 0 {
                 leftover.least = 1;
                 unsure = true;
             }
@@ -168,41 +187,41 @@ impl Admission<'_> {
     }
 }
 
-/// Returns true if the container gets exclusive CPUs or devices for `want`.
-fn is_own(ask: &AlignmentRequest, want: &ResourceDemand) -> bool {
-    let cores = want.id == CPU && ask.guaranteed && want.amount % 1000 == 0;
-    want.amount > 0 && (cores || want.kind == ResourceKind::Host)
+/// Returns true if the container gets exclusive CPUs or devices for `demand`.
+fn is_own(request: &AlignmentRequest, demand: &ResourceDemand) -> bool {
+    let cores = demand.id == CPU && request.guaranteed && demand.amount % 1000 == 0;
+    demand.amount > 0 && (cores || demand.kind == ResourceKind::Host)
 }
 
-/// Returns the lowest zone that holds all of `wants`; `None` if none of them belongs to zones. `only` returns
+/// Returns the lowest zone that holds all of `demands`; `None` if none of them belongs to zones. `only` returns
 /// the zone that a resource must come from, if it is restricted to one.
 fn lowest(
     guaranteed: bool,
-    wants: &[ResourceDemand],
+    demands: &[ResourceDemand],
     free: &FreeZones<'_>,
     on_node: impl Fn(ResourceId) -> bool,
     only: impl Fn(&ResourceDemand) -> Option<usize>,
 ) -> Result<Option<usize>, ResourceId> {
     let mut fits: Vec<usize> = (0..free.len()).collect();
     let mut bound = false;
-    for want in wants.iter().filter(|want| want.amount > 0) {
+    for demand in demands.iter().filter(|demand| demand.amount > 0) {
         // Resources that every node has are checked by the zones alone.
-        let everywhere = is_everywhere(want.id) || [EPHEMERAL_STORAGE, PODS].contains(&want.id);
-        if !everywhere && !on_node(want.id) {
-            return Err(want.id);
+        let everywhere = is_everywhere(demand.id) || [EPHEMERAL_STORAGE, PODS].contains(&demand.id);
+        if !everywhere && !on_node(demand.id) {
+            return Err(demand.id);
         }
-        if want.kind == ResourceKind::Host && !free.lists(want.id) {
+        if demand.kind == ResourceKind::Host && !free.lists(demand.id) {
             continue;
         }
         bound = true;
-        let only = only(want);
+        let only = only(demand);
         fits.retain(|at| {
-            let have = free.get(*at, want.id);
+            let free_amount = free.get(*at, demand.id);
             only.is_none_or(|only| only == *at)
-                && have.is_some_and(|have| suits(guaranteed, want, have))
+                && free_amount.is_some_and(|free_amount| suits(guaranteed, demand, free_amount))
         });
         if fits.is_empty() {
-            return Err(want.id);
+            return Err(demand.id);
         }
     }
     Ok(fits.first().copied().filter(|_| bound))

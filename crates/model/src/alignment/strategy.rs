@@ -22,49 +22,53 @@ pub enum ZoneStrategy {
 #[must_use]
 pub fn strategy(
     kind: ZoneStrategy,
-    ask: &AlignmentRequest,
+    request: &AlignmentRequest,
     scope: Scope,
     free: &FreeZones<'_>,
     weight: impl Fn(ResourceId) -> i64,
 ) -> i64 {
-    let worst = |wants: &[ResourceDemand]| {
-        if wants.is_empty() {
+    let worst = |demands: &[ResourceDemand]| {
+        if demands.is_empty() {
             return BEST;
         }
-        let scores = (0..free.len()).map(|at| zone_score(kind, wants, free, at, &weight));
+        let scores = (0..free.len()).map(|at| zone_score(kind, demands, free, at, &weight));
         scores.filter(|score| *score != 0).min().unwrap_or(0)
     };
     if scope == Scope::Pod {
-        return worst(&ask.whole);
+        return worst(&request.whole);
     }
-    let containers = i64::try_from(ask.containers.len()).unwrap_or(i64::MAX);
-    let sum: i64 = ask.containers.iter().map(|(_, wants)| worst(wants)).sum();
+    let containers = i64::try_from(request.containers.len()).unwrap_or(i64::MAX);
+    let sum: i64 = request
+        .containers
+        .iter()
+        .map(|(_, demands)| worst(demands))
+        .sum();
     sum.checked_div(containers).unwrap_or(BEST)
 }
 
-/// Returns the score of one zone for `wants`, 0 to 100.
+/// Returns the score of one zone for `demands`, 0 to 100.
 fn zone_score(
     kind: ZoneStrategy,
-    wants: &[ResourceDemand],
+    demands: &[ResourceDemand],
     free: &FreeZones<'_>,
     at: usize,
     weight: impl Fn(ResourceId) -> i64,
 ) -> i64 {
-    let pairs = wants.iter().map(|want| {
-        let have = units(want.id, free.get(at, want.id).unwrap_or(0));
-        (want.id, have, units(want.id, want.amount))
+    let pairs = demands.iter().map(|demand| {
+        let free_amount = units(demand.id, free.get(at, demand.id).unwrap_or(0));
+        (demand.id, free_amount, units(demand.id, demand.amount))
     });
     if kind == ZoneStrategy::BalancedAllocation {
-        return balanced(pairs.map(|(_, have, requested)| (have, requested)));
+        return balanced(pairs.map(|(_, free_amount, requested)| (free_amount, requested)));
     }
     let (mut sum, mut weights) = (0_i128, 0_i128);
-    for (id, have, requested) in pairs {
+    for (id, free_amount, requested) in pairs {
         let part = match kind {
-            _ if have == 0 || requested > have => 0,
+            _ if free_amount == 0 || requested > free_amount => 0,
             ZoneStrategy::MostAllocated => requested,
-            _ => have.saturating_sub(requested),
+            _ => free_amount.saturating_sub(requested),
         };
-        let points = i128::from(part) * i128::from(BEST) / i128::from(have.max(1));
+        let points = i128::from(part) * i128::from(BEST) / i128::from(free_amount.max(1));
         let weight = i128::from(weight(id).max(1));
         sum += points * weight;
         weights += weight;
@@ -76,11 +80,11 @@ fn zone_score(
 /// where upstream divides by zero.
 fn balanced(pairs: impl Iterator<Item = (i64, i64)>) -> i64 {
     let mut shares = Vec::new();
-    for (have, requested) in pairs {
-        let share = if have == 0 {
+    for (free_amount, requested) in pairs {
+        let share = if free_amount == 0 {
             1.0
         } else {
-            requested as f64 / have as f64
+            requested as f64 / free_amount as f64
         };
         if share > 1.0 {
             return 0;

@@ -20,7 +20,7 @@ pub struct Task {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CookieMembers {
     /// Desired cookie.
-    pub wanted: CookieTarget,
+    pub target: CookieTarget,
     /// Processes whose cookie could be read.
     pub tasks: Vec<Task>,
 }
@@ -68,7 +68,7 @@ impl Cookies {
             self.begun = true;
             let touched = containers
                 .iter()
-                .filter(|c| c.wanted != CookieTarget::Untouched);
+                .filter(|c| c.target != CookieTarget::Untouched);
             self.ours
                 .extend(touched.flat_map(|c| &c.tasks).map(|task| task.cookie));
         }
@@ -82,7 +82,7 @@ impl Cookies {
         }
         let neutral = containers
             .iter()
-            .filter(|c| c.wanted == CookieTarget::Neutral);
+            .filter(|c| c.target == CookieTarget::Neutral);
         let clear = neutral
             .flat_map(|c| &c.tasks)
             .filter(|task| task.cookie != 0 && self.ours.contains(&task.cookie));
@@ -138,12 +138,13 @@ impl Cookies {
     }
 }
 
-/// Returns the tasks of each group; groups and tasks are in the order of the containers.
+/// Returns the processes of each cookie group, by group name; groups and processes are in the order of the
+/// containers.
 fn groups(containers: &[CookieMembers]) -> Vec<(&str, Vec<Task>)> {
     let mut groups: Vec<(&str, Vec<Task>)> = Vec::new();
     let mut index: BTreeMap<&str, usize> = BTreeMap::new();
     for container in containers {
-        let CookieTarget::Group(name) = &container.wanted else {
+        let CookieTarget::Group(name) = &container.target else {
             continue;
         };
         let position = *index.entry(name).or_insert_with(|| {

@@ -142,7 +142,7 @@ impl Kernel {
             Some(Task { pid: *pid, cookie })
         };
         CookieMembers {
-            wanted: wanted.clone(),
+            target: wanted.clone(),
             tasks: pids.iter().filter_map(task).collect(),
         }
     }
@@ -282,7 +282,7 @@ fn failed_copy_does_not_mix_groups() {
     let members = [
         kernel.members(&a, &[1]),
         CookieMembers {
-            wanted: b,
+            target: b,
             tasks: vec![Task { pid: 2, cookie: 7 }, Task { pid: 3, cookie: 7 }],
         },
     ];

@@ -244,11 +244,12 @@ pub struct Site<'a> {
 pub struct Rules<'a> {
     /// NUMA nodes that devices must belong to; `None` means any.
     pub numa: Option<NumaMask>,
-    /// Only devices to use, with their maximum amounts, for types with entries; `None` means no restriction.
+    /// Devices to restrict the allocation to, with their maximum amounts, for types with entries; `None` means no
+    /// restriction.
     pub within: Option<&'a [PerMinor; 3]>,
     /// Bit sets of the devices to take first, by type.
     pub preferred: [u64; 3],
-    /// Only virtual functions to use, as sorted pairs of minor and bus id, for devices with entries.
+    /// Virtual functions to restrict the allocation to, as sorted pairs of minor and bus id, for devices with entries.
     pub functions: Option<&'a [Vec<(u8, String)>; 3]>,
     /// Scorer that orders the devices; without it the lowest minors are taken.
     pub scorer: Option<&'a Scorer>,

@@ -41,12 +41,13 @@ impl Gangs {
         }
     }
 
-    /// Selects the member that represents the group in the queue, if needed.
+    /// Selects the member that represents the group in the queue, if needed; `prefer` is selected if it can be
+    /// and the current one cannot stay. If `reactivate` is true, the member is queued even if it stays the same.
     pub(super) fn select_representative(
         &mut self,
         group: &Arc<str>,
         prefer: Option<&Arc<str>>,
-        poke: bool,
+        reactivate: bool,
         moves: &mut Moves,
     ) {
         if self.attempt.as_ref().is_some_and(|a| a.group == *group) {
@@ -81,12 +82,12 @@ impl Gangs {
         let moved = next != current;
         if let Some(members) = self.groups.get_mut(group) {
             members.representative.clone_from(&next);
-            members.short &= !moved && !short && !poke;
+            members.short &= !moved && !short && !reactivate;
         }
         if moved {
             moves.regate.extend(current);
         }
-        if let Some(next) = next.filter(|_| moved || poke || short) {
+        if let Some(next) = next.filter(|_| moved || reactivate || short) {
             moves.regate.push(next.clone());
             moves.activate.push(next);
         }
@@ -126,12 +127,13 @@ impl Gangs {
         }
     }
 
-    /// Selects the representatives of the other groups that list gang `id`, where needed.
+    /// Selects the representatives of the groups other than `own` that list gang `id`, where needed, as
+    /// [`Self::select_representative`] does.
     pub(super) fn select_other_representatives(
         &mut self,
         id: &str,
         own: &str,
-        poke: bool,
+        reactivate: bool,
         moves: &mut Moves,
     ) {
         let Some(listed) = self.listed.get(id) else {
@@ -139,7 +141,7 @@ impl Gangs {
         };
         for group in listed.clone() {
             if *group != *own {
-                self.select_representative(&group, None, poke, moves);
+                self.select_representative(&group, None, reactivate, moves);
             }
         }
     }

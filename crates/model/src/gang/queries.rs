@@ -27,7 +27,7 @@ pub struct PlacedGroup {
     pub mates: Vec<Arc<str>>,
 }
 
-/// Members to schedule together with a member that fits no node.
+/// Members of a gang group to schedule together, because one of them fits no node on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     /// Id of the group.

@@ -7,7 +7,8 @@ use std::fmt;
 pub enum Signal {
     /// PSI `some` of CPU: share of time in which a task waited for a CPU, 0–1.
     CpuStall,
-    /// Largest such share within a step of the fast lane, 0–1: short waits that an average hides.
+    /// Largest share of time in which a task waited for a CPU within a step of the fast lane, 0–1: short waits
+    /// that the average of [`Signal::CpuStall`] hides.
     CpuPeak,
     /// Run-queue delay / (delay + run time) of the service's threads, 0–1.
     RunQueue,

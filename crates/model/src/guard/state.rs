@@ -9,7 +9,7 @@ use super::signal::{Lever, Signal};
 pub enum Verdict {
     /// The vote is 0: its alarm is ignored.
     NoVote,
-    /// There are no usable readings yet.
+    /// No usable reading exists yet.
     Unknown,
     /// The readings match the expectation.
     Calm,

@@ -62,8 +62,9 @@ impl TopologyTree {
         ranks
     }
 
-    /// Groups nodes that differ only in name, by their parent domain and number of pods. Returns the number
-    /// of each group in the order of [`TopologyTree::ranks`]; equal groups have equal numbers.
+    /// Returns the order number of each group of nodes that differ only in name; a group is identified by its
+    /// parent domain and its number of existing pods. Groups are numbered in the order of
+    /// [`TopologyTree::ranks`]; groups that compare as equal share a number.
     fn equal_groups(
         &self,
         leaves: &[Option<usize>],
@@ -85,15 +86,15 @@ impl TopologyTree {
         };
         let mut keyed: Vec<_> = first
             .into_iter()
-            .map(|(of, leaf)| (key(leaf), of))
+            .map(|(group, leaf)| (key(leaf), group))
             .collect();
         keyed.sort_unstable();
         let (mut out, mut last) = (FxHashMap::default(), (0, None));
-        for (key, of) in keyed {
+        for (key, group) in keyed {
             if last.1.as_ref() != Some(&key) {
                 last = (last.0 + 1, Some(key));
             }
-            out.insert(of, last.0);
+            out.insert(group, last.0);
         }
         out
     }

@@ -196,7 +196,7 @@ impl TopologyTree {
             return Err(sums_by_domain.refusal());
         };
         let mut dealt = Vec::new();
-        sums_by_domain.deal(best, request.pods, &mut dealt);
+        sums_by_domain.distribute_pods(best, request.pods, &mut dealt);
         Ok(dealt)
     }
 }
@@ -286,8 +286,9 @@ impl<'a> OfferSums<'a> {
             .then_with(|| last(a).cmp(&last(b)))
     }
 
-    /// Fills a domain with exactly `pods` pods, which it can hold.
-    fn deal(&self, at: usize, pods: usize, out: &mut Placement) {
+    /// Distributes exactly `pods` pods over the nodes of domain `at`, which can hold them, and appends nodes with
+    /// their numbers of pods to `out`.
+    fn distribute_pods(&self, at: usize, pods: usize, out: &mut Placement) {
         let domain = &self.tree.domains[at];
         if pods == 0 {
             return;
@@ -299,17 +300,19 @@ impl<'a> OfferSums<'a> {
         let mut children = domain.children.clone();
         children.sort_by(|a, b| self.compare(*a, *b, true));
         // Numbers that the later children can hold, so that no child gets more than leaves a solution.
-        let mut behind = vec![CountSet::UpTo(0)];
+        let mut later_counts = vec![CountSet::UpTo(0)];
         for child in children.iter().skip(1).rev() {
-            let last = behind.last().map(|last| last.plus(&self.can[*child], pods));
-            behind.extend(last);
+            let last = later_counts
+                .last()
+                .map(|last| last.plus(&self.can[*child], pods));
+            later_counts.extend(last);
         }
         let mut remaining = pods;
-        for (child, behind) in children.into_iter().zip(behind.into_iter().rev()) {
-            let most = self.can[child].largest(remaining, |n| behind.has(remaining - n));
-            let most = most.unwrap_or(0);
-            self.deal(child, most, out);
-            remaining -= most;
+        for (child, later) in children.into_iter().zip(later_counts.into_iter().rev()) {
+            let count = self.can[child].largest(remaining, |n| later.has(remaining - n));
+            let count = count.unwrap_or(0);
+            self.distribute_pods(child, count, out);
+            remaining -= count;
         }
     }
 

@@ -9,9 +9,9 @@ pub struct ChargedPod<'a> {
     /// Charged amounts.
     pub amounts: &'a Amounts,
     /// True if the pod must not be preempted: it is never selected.
-    pub firm: bool,
+    pub non_preemptible: bool,
     /// True if the pod is being deleted: its amounts are freed anyway.
-    pub leaving: bool,
+    pub deleting: bool,
 }
 
 /// Selects the pods, the least important first, that must be evicted so that `used` is within `limit`.
@@ -26,12 +26,12 @@ pub struct ChargedPod<'a> {
 #[must_use]
 pub fn revoke(used: &Amounts, limit: &Amounts, pods: &[ChargedPod<'_>]) -> Vec<usize> {
     let mut used = used.clone();
-    for pod in pods.iter().filter(|pod| pod.leaving) {
+    for pod in pods.iter().filter(|pod| pod.deleting) {
         used.sub_all(pod.amounts);
     }
     let mut out = Vec::new();
-    let may_go = |pod: &ChargedPod<'_>| !pod.firm && !pod.leaving;
-    for (at, pod) in pods.iter().enumerate().filter(|(_, pod)| may_go(pod)) {
+    let is_evictable = |pod: &ChargedPod<'_>| !pod.non_preemptible && !pod.deleting;
+    for (at, pod) in pods.iter().enumerate().filter(|(_, pod)| is_evictable(pod)) {
         if exceeded(&used, limit).is_empty() {
             break;
         }

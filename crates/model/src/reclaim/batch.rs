@@ -141,7 +141,7 @@ pub(super) struct Services {
 }
 
 impl Services {
-    /// Returns the amount charged under `policy`.
+    /// Returns the CPU that services are charged under `policy`.
     pub(super) fn cpu(&self, policy: CpuPolicy) -> Quantity {
         match policy {
             CpuPolicy::Usage => self.used.cpu,
@@ -149,7 +149,7 @@ impl Services {
         }
     }
 
-    /// Returns the amount charged under `policy`.
+    /// Returns the memory that services are charged under `policy`.
     pub(super) fn memory(&self, policy: MemoryPolicy) -> Quantity {
         match policy {
             MemoryPolicy::Usage => self.used.memory,

@@ -1,4 +1,4 @@
-//! Recommendation from a history.
+//! Computes a container's recommendation from its usage history.
 
 use super::container::ContainerModel;
 use super::settings::{Settings, SettingsError};

@@ -113,8 +113,8 @@ impl ElasticQuotas {
                 .iter()
                 .map(|charge| ChargedPod {
                     amounts: &charge.amounts,
-                    firm: charge.non_preemptible,
-                    leaving: charge.info.deleting,
+                    non_preemptible: charge.non_preemptible,
+                    deleting: charge.info.deleting,
                 })
                 .collect();
             for at in revoke(used, share, &holdings) {

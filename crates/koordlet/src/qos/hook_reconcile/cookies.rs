@@ -85,7 +85,7 @@ impl CookieKeeper {
         self.containers.push(ContainerTasks {
             created: pod.created,
             members: CookieMembers {
-                wanted: hook_value.value.clone(),
+                target: hook_value.value.clone(),
                 tasks: processes.into_iter().filter_map(task).collect(),
             },
             at: write,
@@ -121,7 +121,7 @@ impl CookieKeeper {
         let actions = self.cookies.plan(&members);
         self.done = !self.enabled && actions.is_empty();
         for container in &containers {
-            let CookieTarget::Group(group) = &container.members.wanted else {
+            let CookieTarget::Group(group) = &container.members.target else {
                 continue;
             };
             if let Some(cookie) = self.cookies.cookie(group) {

@@ -20,10 +20,10 @@ fn goes(limit: &Amounts, pods: &[TestPod]) -> Vec<usize> {
     }
     let pods = pods.iter().zip(&amounts);
     let pods: Vec<ChargedPod<'_>> = pods
-        .map(|((_, _, firm, leaving), amounts)| ChargedPod {
+        .map(|((_, _, non_preemptible, deleting), amounts)| ChargedPod {
             amounts,
-            firm: *firm,
-            leaving: *leaving,
+            non_preemptible: *non_preemptible,
+            deleting: *deleting,
         })
         .collect();
     crate::quota::revoke(&used, limit, &pods)
