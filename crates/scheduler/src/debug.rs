@@ -191,22 +191,22 @@ impl DebugHandle {
 
     async fn query(
         &self,
-        ask: impl FnOnce(&mut Engine, Timestamp) -> Value + Send + 'static,
+        query: impl FnOnce(&mut Engine, Timestamp) -> Value + Send + 'static,
     ) -> Option<Value> {
-        self.query_as(ask).await
+        self.query_as(query).await
     }
 
-    /// Runs `ask` on the engine and returns its result; `None` if there is no engine.
+    /// Runs `query` on the engine and returns its result; `None` if there is no engine.
     pub(crate) async fn query_as<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&mut Engine, Timestamp) -> T + Send + 'static,
+        query: impl FnOnce(&mut Engine, Timestamp) -> T + Send + 'static,
     ) -> Option<T> {
         let sender = self.shared.queries.read().clone()?;
         let (answer, answered) = oneshot::channel();
-        let question = EngineQuery(Box::new(move |engine, now| {
-            let _ = answer.send(ask(engine, now));
+        let engine_query = EngineQuery(Box::new(move |engine, now| {
+            let _ = answer.send(query(engine, now));
         }));
-        sender.send(question).await.ok()?;
+        sender.send(engine_query).await.ok()?;
         answered.await.ok()
     }
 }

@@ -424,7 +424,7 @@ impl Metrics {
     }
 
     /// Sets the number of pending bindings.
-    pub(crate) fn binding(&self, n: usize) {
+    pub(crate) fn set_pending_bindings(&self, n: usize) {
         self.goroutines
             .with_label_values(&["binding"])
             .set(float(n));
@@ -484,8 +484,8 @@ impl Metrics {
         BufferedHistograms::new(self.events.clone())
     }
 
-    /// Adds measurements of the engine.
-    pub(crate) fn measured(&self, measures: Measures, names: &[String]) {
+    /// Adds measurements of the engine; `names` are those of the profiles, by index.
+    pub(crate) fn add_measures(&self, measures: Measures, names: &[String]) {
         let profile = |at: usize| names.get(at).map_or("", String::as_str);
         for measured in measures.timings {
             match measured {

@@ -51,7 +51,7 @@ pub(crate) struct QueuedPod {
     pub(crate) attempts: u32,
     /// The time at which the pod first entered the queue with its gates open.
     pub(crate) first_seen: Timestamp,
-    /// Whether it is retried only because it waited the maximum time.
+    /// True if it is retried only because it waited the maximum time.
     pub(crate) flushed: bool,
     /// Names of objects that it references, while it is refused.
     names: Vec<Box<str>>,
@@ -283,7 +283,7 @@ impl Queue {
 
     /// Removes a pod.
     pub(crate) fn remove(&mut self, uid: &str) -> Option<QueuedPod> {
-        self.uncount(uid);
+        self.remove_from_indexes(uid);
         self.pods.remove(uid)
     }
 
@@ -376,7 +376,7 @@ impl Queue {
     }
 
     /// Indexes a refused pod by the `names` of objects that it references, until it is retried.
-    pub(crate) fn name(&mut self, uid: &str, names: Vec<Box<str>>) {
+    pub(crate) fn index_references(&mut self, uid: &str, names: Vec<Box<str>>) {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
@@ -531,7 +531,7 @@ impl Queue {
     }
 
     /// Removes the pod from the indexes and counts of its current state.
-    fn uncount(&mut self, uid: &str) {
+    fn remove_from_indexes(&mut self, uid: &str) {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
@@ -569,7 +569,7 @@ impl Queue {
 
     /// Moves the pod to state `place`; `event` is the reason for the metric of incoming pods.
     fn set_state(&mut self, uid: &str, place: QueueState, event: &'static str) {
-        self.uncount(uid);
+        self.remove_from_indexes(uid);
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };

@@ -29,7 +29,7 @@ const START: i64 = 1_700_000_000;
 struct Reached {
     /// Compared sets of feasible nodes that were neither empty nor complete, computed for the comparison.
     sets: u32,
-    /// Such sets from which the engine chose a node.
+    /// Sets of feasible nodes from which the engine chose a node.
     offers: u32,
     best: u32,
     refused: u32,
@@ -278,7 +278,7 @@ impl OracleRun {
 
     /// Checks the nodes among which the engine decides.
     fn shown(&mut self, consultation: &ExtenderCall) {
-        let ExtenderRequest::Nodes(nodes) = &consultation.question else {
+        let ExtenderRequest::Nodes(nodes) = &consultation.request else {
             panic!("{}: {consultation:?}", self.context);
         };
         let name = consultation.pod.name.to_string();

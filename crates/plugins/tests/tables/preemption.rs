@@ -251,7 +251,7 @@ fn tried(engine: &mut Engine, text: &str, agrees: impl Fn(&str) -> bool) -> Atte
 }
 
 fn answer(call: &ExtenderCall, agrees: impl Fn(&str) -> bool) -> (ExtenderResult, Vec<String>) {
-    let ExtenderRequest::Victims(proposals) = &call.question else {
+    let ExtenderRequest::Victims(proposals) = &call.request else {
         panic!("{call:?}");
     };
     let (mut agreed, mut shown) = (Vec::new(), Vec::new());

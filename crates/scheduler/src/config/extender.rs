@@ -9,7 +9,7 @@ use std::collections::HashSet;
 /// The default timeout of a call, in seconds.
 const PATIENCE: i64 = 5;
 
-/// One entry of `extenders`. A step whose verb is empty is not delegated to the extender.
+/// Configuration of an extender, an entry of `extenders`. A step whose verb is empty is not delegated to it.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Extender {
@@ -25,18 +25,18 @@ pub struct Extender {
     pub weight: i64,
     /// The verb for binding pods, instead of the scheduler.
     pub bind_verb: String,
-    /// Whether TLS is used; the server is not verified if no CA is configured.
+    /// True if TLS is used; the server is not verified if no CA is configured.
     #[serde(rename = "enableHTTPS")]
     pub enable_https: bool,
     /// CA, certificate and key.
     pub tls_config: Option<ExtenderTls>,
     /// The timeout of one call; 0 for 5 s.
     pub http_timeout: GoDuration,
-    /// Whether the extender caches nodes itself: then it is sent names instead of objects.
+    /// True if the extender caches nodes itself: then it is sent names instead of objects.
     pub node_cache_capable: bool,
     /// The extender is called only for pods that request one of these; for every pod if empty.
     pub managed_resources: Vec<ManagedResource>,
-    /// Whether scheduling goes on if the extender fails. Such extenders are called last.
+    /// True if scheduling goes on if the extender fails. Such extenders are called last.
     pub ignorable: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct Extender {
 pub struct ManagedResource {
     /// The name of the extended resource.
     pub name: String,
-    /// Whether only the extender checks the capacity of nodes.
+    /// True if only the extender checks the capacity of nodes.
     pub ignored_by_scheduler: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct ManagedResource {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ExtenderTls {
-    /// Whether the server is not verified.
+    /// True if the server is not verified.
     pub insecure: bool,
     /// The server name in the server's certificate; the host of the URL if empty.
     pub server_name: String,

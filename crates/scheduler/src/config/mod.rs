@@ -32,7 +32,7 @@ pub struct Configuration {
     /// The connection to the API server.
     #[serde(default)]
     pub client_connection: ClientConnection,
-    /// Whether profiles of the process are served.
+    /// True if performance profiles of the process are served.
     #[serde(default = "yes")]
     pub enable_profiling: bool,
     /// Accepted for compatibility.
@@ -53,7 +53,7 @@ pub struct Configuration {
     /// Extenders: HTTP services that filter or score nodes, review victims, or bind.
     #[serde(default)]
     pub extenders: Vec<Extender>,
-    /// Whether informers wait for leadership.
+    /// True if informers wait for leadership.
     #[serde(default)]
     pub delay_cache_until_active: bool,
 }
@@ -72,7 +72,7 @@ impl Component for Configuration {
     type Burst = u32;
 }
 
-/// One entry of `profiles`.
+/// A scheduling profile, an entry of `profiles`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProfileConfig {

@@ -314,7 +314,7 @@ impl Evaluation {
         let mut nodes = self.verdicts.helpable();
         let stable = nodes.len();
         nodes.extend(
-            self.refused_moving(scope)
+            self.volatile_refusals(scope)
                 .filter_map(|(node, _, rejection)| {
                     (rejection.code == Code::Unschedulable).then_some(node)
                 }),

@@ -11,16 +11,16 @@ use rustc_hash::FxHashMap;
 /// counted after its last use.
 #[derive(Debug)]
 pub struct ClassCache {
-    /// Whether pods may share evaluations.
+    /// True if pods may share evaluations.
     pub(super) enabled: bool,
     pub(super) by_shape: FxHashMap<(usize, ShapeId), Evaluation>,
     /// Cached preemption plans.
     pub(super) preemption_cache: PreemptionCache,
     /// The total size of the evaluations in bytes.
     pub(super) bytes: usize,
-    /// How often an evaluation was used.
+    /// Number of times that an evaluation was used.
     pub(super) uses: u64,
-    /// How often an evaluation selected a node that the pod's own check refused.
+    /// Number of times that an evaluation selected a node that the pod's own check refused.
     pub(super) mismatches: u64,
 }
 

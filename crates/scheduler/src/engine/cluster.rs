@@ -28,7 +28,7 @@ pub struct ClusterState {
     pub(super) indexes: Indexes,
     /// Pods on nodes, by uid.
     pub(super) pods: FxHashMap<Arc<str>, Record>,
-    /// How many of them are only assumed.
+    /// Number of pods on nodes that are only assumed.
     pub(super) assumed: usize,
     /// The number of pods on nodes by priority, without holders.
     pub(super) priorities: BTreeMap<i32, usize>,

@@ -220,8 +220,8 @@ impl Engine {
         match NodeSelection::new(self).select(pod, profile, now, None, asks_extenders) {
             Ok(choice) if asks_extenders => {
                 let (nodes, offers) = (&self.cluster.nodes, choice.offers());
-                let question = self.calls.request_nodes(pod, nodes, &offers, 0);
-                self.outbox.push(question);
+                let request = self.calls.request_nodes(pod, nodes, &offers, 0);
+                self.outbox.push(request);
                 Ok(None)
             }
             Ok(choice) => self.place(pod, profile, &choice, now).map(Some),
@@ -301,13 +301,13 @@ impl Engine {
         let view = self.cluster.view(now);
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
-        let booking = self.table.booking(pod);
+        let tracking_plugins = self.table.tracking_plugins_for(pod);
         let mut laps = self
             .telemetry
             .meter
             .start(&self.table.names, profile, Point::PreBind);
         let instances = self.table.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
+        for instance in instances.filter(|index| tracking_plugins & (1 << **index) != 0) {
             let verdict = match self.table.plugins[*instance].pre_bind() {
                 Some(role) => role.pre_bind(&cycle, node, &mut patch),
                 None => Ok(()),
@@ -320,7 +320,7 @@ impl Engine {
         drop(laps);
         let plans = self.table.profiles[profile].bind.iter();
         let plan = plans
-            .filter(|index| booking & (1 << **index) != 0)
+            .filter(|index| tracking_plugins & (1 << **index) != 0)
             .filter_map(|index| {
                 Some((
                     self.table.plugins[*index].bind()?.bind(&cycle, node),
@@ -410,7 +410,7 @@ impl Engine {
             names.dedup();
             if !names.is_empty() {
                 let names = names.into_iter().map(Box::from).collect();
-                self.queue.name(&pod.uid, names);
+                self.queue.index_references(&pod.uid, names);
             }
         }
         self.outbox.push(Output::Failed(failure));
@@ -459,10 +459,10 @@ impl PluginTable {
         fx: &mut Effects,
     ) -> Result<(), CycleError> {
         let mut refused = None;
-        let booking = self.booking(pod);
+        let tracking_plugins = self.tracking_plugins_for(pod);
         let mut laps = meter.start(&self.names, profile, Point::Reserve);
         let instances = self.profiles[profile].reserve.iter();
-        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
+        for instance in instances.filter(|index| tracking_plugins & (1 << **index) != 0) {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
@@ -499,10 +499,10 @@ impl PluginTable {
         let now = view.now;
         let mut waiting: Option<WaitingPod> = None;
         let mut refused = None;
-        let booking = self.booking(pod);
+        let tracking_plugins = self.tracking_plugins_for(pod);
         let mut laps = meter.start(&self.names, profile, Point::Permit);
         let instances = self.profiles[profile].permit.iter();
-        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
+        for instance in instances.filter(|index| tracking_plugins & (1 << **index) != 0) {
             let cycle = Cycle::new(pod, view);
             let answer = match self.plugins[*instance].permit() {
                 Some(permit) => permit.permit(&cycle, node, fx),
@@ -559,9 +559,9 @@ impl PluginTable {
         fx: &mut Effects,
     ) -> Result<Option<WaitingPod>, CycleError> {
         let now = view.now;
-        let booking = self.booking(pod);
+        let tracking_plugins = self.tracking_plugins_for(pod);
         let instances = self.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
+        for instance in instances.filter(|index| tracking_plugins & (1 << **index) != 0) {
             let Some(permit) = self.plugins[*instance].permit() else {
                 continue;
             };

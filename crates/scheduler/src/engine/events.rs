@@ -43,8 +43,8 @@ impl Engine {
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod(&info);
-        let booking = self.table.booking(&info);
-        let plugins = self.table.plugins_of(booking);
+        let tracking_plugins = self.table.tracking_plugins_for(&info);
+        let plugins = self.table.plugins_of(tracking_plugins);
         for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
             role.on_pod(&info, view, &mut fx);
@@ -123,8 +123,8 @@ impl Engine {
             return;
         };
         let mut fx = Effects::default();
-        let booking = self.table.booking(&info);
-        let plugins = self.table.plugins_of(booking);
+        let tracking_plugins = self.table.tracking_plugins_for(&info);
+        let plugins = self.table.plugins_of(tracking_plugins);
         for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
             role.on_updated(&old, &info, index, view, &mut fx);
@@ -325,14 +325,15 @@ impl Engine {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
                 self.telemetry.meter.begin_after(now);
-                let booking = self.table.booking(&pod);
+                let tracking_plugins = self.table.tracking_plugins_for(&pod);
                 if let Some(at) = profile {
                     let mut laps =
                         self.telemetry
                             .meter
                             .start(&self.table.names, at, Point::PostBind);
                     let instances = self.table.profiles[at].post_bind.iter();
-                    for instance in instances.filter(|index| booking & (1 << **index) != 0) {
+                    for instance in instances.filter(|index| tracking_plugins & (1 << **index) != 0)
+                    {
                         let view = self.cluster.view(now);
                         if let Some(role) = self.table.plugins[*instance].post_bind() {
                             role.post_bind(&pod, &node, view, &mut fx);

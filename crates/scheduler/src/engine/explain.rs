@@ -207,9 +207,9 @@ impl Inspector<'_> {
         }
         self.table.prepare_explain(self.cluster.view(now));
         let mut plugins = serde_json::Map::new();
-        let judging = self.table.judging(&pod);
+        let filter_plugins = self.table.filter_plugins_for(&pod);
         let numbered = self.table.plugins.iter().enumerate();
-        for (_, plugin) in numbered.filter(|(at, _)| judging & (1 << at) != 0) {
+        for (_, plugin) in numbered.filter(|(at, _)| filter_plugins & (1 << at) != 0) {
             let explainer = plugin.explain();
             if let Some(explanation) =
                 explainer.and_then(|it| it.explain(&pod, self.cluster.view(now)))
@@ -307,7 +307,12 @@ impl Scope<'_> {
         };
         let (removed, added) = self.overlay_pods(node, &[]);
         let cycle = self.with_removed(&removed, &added);
-        for (plugin, state) in self.prepared.filters.iter().chain(&self.prepared.moving) {
+        for (plugin, state) in self
+            .prepared
+            .filters
+            .iter()
+            .chain(&self.prepared.volatile_filters)
+        {
             let filter = filter_of(self.plugins, *plugin);
             if let Err(rejection) = filter.filter(&cycle, state, node) {
                 let before = out.found();
@@ -345,7 +350,7 @@ impl Scope<'_> {
                 .then(|| normal(column.kind, *raw, column.max)),
             weight: column.weight,
         });
-        let moving = self.prepared.moving_scores.iter();
+        let moving = self.prepared.volatile_scores.iter();
         let moving = moving.map(|(plugin, weight, state)| PluginScore {
             plugin: self.plugins[*plugin].name(),
             raw: score_of(self.plugins, *plugin).score(&self.cycle, state, node),
@@ -412,7 +417,7 @@ impl Evaluation {
             let nodes = rows.filter_map(|row| u32::try_from(row).ok().map(NodeIndex));
             return (feasible, nodes.collect());
         }
-        let mut rows = self.shared_fits();
+        let mut rows = self.non_volatile_fits();
         self.drop_refused(scope, &mut rows);
         let (feasible, keys) = (rows.len(), self.tree.rows());
         let order = |node: &NodeIndex| {

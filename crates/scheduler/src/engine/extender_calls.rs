@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 /// Name of the extenders where a refusing plugin is named, as in kube-scheduler.
 pub(super) const NAME: &str = "Extender";
-/// How often a pod repeats an extender call because the nodes that fit have changed.
+/// Maximum number of times that a pod repeats an extender call because the nodes that fit have changed.
 const ROUNDS: u8 = 3;
 /// A set of extenders, by their positions in the call order. Those from the 63rd on share one bit: they are
 /// called all or none, for one pod at a time.
@@ -47,8 +47,8 @@ pub struct ExtenderCall {
     pub pod: Arc<PodInfo>,
     /// The extenders to call, as positions in the call order; ignorable ones come last.
     pub extenders: Vec<usize>,
-    /// The request.
-    pub question: ExtenderRequest,
+    /// Content of the request.
+    pub request: ExtenderRequest,
 }
 
 /// The content of an extender call.
@@ -67,7 +67,7 @@ pub struct Proposal {
     pub node: Arc<str>,
     /// The victims, the most important first.
     pub victims: Vec<Arc<PodInfo>>,
-    /// How many of the victims have no disruption budget left.
+    /// Number of victims whose disruption budget allows no further eviction.
     pub violations: i64,
 }
 
@@ -323,8 +323,8 @@ impl Engine {
                     )
                 {
                     let (nodes, offers) = (&self.cluster.nodes, choice.offers());
-                    let question = self.calls.request_nodes(pod, nodes, &offers, rounds + 1);
-                    self.outbox.push(question);
+                    let request = self.calls.request_nodes(pod, nodes, &offers, rounds + 1);
+                    self.outbox.push(request);
                     return Ok(None);
                 }
                 self.post_filter(pod, profile, stop, Resume::default(), now)
@@ -548,13 +548,13 @@ impl ExtenderCalls {
             victims: plan.victims.clone(),
             violations: i64::try_from(plan.cost.0).unwrap_or(i64::MAX),
         };
-        let question = ExtenderRequest::Victims(plans.iter().map(proposal).collect());
+        let request = ExtenderRequest::Victims(plans.iter().map(proposal).collect());
         let purpose = Purpose::Victims {
             plans,
             diagnosis,
             resume,
         };
-        self.start_call(pod, extenders, purpose, question)
+        self.start_call(pod, extenders, purpose, request)
     }
 
     /// Returns true if an extender reviews the victims of a preemption for `pod`.
@@ -567,7 +567,7 @@ impl ExtenderCalls {
         pod: &Arc<PodInfo>,
         extenders: Vec<usize>,
         purpose: Purpose,
-        question: ExtenderRequest,
+        request: ExtenderRequest,
     ) -> Output {
         let all = &mut *self;
         let missed = all.pending.get(&pod.uid).and_then(|it| it.missed);
@@ -580,7 +580,7 @@ impl ExtenderCalls {
             ticket,
             pod: pod.clone(),
             extenders,
-            question,
+            request,
         })
     }
 }

@@ -16,7 +16,7 @@ const NOT_ASKED: &str = "node(s) appeared while an extender was asked";
 #[derive(Debug, Default)]
 pub(super) struct ExtenderVerdicts {
     verdicts: FxHashMap<NodeIndex, NodeVerdict>,
-    /// Whether nodes without a verdict pass.
+    /// True if nodes without a verdict pass.
     pub(super) lenient: bool,
 }
 

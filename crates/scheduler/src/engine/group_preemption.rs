@@ -25,7 +25,7 @@ use std::sync::Arc;
 const NEVER: &str = "not eligible due to preemptionPolicy=Never.";
 const TERMINATING: &str = "not eligible due to terminating pod on the nominated node.";
 
-/// The nodes of the members, and the victims on each.
+/// Plan of a group preemption: the nodes of the members, and the victims on each.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     places: Vec<(Arc<PodInfo>, NodeIndex)>,
@@ -36,7 +36,7 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) enum GroupOutcome {
     Room(Plan),
-    /// There is no plan that helps; previous nominations are cleared.
+    /// No plan helps; previous nominations are cleared.
     Hopeless(String),
     Ineligible(String),
     /// Victims of an earlier preemption for the group are still terminating.
@@ -350,7 +350,7 @@ impl VictimSearch<'_> {
             let mut shape = Signature::default();
             let shares = prepared
                 .as_ref()
-                .is_some_and(|it| it.moving.is_empty() && it.only.is_none())
+                .is_some_and(|it| it.volatile_filters.is_empty() && it.only.is_none())
                 // A nominated pod is refused its own node for another reason.
                 && self.preemptor.nominator.node_of(&pod.uid).is_none()
                 && self.table.sign(&pod, profile, view, &mut shape) == Signable::Yes;

@@ -56,7 +56,7 @@ impl Point {
     }
 }
 
-/// One measurement. Statuses are named as upstream's.
+/// A duration or count measured by the engine. Statuses are named as upstream's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the labels of the metric, and its value")]
 pub enum Measurement {
@@ -92,7 +92,7 @@ pub enum Measurement {
 pub struct Measures {
     /// The timings.
     pub timings: Vec<Measurement>,
-    /// How often plugins were called, by plugin, extension point and profile.
+    /// Numbers of plugin calls, by plugin, extension point and profile.
     pub evaluations: Vec<((&'static str, Point, usize), u64)>,
     /// The number of decisions by profile and use of a shared evaluation: `hint_used` if one was used,
     /// `no_hint` if there was none, `hint_not_used` if the pod's own check contradicted it.
@@ -331,7 +331,7 @@ impl Meter {
             last = Instant::now();
         };
         let prepared = scope.prepared;
-        for (plugin, state) in prepared.filters.iter().chain(&prepared.moving) {
+        for (plugin, state) in prepared.filters.iter().chain(&prepared.volatile_filters) {
             let verdict = filter_of(scope.plugins, *plugin).filter(&cycle, state, node);
             let fits = verdict.is_ok();
             lap(*plugin, Point::Filter, verdict_status(&verdict));
@@ -339,7 +339,7 @@ impl Meter {
                 return;
             }
         }
-        for (plugin, _, state) in prepared.scores.iter().chain(&prepared.moving_scores) {
+        for (plugin, _, state) in prepared.scores.iter().chain(&prepared.volatile_scores) {
             let _ = score_of(scope.plugins, *plugin).score(&cycle, state, node);
             lap(*plugin, Point::Score, "Success");
         }
@@ -402,10 +402,10 @@ impl Meter {
             .staged
             .each_mut()
             .map(|sum| std::mem::take(sum.get_mut()));
-        for (plugin, _) in &prepared.moving {
+        for (plugin, _) in &prepared.volatile_filters {
             filter[*plugin] += judged;
         }
-        for (plugin, ..) in &prepared.moving_scores {
+        for (plugin, ..) in &prepared.volatile_scores {
             score[*plugin] += scored;
         }
         filter_stats.fits = 0;

@@ -213,8 +213,8 @@ impl Engine {
         let profile = self.table.profile_of(&pod);
         let index = self.cluster.book(&pod, node, profile, assumed);
         let mut fx = Effects::default();
-        let booking = self.table.booking(&pod);
-        let plugins = self.table.plugins_of(booking);
+        let tracking_plugins = self.table.tracking_plugins_for(&pod);
+        let plugins = self.table.plugins_of(tracking_plugins);
         for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
             role.on_assigned(&pod, index, view, &mut fx);
@@ -226,14 +226,14 @@ impl Engine {
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
         let record = self.cluster.release(uid)?;
         self.preemptor.evicting.remove(uid);
-        let booking = self.table.booking(&record.info);
+        let tracking_plugins = self.table.tracking_plugins_for(&record.info);
         if record.assumed
             && let Some(profile) = record.profile
         {
             let view = self.cluster.view(now);
             let mut fx = Effects::default();
             let instances = self.table.profiles[profile].reserve.iter().rev();
-            for instance in instances.filter(|instance| booking & (1 << **instance) != 0) {
+            for instance in instances.filter(|instance| tracking_plugins & (1 << **instance) != 0) {
                 let cycle = Cycle::new(&record.info, view);
                 if let Some(role) = self.table.plugins[*instance].reserve() {
                     guarded(UNDONE, || role.unreserve(&cycle, record.node, &mut fx));
@@ -244,7 +244,7 @@ impl Engine {
         // The row may be released with its last pod: plugins are called while it still has a name.
         let mut fx = Effects::default();
         guarded(UNDONE, || {
-            let plugins = self.table.plugins_of(booking);
+            let plugins = self.table.plugins_of(tracking_plugins);
             for role in plugins.filter_map(|plugin| plugin.pod_events()) {
                 let view = self.cluster.view(now);
                 role.on_unassigned(&record.info, record.node, view, &mut fx);

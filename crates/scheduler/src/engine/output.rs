@@ -93,7 +93,7 @@ pub struct CycleOutcome {
     pub first_seen: Timestamp,
     /// The chosen node, if the cycle succeeded.
     pub node: Option<Arc<str>>,
-    /// Whether the cycle failed with an error rather than a refusal.
+    /// True if the cycle failed with an error rather than a refusal.
     pub error: bool,
     /// The number of evaluated nodes; 0 if the cycle did not succeed.
     pub evaluated: usize,
@@ -112,7 +112,7 @@ pub struct CycleStart<'a> {
     pub attempts: u32,
     /// The time at which it entered the queue.
     pub first_seen: Timestamp,
-    /// Whether the pod is retried only because it waited the maximum time.
+    /// True if the pod is retried only because it waited the maximum time.
     pub flushed: bool,
 }
 

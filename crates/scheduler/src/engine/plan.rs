@@ -162,10 +162,10 @@ impl PluginTable {
         pod: &PodInfo,
         profile: usize,
     ) -> Option<(Instance, Vec<Arc<str>>)> {
-        let judging = self.judging(pod);
+        let filter_plugins = self.filter_plugins_for(pod);
         let instances = self.profiles[profile].pre_filter.iter();
         instances
-            .filter(|index| judging & (1 << **index) != 0)
+            .filter(|index| filter_plugins & (1 << **index) != 0)
             .find_map(|index| Some((*index, self.plugins[*index].planning()?.members(pod)?)))
     }
 }

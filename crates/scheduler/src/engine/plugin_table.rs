@@ -23,10 +23,10 @@ pub struct PluginTable {
     /// Plugin names by instance; the last is that of all extenders together.
     pub(super) names: Vec<&'static str>,
     pub(super) interests: Vec<Vec<Interest>>,
-    /// The plugins that filter and score nodes for holders.
-    pub(super) judges_holders: PluginSet,
-    /// The plugins that treat holders as pods in all respects.
-    pub(super) books_holders: PluginSet,
+    /// Plugins that filter and score nodes for holders ([`Holders`]), such as reservations.
+    pub(super) holder_filter_plugins: PluginSet,
+    /// Plugins that treat holders ([`Holders`]) as pods in all respects.
+    pub(super) holder_tracking_plugins: PluginSet,
     /// Per profile, the plugins whose signatures make up a pod's shape.
     pub(super) signers: Vec<Vec<Instance>>,
     /// The plugins that protect pods from preemption.
@@ -66,8 +66,8 @@ impl PluginTable {
         }
         let names = plugins.iter().map(|plugin| plugin.name());
         Self {
-            judges_holders: holders(Holders::Judged),
-            books_holders: holders(Holders::Booked),
+            holder_filter_plugins: holders(Holders::Judged),
+            holder_tracking_plugins: holders(Holders::Booked),
             names: names.chain([extender_calls::NAME]).collect(),
             interests: plugins.iter().map(|plugin| interests(&**plugin)).collect(),
             profiles,
@@ -94,10 +94,10 @@ impl PluginTable {
     }
 
     pub(super) fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
-        let judging = self.judging(pod);
+        let filter_plugins = self.filter_plugins_for(pod);
         let plugins = self.profiles[profile].pre_enqueue.iter();
         plugins
-            .filter(|instance| judging & (1 << **instance) != 0)
+            .filter(|instance| filter_plugins & (1 << **instance) != 0)
             .filter(|instance| {
                 let pre_enqueue = self.plugins[**instance].pre_enqueue();
                 pre_enqueue.is_some_and(|it| it.pre_enqueue(pod).is_err())
@@ -113,18 +113,18 @@ impl PluginTable {
     }
 
     /// Returns the plugins that filter and score nodes for `pod`.
-    pub(super) fn judging(&self, pod: &PodInfo) -> PluginSet {
+    pub(super) fn filter_plugins_for(&self, pod: &PodInfo) -> PluginSet {
         if pod.is_holder() {
-            self.judges_holders
+            self.holder_filter_plugins
         } else {
             PluginSet::MAX
         }
     }
 
-    /// Returns the plugins that keep track of `pod`.
-    pub(super) fn booking(&self, pod: &PodInfo) -> PluginSet {
+    /// Returns the plugins that keep state for `pod` from reserve on.
+    pub(super) fn tracking_plugins_for(&self, pod: &PodInfo) -> PluginSet {
         if pod.is_holder() {
-            self.books_holders
+            self.holder_tracking_plugins
         } else {
             PluginSet::MAX
         }
@@ -134,8 +134,9 @@ impl PluginTable {
     pub(super) fn prepare_state(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
         let rules = &self.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
-        let judging = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
-        let plugins = self.plugins_of(judging);
+        let filter_plugins =
+            rules.fold(0, |set, instance| set | 1 << instance) & self.filter_plugins_for(pod);
+        let plugins = self.plugins_of(filter_plugins);
         for role in plugins.filter_map(|plugin| plugin.preparation()) {
             role.prepare(&Cycle::new(pod, view));
         }

@@ -48,13 +48,13 @@ impl Engine {
                 .meter
                 .start_always(&self.table.names, profile, Point::PostFilter);
         laps.ended("Unschedulable");
-        let judging = self.table.judging(pod);
+        let filter_plugins = self.table.filter_plugins_for(pod);
         let instances = &self.table.profiles[profile].post_filter;
         let had = |at: &Instance| instances.iter().position(|instance| instance == at);
         let instances = instances
             .iter()
             .skip(after.as_ref().and_then(had).map_or(0, |index| index + 1));
-        for instance in instances.filter(|index| judging & (1 << **index) != 0) {
+        for instance in instances.filter(|index| filter_plugins & (1 << **index) != 0) {
             let cycle = Cycle::new(pod, view);
             let mut besides = String::new();
             let answer = match self.table.plugins[*instance].post_filter() {
@@ -162,10 +162,10 @@ impl Engine {
                 waits,
             };
             let nodes = &self.cluster.nodes;
-            let question = self
+            let request = self
                 .calls
                 .request_victims(pod, nodes, plans, (diagnosis, resume));
-            self.outbox.push(question);
+            self.outbox.push(request);
             return Ok(None);
         }
         if let Some((instance, plan)) = room {
@@ -206,9 +206,9 @@ impl PluginTable {
         diagnosis: &mut Diagnosis,
         fx: &mut Effects,
     ) {
-        let booking = self.booking(pod);
+        let tracking_plugins = self.tracking_plugins_for(pod);
         let instances = self.profiles[profile].post_filter.iter();
-        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
+        for instance in instances.filter(|index| tracking_plugins & (1 << **index) != 0) {
             let cycle = Cycle::new(pod, view);
             if let Some(role) = self.plugins[*instance].post_filter_transformer() {
                 role.after_post_filter(&cycle, diagnosis, fx);

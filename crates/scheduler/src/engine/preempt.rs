@@ -57,7 +57,7 @@ impl Plan {
 #[derive(Debug)]
 pub(super) enum PreemptionOutcome {
     Room(Arc<Plan>),
-    /// There is no plan that helps; with the text for the condition. A previous nomination is cleared.
+    /// No plan helps; holds the text for the condition. A previous nomination is cleared.
     Hopeless(String),
     /// The pod may not preempt; with the text for the condition.
     Ineligible(String),
@@ -74,7 +74,7 @@ pub(super) struct VictimSearch<'a> {
     pub(super) queue: &'a Queue,
     pub(super) preemptor: &'a Preemptor,
     pub(super) meter: &'a Meter,
-    /// Whether pods may share results.
+    /// True if pods may share results.
     pub(super) shares: bool,
 }
 
@@ -340,7 +340,7 @@ impl VictimSearch<'_> {
         let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
-        let is_stable = scope.prepared.moving.is_empty() && !before_filters;
+        let is_stable = scope.prepared.volatile_filters.is_empty() && !before_filters;
         let key = self.cache_key(request, cycle.view, is_stable);
         let (mut cached, allowances) = match key {
             Some((key, allowances)) => (

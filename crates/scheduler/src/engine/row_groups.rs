@@ -168,7 +168,7 @@ impl Evaluation {
         {
             return None;
         }
-        let judges = !scope.prepared.moving.is_empty();
+        let judges = !scope.prepared.volatile_filters.is_empty();
         // Relative scores depend on all remaining rows; and where the pod may take the place of others, the
         // rows of a group are not alike.
         let relative = self.columns.iter().any(|c| c.is_relative() && c.max > 0);
@@ -232,11 +232,11 @@ impl Evaluation {
 /// whether it uses the label.
 fn groups(scope: &Scope<'_>) -> Option<(Groups, Vec<bool>)> {
     let (mut all, mut each) = (Groups::default(), Vec::new());
-    for (plugin, state) in &scope.prepared.moving {
+    for (plugin, state) in &scope.prepared.volatile_filters {
         let volatile = scope.plugins[*plugin].volatile()?;
         all = all.and(volatile.filter_groups(&scope.cycle, state)?)?;
     }
-    for (plugin, _, state) in &scope.prepared.moving_scores {
+    for (plugin, _, state) in &scope.prepared.volatile_scores {
         let volatile = scope.plugins[*plugin].volatile()?;
         let groups = volatile.score_groups(&scope.cycle, state)?;
         each.push(groups.by.is_some());

@@ -22,9 +22,9 @@ pub(crate) struct Prepared {
     /// Scores with weights, without plugins that skip and without volatile ones.
     pub(super) scores: Vec<(Instance, i64, State)>,
     /// Filters of the volatile plugins that do not skip.
-    pub(super) moving: Vec<(Instance, State)>,
+    pub(super) volatile_filters: Vec<(Instance, State)>,
     /// Scores of the volatile plugins that do not skip, with weights.
-    pub(super) moving_scores: Vec<(Instance, i64, State)>,
+    pub(super) volatile_scores: Vec<(Instance, i64, State)>,
     /// Positions in `filters` of the plugins that release pods.
     pub(super) releasing: Vec<usize>,
     pub(super) aligning: Vec<usize>,
@@ -97,11 +97,11 @@ pub(crate) struct Scope<'a> {
     pub(super) nominator: &'a Nominator,
     /// The extenders' results for this pod.
     pub(super) extender_verdicts: Option<&'a ExtenderVerdicts>,
-    /// Whether the evaluation is for all pods of this shape and priority. It then keeps room for this pod,
-    /// too, where it is nominated.
+    /// True if the evaluation is for all pods of this shape and priority. Then resources for this pod, too,
+    /// stay free on the node that it is nominated to.
     pub(super) shared: bool,
-    /// Whether plugins that release pods are left out, for the part that pods share which differ only in the
-    /// pods whose place they may take.
+    /// True if plugins that release pods are left out: the part of an evaluation that pods share which differ
+    /// only in the pods that they may replace.
     pub(super) bare: bool,
     pub(super) seed: u64,
     /// The number of rows from which several threads evaluate them.
@@ -196,7 +196,7 @@ impl Scope<'_> {
         let judge = |added: &[Arc<PodInfo>]| {
             let cycle = self.with_removed(&removed, added);
             match self.judge_by_each(&cycle, node) {
-                RowVerdict::Fits(numa) => match self.moving(&cycle, node) {
+                RowVerdict::Fits(numa) => match self.volatile_rejection(&cycle, node) {
                     Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
                     None => RowVerdict::Fits(numa),
                 },
@@ -258,7 +258,7 @@ impl Scope<'_> {
 
     /// Returns true if volatile plugins or extenders must be consulted in addition to the shared evaluation.
     pub(super) fn needs_second_stage(&self) -> bool {
-        self.extender_verdicts.is_some() || !self.prepared.moving.is_empty()
+        self.extender_verdicts.is_some() || !self.prepared.volatile_filters.is_empty()
     }
 
     /// Returns the extenders' refusal of a row, if there is one.
@@ -275,28 +275,31 @@ impl Scope<'_> {
         victims: &[Arc<PodInfo>],
     ) -> Option<(Instance, Rejection)> {
         let (removed, added) = self.overlay_pods(node, victims);
-        let with_nominated = || self.moving(&self.with_removed(&removed, &added), node);
+        let with_nominated = || self.volatile_rejection(&self.with_removed(&removed, &added), node);
         let refused = if added.is_empty() {
             None
         } else {
             with_nominated()
         };
-        let without_nominated = || self.moving(&self.with_removed(&removed, &[]), node);
+        let without_nominated = || self.volatile_rejection(&self.with_removed(&removed, &[]), node);
         let refused = refused.or_else(without_nominated);
         refused.or_else(|| self.extender_refusal(node))
     }
 
     /// Returns the refusal of a row by a volatile plugin, with the overlay of `cycle`.
-    pub(super) fn moving(
+    pub(super) fn volatile_rejection(
         &self,
         cycle: &Cycle<'_>,
         node: NodeIndex,
     ) -> Option<(Instance, Rejection)> {
-        self.prepared.moving.iter().find_map(|(plugin, state)| {
-            let filter = filter_of(self.plugins, *plugin);
-            let refused = filter.filter(cycle, state, node).err()?;
-            Some((*plugin, refused))
-        })
+        self.prepared
+            .volatile_filters
+            .iter()
+            .find_map(|(plugin, state)| {
+                let filter = filter_of(self.plugins, *plugin);
+                let refused = filter.filter(cycle, state, node).err()?;
+                Some((*plugin, refused))
+            })
     }
 
     /// Returns the pods on `node` whose place this pod may take, or that it absorbs, with `victims` removed.
@@ -525,6 +528,6 @@ impl Scope<'_> {
 #[derive(Debug, Default)]
 pub(super) struct RowResult {
     pub(super) verdict: RowVerdict,
-    /// Whether the pod may take the place of others on the row.
+    /// True if the pod may take the place of others on the row.
     pub(super) releases: bool,
 }

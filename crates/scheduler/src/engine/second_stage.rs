@@ -22,7 +22,7 @@ pub(super) struct Rows<'a> {
 
 /// Returns true if the second stage is needed to rank rows.
 pub(super) fn is_needed(scope: &Scope<'_>, columns: &[Column]) -> bool {
-    scope.needs_second_stage() || !scope.prepared.moving_scores.is_empty() || !is_plain(columns)
+    scope.needs_second_stage() || !scope.prepared.volatile_scores.is_empty() || !is_plain(columns)
 }
 
 /// Returns true if no column has a normalization of its own.
@@ -32,20 +32,21 @@ pub(super) fn is_plain(columns: &[Column]) -> bool {
         .all(|column| column.kind != Normalize::Custom)
 }
 
-/// Returns the best of `rows`, given the `keys` of their scores without custom normalization.
+/// Returns the node of `rows` with the highest total score. `keys` hold the score of each row without the
+/// plugins that normalize in their own way and without volatile ones; both are added here. `None` if no row fits.
 pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Option<NodeIndex> {
     let mut scores = vec![0; rows.nodes.len()];
-    for (column, of) in rows.columns.iter().enumerate() {
-        if of.kind == Normalize::Custom && !scores.is_empty() {
+    for (index, column) in rows.columns.iter().enumerate() {
+        if column.kind == Normalize::Custom && !scores.is_empty() {
             for (at, score) in scores.iter_mut().enumerate() {
-                *score = (rows.raw)(at, column);
+                *score = (rows.raw)(at, index);
             }
-            score_of(scope.plugins, of.plugin).normalize(&scope.cycle, &mut scores);
-            add(&mut keys, &scores, of.weight);
+            score_of(scope.plugins, column.plugin).normalize(&scope.cycle, &mut scores);
+            add(&mut keys, &scores, column.weight);
         }
     }
     if !scores.is_empty() {
-        for (at, (plugin, weight, state)) in scope.prepared.moving_scores.iter().enumerate() {
+        for (at, (plugin, weight, state)) in scope.prepared.volatile_scores.iter().enumerate() {
             let Some(volatile) = scope.plugins[*plugin].volatile() else {
                 continue;
             };
@@ -87,7 +88,7 @@ fn normalize(scope: &Scope<'_>, score: &dyn Score, scores: &mut [i64]) {
 impl Evaluation {
     /// Returns the best node for a pod that needs volatile plugins or custom normalization.
     pub(super) fn best_staged(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
-        let mut rows = self.shared_fits();
+        let mut rows = self.non_volatile_fits();
         let judged = rows.len();
         self.drop_refused(scope, &mut rows);
         self.filter_stats.stage(judged, rows.len());
@@ -103,7 +104,7 @@ impl Evaluation {
 
     /// Returns the nodes that fit, in order.
     pub(super) fn offers(&self, scope: &Scope<'_>) -> Vec<NodeIndex> {
-        let mut rows = self.shared_fits();
+        let mut rows = self.non_volatile_fits();
         self.drop_refused(scope, &mut rows);
         rows
     }
@@ -111,19 +112,19 @@ impl Evaluation {
     /// Returns the refusals of all nodes, including those that only volatile plugins refuse.
     pub(super) fn refusals(&self, scope: &Scope<'_>) -> RejectionCounts {
         let mut tally = self.tally();
-        for (_, plugin, rejection) in self.refused_moving(scope) {
+        for (_, plugin, rejection) in self.volatile_refusals(scope) {
             tally.add(plugin, &rejection);
         }
         tally
     }
 
     /// Iterates over the nodes that only volatile plugins or extenders refuse.
-    pub(super) fn refused_moving<'a>(
+    pub(super) fn volatile_refusals<'a>(
         &self,
         scope: &'a Scope<'_>,
     ) -> impl Iterator<Item = (NodeIndex, Instance, Rejection)> + use<'a> {
         let rows = if scope.needs_second_stage() {
-            self.shared_fits()
+            self.non_volatile_fits()
         } else {
             Vec::new()
         };
@@ -133,8 +134,8 @@ impl Evaluation {
         })
     }
 
-    /// Returns the rows that all other plugins accept, in order.
-    pub(super) fn shared_fits(&self) -> Vec<NodeIndex> {
+    /// Returns the nodes that all plugins other than volatile ones accept, by row.
+    pub(super) fn non_volatile_fits(&self) -> Vec<NodeIndex> {
         let keys = self.tree.rows();
         let mut rows = Vec::with_capacity(keys.len());
         for (row, key) in (0_u32..).zip(keys) {
@@ -153,7 +154,7 @@ impl Evaluation {
             rows.retain(|node| scope.extender_refusal(*node).is_none());
         }
         let mut fits = vec![true; rows.len()];
-        for (plugin, state) in &scope.prepared.moving {
+        for (plugin, state) in &scope.prepared.volatile_filters {
             if let Some(volatile) = scope.plugins[*plugin].volatile() {
                 volatile.filter_rows(&scope.cycle, state, rows, &mut fits);
             }

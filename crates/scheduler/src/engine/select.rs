@@ -35,7 +35,7 @@ pub(super) struct Choice {
     pub(super) nominated: Option<Arc<PodInfo>>,
     /// The pods that this one, a reservation, absorbs.
     pub(super) absorbed: Vec<Arc<PodInfo>>,
-    /// How many nodes were evaluated, and how many of them fit.
+    /// Number of evaluated nodes, and number of those that fit.
     pub(super) compared: (usize, usize),
     /// The scores behind the selection, if this decision is recorded.
     pub(super) table: Option<Box<super::Table>>,
@@ -96,7 +96,7 @@ pub(super) struct NodeSelection<'a> {
     classes: &'a mut ClassCache,
     nominator: &'a Nominator,
     telemetry: &'a mut Telemetry,
-    /// Whether shared evaluations are used.
+    /// True if shared evaluations are used.
     pub(super) cached: bool,
 }
 
@@ -358,8 +358,8 @@ impl PluginTable {
             ..Prepared::default()
         };
         let mut states: Vec<(Instance, State)> = Vec::with_capacity(profile.pre_filter.len());
-        let judging = self.judging(cycle.pod);
-        let judges = |instance: &Instance| judging & (1 << instance) != 0;
+        let filter_plugins = self.filter_plugins_for(cycle.pod);
+        let judges = |instance: &Instance| filter_plugins & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
         let mut laps = meter.start(&self.names, profile_index, Point::PreFilter);
         for instance in profile.pre_filter.iter().filter(|index| judges(index)) {
@@ -409,7 +409,7 @@ impl PluginTable {
                     .unwrap_or_default();
                 let plugin = &self.plugins[*instance];
                 if plugin.volatile().is_some() {
-                    prepared.moving.push((*instance, state));
+                    prepared.volatile_filters.push((*instance, state));
                     continue;
                 }
                 let position = prepared.filters.len();
@@ -444,7 +444,7 @@ impl PluginTable {
                 State::default()
             };
             let scores = if plugin.volatile().is_some() {
-                &mut prepared.moving_scores
+                &mut prepared.volatile_scores
             } else {
                 &mut prepared.scores
             };
@@ -465,10 +465,10 @@ impl PluginTable {
 
     /// Returns the first node preferred by a plugin that fits.
     fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
-        let judging = self.judging(scope.cycle.pod);
+        let filter_plugins = self.filter_plugins_for(scope.cycle.pod);
         let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
-            .filter(|index| judging & (1 << **index) != 0)
+            .filter(|index| filter_plugins & (1 << **index) != 0)
             .filter_map(|index| Some(self.plugins[*index].pre_filter()?.prefer(&scope.cycle)))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
@@ -549,9 +549,9 @@ impl PluginTable {
             return Signable::No;
         };
         signature.shape(own);
-        let judging = self.judging(pod);
+        let filter_plugins = self.filter_plugins_for(pod);
         let signers = self.signers[profile].iter();
-        for instance in signers.filter(|index| judging & (1 << **index) != 0) {
+        for instance in signers.filter(|index| filter_plugins & (1 << **index) != 0) {
             let plugin = &self.plugins[*instance];
             let releases = plugin.release().is_some();
             let signature = match &mut apart {
@@ -596,9 +596,9 @@ impl PluginTable {
             let mut signature = Signature::default();
             // Plugins may treat a holder differently from a pod.
             signature.flag(pod.is_holder());
-            let judging = self.judging(pod);
+            let filter_plugins = self.filter_plugins_for(pod);
             let signers = self.signers[profile].iter();
-            for instance in signers.filter(|index| judging & (1 << **index) != 0) {
+            for instance in signers.filter(|index| filter_plugins & (1 << **index) != 0) {
                 let plugin = &self.plugins[*instance];
                 if plugin.release().is_some() {
                     continue;

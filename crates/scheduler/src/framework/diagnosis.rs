@@ -19,9 +19,9 @@ pub struct NodeRefusal {
     pub failed_plugin: &'static str,
     /// The reason of the rejection.
     pub reason: Reason,
-    /// Whether evicting pods might help.
+    /// True if evicting pods might help.
     pub preempt_might_help: bool,
-    /// How many nodes.
+    /// Number of nodes refused for this reason.
     pub nodes: usize,
 }
 
@@ -48,7 +48,7 @@ pub struct Diagnosis {
     /// The plugins that refused, as a set of instances.
     #[serde(skip)]
     pub(crate) by: PluginSet,
-    /// Whether a plugin only waits for something outside the scheduler.
+    /// True if a plugin only waits for something outside the scheduler.
     #[serde(skip)]
     pub(crate) pending: bool,
     /// The plugin that refused the pod before any node was filtered.

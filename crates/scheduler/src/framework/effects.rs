@@ -126,8 +126,8 @@ pub struct Effects {
     pub allow: Vec<(Arc<str>, &'static str)>,
     /// Waiting pods (by uid) whose reservation must be undone, with the plugin's name and the reason.
     pub reject: Vec<(Arc<str>, &'static str, Reason)>,
-    /// Like `reject`, for pods of a group whose reservations are undone in the same step that made them. No
-    /// pod was refused because of them, so their removal makes no pod be tried again.
+    /// Waiting pods as in [`Self::reject`], of a group whose reservations are undone in the same step that made
+    /// them. No pod was refused because of them, so their removal makes no pod be tried again.
     pub rollback: Vec<(Arc<str>, &'static str, Reason)>,
     /// Refused pods (by uid) to try again at once.
     pub activate: Vec<Arc<str>>,

@@ -130,7 +130,7 @@ pub struct Interest {
     pub actions: Action,
 }
 
-/// Whether an event can help a pod that a plugin refused. Upstream: `QueueingHint`.
+/// Effect of an event on a pod that a plugin refused. Upstream: `QueueingHint`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueingHint {
     /// The pod may be schedulable now.

@@ -31,6 +31,6 @@ pub struct ExtenderPreemptResult {
     pub node: Arc<str>,
     /// Uids of the victims.
     pub victims: Vec<String>,
-    /// How many of the victims have no disruption budget left.
+    /// Number of victims whose disruption budget allows no further eviction.
     pub violations: i64,
 }

@@ -17,8 +17,8 @@ pub struct Groups {
 pub struct Label {
     /// The label's key.
     pub key: String,
-    /// A number for the value by row, or [`Groups::NONE`]; rows beyond the end have none. The same `Arc` is
-    /// kept as long as its content does not change.
+    /// Number of the group by node row; [`Groups::NONE`], or no element, for a row without the label. The `Arc`
+    /// is replaced only if the content changes.
     pub rows: Arc<Vec<u32>>,
 }
 
@@ -76,9 +76,9 @@ impl Groups {
 /// Summary of all nodes that fit, for plugins that score only some of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FitSummary {
-    /// How many nodes fit.
+    /// Number of nodes that fit.
     pub fitting: usize,
-    /// How many of them have no group.
+    /// Number of nodes that fit and have no group.
     pub ungrouped: usize,
     /// The number of groups that the others belong to.
     pub groups: usize,

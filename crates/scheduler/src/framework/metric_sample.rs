@@ -24,7 +24,7 @@ pub enum MetricKind {
     Histogram(fn() -> Vec<f64>),
 }
 
-/// One value of a metric.
+/// Value of a metric with its labels.
 #[derive(Debug, Clone)]
 pub struct MetricSample {
     /// The metric.

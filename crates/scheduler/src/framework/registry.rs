@@ -13,7 +13,7 @@ pub struct BuildContext {
     /// The plugins whose controllers run. A controller does a plugin's work outside scheduling, such as
     /// updating the status of its objects.
     pub controllers: Selection,
-    /// Whether the network topology of the cluster is kept up to date.
+    /// True if the network topology of the cluster is kept up to date.
     pub network_topology: bool,
     /// The names of all profiles: this process schedules the pods that name one of them.
     pub schedulers: BTreeSet<String>,
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Factory {
 pub struct Order {
     /// Plugin names; names that do not exist are skipped.
     pub plugins: Vec<&'static str>,
-    /// Whether only these plugins run at the point; otherwise they run after the others.
+    /// True if only these plugins run at the point; otherwise they run after the others.
     pub alone: bool,
 }
 

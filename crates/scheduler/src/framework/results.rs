@@ -51,7 +51,7 @@ pub enum Normalize {
     None,
     /// Divided by the largest raw score among the feasible nodes.
     Max,
-    /// Like `Max`, then subtracted from 100; all 100 if the largest raw score is 0.
+    /// Like [`Self::Max`], then subtracted from 100; all 100 if the largest raw score is 0.
     MaxReversed,
     /// Calls [`Score::normalize`] with the raw scores of all feasible nodes, for each pod.
     Custom,
@@ -79,7 +79,7 @@ pub struct Preemption<'a> {
     pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
     /// Returns, per disruption budget that covers a pod, an id and how many more evictions it allows.
     pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
-    /// Whether holders ([`super::Holders`]) may preempt pods, too.
+    /// True if holders ([`super::Holders`]) may preempt pods, too.
     pub for_holders: bool,
     /// Text added to the condition if no room is found; may be empty.
     pub besides: String,
@@ -95,10 +95,10 @@ pub type Pool<'a> = Box<dyn Fn(&mut dyn FnMut(&str)) + 'a>;
 /// give equal answers for pods of equal shape and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RulesVersion {
-    /// Changes with everything but what `budgets` returns.
+    /// Changes with everything except the disruption budgets that `budgets` returns.
     pub rules: u64,
-    /// Changes with the evictions that disruption budgets allow, while the pods that they cover stay the
-    /// same.
+    /// Changes if a disruption budget allows another number of evictions; a change of the pods that a budget
+    /// covers changes `rules`.
     pub allowances: u64,
 }
 
@@ -121,7 +121,7 @@ pub struct GroupPreemption<'a> {
     pub pending: Vec<Arc<str>>,
     /// Uids of the pods of the group that are reserved on a node and keep it until the others are, too.
     pub held: Vec<Arc<str>>,
-    /// Whether the first pod that fits nowhere keeps those behind it from being tried.
+    /// True if the first pod that fits nowhere keeps those behind it from being tried.
     pub strict: bool,
     /// Returns true if the group may start once the given pods of `pending` are placed, too.
     pub enough: Judge<'a, [Arc<PodInfo>], bool>,
@@ -180,7 +180,7 @@ pub enum BindPlan {
 pub struct BindError {
     /// The error message of the API server.
     pub message: String,
-    /// Whether the pod no longer exists.
+    /// True if the pod no longer exists.
     pub gone: bool,
 }
 

@@ -204,7 +204,7 @@ pub trait Protection {
 pub struct Offer {
     /// The node.
     pub node: NodeIndex,
-    /// How many of the pods fit, counted from the first.
+    /// Number of pods that fit, counted from the first.
     pub slots: usize,
     /// Breaks ties: of otherwise equal placements, the one with the highest sum is chosen.
     pub score: i64,

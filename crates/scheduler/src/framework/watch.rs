@@ -42,7 +42,7 @@ pub(crate) struct Source {
     /// Cancelled as soon as this replica leads. Until then informers only collect objects.
     pub(crate) leads: CancellationToken,
     pub(crate) shutdown: CancellationToken,
-    /// Whether objects are stored untrimmed because they are served to other readers.
+    /// True if objects are stored untrimmed because they are served to other readers.
     pub(crate) whole: bool,
 }
 

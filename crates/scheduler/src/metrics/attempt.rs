@@ -15,7 +15,7 @@ pub(crate) struct Attempt {
     pub(crate) attempts: u32,
     /// The time at which the pod entered the queue.
     pub(crate) first_seen: Timestamp,
-    /// Whether the pod is retried only because it waited the maximum time.
+    /// True if the pod is retried only because it waited the maximum time.
     pub(crate) flushed: bool,
     pub(crate) started: Instant,
 }

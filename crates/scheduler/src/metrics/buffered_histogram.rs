@@ -21,8 +21,8 @@ impl BufferedHistograms {
         }
     }
 
-    /// Records one event.
-    pub(crate) fn note(&mut self, event: &'static str, seconds: f64) {
+    /// Observes the handling time of an event in seconds.
+    pub(crate) fn observe(&mut self, event: &'static str, seconds: f64) {
         let existing = self.since.iter().find(|(name, _)| *name == event);
         if let Some((_, histogram)) = existing {
             histogram.observe(seconds);
@@ -54,14 +54,14 @@ mod tests {
         let count = |event: &str| all.with_label_values(&[event]).get_sample_count();
         let mut histograms = BufferedHistograms::new(all.clone());
         for event in ["PodAdd", "PodUpdate", "PodAdd"] {
-            histograms.note(event, 1.5);
+            histograms.observe(event, 1.5);
         }
         assert_eq!((count("PodAdd"), count("PodUpdate")), (0, 0));
         histograms.flush();
         histograms.flush();
         assert_eq!((count("PodAdd"), count("PodUpdate")), (2, 1));
         all.reset();
-        histograms.note("PodAdd", 0.5);
+        histograms.observe("PodAdd", 0.5);
         histograms.flush();
         assert_eq!((count("PodAdd"), count("PodUpdate")), (1, 0));
     }

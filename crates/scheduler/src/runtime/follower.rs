@@ -1,5 +1,5 @@
-//! An engine that follows the cluster without making decisions, for callers that ask what the scheduler would
-//! do.
+//! An engine that follows the cluster without making decisions, for callers that predict the scheduler's
+//! decisions.
 
 use super::{Error, InformerSet, Options, watch_all};
 use crate::engine::{Engine, EngineOptions};

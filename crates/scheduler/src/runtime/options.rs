@@ -17,7 +17,7 @@ pub struct Options {
     pub config: Option<Configuration>,
     /// The `spec.schedulerName`s to handle if there is no configuration.
     pub profile_names: Vec<String>,
-    /// Whether to wait for leadership.
+    /// True if the scheduler waits for leadership before it schedules.
     pub leader_elect: bool,
     /// Overrides of the configuration's `leaderElection`.
     pub election: ElectionArgs,
@@ -31,9 +31,9 @@ pub struct Options {
     pub write_concurrency: usize,
     /// Seed and cache limits of the engine.
     pub engine: EngineOptions,
-    /// Whether annotations are sent with the binding if nothing else has to be patched.
+    /// True if annotations are sent with the binding if nothing else has to be patched.
     pub bind_annotations_with_binding: bool,
-    /// Whether conditions end with the nearest nodes and what they lack.
+    /// True if conditions end with the nearest nodes and what they lack.
     pub nearest_in_conditions: bool,
     /// The interval of the check for scheduling attempts that take too long.
     pub monitor_period: Duration,

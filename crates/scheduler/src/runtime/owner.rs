@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long decisions are made before events are handled again.
+/// Maximum time of scheduling cycles before events are handled again.
 const SLICE: Duration = Duration::from_millis(5);
 /// The interval of the warning about missing initial lists.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
@@ -43,7 +43,7 @@ pub(super) struct Owner {
     pub(super) names: Vec<String>,
     pub(super) concurrency: usize,
     pub(super) monitor: monitor::Monitor,
-    /// Whether conditions list the nearest nodes.
+    /// True if conditions list the nearest nodes.
     pub(super) nearest: bool,
     pub(super) next_nearest: Instant,
     pub(super) deferred_drop: DeferredDrop,
@@ -88,7 +88,7 @@ impl Owner {
                 next_gauges = Instant::now() + self.gauge_period;
             } else if self.engine.telemetry.should_flush() {
                 self.metrics
-                    .measured(self.engine.telemetry.take_measures(), &self.names);
+                    .add_measures(self.engine.telemetry.take_measures(), &self.names);
             }
             if busy || budget == 0 {
                 tokio::task::yield_now().await;
@@ -120,10 +120,10 @@ impl Owner {
     /// Adds the measurements of the engine and its plugins to the metrics.
     fn measure(&mut self) {
         self.event_histograms.flush();
-        self.metrics.binding(self.writer.binding);
+        self.metrics.set_pending_bindings(self.writer.binding);
         self.metrics.gauges(&mut self.engine);
         self.metrics
-            .measured(self.engine.telemetry.take_measures(), &self.names);
+            .add_measures(self.engine.telemetry.take_measures(), &self.names);
         let now = self.ctx.clock.now();
         self.plugin_metrics.take(self.engine.inspector().read(now));
         self.plugin_metrics.take(self.writer.take_timings());
@@ -236,7 +236,7 @@ impl Owner {
             }
         };
         self.event_histograms
-            .note(label, started.elapsed().as_secs_f64());
+            .observe(label, started.elapsed().as_secs_f64());
     }
 
     /// Passes a replaced or deleted `object` to the deferred drop.

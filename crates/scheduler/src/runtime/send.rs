@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct WriteError {
-    /// Whether the object does not exist.
+    /// True if the object does not exist.
     pub(super) gone: bool,
-    /// Whether the object has another version or uid than the write expects.
+    /// True if the object has another version or uid than the write expects.
     pub(super) conflict: bool,
     pub(super) message: String,
 }

@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long a new leader only receives events: the last writes of its predecessor arrive meanwhile.
+/// Time during which a new leader only receives events: the last writes of its predecessor arrive meanwhile.
 const SETTLE: Duration = Duration::from_millis(500);
-/// How long an outdated watch may take to catch up with the API server.
+/// Maximum time that an outdated watch may take to catch up with the API server.
 const CATCH_UP: Duration = Duration::from_secs(2);
 /// The timeout for one page of a list.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -113,7 +113,7 @@ fn reached(version: Option<&str>, expected: &str) -> bool {
 /// The objects of a kind that a standby has received.
 struct StandbyCache<V> {
     objects: BTreeMap<ObjectKey, Arc<V>>,
-    /// Whether the initial list is complete.
+    /// True if the initial list is complete.
     synced: bool,
     /// Objects that are outdated, with the version to wait for.
     behind: BTreeMap<ObjectKey, String>,

@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(next().await, "four unsaid");
     }
 
-    /// Creates a write of the annotation `said` to `name`.
+    /// Creates a patch that sets the annotation `said` of object `name` to `text`.
     fn annotate(plural: &'static str, name: &str, text: &str) -> Write {
         Write {
             group: "",

@@ -36,7 +36,7 @@ pub(super) struct WriterContext {
     pub(super) names: Vec<String>,
     /// The extenders, one of which may bind.
     pub(super) extenders: Extenders,
-    /// Whether annotations are sent with the binding if nothing else has to be patched.
+    /// True if annotations are sent with the binding if nothing else has to be patched.
     pub(super) annotate_bindings: bool,
     pub(super) state: WriterState,
 }

@@ -31,7 +31,7 @@ pub struct PodObject {
     pub containers: Arc<[ContainerInfo]>,
     /// The volumes of a bound pod that refer to PersistentVolumeClaims by name.
     claims: Box<[Claim]>,
-    /// Whether the pod was trimmed.
+    /// True if the pod was trimmed.
     trimmed: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct PodObject {
 pub struct ContainerInfo {
     /// The container's name.
     pub name: Box<str>,
-    /// Whether it is one of the `initContainers`.
+    /// True if it is one of the `initContainers`.
     pub init: bool,
     /// `restartPolicy`.
     restart: Option<Box<str>>,

@@ -93,11 +93,11 @@ pub struct PodInfo {
     pub initialized_at: Option<Timestamp>,
     /// Names of the scheduling gates that are not removed yet.
     pub gates: Vec<String>,
-    /// Whether a DaemonSet owns the pod.
+    /// True if a DaemonSet owns the pod.
     pub daemon: bool,
-    /// Whether the pod is being deleted.
+    /// True if the pod is being deleted.
     pub deleting: bool,
-    /// Whether the pod has finished: phase Succeeded or Failed.
+    /// True if the pod has finished: phase Succeeded or Failed.
     pub terminal: bool,
     /// The object that is scheduled in the form of this pod; `None` for real pods.
     holds_for: Option<Arc<ObjectReference>>,
@@ -353,7 +353,7 @@ enum AmountKind {
 struct ContainerStatuses<'a> {
     main: &'a [ContainerStatus],
     init: &'a [ContainerStatus],
-    /// Whether the node can never provide what the spec requests.
+    /// True if the node can never provide what the spec requests.
     infeasible: bool,
 }
 

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use twox_hash::xxhash3_128::Hasher;
 
-/// Whether pods with equal signatures may share verdicts and scores.
+/// Scope of a signature: if pods with equal signatures may share verdicts and scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signable {
     /// Everything of the pod that the plugin reads was written to the signature.

@@ -47,7 +47,9 @@ impl Planner<'_> {
         let all: Vec<(NodeIndex, usize)> = self.sites.iter().flat_map(placed).collect();
         all.iter().any(|(node, at)| {
             let Member { pod, chain, .. } = &self.members[*at];
-            let moving = chain.iter().flat_map(|chain| &chain.prepared.moving);
+            let moving = chain
+                .iter()
+                .flat_map(|chain| &chain.prepared.volatile_filters);
             let mut moving =
                 moving.filter_map(|(plugin, _)| self.search.table.plugins[*plugin].volatile());
             let mut depends = |rules: &dyn Volatile| {

@@ -36,7 +36,7 @@ fn extender_receives_current_nodes() {
     engine.pod_applied(pod("p", "1"), at(2));
     assert!(engine.schedule_one(at(2)).is_none());
     let calls = calls(&mut engine);
-    let ExtenderRequest::Nodes(nodes) = &calls[0].question else {
+    let ExtenderRequest::Nodes(nodes) = &calls[0].request else {
         panic!("{calls:?}");
     };
     assert_eq!(*nodes[0].object, broken);

@@ -12,8 +12,14 @@ fn plugin_table_lists_profiles_names_and_extenders() {
     assert_eq!(table.named(&["Knobs", "Absent", "Extender"]), 0b11);
     assert_eq!(table.extenders_bit(), 0b10);
     let info = PodInfo::new(pod("a", "1"), &ResourceTable::new()).unwrap();
-    assert_eq!(table.judging(&info), crate::queue::PluginSet::MAX);
-    assert_eq!(table.booking(&info), crate::queue::PluginSet::MAX);
+    assert_eq!(
+        table.filter_plugins_for(&info),
+        crate::queue::PluginSet::MAX
+    );
+    assert_eq!(
+        table.tracking_plugins_for(&info),
+        crate::queue::PluginSet::MAX
+    );
 }
 
 #[test]

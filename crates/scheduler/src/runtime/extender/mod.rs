@@ -51,15 +51,15 @@ impl Extenders {
         let ExtenderCall {
             pod,
             extenders,
-            question,
+            request,
             ..
         } = call;
-        let is_about_nodes = matches!(question, ExtenderRequest::Nodes(_));
+        let is_about_nodes = matches!(request, ExtenderRequest::Nodes(_));
         let servers = self.clone();
         let ask = async move {
             let called = extenders.iter().filter_map(|index| servers.0.get(*index));
             let called: Vec<&Server> = called.collect();
-            match question {
+            match request {
                 ExtenderRequest::Nodes(nodes) => {
                     ExtenderResult::Nodes(nodes_for(&called, &pod, nodes).await)
                 }

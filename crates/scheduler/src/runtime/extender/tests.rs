@@ -40,7 +40,7 @@ async fn ask(extenders: &Extenders, names: &[&str]) -> Result<ExtenderNodeResult
         ticket: 1,
         pod: pod(),
         extenders: (0..extenders.0.len()).collect(),
-        question: ExtenderRequest::Nodes(nodes(names)),
+        request: ExtenderRequest::Nodes(nodes(names)),
     };
     match extenders.answer(call).await {
         ExtenderResult::Nodes(advised) => advised,
