@@ -37,7 +37,7 @@ use koord_scheduler::framework::{
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
-use place::{NodeRejection, PlacementMode, add_shortfall, site};
+use place::{NodeRejection, PlacementMode, add_shortfall, allocation_site};
 use pod::{DevicePod, DeviceResourceIds};
 use rustc_hash::FxHashMap;
 use serde_json::Value;
@@ -367,7 +367,7 @@ impl Score for DeviceShare {
             numa: cycle.numa,
             ..self.rules(cycle.pod, PlacementMode::default())
         };
-        let site = site(inventory, used, cycle.view, node);
+        let site = allocation_site(inventory, used, cycle.view, node);
         score_node(&pod.need, &site, &rules).unwrap_or(0)
     }
     fn normalization(&self) -> Normalize {
@@ -438,7 +438,7 @@ impl Explain for DeviceShare {
             return;
         };
         let used = row.allocations.without(|uid| cycle.overlay.removes(uid));
-        let site = site(inventory, &used, cycle.view, node);
+        let site = allocation_site(inventory, &used, cycle.view, node);
         let rules = self.rules(cycle.pod, PlacementMode::default());
         add_shortfall(&pod.need, &site, &rules, out);
     }

@@ -114,13 +114,13 @@ impl PreScore for FitPlus {
         let pod = cycle.pod;
         let scored = self.args.resources.iter().filter_map(|(name, preference)| {
             let id = cycle.view.resources.get(name)?;
-            let adds = match id {
+            let pod_request = match id {
                 CPU => pod.scoring[0],
                 MEMORY => pod.scoring[1],
                 _ => pod.requests.get(id),
             };
             let requested = pod.requests.get(id) > 0 && id != PODS;
-            requested.then_some((id, *preference, adds))
+            requested.then_some((id, *preference, pod_request))
         });
         PreScoreResult::Ready(State::new(FitPlusResources(scored.collect())))
     }
@@ -133,14 +133,14 @@ impl Score for FitPlus {
         };
         let [cpu, memory] = cycle.requested_for_scoring(node);
         let (mut sum, mut weights) = (0_i64, 0_i64);
-        for (id, preference, adds) in scored {
+        for (id, preference, pod_request) in scored {
             let used = match *id {
                 CPU => cpu,
                 MEMORY => memory,
                 id => cycle.requested(node, id),
             };
             let total = cycle.view.nodes.allocatable(node, *id);
-            let score = points(preference.kind, used.saturating_add(*adds), total);
+            let score = points(preference.kind, used.saturating_add(*pod_request), total);
             sum = sum.saturating_add(score.saturating_mul(preference.weight));
             weights = weights.saturating_add(preference.weight);
         }

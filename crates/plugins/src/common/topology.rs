@@ -74,7 +74,7 @@ impl TopologyCounters {
         Some(CounterId { slot, birth })
     }
 
-    /// Creates an empty counter.
+    /// Inserts an empty counter with `key` and returns its id.
     pub(crate) fn insert(
         &mut self,
         key: ShapeId,

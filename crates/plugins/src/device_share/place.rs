@@ -212,7 +212,11 @@ impl DeviceShare {
             functions: pod.designated.as_ref().map(|(_, functions)| functions),
             ..self.rules(cycle.pod, mode)
         };
-        allocate(&pod.need, &site(inventory, used, cycle.view, node), &rules)
+        allocate(
+            &pod.need,
+            &allocation_site(inventory, used, cycle.view, node),
+            &rules,
+        )
     }
 
     /// Returns the allocation rules of the pod's profile.
@@ -253,8 +257,9 @@ fn full_capacity(inventory: &Inventory, kind: DeviceType, some: &PerMinor) -> Pe
     out
 }
 
-/// Builds the model's view of the node.
-pub(super) fn site<'a>(
+/// Creates the input of the device allocation for a node: its devices, the units in use, and what its labels set
+/// for partitions.
+pub(super) fn allocation_site<'a>(
     inventory: &'a Inventory,
     used: &'a Used,
     view: View<'_>,

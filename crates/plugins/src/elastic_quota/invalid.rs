@@ -50,7 +50,7 @@ impl Reports {
 }
 
 impl ElasticQuotas {
-    /// Reports quotas without a usable parent, when a check is due.
+    /// Reports quotas whose parent is missing or invalid, if a check is due at `now`.
     pub(super) fn report_parents(&mut self, now: Timestamp, fx: &mut Effects) {
         if self.reports.parents_due.is_none_or(|due| due > now) {
             return;

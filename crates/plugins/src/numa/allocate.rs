@@ -131,7 +131,7 @@ impl FreeResources {
         cpus.subtract(&node_topology.report.annotations.reserved);
         let zones = node_topology.zones.iter().map(|(id, allocatable)| {
             let mut free = allocatable.clone();
-            let zone_allocated = allocated.on_zone(node_topology, *id);
+            let zone_allocated = allocated.zone_amounts(node_topology, *id);
             for (resource, amount) in allocatable.iter() {
                 free.set(
                     resource,

@@ -193,7 +193,8 @@ impl Numa {
         assumptions
     }
 
-    /// Returns the sources from which the pod can be served, and the largest free resources of the node.
+    /// Returns the sources to allocate the pod's CPUs and NUMA resources from (free resources or reservations), in
+    /// the order to try, and the largest free resources of the node.
     pub(super) fn sources(
         &self,
         cycle: &Cycle<'_>,

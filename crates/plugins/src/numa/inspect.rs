@@ -39,7 +39,12 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
     let allocated: Vec<(u8, Amounts)> = node_topology
         .zones
         .iter()
-        .map(|(id, _)| (*id, node_allocations.allocated.on_zone(node_topology, *id)))
+        .map(|(id, _)| {
+            (
+                *id,
+                node_allocations.allocated.zone_amounts(node_topology, *id),
+            )
+        })
         .filter(|(_, amounts)| !amounts.is_empty())
         .collect();
     let mut value = json!({

@@ -172,8 +172,8 @@ impl AllocatedResources {
         &mut self.zones[position].1
     }
 
-    /// Returns what is allocated on NUMA node `id`; bound CPUs count amplified.
-    pub(super) fn on_zone(&self, node_topology: &NodeTopology, id: u8) -> Amounts {
+    /// Returns the amounts allocated on NUMA node `id`; exclusive CPUs count with the node's CPU amplification.
+    pub(super) fn zone_amounts(&self, node_topology: &NodeTopology, id: u8) -> Amounts {
         let mut amounts = self
             .zones
             .iter()

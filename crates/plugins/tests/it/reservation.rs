@@ -106,7 +106,7 @@ async fn reservation_is_placed_used_and_expires() {
     scheduler.stop().await;
 }
 
-/// Its CRD schema accepts any text for `ttl`, and any object for `template`.
+/// The CRD schema of Reservation accepts any text for `ttl`, and any object for `template`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn undecodable_reservation_blocks_no_other() {
     let cluster = TestCluster::start().await;

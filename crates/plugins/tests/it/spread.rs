@@ -318,11 +318,11 @@ fn pod(name: &str, spread_pod: &SpreadPod, on: Option<&str>, deleting: bool) -> 
 /// Number of times that each situation was reached.
 #[derive(Debug, Default)]
 struct Reached {
-    /// Some nodes can take the pod, and others that match and are tolerated cannot.
+    /// Pods that fit on some nodes, but not on others that match and are tolerated.
     apart: u32,
-    /// No node can take the pod.
+    /// Pods that fit on no node.
     refused: u32,
-    /// Some nodes score higher than others.
+    /// Pods for which some nodes score higher than others.
     better: u32,
     /// Results that depend on `minDomains`, a policy or `matchLabelKeys` alone.
     min_domains: u32,

@@ -107,7 +107,7 @@ pub(super) struct AlignedCluster {
     pub(super) reservations: BTreeMap<String, Reservation>,
     /// Reservation of each pod that uses one.
     pub(super) owns: BTreeMap<String, String>,
-    /// If set, only the remainder of this reservation is available.
+    /// Reservation whose remainder is the only available part; `None` for the whole node.
     pub(super) only: Option<Reservation>,
 }
 
