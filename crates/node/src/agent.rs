@@ -11,7 +11,7 @@ use crate::logs::Logs;
 use crate::machine::{self, Machine, NodeFacts};
 use crate::options::Options;
 use crate::pod::burstable_shares;
-use crate::pod_resources::Listed;
+use crate::pod_resources::PodTableSource;
 use crate::runner::Runner;
 use crate::runtime::Runtime;
 use crate::security::{Rights, Views};
@@ -165,8 +165,8 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         });
     }
     let socket = lister::socket(&shared.options.data_dir);
-    let listed = Listed(shared.table.clone());
-    match lister::serve(listed, &socket, ctx.shutdown.clone().cancelled_owned()) {
+    let source = PodTableSource(shared.table.clone());
+    match lister::serve(source, &socket, ctx.shutdown.clone().cancelled_owned()) {
         Ok(served) => {
             services.spawn(async move {
                 if let Err(error) = served.await {

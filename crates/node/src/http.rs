@@ -37,6 +37,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Result<Router, OpenPathError> {
     Ok(koord_app::local::refuse_foreign(routes))
 }
 
+/// Returns the routes of the node's HTTP server, without access control.
 fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))

@@ -8,9 +8,9 @@ use koord_rpc::podresources::{AllocatableResourcesResponse, ContainerResources, 
 use tonic::Status;
 
 /// The pods of the table that have not ended, as kubelets from 1.34 list them.
-pub(crate) struct Listed(pub(crate) Table);
+pub(crate) struct PodTableSource(pub(crate) Table);
 
-impl PodResourcesSource for Listed {
+impl PodResourcesSource for PodTableSource {
     fn pods(&self) -> Result<Vec<PodResources>, Status> {
         let pods = self.0.list();
         Ok(pods

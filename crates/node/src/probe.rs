@@ -98,6 +98,11 @@ pub fn specs(container: &Container, ip: &str) -> (Vec<Spec>, Vec<String>) {
     (specs, refused)
 }
 
+/// Converts a probe of a container, with Kubernetes' defaults for values that are not set or not positive. `ip` is
+/// the pod's address.
+///
+/// # Errors
+/// Describes an action that this node cannot run.
 fn spec(kind: ProbeKind, probe: &Probe, container: &Container, ip: &str) -> Result<Spec, String> {
     let seconds = |value: Option<i32>, default: u64| {
         let seconds = value.and_then(|value| u64::try_from(value).ok());
@@ -212,8 +217,9 @@ pub struct ResultStreak {
 }
 
 impl ResultStreak {
-    /// Records a result; `Some` when there have been enough equal ones in a row.
-    pub fn note(&mut self, good: bool, spec: &Spec) -> Option<bool> {
+    /// Records a result. Returns it once the last results, as many as the threshold of `spec`, are equal; `None`
+    /// before.
+    pub fn record(&mut self, good: bool, spec: &Spec) -> Option<bool> {
         if self.good != good {
             self.length = 0;
         }
@@ -331,7 +337,7 @@ impl Prober {
         if let Err(error) = answer {
             self.send(ProbeResult::Unhealthy(spec.kind, error));
         }
-        streak.note(good, spec)
+        streak.record(good, spec)
     }
 
     async fn exec(&self, command: &[String], time: Duration) -> Result<(), String> {
@@ -478,7 +484,7 @@ mod tests {
         let answers = [false, false, true, false, false, false, true, true, true];
         let results: Vec<_> = answers
             .iter()
-            .map(|good| streak.note(*good, &spec))
+            .map(|good| streak.record(*good, &spec))
             .collect();
         let (bad, good) = (Some(false), Some(true));
         assert_eq!(

@@ -21,7 +21,8 @@ pub(crate) struct Desired {
     pub(crate) delete: bool,
 }
 
-/// A task that writes the desired state to the API. Only the newest one counts.
+/// Handle of the task that writes a pod's status to the API; of several pending statuses only the newest is
+/// written.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     sender: watch::Sender<Option<Desired>>,

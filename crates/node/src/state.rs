@@ -28,11 +28,11 @@ pub struct PodEntry {
     pub processes: BTreeMap<String, Process>,
 }
 
-/// The content of the file.
+/// Content of the state file: what this node created on the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
-    /// Format of the file.
+    /// Version of the file's format.
     pub version: u32,
     /// Id of the boot in which this was written: process ids of another boot are meaningless.
     pub boot_id: String,

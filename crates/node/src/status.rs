@@ -231,6 +231,7 @@ fn container_state(state: &State, scheme: &str) -> ContainerState {
     }
 }
 
+/// Converts the end of a container's run to the API's form; `scheme` is that of the container id.
 fn terminated(ended: &Ended, scheme: &str) -> ContainerStateTerminated {
     ContainerStateTerminated {
         exit_code: ended.exit_code,

@@ -232,6 +232,7 @@ impl Worker {
         self.ip.as_deref().unwrap_or(&self.shared.host.ip)
     }
 
+    /// Returns the specification of the container with the record at `index`; `None` if there is none.
     fn container(&self, index: usize) -> Option<Container> {
         let record = self.records.get(index)?;
         let spec = self.pod.spec.as_ref()?;

@@ -19,13 +19,13 @@ pub struct LogOptions {
     pub follow: bool,
     /// Number of lines from the end of the log; all when `None`.
     pub tail_lines: Option<u64>,
-    /// Age of the oldest line, in seconds before `now`.
+    /// Maximum age of a line to return, in seconds before `now`; `None` for no limit.
     pub since_seconds: Option<i64>,
     /// Current time, for `since_seconds`; the system's time when `None`.
     pub now: Option<Timestamp>,
-    /// Time of the oldest line.
+    /// Time of the oldest line to return; `None` for no limit.
     pub since_time: Option<Timestamp>,
-    /// Maximum number of bytes.
+    /// Maximum number of bytes to return; `None` for no limit.
     pub limit_bytes: Option<u64>,
     /// Adds the time before each line.
     pub timestamps: bool,
