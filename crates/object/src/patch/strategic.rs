@@ -311,8 +311,8 @@ fn merge_list(
     Ok(list.into_items())
 }
 
-/// Sorts the elements in `order` accordingly; the others keep their position relative to the server's list
-/// before the patch.
+/// Sorts the elements that `order` lists (`$setElementOrder`) into its order; the others keep their position
+/// relative to `server`, the server's list before the patch.
 fn reorder(
     items: Vec<Value>,
     order: &[Value],

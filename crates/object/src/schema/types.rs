@@ -71,7 +71,7 @@ pub fn object_meta() -> &'static Schema {
     &TABLE.object_meta
 }
 
-/// Parses the table.
+/// Parses the table of Kubernetes' built-in types: one type per line, fields separated by blanks.
 fn parse(text: &'static str) -> Table {
     let lines: Vec<&'static str> = text
         .lines()

@@ -316,8 +316,8 @@ fn is_valid(schema: &Schema, value: &Value, path: Path<'_>) -> bool {
     errors.is_empty()
 }
 
-/// Validates by a schema inside `anyOf` and the like, which need not have a type; then null is no error by
-/// itself.
+/// Validates `value` by a schema inside `allOf`, `anyOf`, `oneOf` or `not`. Such a schema need not have a type;
+/// without one, null is valid.
 fn validate_untyped(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     if value.is_null() && schema.kind == Type::Any {
         return;

@@ -112,7 +112,7 @@ pub fn qualified(resource: &str, group: &str) -> String {
 }
 
 impl ApiError {
-    /// Creates any error.
+    /// Creates an error with any code and reason.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -272,7 +272,7 @@ impl ApiError {
         e
     }
 
-    /// Creates a 400.
+    /// Creates a 400 (Bad Request) with this message.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }
@@ -283,7 +283,7 @@ impl ApiError {
         Self::bad_request(format!("strict decoding error: {}", problems.join(", ")))
     }
 
-    /// Creates a 401.
+    /// Creates a 401 (Unauthorized).
     #[must_use]
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")
@@ -320,7 +320,7 @@ impl ApiError {
         )
     }
 
-    /// Creates a 405.
+    /// Creates a 405 (Method Not Allowed) for an action that a resource does not support.
     #[must_use]
     pub fn method_not_allowed(group: &str, resource: &str, action: &str) -> Self {
         let qualified_resource = qualified(resource, group);
@@ -351,7 +351,7 @@ impl ApiError {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// Creates a 410.
+    /// Creates a 410 (Gone, reason `Expired`) with this message.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
@@ -374,7 +374,7 @@ impl ApiError {
         .retry_after(1)
     }
 
-    /// Creates a 413.
+    /// Creates a 413 (Request Entity Too Large); `limit` is in bytes.
     #[must_use]
     pub fn too_large(limit: usize) -> Self {
         Self::new(
@@ -400,7 +400,7 @@ impl ApiError {
         .cause("DisruptionBudget", cause, "")
     }
 
-    /// Creates a 500.
+    /// Creates a 500 (Internal Server Error) with this message.
     pub fn internal(message: impl Into<String>) -> Self {
         let text = message.into();
         Self::new(
@@ -411,12 +411,12 @@ impl ApiError {
         .cause("", text, "")
     }
 
-    /// Creates a 503.
+    /// Creates a 503 (Service Unavailable) with this message.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(503, "ServiceUnavailable", message)
     }
 
-    /// Creates a 504.
+    /// Creates a 504 (Gateway Timeout) with this message.
     pub fn timeout(message: impl Into<String>) -> Self {
         Self::new(504, "Timeout", message)
     }
