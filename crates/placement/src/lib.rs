@@ -29,7 +29,7 @@ pub const NO_TARGET: &str = "NoTarget";
 pub const UNKNOWN_TARGET: &str = "TargetUnknown";
 
 /// Annotations with earlier decisions about the pod; its replacement gets its own.
-const DECIDED: [&str; 3] = [
+const DECISION_ANNOTATIONS: [&str; 3] = [
     annotations::RESERVATION_ALLOCATED,
     annotations::RESOURCE_STATUS,
     annotations::DEVICE_ALLOCATED,
@@ -44,15 +44,15 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Creates targets among the nodes of `follower`.
+    /// Finds targets by the engine of `follower`.
     #[must_use]
     pub fn new(follower: Follower) -> Self {
         let engine = None;
         Self { follower, engine }
     }
 
-    /// Creates targets that a scheduler with this configuration would find; `None` for the configuration of
-    /// [`registry`]. Starts to follow the API server; until the initial lists are handled, no target is
+    /// Starts to follow the API server, to find the targets that a scheduler with this configuration would
+    /// find; `None` for the configuration of [`registry`]. Until the initial lists are handled, no target is
     /// found.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Placement for Targets {
         let Some(running) = engine.cluster().booked_pod(&pod.uid) else {
             return unknown("the pod is on no node as far as the scheduler would know");
         };
-        let mut next = object(pod, running);
+        let mut object = replacement_object(pod, running);
         let is_own_profile = |name: &str| {
             engine
                 .plugins()
@@ -109,7 +109,7 @@ impl Placement for Targets {
                 .any(|profile| profile.name == name)
         };
         // The rules of other schedulers are unknown; the first profile here is the closest approximation.
-        if let Some(spec) = next
+        if let Some(spec) = object
             .spec
             .as_mut()
             .filter(|_| !is_own_profile(&pod.shape.scheduler_name))
@@ -117,9 +117,9 @@ impl Placement for Targets {
             let first = engine.plugins().profiles().first();
             spec.scheduler_name = first.map(|profile| profile.name.clone());
         }
-        let next = Arc::new(running.without_node(Arc::new(next)));
-        let promised = engine.place_tentatively(&next, *now);
-        promised.map_err(|diagnosis| SkipReason::new(NO_TARGET, diagnosis.message()))
+        let replacement = Arc::new(running.without_node(Arc::new(object)));
+        let target = engine.place_tentatively(&replacement, *now);
+        target.map_err(|diagnosis| SkipReason::new(NO_TARGET, diagnosis.message()))
     }
 
     fn end(&mut self) {
@@ -169,11 +169,12 @@ pub fn registry() -> Registry {
     registry
 }
 
-/// Returns the replacement of `pod`. Resources of containers are taken from `running`, images from `pod`.
-fn object(pod: &PodInfo, running: &SchedulerPodInfo) -> Pod {
+/// Returns the pod that a controller would create to replace `pod`, without a node. Resources of containers are
+/// taken from `running`, images from `pod`.
+fn replacement_object(pod: &PodInfo, running: &SchedulerPodInfo) -> Pod {
     let mut object = running.named_object();
     if let Some(annotations) = &mut object.metadata.annotations {
-        annotations.retain(|key, _| !DECIDED.contains(&key.as_str()));
+        annotations.retain(|key, _| !DECISION_ANNOTATIONS.contains(&key.as_str()));
     }
     object.status = None;
     let shape: &Shape = &pod.shape;
