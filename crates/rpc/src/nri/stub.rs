@@ -23,8 +23,9 @@ use crate::ttrpc::{Client, Options, Server};
 /// one request of up to 16 MiB.
 const REQUEST_LIMIT: usize = 32 << 20;
 
-/// Maximum number of concurrent handler calls. They arrive one by one; more than one only run after timeouts.
-const AT_A_TIME: usize = 16;
+/// Maximum number of concurrent handler calls. The runtime sends one call at a time, so several run only after
+/// timeouts.
+const MAX_CONCURRENT_CALLS: usize = 16;
 
 /// Decisions of a plugin. Functions are called on threads that may block, in the order of the runtime's
 /// events, and must return within 80 % of the runtime's request timeout (2 s by default); otherwise the
@@ -238,7 +239,7 @@ impl<H: Handler> Stub<H> {
         Ok(Stub {
             settings,
             handler,
-            busy: Arc::new(Semaphore::new(AT_A_TIME)),
+            busy: Arc::new(Semaphore::new(MAX_CONCURRENT_CALLS)),
             runtime: watch::Sender::new(None),
         })
     }

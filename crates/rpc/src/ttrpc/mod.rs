@@ -96,7 +96,7 @@ impl Error {
     }
 }
 
-/// Writes header and message in two writes, as the module documentation requires.
+/// Writes a frame in two writes, header and message: peers in Go depend on it.
 async fn send(
     to: &mut (impl AsyncWrite + Unpin),
     stream: u32,

@@ -18,7 +18,7 @@ use super::{Code, Error, MESSAGE_LIMIT, Status, send, wire};
 use crate::io::more;
 
 /// Maximum concurrent calls of one connection; at the limit no more are read.
-const AT_A_TIME: usize = 128;
+const MAX_CONCURRENT_CALLS: usize = 128;
 
 /// Future response of a service before it is framed.
 pub type Answer = BoxFuture<'static, Result<Vec<u8>, Status>>;
@@ -104,7 +104,7 @@ impl Server {
         io: impl AsyncRead + AsyncWrite + Send + 'static,
     ) -> Result<(), Error> {
         let (read, mut write) = tokio::io::split(io);
-        let (answers, mut answered) = mpsc::channel::<(u32, Vec<u8>)>(AT_A_TIME);
+        let (answers, mut answered) = mpsc::channel::<(u32, Vec<u8>)>(MAX_CONCURRENT_CALLS);
         let writing = async move {
             while let Some((stream, answer)) = answered.recv().await {
                 if let Err(error) = send(&mut write, stream, FrameKind::Response, &answer).await {
@@ -128,7 +128,7 @@ impl Server {
     ) -> Result<(), Error> {
         let mut decoder = Decoder::new(self.limit);
         let mut buffer = BytesMut::new();
-        let slots = Arc::new(Semaphore::new(AT_A_TIME));
+        let slots = Arc::new(Semaphore::new(MAX_CONCURRENT_CALLS));
         let mut calls = JoinSet::new();
         let mut last = 0;
         loop {
