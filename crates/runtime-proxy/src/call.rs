@@ -35,7 +35,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Returns the call with this path; `None` if it is not one of them.
+    /// Returns the call with this gRPC path; `None` if the proxy does not decode it.
     pub(crate) fn from_path(path: &str) -> Option<Self> {
         Some(match path.strip_prefix("/runtime.v1.RuntimeService/")? {
             "RunPodSandbox" => Self::RunPodSandbox,
@@ -78,7 +78,7 @@ pub(crate) enum PostCall {
     RemovedContainer(String),
 }
 
-/// The message for the runtime, and what to do afterwards.
+/// Decision about a request: the message for the runtime, and what to do after the call.
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) message: Bytes,
@@ -139,6 +139,8 @@ impl Decider {
         labels.get(&self.skip.key) == Some(&self.skip.value)
     }
 
+    /// Calls the hook for a RunPodSandbox request. Returns the message for the runtime, and the pod to store after
+    /// the call.
     async fn run_pod(&self, message: &Bytes) -> HookResult<(Bytes, PostCall)> {
         let request = cri::RunPodSandboxRequest::decode(message.clone())?;
         let mut pod = pod(request.config.unwrap_or_default(), request.runtime_handler);
@@ -207,7 +209,7 @@ impl Decider {
         );
         merge::entries(&mut hook_request.container_envs, &answer.container_envs);
         if let Some(answered) = &answer.container_resources {
-            merge::answer(
+            merge::apply_answer(
                 hook_request.container_resources.get_or_insert_default(),
                 answered,
             );
@@ -261,7 +263,7 @@ impl Decider {
         let mut changed_resources = None;
         if let Some(answered) = &answer.container_resources {
             let resources = hook_request.container_resources.get_or_insert_default();
-            merge::answer(resources, answered);
+            merge::apply_answer(resources, answered);
             changed_resources = Some(&*resources);
         }
         let message = apply::update_container(message, &annotations, changed_resources)?;

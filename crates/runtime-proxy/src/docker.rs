@@ -264,7 +264,7 @@ impl Docker {
                 fields::edit(&mut config, HOST_CONFIG, |host| {
                     if let Some(answered) = &answer.resources {
                         let resources = pod.resources.get_or_insert_default();
-                        merge::answer(resources, answered);
+                        merge::apply_answer(resources, answered);
                         fields::put_resources(host, resources);
                     }
                     fields::put_parent(host, &answer.cgroup_parent);
@@ -298,7 +298,7 @@ impl Docker {
             fields::edit(&mut config, HOST_CONFIG, |host| {
                 if let Some(answered) = &answer.container_resources {
                     let resources = hook_request.container_resources.get_or_insert_default();
-                    merge::answer(resources, answered);
+                    merge::apply_answer(resources, answered);
                     fields::put_resources(host, resources);
                 }
                 fields::put_parent(host, &answer.pod_cgroup_parent);
@@ -413,7 +413,7 @@ impl Docker {
                     && let Some(answered) = &answer.container_resources
                 {
                     let resources = hook_request.container_resources.get_or_insert_default();
-                    merge::answer(resources, answered);
+                    merge::apply_answer(resources, answered);
                     fields::put_update(&mut update, resources);
                 }
                 (encode_if_changed(&before, &update).unwrap_or(body), true)

@@ -226,8 +226,8 @@ pub(crate) enum ResponseBody {
         /// Cuts off a response that never ends by itself.
         until: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     },
-    /// The runtime's response as a stream that is captured as well.
-    Watched(Box<CapturedBody>),
+    /// The runtime's response as a stream, of which a copy is kept for [`OnSuccess`].
+    Captured(Box<CapturedBody>),
     /// Ended by a status of the proxy.
     Over,
 }
@@ -242,7 +242,7 @@ pub(crate) struct CapturedBody {
 
 impl ResponseBody {
     pub(crate) fn watched(from: Incoming, done: OnSuccess) -> Self {
-        Self::Watched(Box::new(CapturedBody {
+        Self::Captured(Box::new(CapturedBody {
             from,
             captured: Some(BytesMut::new()),
             done: Some(done),
@@ -317,7 +317,7 @@ impl Body for ResponseBody {
                     return Poll::Pending;
                 }
             },
-            Self::Watched(watched) => ready!(watched.poll(cx)),
+            Self::Captured(body) => ready!(body.poll(cx)),
         };
         Poll::Ready(match frame {
             // A broken connection is reported as gRPC clients report it for their own connections.
@@ -334,7 +334,7 @@ impl Body for ResponseBody {
         match self {
             Self::Empty | Self::Over => true,
             Self::Passing { from, .. } => from.is_end_stream(),
-            Self::Watched(watched) => watched.last.is_none() && watched.from.is_end_stream(),
+            Self::Captured(body) => body.last.is_none() && body.from.is_end_stream(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Calls of hook servers.
+//! Calls hook servers over gRPC and applies the failure policy.
 
 use crate::registration::{Registration, Registrations};
 use koord_api::hookserver::Policy;

@@ -47,7 +47,7 @@ pub(crate) fn update(current: &mut Resources, update: &Resources) {
 
 /// Applies a hook server's response to the resources of a request. An empty CPU set and an OOM score of 0 are
 /// applied, too, since koordlet returns all fields of the request; huge pages never change.
-pub(crate) fn answer(target: &mut Resources, answer: &Resources) {
+pub(crate) fn apply_answer(target: &mut Resources, answer: &Resources) {
     positive(target, answer);
     if (-1000..=1000).contains(&answer.oom_score_adj) {
         target.oom_score_adj = answer.oom_score_adj;

@@ -70,6 +70,7 @@ fn parse(text: &[u8]) -> Result<Registration, RegistrationError> {
     })
 }
 
+/// Reads and parses a registration file of at most [`MAX_FILE_SIZE`] bytes.
 fn read(path: &Path) -> Result<Registration, RegistrationError> {
     let mut text = Vec::new();
     fs::File::open(path)?

@@ -228,7 +228,11 @@ fn varint(bytes: &Bytes, at: &mut usize) -> Result<u64, WireError> {
     Ok(value)
 }
 
-fn forward(bytes: &Bytes, at: &mut usize, by: u64) -> Result<(), WireError> {
+/// Moves the offset `at` forward by `by` bytes.
+///
+/// # Errors
+/// The message ends before.
+fn advance(bytes: &Bytes, at: &mut usize, by: u64) -> Result<(), WireError> {
     let end = usize::try_from(by)
         .ok()
         .and_then(|by| at.checked_add(by))
@@ -257,13 +261,13 @@ fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, WireType, usize), WireErr
                 WireType::Varint
             }
             1 => {
-                forward(bytes, at, 8)?;
+                advance(bytes, at, 8)?;
                 WireType::Other
             }
             2 => {
                 let len = varint(bytes, at)?;
                 content = *at;
-                forward(bytes, at, len)?;
+                advance(bytes, at, len)?;
                 WireType::Sized
             }
             3 => {
@@ -275,7 +279,7 @@ fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, WireType, usize), WireErr
             }
             4 if groups.pop() == Some(number) => WireType::Other,
             5 => {
-                forward(bytes, at, 4)?;
+                advance(bytes, at, 4)?;
                 WireType::Other
             }
             _ => return Err(invalid_key),

@@ -33,6 +33,7 @@ mod field {
 
 type Entries = BTreeMap<String, String>;
 
+/// Applies a response to an encoded RunPodSandboxRequest and returns it.
 pub(super) fn run_pod(
     request: &Bytes,
     answer: &PodSandboxHookResponse,

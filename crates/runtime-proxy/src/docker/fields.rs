@@ -91,27 +91,27 @@ pub(super) fn resources(of: &Object) -> Resources {
     read
 }
 
-/// Sets the resources of an update, except for equal values.
-pub(super) fn put_update(of: &mut Object, new: &Resources) {
-    let (mut now, mut new) = (resources(of), new.clone());
-    for ((field, new), (_, now)) in numbers(&mut new).into_iter().zip(numbers(&mut now)) {
-        if new != now {
-            of.insert(field.to_owned(), Value::from(*new));
+/// Sets the resources in the body of an update request to `new`; fields with the same value stay as written.
+pub(super) fn put_update(object: &mut Object, new: &Resources) {
+    let (mut current, mut new) = (resources(object), new.clone());
+    for ((field, new), (_, current)) in numbers(&mut new).into_iter().zip(numbers(&mut current)) {
+        if new != current {
+            object.insert(field.to_owned(), Value::from(*new));
         }
     }
-    for ((field, new), (_, now)) in texts(&mut new).into_iter().zip(texts(&mut now)) {
-        if new != now {
-            of.insert(field.to_owned(), Value::from(new.clone()));
+    for ((field, new), (_, current)) in texts(&mut new).into_iter().zip(texts(&mut current)) {
+        if new != current {
+            object.insert(field.to_owned(), Value::from(new.clone()));
         }
     }
 }
 
-/// Sets the resources of a HostConfig, except for equal values.
-pub(super) fn put_resources(of: &mut Object, new: &Resources) {
-    if resources(of).oom_score_adj != new.oom_score_adj {
-        of.insert(SCORE.to_owned(), Value::from(new.oom_score_adj));
+/// Sets the resources of a HostConfig to `new`; fields with the same value stay as written.
+pub(super) fn put_resources(object: &mut Object, new: &Resources) {
+    if resources(object).oom_score_adj != new.oom_score_adj {
+        object.insert(SCORE.to_owned(), Value::from(new.oom_score_adj));
     }
-    put_update(of, new);
+    put_update(object, new);
 }
 
 /// Returns the cgroup parent in a HostConfig in the form of hook requests: with the systemd driver, the slice

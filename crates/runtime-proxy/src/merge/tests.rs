@@ -56,7 +56,7 @@ fn answer_always_sets_cpusets_and_score() {
     ];
     for (answered, wanted) in cases {
         let mut now = target.clone();
-        answer(&mut now, &answered);
+        apply_answer(&mut now, &answered);
         assert_eq!(now, wanted, "{answered:?}");
     }
 }
