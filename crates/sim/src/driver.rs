@@ -159,6 +159,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     Ok(())
 }
 
+/// Checks that the intervals and the concurrency are not 0.
 fn check(options: &Options) -> Result<(), Error> {
     for (option, interval) in [
         ("heartbeat_interval", options.heartbeat_interval),
@@ -235,7 +236,7 @@ fn on_node(change: Change<Node>, telemetry: &mut Telemetry, shared: &Shared) {
     match change {
         Change::Applied { new, .. } => {
             let managed = koord_api::simulation::is_simulated(&new);
-            let pods = telemetry.node(&new, managed);
+            let pods = telemetry.apply_node(&new, managed);
             if managed {
                 shared.start_kubelet(&new, &pods);
             }
@@ -373,10 +374,11 @@ impl Shared {
         }
     }
 
+    /// Writes the state file of the kubelet of `node`, if it has one, and queues the node's topology for export.
     fn export(&self, node: &str) {
         if let Some(dir) = self.options.kubelets.dir_of(node) {
             // The exporter reads the file; koordlet's annotations come from the simulation all the same.
-            if let Err(error) = numa::state(&self.kubelets, node, &dir) {
+            if let Err(error) = numa::write_cpu_manager_state(&self.kubelets, node, &dir) {
                 tracing::warn!(node, %error, "failed to write the state of a simulated kubelet");
             }
         }

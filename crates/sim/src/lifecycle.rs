@@ -60,10 +60,12 @@ pub(crate) fn step(pod: &Pod, now: Timestamp, addresses: impl FnOnce() -> Addres
         }
         _ => match end.filter(|end| end.after.is_zero()) {
             Some(end) => {
-                let status = started(pod, &status, &addresses(), now);
+                let status = started_status(pod, &status, &addresses(), now);
                 Step::Status(finished(pod, &status, end.code, now))
             }
-            None => Step::Status(json!({ "status": started(pod, &status, &addresses(), now) })),
+            None => {
+                Step::Status(json!({ "status": started_status(pod, &status, &addresses(), now) }))
+            }
         },
     }
 }
@@ -143,7 +145,7 @@ fn end(pod: &Pod) -> Option<End> {
         code: 0,
     };
     for container in &spec.containers {
-        let end = match command(container) {
+        let end = match exit_plan(container) {
             ExitPlan::Forever => return None,
             ExitPlan::Ends(end) => end,
             ExitPlan::Nothing if job => continue,
@@ -166,9 +168,9 @@ enum ExitPlan {
     Ends(End),
 }
 
-/// Parses `sleep N`, `true`, `false` and `exit N`, the last also as a shell script; the image `pause` never
-/// ends.
-fn command(container: &Container) -> ExitPlan {
+/// Returns the end that a container's command implies. Recognized are `sleep N`, `true`, `false` and `exit N`,
+/// also as a shell script; the image `pause` never ends.
+fn exit_plan(container: &Container) -> ExitPlan {
     let arguments = container.command.iter().chain(&container.args).flatten();
     let mut words: Vec<&str> = arguments.map(String::as_str).collect();
     let image = container.image.as_deref().unwrap_or_default();
@@ -250,7 +252,12 @@ fn conditions(
 }
 
 /// Returns the status of the pod once all its containers run.
-fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp) -> PodStatus {
+fn started_status(
+    pod: &Pod,
+    status: &PodStatus,
+    addresses: &Addresses,
+    now: Timestamp,
+) -> PodStatus {
     let spec = pod.spec.clone().unwrap_or_default();
     let ready = if gates_hold(pod, status) {
         ("Ready", "True", None)
@@ -268,7 +275,7 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
     let ended = json!({ "terminated": {
         "exitCode": 0, "reason": "Completed", "startedAt": time(now), "finishedAt": time(now),
     } });
-    let of = |container: &Container, state: &Value| {
+    let container_status = |container: &Container, state: &Value| {
         let runs = state.get("running").is_some();
         json!({
             "name": container.name,
@@ -287,7 +294,7 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
         .flatten()
         .map(|container| {
             let sidecar = container.restart_policy.as_deref() == Some("Always");
-            of(container, if sidecar { &running } else { &ended })
+            container_status(container, if sidecar { &running } else { &ended })
         })
         .collect();
     let pod_ip = if spec.host_network == Some(true) {
@@ -300,7 +307,7 @@ fn started(pod: &Pod, status: &PodStatus, addresses: &Addresses, now: Timestamp)
         "observedGeneration": pod.metadata.generation,
         "conditions": conditions(pod, status, &own, now),
         "containerStatuses":
-            spec.containers.iter().map(|container| of(container, &running)).collect::<Vec<_>>(),
+            spec.containers.iter().map(|container| container_status(container, &running)).collect::<Vec<_>>(),
         "hostIP": addresses.host,
         "hostIPs": [{ "ip": addresses.host }],
         "podIP": pod_ip,
@@ -480,7 +487,7 @@ mod tests {
                 command: Some(words.iter().map(|&argument| argument.to_owned()).collect()),
                 ..Container::default()
             };
-            assert_eq!(command(&container), plan, "{image} {words:?}");
+            assert_eq!(exit_plan(&container), plan, "{image} {words:?}");
         }
     }
 

@@ -12,7 +12,7 @@ mod served;
 pub(crate) use foreign_zones::ForeignZones;
 pub use layout::{Layout, LayoutError};
 pub use served::Kubelets;
-pub(crate) use served::{serve, state};
+pub(crate) use served::{serve, write_cpu_manager_state};
 
 use crate::TOPOLOGY_ANNOTATION;
 use crate::kubelet::{self, CpuManager, Kubelet};

@@ -35,7 +35,7 @@ const SYSTEM: (f64, f64) = (0.01, 1_073_741_824.0);
 /// Margin on top of the highest usage when the unused part of requests is predicted.
 const SAFETY: f64 = 1.1;
 
-/// State of all nodes.
+/// Simulated usage of all nodes and pods, and the times of their reports.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     seed: u64,
@@ -57,8 +57,9 @@ struct NodeState {
     spec: Option<NodeMetricSpec>,
     /// Time of the next sample in Unix milliseconds.
     next_sample: Option<i64>,
-    /// Time of the last and the next report in Unix seconds.
+    /// Time of the last report in Unix seconds; `None` before the first.
     last_report: Option<i64>,
+    /// Time of the next report in Unix seconds; `None` if none is due.
     next_report: Option<i64>,
     /// True if pods started or ended since the last sample, and between the last report and that sample.
     changed: bool,
@@ -104,7 +105,7 @@ impl Telemetry {
     }
 
     /// Adds or updates a node. Returns the pods on it if the node has just become managed.
-    pub(crate) fn node(&mut self, node: &Node, managed: bool) -> Vec<ObjectKey> {
+    pub(crate) fn apply_node(&mut self, node: &Node, managed: bool) -> Vec<ObjectKey> {
         let name = node.metadata.name.clone().unwrap_or_default();
         let state = self.nodes.entry(name).or_default();
         let capacity = node
@@ -482,6 +483,7 @@ fn push<T>(samples: &mut VecDeque<T>, sample: T, limit: usize) {
     samples.push_back(sample);
 }
 
+/// Returns the mean usage of the samples taken after `since`; 0 if there are none.
 fn average(samples: impl Iterator<Item = (i64, Usage)>, since: i64) -> Usage {
     let (mut sum, mut count) = (Usage::default(), 0.0);
     for (_, usage) in samples.filter(|(time, _)| *time > since) {
@@ -540,7 +542,7 @@ mod tests {
             "metadata": { "name": "sim-0" },
             "status": { "capacity": { "cpu": "8", "memory": "32Gi" } },
         });
-        telemetry.node(&serde_json::from_value(node).unwrap(), true);
+        telemetry.apply_node(&serde_json::from_value(node).unwrap(), true);
         let policy = NodeMetricCollectPolicy {
             aggregate_duration_seconds: Some(300),
             report_interval_seconds: Some(60),
@@ -686,7 +688,7 @@ mod tests {
         for index in 1..1000 {
             let name = crate::node_name(index);
             let node = json!({"metadata": {"name": name}});
-            telemetry.node(&serde_json::from_value(node).unwrap(), true);
+            telemetry.apply_node(&serde_json::from_value(node).unwrap(), true);
             telemetry.metric(&name, spec.clone());
         }
         assert_eq!(run(&mut telemetry, 0, 1).len(), 1000);

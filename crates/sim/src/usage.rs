@@ -229,6 +229,7 @@ pub fn demand(pod: &Pod) -> Demand {
     sum
 }
 
+/// Returns the load at a time of day, shifted by `phase_hours`, interpolated between the hours of [`TWO_HUMPS`].
 fn day_shape(unix_seconds: i64, phase_hours: f64) -> f64 {
     #[allow(clippy::cast_precision_loss, reason = "a second of the day is exact")]
     let hour = unix_seconds.rem_euclid(86_400) as f64 / 3600.0 + phase_hours;

@@ -123,6 +123,8 @@ struct Common {
 }
 
 impl Common {
+    /// Returns the combination of these hints and `hint`: the intersection of the masks, preferred if all hints
+    /// are preferred and have the same mask.
     fn and(&self, hint: &Hint) -> Self {
         let agrees = match (self.agreed, hint.mask) {
             (Some(agreed), Some(mask)) => agreed == mask,

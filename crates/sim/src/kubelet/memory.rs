@@ -217,6 +217,7 @@ impl Banks {
         }
     }
 
+    /// Returns the bytes of `blocks` to the NUMA nodes that they were taken from.
     pub(super) fn release(&mut self, blocks: &[Block]) {
         for block in blocks {
             for node in block.nodes.ids() {

@@ -79,11 +79,16 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// Writes the CPUs that are not exclusive to a container, like the kubelet whenever they change.
+/// Writes `cpu_manager_state`, with the CPUs that are not exclusive to a container, into the kubelet's directory
+/// `dir`. Nothing is written for a node without a simulated kubelet.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub(crate) fn state(kubelets: &NodeKubelets, node: &str, dir: &Path) -> io::Result<()> {
+pub(crate) fn write_cpu_manager_state(
+    kubelets: &NodeKubelets,
+    node: &str,
+    dir: &Path,
+) -> io::Result<()> {
     let shared = kubelets.with_kubelet(node, |kubelet_state| kubelet_state.kubelet.shared_cpus());
     let Some(shared) = shared else { return Ok(()) };
     let text = json!({"policyName": "static", "defaultCpuSet": shared.to_string()});
