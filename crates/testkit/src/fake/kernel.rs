@@ -62,6 +62,7 @@ pub(super) fn read(dir: &Path, name: &str) -> String {
         .to_owned()
 }
 
+/// Returns the directories in `dir`, sorted; empty if it cannot be read.
 pub(super) fn child_dirs(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut dirs: Vec<PathBuf> = entries
@@ -73,6 +74,7 @@ pub(super) fn child_dirs(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl FakeKernel {
+    /// Creates the root groups of `trees` (names and mount points) on a machine with the CPUs `online`.
     pub(super) fn new(
         dir: PathBuf,
         cgroup: PathBuf,
@@ -137,7 +139,7 @@ impl FakeKernel {
         })
     }
 
-    /// Applies a write by the rules for the file.
+    /// Applies a write to a file with the checks and effects that the kernel has for it; `ENOENT` if it does not exist.
     fn apply(&self, path: &Path, value: &str) -> io::Result<()> {
         if !path.is_file() {
             return Err(errno(libc::ENOENT));

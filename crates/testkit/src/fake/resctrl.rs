@@ -74,6 +74,7 @@ impl ResctrlHardware {
         }
     }
 
+    /// Returns the lines that `schemata` has on this hardware.
     fn schemas(&self) -> Vec<Schema> {
         let caches: &[Schema] = if self.cdp {
             &[Schema::L3Data, Schema::L3Code]
@@ -233,7 +234,7 @@ impl FakeResctrl {
         };
         match name.to_str() {
             Some("schemata") => {
-                let schemata = self.record_status(self.check(group, value))?;
+                let schemata = self.record_status(self.apply_lines(group, value))?;
                 fs::write(path, self.hardware.format(&schemata))
             }
             Some("tasks") => {
@@ -276,7 +277,7 @@ impl FakeResctrl {
     }
 
     /// Returns the group's schemata with the lines of `value` applied; one invalid line rejects all.
-    fn check(
+    fn apply_lines(
         &self,
         group: &Path,
         value: &str,

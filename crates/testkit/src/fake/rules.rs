@@ -15,7 +15,7 @@ const MAX_NODES: u32 = 1 << 10;
 const MAX_BANDWIDTH_US: u64 = (1 << 44) - 1;
 const V1_UNLIMITED: u64 = 9_223_372_036_854_771_712;
 
-/// Writes `value` to the existing file `name`.
+/// Writes `value` to the existing file `name` of a group, with the checks and the form of the kernel.
 pub(super) fn write(place: &FakeDir<'_>, name: &str, value: &str) -> io::Result<()> {
     match (place.tree, name) {
         ("cpu" | "v2", _)
@@ -276,6 +276,7 @@ impl Bandwidth {
         Some(quota.saturating_mul(1 << 20) / self.period.max(1))
     }
 
+    /// Checks quota, period and burst against the kernel's limits and, in v1, against the groups above and below.
     fn check(self, place: &FakeDir<'_>) -> io::Result<()> {
         // -1: without a quota, any burst.
         let quota = u64::try_from(self.quota).ok();

@@ -18,6 +18,11 @@ pub const IMAGE: &str = "koord.local/busybox:1";
 /// Embedded in the program: a measurement may run far from the repository.
 const SCRIPT: &str = include_str!("../../../../bench/containerd");
 
+/// Runs the script `bench/containerd` with `verb`, the `directory` of the unpacked programs and the `run` directory
+/// of an instance.
+///
+/// # Errors
+/// The script failed; the text is its standard error.
 fn script(verb: &str, directory: &Path, run: &Path) -> io::Result<()> {
     let output = Command::new("bash")
         .args(["-c", SCRIPT, "containerd", verb])

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 /// Timeout after which a test fails: a machine that builds and tests is busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Returns the delay before the next check, after `waited`: short at first, and a sixteenth of the wait
-/// later, so that a check costs little and a wait ends soon after it could.
-fn pause(waited: Duration) -> Duration {
+/// Returns the delay before the next check, after `waited`: 2 ms at first, and a sixteenth of the wait later, so
+/// that checks cost little and a wait ends soon after the condition holds.
+fn next_delay(waited: Duration) -> Duration {
     (waited / 16).clamp(Duration::from_millis(2), Duration::from_millis(500))
 }
 
@@ -44,7 +44,7 @@ pub async fn poll_until<T>(mut check: impl AsyncFnMut() -> Option<T>) -> T {
         if let Some(found) = check().await {
             return found;
         }
-        tokio::time::sleep(pause(start.elapsed())).await;
+        tokio::time::sleep(next_delay(start.elapsed())).await;
     }
 }
 
@@ -61,7 +61,7 @@ pub fn eventually_blocking<T>(what: &str, mut check: impl FnMut() -> Option<T>) 
         }
         let waited = start.elapsed();
         assert!(waited < PATIENCE, "waited {PATIENCE:?} for {what}");
-        std::thread::park_timeout(pause(waited));
+        std::thread::park_timeout(next_delay(waited));
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn pause_grows_with_the_wait_within_bounds() {
-        let millis = |waited| pause(Duration::from_millis(waited)).as_millis();
+        let millis = |waited| next_delay(Duration::from_millis(waited)).as_millis();
         assert_eq!([0, 80, 1600, 60_000].map(millis), [2, 5, 100, 500]);
     }
 
