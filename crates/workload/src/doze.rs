@@ -17,7 +17,7 @@ pub struct Args {
     pub steps: u64,
 }
 
-/// Runs until it is killed, or until the process that started it has ended.
+/// Computes for a moment at each interval and sleeps between, until it is killed or its parent process ends.
 pub fn run(args: &Args) {
     for _ in 1..args.threads {
         // A thread that cannot be started makes the container smaller, and has no other effect.

@@ -92,7 +92,7 @@ fn each(
     })
 }
 
-/// Runs until it is killed.
+/// Starts batches of short processes and waits for them, until it is killed.
 ///
 /// # Errors
 /// When a process cannot be started.
@@ -124,7 +124,7 @@ pub fn spawn(args: &SpawnArgs) -> Result<()> {
     })
 }
 
-/// Runs until it is killed.
+/// Writes, syncs and replaces a file per thread, until it is killed.
 ///
 /// # Errors
 /// When a file cannot be written.
@@ -150,8 +150,8 @@ pub fn sync(args: &SyncArgs) -> Result<()> {
     })
 }
 
-/// Runs until it is killed. Like a runtime that sizes its heap by its container, it takes three quarters of
-/// the memory limit of its own group, or `--mib` where that is less.
+/// Fills memory and computes on it, until it is killed. Like a runtime that sizes its heap by its container, it
+/// uses three quarters of the memory limit of its own cgroup, or `--mib` if that is less.
 ///
 /// # Errors
 /// When the counter file cannot be created.
@@ -206,7 +206,7 @@ fn own_limit_mib() -> Option<usize> {
     (limit < 1 << 60).then_some(limit / MIB)
 }
 
-/// Runs until it is killed.
+/// Copies between two buffers per thread, until it is killed.
 ///
 /// # Errors
 /// When the counter file cannot be created.

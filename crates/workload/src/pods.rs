@@ -1,4 +1,4 @@
-//! The manifests of the demo.
+//! Manifests of the pods that the demo creates.
 
 use super::phase::Phase;
 use super::scenario::{self, Neighbour, Scenario};
@@ -57,7 +57,7 @@ pub struct Service<'a> {
     pub ready_file: Option<&'a Path>,
 }
 
-/// Returns the pod of a service.
+/// Returns the pod of a latency-sensitive service, which answers requests.
 #[must_use]
 pub fn service(of: &Service<'_>) -> Pod {
     let mut resources = json!({

@@ -28,7 +28,7 @@ pub struct CpuSample {
     pub be_cap_cores: Option<f64>,
 }
 
-/// Targets to sample.
+/// Cgroups and counters whose CPU use the sampler reads.
 #[derive(Debug, Clone)]
 pub struct Targets {
     /// The kernel.
@@ -86,7 +86,7 @@ pub struct Sampler {
     thread: std::thread::JoinHandle<Vec<Sample>>,
 }
 
-/// The finished series.
+/// Samples of a finished measurement.
 #[derive(Debug)]
 pub struct Series {
     samples: Vec<Sample>,
@@ -152,7 +152,7 @@ impl Targets {
             .service
             .as_ref()
             .and_then(|group| group.pressure(PressureKind::Cpu).ok()?);
-        let (busy, total, steal) = self.machine();
+        let (busy, total, steal) = self.machine_ticks();
         Sample {
             at_ns: monotonic_ns(),
             busy,
@@ -177,7 +177,7 @@ impl Targets {
     }
 
     /// Returns the busy, total and stolen ticks of the machine since boot.
-    fn machine(&self) -> (f64, f64, f64) {
+    fn machine_ticks(&self) -> (f64, f64, f64) {
         let text = self
             .root
             .read(&self.root.proc("stat"))
