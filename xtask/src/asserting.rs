@@ -32,7 +32,7 @@ struct Tests {
 /// # Errors
 ///
 /// When a source is not valid Rust.
-pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
+pub(crate) fn silent_tests(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<PathBuf, Tests> = BTreeMap::new();
     let mut shared = Tests::default();
     let mut files = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn silent(sources: &[(PathBuf, String)]) -> Result<Vec<String>> {
         Reader {
             path,
             in_tests,
-            known: scope,
+            tests: scope,
         }
         .visit_file(file);
     }
@@ -128,7 +128,7 @@ struct Reader<'a> {
     path: &'a Path,
     /// True if all items here are for tests.
     in_tests: bool,
-    known: &'a mut Tests,
+    tests: &'a mut Tests,
 }
 
 impl Reader<'_> {
@@ -136,11 +136,11 @@ impl Reader<'_> {
         let mut function = Function::default();
         read(body, &mut function);
         if test {
-            self.known
+            self.tests
                 .tests
                 .push((self.path.to_owned(), name, function));
         } else if self.in_tests {
-            let merged = self.known.functions.entry(name).or_default();
+            let merged = self.tests.functions.entry(name).or_default();
             merged.asserts |= function.asserts;
             merged.calls.extend(function.calls);
         }
@@ -235,7 +235,7 @@ fn read(tokens: TokenStream, into: &mut Function) {
 
 #[cfg(test)]
 mod tests {
-    use super::silent;
+    use super::silent_tests;
 
     fn found(text: &str) -> Vec<String> {
         let of = |path: &str, text: &str| (path.into(), text.to_owned());
@@ -249,7 +249,7 @@ mod tests {
                 "fn foreign() { assert!(true) }",
             ),
         ];
-        silent(&sources).expect("Rust")
+        silent_tests(&sources).expect("Rust")
     }
 
     #[test]

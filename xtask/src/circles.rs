@@ -31,7 +31,8 @@ pub(crate) fn imports(module: &str, files: &[(&Path, &str)]) -> BTreeSet<String>
     imports
 }
 
-/// Returns which parts each part of a module, or a crate, imports.
+/// Returns the parts that each part of a module, or of a crate, imports. A part is a file or directory directly
+/// below it; `files` are paths relative to it, with their text.
 pub(crate) fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
     let part = |path: &Path| -> Option<String> {
         let first = path.iter().next()?.to_str()?;
@@ -45,7 +46,7 @@ pub(crate) fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
         Some((path, _)) if *path == Path::new("lib.rs") => "crate::".to_owned(),
         _ => format!("crate::{module}::"),
     };
-    let passed_on = own.map_or_else(BTreeMap::new, |(_, text)| passed_on(text, &parts));
+    let reexports = own.map_or_else(BTreeMap::new, |(_, text)| reexports(text, &parts));
     let mut graph = Graph::new();
     for (path, text) in files {
         let is_test = path.iter().any(|p| p == "tests" || p == "tests.rs");
@@ -55,13 +56,16 @@ pub(crate) fn graph(module: &str, files: &[(&Path, &str)]) -> Graph {
         let below = path.iter().count() - usize::from(path.ends_with("mod.rs"));
         let prefixes = [root.clone(), "super::".repeat(below)];
         for name in prefixes.iter().flat_map(|p| named(&code(text), p)) {
-            let of = if parts.contains(&name) {
+            let target = if parts.contains(&name) {
                 Some(&name)
             } else {
-                passed_on.get(&name)
+                reexports.get(&name)
             };
-            if let Some(of) = of.filter(|of| **of != this) {
-                graph.entry(this.clone()).or_default().insert(of.clone());
+            if let Some(target) = target.filter(|target| **target != this) {
+                graph
+                    .entry(this.clone())
+                    .or_default()
+                    .insert(target.clone());
             }
         }
     }
@@ -81,7 +85,7 @@ fn code(text: &str) -> String {
 }
 
 /// Returns the names that a module's own file re-exports, with their part.
-fn passed_on(text: &str, parts: &BTreeSet<String>) -> BTreeMap<String, String> {
+fn reexports(text: &str, parts: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     for (at, _) in text.match_indices("use ") {
         let Some((path, _)) = text[at + 4..].split_once(';') else {

@@ -110,7 +110,7 @@ fn tidy() -> Result<()> {
     for (path, text) in &texts {
         faults.extend(source_faults(path, text));
     }
-    faults.extend(asserting::silent(&texts)?);
+    faults.extend(asserting::silent_tests(&texts)?);
     faults.extend(sleeps::faults(&root, &texts)?);
     faults.extend(module_circles(&texts));
     faults.extend(crate_circles(&texts));
@@ -232,7 +232,7 @@ fn workspace_root() -> Result<PathBuf> {
 }
 
 /// Adds the files below `directory` whose names end with `extension`, other than hidden and built ones.
-fn collect(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()> {
+fn collect(directory: &Path, extension: &str, files: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(directory)
         .with_context(|| format!("cannot list {}", directory.display()))?;
     for entry in entries.flatten() {
@@ -242,10 +242,10 @@ fn collect(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Resul
             // Output of cargo; a module may have the name.
             let is_built = name == "target" && !directory.ends_with("src");
             if !is_built && !name.as_encoded_bytes().starts_with(b".") {
-                collect(&path, extension, found)?;
+                collect(&path, extension, files)?;
             }
         } else if path.extension().is_some_and(|own| own == extension) {
-            found.push(path);
+            files.push(path);
         }
     }
     Ok(())

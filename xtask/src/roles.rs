@@ -51,7 +51,7 @@ fn compare(list: &str, table: &str, sources: &[(PathBuf, String)]) -> Result<Vec
     for (path, text) in plugins {
         let file = syn::parse_file(text).with_context(|| format!("{}", path.display()))?;
         for item in &file.items {
-            note(item, &roles, &mut types);
+            record_roles(item, &roles, &mut types);
         }
     }
     for (ty, roles_of) in &types {
@@ -83,20 +83,20 @@ fn roles(list: &str) -> Result<BTreeMap<String, String>> {
 }
 
 /// Records the roles that an item of a source file implements or lists.
-fn note(
+fn record_roles(
     item: &syn::Item,
     roles: &BTreeMap<String, String>,
     types: &mut BTreeMap<String, RolesOfType>,
 ) {
     let syn::Item::Impl(block) = item else { return };
-    let (Some((_, of, _)), syn::Type::Path(ty)) = (&block.trait_, &*block.self_ty) else {
+    let (Some((_, role, _)), syn::Type::Path(ty)) = (&block.trait_, &*block.self_ty) else {
         return;
     };
-    let (Some(of), Some(ty)) = (of.segments.last(), ty.path.segments.last()) else {
+    let (Some(role), Some(ty)) = (role.segments.last(), ty.path.segments.last()) else {
         return;
     };
-    let (of, ty) = (of.ident.to_string(), ty.ident.to_string());
-    if of == "Plugin" {
+    let (role, ty) = (role.ident.to_string(), ty.ident.to_string());
+    if role == "Plugin" {
         let mut listed = Vec::new();
         for item in &block.items {
             if let syn::ImplItem::Const(constant) = item {
@@ -108,8 +108,8 @@ fn note(
             }
         }
         types.entry(ty).or_default().listed = Some(listed);
-    } else if roles.contains_key(&of) {
-        types.entry(ty).or_default().implemented.insert(of);
+    } else if roles.contains_key(&role) {
+        types.entry(ty).or_default().implemented.insert(role);
     }
 }
 

@@ -222,6 +222,7 @@ impl Sources {
             .join(inside)
     }
 
+    /// Returns the types that a Go package declares in its `types*.go`, parsed at the first call.
     fn package(&mut self, name: &str) -> Result<&Package> {
         if !self.packages.contains_key(name) {
             let directory = self.directory(name);

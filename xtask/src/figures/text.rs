@@ -72,11 +72,12 @@ fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
     }
 }
 
-/// Returns the figures that a marker's word names: `prefix*` names those of `known` that start so, in their order.
-pub(super) fn expand<'a>(word: &'a str, known: &[&'a str]) -> Vec<&'a str> {
+/// Returns the ids of the figures that a word of a marker names: for `prefix*` those of `ids` that start with the
+/// prefix, in their order; otherwise the word itself.
+pub(super) fn expand<'a>(word: &'a str, ids: &[&'a str]) -> Vec<&'a str> {
     match word.strip_suffix('*') {
         Some(prefix) => {
-            let matching = known.iter().filter(|id| id.starts_with(prefix));
+            let matching = ids.iter().filter(|id| id.starts_with(prefix));
             matching.copied().collect()
         }
         None => vec![word],
@@ -87,7 +88,7 @@ pub(super) fn expand<'a>(word: &'a str, known: &[&'a str]) -> Vec<&'a str> {
 /// not there.
 pub(super) fn replace(
     document: &str,
-    known: &[&str],
+    ids: &[&str],
     before: &HashMap<String, String>,
     after: &BTreeMap<&str, String>,
 ) -> (String, Vec<(usize, String)>) {
@@ -96,7 +97,7 @@ pub(super) fn replace(
     let mut copied = 0;
     for marker in markers(document) {
         let mut from = marker.body.start;
-        for id in marker.ids.iter().flat_map(|word| expand(word, known)) {
+        for id in marker.ids.iter().flat_map(|word| expand(word, ids)) {
             let (Some(old), Some(new)) = (before.get(id), after.get(id)) else {
                 continue;
             };
