@@ -240,7 +240,7 @@ impl LeverScene {
     async fn start(args: &Args, directory: &Path) -> Result<Self> {
         let mut groups = Groups::new(false, true, directory)?;
         if !groups.is_real() {
-            bail!("levers need root and writable cgroups");
+            bail!("a lever needs root and writable cgroups");
         }
         groups.outweigh_others()?;
         let work = directory.join("levers");
