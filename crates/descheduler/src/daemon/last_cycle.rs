@@ -142,8 +142,7 @@ async fn set_verbosity(method: Method, body: String) -> Response {
 
 /// Returns the response when there is no report yet.
 fn no_report_response() -> Response {
-    let none = "this process has completed no cycle: it has just started, or is not the leader
-";
+    let none = "this process has completed no cycle: it has just started, or is not the leader\n";
     (StatusCode::NOT_FOUND, none).into_response()
 }
 
