@@ -127,13 +127,14 @@ const PATTERNS: &[(&str, SearchScope, &str)] = &[
 ];
 
 /// Parts of the texts of events and conditions: users match these, so they stay as they are.
-const PINNED: [&str; 7] = [
+const PINNED: [&str; 8] = [
     "in {directory} somebody else ",
     "node(s) cannot give what the pods have that the reservation takes in",
     "nobody can say how many replicas {kind} {name} wants",
     "nobody here reads key {key:?}",
     "nobody owns it, so nobody would make it anew",
     "pods are said to run, and nothing runs",
+    "somebody without a name",
     "the pod is said to run, and nothing runs",
 ];
 

@@ -46,7 +46,7 @@ pub(super) fn other_writer(object: &NodeResourceTopology, take_over: TakeOver) -
         (!is_accepted).then(|| name.to_owned())
     });
     other.map(|name| match name.is_empty() {
-        true => "a field manager without a name".to_owned(),
+        true => "somebody without a name".to_owned(),
         false => format!("{name:?}"),
     })
 }
@@ -93,7 +93,7 @@ mod tests {
             ),
             (
                 vec![("", json!({"f:topologyPolicies": {}}))],
-                Some("a field manager without a name".to_owned()),
+                Some("somebody without a name".to_owned()),
             ),
         ] {
             let object = object(zones.clone(), &managers);
