@@ -268,7 +268,7 @@ impl CriRunner {
         let status = call_with_timeout(CALL_TIMEOUT, client.pod_sandbox_status(request))
             .await?
             .status;
-        status.ok_or_else(|| Status::internal("the runtime returned no status of a sandbox"))
+        status.ok_or_else(|| Status::internal("the runtime told no status of a sandbox"))
     }
 
     /// Creates and starts a container in the pod's sandbox.
