@@ -88,7 +88,7 @@ fn unified_is_merged_by_key_and_huge_pages_stay() {
         ("memory.high", "2"),
         ("memory.max", "1"),
     ]);
-    for merge in [update, answer] {
+    for merge in [update, apply_answer] {
         merge(&mut now, &answered);
         assert_eq!(now.unified, expected);
         assert_eq!(now.hugepage_limits, [page("2MB", 4)]);

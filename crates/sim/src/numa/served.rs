@@ -64,7 +64,7 @@ pub(crate) fn serve(
     };
     sysfs(&machine, &dir.join("sys/devices/system/node"))?;
     fs::write(dir.join("config.yaml"), config(policy, scope))?;
-    state(kubelets, node, dir)?;
+    write_cpu_manager_state(kubelets, node, dir)?;
     let lister = Lister {
         kubelets: kubelets.clone(),
         node: node.to_owned(),
