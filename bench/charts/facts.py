@@ -146,18 +146,21 @@ DIFFERS_FROM_DEPLOY = {
             "enable-leader-election", "leader-election-namespace=", "config-namespace=", "metrics-addr=",
             "health-probe-addr=",
         )],
+        _POD + "/containers/manager/env/WEBHOOK_PORT",
     ),
     "koord-scheduler": _paths(
         "scheduler", "/spec/replicas", _CONFIG, _ARGS + "--enable-network-topology-manager=true",
     ),
     # The targets are found with the scheduler's configuration.
     "koord-descheduler": _paths(
-        "descheduler", "/spec/replicas", "/spec/template/spec/priorityClassName", _CONFIG,
+        "descheduler", "/spec/replicas", _CONFIG,
         _ARGS + "--scheduler-config=", _POD + "/volumes/koord-scheduler-config-volume",
         _POD + "/containers/descheduler/volumeMounts/koord-scheduler-config-volume",
     ),
     "koordlet": _paths(
         "koordlet", _ARGS + "--cgroup-root-dir=", _ARGS + "--feature-gates=",
+        # A slash at its end.
+        _POD + "/volumes/run/hostPath/path",
         _ARGS + "--runtime-hooks-host-endpoint=", _POD + "/containers/koordlet/ports/http",
     ),
 }

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 HEAD = """# Feature gates of the programs, written by `bench/chart gates` from their sources. alpha and beta: the stage, which
-# AllAlpha and AllBeta set; on: open by default; inert: accepted without effect.
+# AllAlpha and AllBeta set; default: whether it is open; inert: accepted without effect.
 """
 
 
@@ -71,5 +71,5 @@ def render(root: Path) -> str:
         for name, gate in table.items():
             inert = ", inert: true" if gate.get("inert") else ""
             on = "true" if gate["on"] else "false"
-            lines.append(f"  {name}: {{stage: {gate['stage']}, on: {on}{inert}}}")
+            lines.append(f"  {name}: {{stage: {gate['stage']}, default: {on}{inert}}}")
     return "\n".join(lines) + "\n"

@@ -74,7 +74,7 @@ Arguments: root, program.
 {{- else if hasKey $set $group -}}
 {{- $_ := set $gates $name (get $set $group) -}}
 {{- else -}}
-{{- $_ := set $gates $name $gate.on -}}
+{{- $_ := set $gates $name $gate.default -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $gates -}}

@@ -129,7 +129,7 @@ nodeslos.slo.koordinator.sh: [pageCacheEnable, pageCacheLimitEnabled]
 {{- $changed := list -}}
 {{- range $name, $on := include "koord.gates" (dict "root" $ "program" $program) | fromJson -}}
 {{- $gate := get (get $tables $program) $name -}}
-{{- if and (ne $on $gate.on) (not $gate.inert) -}}
+{{- if and (ne $on $gate.default) (not $gate.inert) -}}
 {{- $changed = append $changed (printf "%s=%v" $name $on) -}}
 {{- end -}}
 {{- end }}
