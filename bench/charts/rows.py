@@ -263,7 +263,7 @@ REFUSED = [
     ({"koordlet": {"features": "MultiQuotaTree=true"}}, "koordlet.features: MultiQuotaTree is no gate of koordlet"),
     ({"scheduler": {"featureGates": "CSIStorageCapacity=false"}}, "CSIStorageCapacity cannot be set to false"),
     ({"imagePullPolicy": "Sometimes"}, "/imagePullPolicy"),
-    ({"imagePullSecrets": [{"nam": "x"}]}, "/imagePullSecrets/0"),
+    ({"imagePullSecrets": [{"nam": "x"}]}, "/imagePullSecrets"),
     ({"imagePullSecrets": {"name": "x"}}, "/imagePullSecrets"),
     ({"koordlet": {"metrics": {"port": 70000}}}, "/koordlet/metrics/port"),
     ({"koordlet": {"metrics": {"port": "9316"}}}, "/koordlet/metrics/port"),
