@@ -57,7 +57,7 @@ pub struct MigrationControllerArgs {
     /// Maximum for one namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating_per_namespace: Option<i32>,
-    /// Maximum for one workload, as a number or a percentage of its replicas; see [`super::limits::at_most`].
+    /// Maximum for one workload, as a number or a percentage of its replicas; see [`super::limits::max_affected_pods`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating_per_workload: Option<IntOrString>,
     /// Maximum number of pods of one workload that are migrating or not ready.
