@@ -23,7 +23,7 @@ def constructed(text: str) -> dict:
         name: {"stage": stage, "on": default == "true"}
         for stage, name, default in re.findall(r'Gate::(alpha|beta)\(\s*"(\w+)",\s*(true|false)', text)
     }
-    stable = re.findall(r'\bstable\("(\w+)"\)', text) + re.findall(r'Gate \{\s*name: "(\w+)",\s*stage: Stage::Stable', text)
+    stable = re.findall(r'\bstable\("(\w+)"\)', text) + re.findall(r'Gate \{\s*name: "(\w+)",\s*stage: FeatureStage::Stable', text)
     gates.update({name: {"stage": "stable", "on": True} for name in stable})
     return gates
 
