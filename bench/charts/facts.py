@@ -165,10 +165,6 @@ DIFFERS_FROM_DEPLOY = {
     ),
 }
 
-# Metrics of Prometheus and of API servers.
-FOREIGN_METRICS = {"up", "apiserver_admission_webhook_fail_open_count", "apiserver_admission_webhook_rejection_count",
-                   "apiserver_admission_webhook_rejection"}
-
 # Everything that is off by default.
 EVERYTHING = {
     "featureGates": "AllAlpha=true",
@@ -179,4 +175,5 @@ EVERYTHING = {
     "topologyExporter": {"enabled": True},
     "networkPolicies": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
     "prometheusRules": {"enabled": True},
+    "dashboards": {"enabled": True},
 }

@@ -3,6 +3,9 @@
 A row is (values, condition on the rendered objects): the condition must hold with the values and not without them.
 """
 
+import json
+from pathlib import Path
+
 import facts
 
 
@@ -36,6 +39,17 @@ def plugins(r, point):
     """Returns the plugins that the scheduler's profile enables at an extension point."""
     (profile,) = r.config("koord-scheduler")["profiles"]
     return [plugin["name"] for plugin in profile["plugins"][point]["enabled"]]
+
+
+def dashboards(r):
+    """Returns the ConfigMaps of Grafana dashboards; fails where one is not a file of charts/koord/dashboards."""
+    found = [o for o in r.objects if o["metadata"]["name"].startswith("koord-dashboard-")]
+    for configmap in found:
+        ((key, text),) = configmap["data"].items()
+        file = Path(__file__).resolve().parents[2] / "charts/koord/dashboards" / key.removeprefix("koord-")
+        if json.loads(text) != json.loads(file.read_text()):
+            raise KeyError(key)
+    return found
 
 
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
@@ -200,7 +214,8 @@ ROWS = [
     ({"descheduler": {"findTargets": False}}, lambda r: "--find-targets" not in r.args("koord-descheduler")
      and not r.get("ClusterRole", "koord-descheduler-targets")),
     ({"descheduler": {"config": "kind: Mine\n"}}, lambda r: r.config("koord-descheduler") == {"kind": "Mine"}),
-    ({"descheduler": {"monitorEnabled": True}}, lambda r: endpoint(r, "descheduler").get("scheme") == "https"),
+    ({"descheduler": {"monitorEnabled": True}}, lambda r: endpoint(r, "descheduler").get("scheme") == "https"
+     and endpoint(r, "descheduler").get("honorLabels") is True),
     ({"descheduler": {"serviceAccountAnnotations": {"a": "b"}}},
      lambda r: r.get("ServiceAccount", "koord-descheduler")["metadata"].get("annotations") == {"a": "b"}),
     # The rest
@@ -219,6 +234,10 @@ ROWS = [
      lambda r: r.get("NetworkPolicy", "koord-manager") and r.get("NetworkPolicy", "koord-manager")["spec"]["ingress"][1]
      == {"from": [{"podSelector": {}}], "ports": [{"port": 8080}]}),
     ({"prometheusRules": {"enabled": True}}, lambda r: len(r.get("PrometheusRule", "koord").get("spec", {}).get("groups", [])) == 2),
+    ({"dashboards": {"enabled": True}}, lambda r: len(dashboards(r)) == 3 and all(
+        o["metadata"]["labels"]["grafana_dashboard"] == "1" and "annotations" not in o["metadata"] for o in dashboards(r))),
+    ({"dashboards": {"enabled": True, "labels": {"team": "a"}, "annotations": {"folder": "koord"}}},
+     lambda r: {o["metadata"]["labels"]["team"] + o["metadata"]["annotations"]["folder"] for o in dashboards(r)} == {"akoord"}),
     ({"manager": {"monitorEnabled": True}, "monitoring": {"labels": {"release": "p"}}},
      lambda r: r.get("PodMonitor", "koord-manager-metrics-podmonitor")
      and r.get("PodMonitor", "koord-manager-metrics-podmonitor")["metadata"]["labels"]["release"] == "p"),
@@ -283,6 +302,8 @@ REFUSED = [
     ({"descheduler": {"securePort": 0}}, "descheduler.securePort"),
     ({"deviceDaemon": {"enabled": True}}, "/deviceDaemon/enabled"),
     ({"sloConfig": {"data": {"colocation-config": 1}}}, "/sloConfig/data/colocation-config"),
+    ({"dashboards": {"enabled": "yes"}}, "/dashboards/enabled"),
+    ({"dashboards": {"labels": {"grafana_dashboard": 1}}}, "/dashboards/labels/grafana_dashboard"),
     ({}, "kubeVersion", {"kube": "1.27.9"}),
 ]
 
