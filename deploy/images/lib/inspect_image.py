@@ -123,9 +123,9 @@ class Archive:
 
     def _check_papers(self):
         name, below = self.program.name, "usr/share/doc/koord"
-        beside = self.path.with_suffix(".cdx.json")
+        bill_path = self.path.with_suffix(".cdx.json")
         bill = self.files.get(f"{below}/{name}.cdx.json", b"")
-        self._expect(beside.exists() and beside.read_bytes() == bill, f"{beside.name} is not that of the image")
+        self._expect(bill_path.exists() and bill_path.read_bytes() == bill, f"{bill_path.name} is not that of the image")
         try:
             bill = json.loads(bill)
         except ValueError:
