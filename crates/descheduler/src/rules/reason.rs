@@ -29,12 +29,15 @@ impl SkipReason {
 }
 
 /// Rules that depend on the current state of other moves.
-const TEMPORARY: [&str; 11] = [
+const TEMPORARY: [&str; 14] = [
     "ExistingJob",
     "MaxMigratingGlobally",
     "MaxMigratingPerNamespace",
     "MaxMigratingPerNode",
     "MaxMigratingPerWorkload",
+    "MaxNoOfPodsToEvictPerNamespace",
+    "MaxNoOfPodsToEvictPerNode",
+    "MaxNoOfPodsToEvictTotal",
     "MaxUnavailablePerWorkload",
     "MoveRefused",
     "NamespaceLimiter",

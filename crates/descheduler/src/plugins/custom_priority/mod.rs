@@ -1,8 +1,8 @@
 //! `CustomPriority`: moves pods from expensive nodes to cheaper ones.
 //!
 //! Nodes are in classes, most expensive first. Pods of each class except the last move to nodes of any later
-//! class: each pod that fits there, or all pods of a node at once. Pods that move in one cycle do not share
-//! capacity: what was allocated to one of them is not available to another.
+//! class: each pod that fits there, or the pods of a node if all of them do. Pods that move in one cycle do not
+//! share capacity: what was allocated to one of them is not available to another.
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/custompriority`.
 
@@ -31,6 +31,13 @@ pub struct CustomPriority {
     args: CustomPriorityArgs,
     selection: PodSelection,
     history: MoveHistory,
+}
+
+/// A pod that may be evicted, now or when other moves have ended.
+struct DrainablePod {
+    pod: Arc<PodInfo>,
+    /// True if other moves hold the pod back in this cycle.
+    is_held: bool,
 }
 
 /// The nodes of one class.
@@ -75,14 +82,21 @@ impl CustomPriority {
     }
 
     /// Returns the pods of `node` that may be evicted, smallest first.
-    fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
-        let mut pods = Vec::new();
+    fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<DrainablePod> {
+        let mut candidates = Vec::new();
         for pod in cycle.active_on(&node.name) {
-            if cycle.accept_or_skip(pod, self.selection.admits(pod)) && cycle.filter(pod) {
-                pods.push(pod.clone());
+            if !cycle.accept_or_skip(pod, self.selection.admits(pod)) {
+                continue;
+            }
+            let verdict = cycle.admits(pod);
+            let is_held = !cycle.is_leaving(pod) && verdict.as_ref().is_err_and(is_held_by_moves);
+            if cycle.accept_or_skip(pod, verdict) || is_held {
+                let pod = pod.clone();
+                candidates.push(DrainablePod { pod, is_held });
             }
         }
-        pods.sort_by(|a, b| {
+        candidates.sort_by(|a, b| {
+            let (a, b) = (&a.pod, &b.pod);
             let size = |pod: &PodInfo| {
                 let requests = &pod.shape.main_requests;
                 (requests.get(CPU), requests.get(MEMORY))
@@ -90,7 +104,7 @@ impl CustomPriority {
             let name = |pod: &PodInfo| (pod.namespace.clone(), pod.name.clone());
             size(a).cmp(&size(b)).then_with(|| name(a).cmp(&name(b)))
         });
-        pods
+        candidates
     }
 
     /// Evicts each pod of `node` that fits one of `targets`; without `nodeFit`, each pod.
@@ -105,7 +119,8 @@ impl CustomPriority {
     ) {
         let mut misses = 0;
         let now = cycle.snapshot().now;
-        for pod in self.candidates(cycle, node) {
+        let candidates = self.candidates(cycle, node).into_iter();
+        for DrainablePod { pod, .. } in candidates.filter(|candidate| !candidate.is_held) {
             if !cycle.accept_or_skip(&pod, history.allows(&pod, now)) {
                 continue;
             }
@@ -145,7 +160,8 @@ impl CustomPriority {
         }
     }
 
-    /// Evicts all pods of `node` if `targets` have capacity for all of them together.
+    /// Evicts the pods of `node` if `targets` have capacity for all of them together. Pods that limits or other
+    /// moves hold back in this cycle need a place, too: they follow in later cycles.
     fn drain(
         &self,
         cycle: &mut Cycle<'_>,
@@ -155,12 +171,16 @@ impl CustomPriority {
         capacity: &mut TargetCapacity,
         history: &mut MoveHistory,
     ) {
-        let pods = self.candidates(cycle, node);
-        if pods.is_empty() {
+        let candidates = self.candidates(cycle, node);
+        if candidates.iter().all(|candidate| candidate.is_held) {
             return;
         }
-        let mut allocated = Vec::with_capacity(pods.len());
-        for pod in &pods {
+        let movable = || {
+            let movable = candidates.iter().filter(|candidate| !candidate.is_held);
+            movable.map(|candidate| &candidate.pod)
+        };
+        let mut allocated = Vec::with_capacity(candidates.len());
+        for DrainablePod { pod, .. } in &candidates {
             let Some(target) = capacity.find(pod, targets, self.args.node_fit) else {
                 let reasons = capacity.reasons(pod, targets);
                 for (pod, target) in allocated {
@@ -168,7 +188,7 @@ impl CustomPriority {
                 }
                 let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
                 cycle.note(Some(&node.name), text);
-                for other in pods.iter().filter(|other| other.uid != pod.uid) {
+                for other in movable().filter(|other| other.uid != pod.uid) {
                     cycle.skip_pod(other, node_stays(pod));
                 }
                 cycle.skip_pod(pod, SkipReason::new("NodeFit", reasons));
@@ -179,24 +199,39 @@ impl CustomPriority {
         }
         let reason = format!("drain node {} (sourcePriority={class})", node.name);
         if self.args.dry_run {
-            for pod in &pods {
+            for pod in movable() {
                 cycle.show_move(pod, reason.clone());
             }
             return;
         }
         let place = cycle.action_count();
-        for (at, pod) in pods.iter().enumerate() {
+        let mut held = candidates.len() - movable().count();
+        for (at, pod) in movable().enumerate() {
             let drains = Some(node.name.clone());
-            if let Err(cause) = cycle.evict_with(pod, reason.clone(), None, drains) {
-                // The node is not cleared, so it stays schedulable.
-                let text = format!("is not drained completely: {pod} stays: {cause}");
-                cycle.note(Some(&node.name), text);
-                for other in pods.iter().skip(at + 1) {
-                    cycle.skip_pod(other, node_stays(pod));
+            match cycle.evict_with(pod, reason.clone(), None, drains) {
+                Ok(()) => history.record_planned(cycle, pod),
+                Err(cause) if is_held_by_moves(&cause) => held += 1,
+                Err(cause) => {
+                    // The node is not cleared, so it stays schedulable.
+                    let text = format!("is not drained completely: {pod} stays: {cause}");
+                    cycle.note(Some(&node.name), text);
+                    for other in movable().skip(at + 1) {
+                        cycle.skip_pod(other, node_stays(pod));
+                    }
+                    return;
                 }
-                return;
             }
-            history.record_planned(cycle, pod);
+        }
+        if held == candidates.len() {
+            for (pod, target) in allocated {
+                capacity.release(pod, target);
+            }
+            return;
+        }
+        if held > 0 {
+            let count = candidates.len();
+            let text = format!("is drained over several cycles: {held} of {count} pods follow");
+            cycle.note(Some(&node.name), text);
         }
         if self.args.auto_cordon && !node.unschedulable {
             let cordon = Action::Cordon {
@@ -250,6 +285,12 @@ impl CustomPriority {
         }
         Ok(())
     }
+}
+
+/// Returns true if `reason` ends when other moves end, so that the pod follows in a later cycle. After a failed
+/// move that is unknown.
+fn is_held_by_moves(reason: &SkipReason) -> bool {
+    reason.is_temporary() && reason.rule != "MoveRefused"
 }
 
 /// Returns why other pods of its node stay when `pod` does.

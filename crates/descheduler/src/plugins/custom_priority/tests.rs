@@ -1,7 +1,9 @@
 use super::*;
-use crate::framework::{Framework, Plan};
+use crate::framework::{Framework, Limits, Plan};
+use crate::migration::tests::{args as migration_args, job, replicas};
+use crate::plugins::migration_controller;
 use crate::testing::{
-    AllBut, OnlyShows, TestCluster, balancing, configured, merged, moved, requests,
+    AllBut, OnlyShows, Refuses, TestCluster, balancing, configured, merged, moved, requests,
 };
 use serde_json::{Value, json};
 
@@ -420,9 +422,9 @@ fn dry_run_and_undrained_node_cordon_nothing() {
         assert_eq!(moved(&plan), ["p1", "p2"]);
         assert!(cordoned(&plan).is_empty(), "{mode}");
     }
-    let mut limited = framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]);
-    limited.limits.total = Some(1);
-    let plan = limited.run(&world.snapshot());
+    let mut refused = framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]);
+    refused.profiles[0].evictor = Box::new(Refuses(&["p2"]));
+    let plan = refused.run(&world.snapshot());
     assert_eq!(moved(&plan), ["p1"]);
     assert!(
         cordoned(&plan).is_empty(),
@@ -433,6 +435,90 @@ fn dry_run_and_undrained_node_cordon_nothing() {
             .text
             .starts_with("is not drained completely: default/p2 stays")
     );
+}
+
+/// A node whose pods leave in several cycles gets no pods meanwhile.
+#[test]
+fn limited_drain_cordons_with_the_first_move() {
+    let mut world = world();
+    world.pod("p1", "s1", requests("100m", "100"));
+    world.pod("p2", "s1", requests("100m", "100"));
+    let drain = || json!({"mode": "DrainNode", "autoCordon": true});
+    let limits = |total, per_node, per_namespace| Limits {
+        total,
+        per_node,
+        per_namespace,
+    };
+    for limits in [
+        limits(Some(1), None, None),
+        limits(None, Some(1), None),
+        limits(None, None, Some(1)),
+    ] {
+        let mut limited = framework(drain(), &[]);
+        limited.limits = limits;
+        let plan = limited.run(&world.snapshot());
+        assert_eq!(moved(&plan), ["p1"]);
+        assert_eq!(cordoned(&plan), [(0, "s1".to_owned())]);
+        let expected = "is drained over several cycles: 1 of 2 pods follow";
+        assert_eq!(plan.notes[0].text, expected);
+    }
+    let mut none = framework(drain(), &[]);
+    none.limits.total = Some(0);
+    let plan = none.run(&world.snapshot());
+    assert!(plan.actions.is_empty(), "no move, no cordon");
+}
+
+/// Returns the plan of a drain of `world` with MigrationController's default limits.
+fn drain_by_migration(world: &TestCluster) -> Plan {
+    let built = migration_controller::build(migration_args(json!({})), "test");
+    let mut framework = framework(json!({"mode": "DrainNode", "autoCordon": true}), &[]);
+    framework.profiles[0].filters = vec![built.filter.unwrap()];
+    framework.profiles[0].evictor = built.evict.unwrap();
+    let mut snapshot = world.snapshot();
+    replicas(&mut snapshot, "rs", 2);
+    replicas(&mut snapshot, "other", 2);
+    framework.run(&snapshot)
+}
+
+/// One of two replicas may move at a time, and with the first the node is unschedulable.
+#[test]
+fn drain_within_migration_limits_cordons_with_the_first_move() {
+    let mut world = world();
+    world.pod("p1", "s1", requests("100m", "100"));
+    world.pod("p2", "s1", requests("100m", "100"));
+    let plan = drain_by_migration(&world);
+    assert_eq!(moved(&plan), ["p1"]);
+    assert_eq!(cordoned(&plan), [(0, "s1".to_owned())]);
+    assert_eq!(skipped_pods(&plan), ["p2 MaxMigratingPerWorkload"]);
+    // The second waits while the first moves, and follows.
+    world.jobs.push(job("j", "p1", json!({})));
+    assert!(drain_by_migration(&world).actions.is_empty());
+    world.jobs.clear();
+    world.pods.retain(|pod| &*pod.name != "p1");
+    world.pod("p3", "t1", requests("100m", "100"));
+    assert_eq!(moved(&drain_by_migration(&world)), ["p2"]);
+}
+
+#[test]
+fn pod_that_waits_needs_a_place_before_others_leave() {
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "other", "uid": "other", "controller": true}]);
+    let other = merged(
+        requests("100m", "100"),
+        json!({"metadata": {"ownerReferences": owner}}),
+    );
+    for (cpu, expected) in [("200m", &["q"][..]), ("7", &[][..])] {
+        let mut world = world();
+        world.pod("p1", "s1", requests(cpu, "100"));
+        world.pod("q", "s1", other.clone());
+        // While this replica moves, the other one waits.
+        world.pod("p2", "t1", requests("100m", "100"));
+        world.jobs.push(job("j", "p2", json!({})));
+        let plan = drain_by_migration(&world);
+        assert_eq!(moved(&plan), expected, "{cpu}");
+        assert_eq!(cordoned(&plan).len(), expected.len(), "{cpu}");
+        let waits = "p1 MaxMigratingPerWorkload".to_owned();
+        assert!(skipped_pods(&plan).contains(&waits), "{cpu}");
+    }
 }
 
 #[test]
@@ -481,7 +567,7 @@ fn each_pod_that_stays_has_a_reason() {
     let plan = limited.run(&world.snapshot());
     assert_eq!(
         skipped_pods(&plan),
-        ["p2 MaxNoOfPodsToEvictTotal", "p3 NodeStays"]
+        ["p2 MaxNoOfPodsToEvictTotal", "p3 MaxNoOfPodsToEvictTotal"]
     );
     world.pod("p4", "s1", requests("450m", "100"));
     let plan = framework(json!({"mode": "DrainNode"}), &[]).run(&world.snapshot());
