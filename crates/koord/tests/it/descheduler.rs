@@ -215,6 +215,53 @@ fn pods_leave_a_hot_node_to_places_that_were_reserved_for_them() {
     assert_eq!(up.interrupt(), Some(0));
 }
 
+/// The replacement of a pod without requests uses the job's reservation, although that holds nothing.
+#[test]
+fn job_moves_a_pod_without_requests() {
+    let _machine = shared();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut up = Up::start(dir.path(), &["--memory", "--nodes", "2"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let client = up.client().await;
+        let stop = CancellationToken::new();
+        let labels = json!({"app": "idle"});
+        let deployment = json!({
+            "metadata": {"name": "idle"},
+            "spec": {"replicas": 4, "selector": {"matchLabels": labels}, "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "schedulerName": "koord-scheduler",
+                    "nodeSelector": {"sim.koordinator.sh/node": "true"},
+                    "containers": [{"name": "c", "image": "c"}],
+                },
+            }},
+        });
+        let deployment = serde_json::from_value(deployment).expect("a Deployment");
+        let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
+        let created = deployments.create(&PostParams::default(), &deployment);
+        created.await.expect("created");
+        let mut pods = WatchedObjects::<Pod>::start(&client, &stop);
+        pods.until("the pods", all_run).await;
+        let pod = pods.all.values().next().expect("a pod").clone();
+        let job = json!({
+            "metadata": {"name": "move"},
+            "spec": {"mode": "ReservationFirst", "ttl": "5m",
+                "podRef": {"namespace": "default", "name": pod.name_any()}},
+        });
+        let job = serde_json::from_value(job).expect("a job");
+        let jobs: Api<PodMigrationJob> = Api::all(client.clone());
+        let created = jobs.create(&PostParams::default(), &job);
+        created.await.expect("created");
+        let mut jobs = WatchedObjects::<PodMigrationJob>::start(&client, &stop);
+        let succeeded = |job: &Arc<_>| phase(job) == Some(&PodMigrationJobPhase::Succeeded);
+        jobs.until("the move", |all| all.values().any(succeeded))
+            .await;
+        stop.cancel();
+    });
+    assert_eq!(up.interrupt(), Some(0));
+}
+
 #[test]
 fn invalid_descheduler_config_fails_the_start() {
     let dir = tempfile::tempdir().expect("a directory");

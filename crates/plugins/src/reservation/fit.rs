@@ -154,7 +154,13 @@ impl<'a> NodeFit<'a> {
             self.check_reservation(*index, record)
                 .is_some_and(|(node, reservation)| node.is_empty() && reservation.is_empty())
         };
-        let fitting = || self.matched.iter().filter(fits);
+        let all: Vec<_> = self.matched.iter().filter(fits).collect();
+        // A reservation that holds resources is preferred.
+        let any_holds = all.iter().any(|(_, record)| !record.terms.is_empty());
+        let fitting = || {
+            let all = all.iter().copied();
+            all.filter(move |(_, record)| !any_holds || !record.terms.is_empty())
+        };
         let ordered = fitting()
             .filter_map(|candidate| Some((candidate.1.terms.order?, candidate)))
             .min_by_key(|(order, (_, record))| (*order, record.name.clone()));
@@ -188,7 +194,8 @@ impl<'a> NodeFit<'a> {
     }
 
     /// Returns the shortages of the node and of the reservation for the pod in `record`; `None` if the pod
-    /// requests no resource of the reservation.
+    /// requests no resource of the reservation. A reservation of nothing is open to every owner: a job that
+    /// moves a pod without requests waits for an owner of such a one.
     fn check_reservation(
         &self,
         index: u32,
@@ -200,7 +207,7 @@ impl<'a> NodeFit<'a> {
             .resources
             .iter()
             .any(|id| requests.contains(*id));
-        if self.pod_state.affinity.is_none() && !concerns {
+        if self.pod_state.affinity.is_none() && !concerns && !record.terms.is_empty() {
             return None;
         }
         let lacks = self.node_shortage(Some((index, record)));

@@ -185,6 +185,12 @@ impl ReservationTerms {
         })
     }
 
+    /// Returns true if the reservation holds no resource. The number of its owners may be limited.
+    pub(super) fn is_empty(&self) -> bool {
+        let mut amounts = self.allocatable.iter();
+        amounts.all(|(id, amount)| id == PODS || amount == 0)
+    }
+
     /// Returns the holder pod reduced by the amounts `taken` that owners use.
     pub(super) fn reduced_pod(&self, taken: &Amounts) -> PodInfo {
         let requests = koord_model::reservation::remaining(&self.pod.requests, taken);

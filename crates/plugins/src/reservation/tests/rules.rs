@@ -353,6 +353,62 @@ fn ordered_then_fullest_reservation_is_nominated() {
     }
 }
 
+/// A job that moves a pod without requests makes such a reservation, and waits for its owner.
+#[test]
+fn reservation_of_nothing_is_used_once() {
+    let none = || json!({"spec": {"containers": [{"name": "c"}]}});
+    let some = || json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}});
+    for (name, pod) in [
+        ("no request", none()),
+        // For example by a recommender that did not know the first pod.
+        ("a request that the first pod did not have", some()),
+    ] {
+        let mut world = ReservationWorld::new();
+        world.node("m", 8);
+        world.node("n", 8);
+        let order = json!({koord_api::labels::RESERVATION_ORDER: "1"});
+        let once = json!({
+            "metadata": {"labels": order},
+            "spec": {"allocateOnce": true, "template": {"spec": {"nodeName": "n", "containers": none()["spec"]["containers"]}}},
+        });
+        world.reserve("r", "0", "web", once);
+        world.run();
+        assert_eq!(world.status("r")["phase"], "Available", "{name}");
+        world.pod("p", "0", "web", pod);
+        world.run();
+        assert_eq!(world.result_of("p"), "n (r)", "{name}");
+        let status = world.status("r");
+        assert_eq!(status["currentOwners"][0]["uid"], "p", "{name}");
+        assert_eq!(status["allocated"], Value::Null, "{name}");
+        assert_eq!(status["phase"], "Succeeded", "{name}");
+        world.pod("q", "0", "web", none());
+        world.run();
+        assert!(!world.result_of("q").contains("(r)"), "{name}");
+    }
+}
+
+#[test]
+fn reservation_of_nothing_is_the_last_choice() {
+    let order = |order: &str| json!({"metadata": {"labels": {koord_api::labels::RESERVATION_ORDER: order}}});
+    let empty = json!({"spec": {"template": {"spec": {"containers": [{"name": "c"}]}}}});
+    let mut world = ReservationWorld::new();
+    world.node("n", 8);
+    world.reserve("a", "0", "web", super::hardware::merged(empty, order("1")));
+    world.reserve("b", "2", "web", json!({}));
+    world.run();
+    world.pod("p", "1", "web", json!({}));
+    world.run();
+    assert_eq!(world.result_of("p"), "n (b)");
+    let none = json!({"spec": {"containers": [{"name": "c"}]}});
+    world.pod("q", "0", "web", none);
+    world.run();
+    assert_eq!(
+        world.result_of("q"),
+        "n (a)",
+        "none of the other is requested"
+    );
+}
+
 #[test]
 fn node_with_best_reservation_is_chosen() {
     let fixed = |node: &str, order: Option<&str>| {
