@@ -46,6 +46,8 @@ const NAME: &str = "Coscheduling";
 const POD_GROUPS: &str = "podgroups.v1alpha1.scheduling.sigs.k8s.io";
 const TOPOLOGIES: &str = "clusternetworktopologies.v1alpha1.scheduling.koordinator.sh";
 const UNAWARE: &str = "awareNetworkTopology of CoschedulingArgs is off";
+/// Addition to [`Blocked::NoTopology`] while the scheduler keeps no topology, whatever objects there are.
+const UNMANAGED: &str = "--enable-network-topology-manager is off";
 /// Feature gate: members that are not tried get a condition with the reason.
 const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";
 
@@ -196,9 +198,11 @@ impl Coscheduling {
     /// Restricts a member whose gang requests a network topology to its planned node.
     fn restrict_to_plan(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let reject = |text: String| PreFilterResult::Reject(Rejection::unresolvable(text));
-        let tree = self.topology.as_ref().and_then(Topology::tree);
-        if tree.is_none() {
-            return reject(Blocked::NoTopology.to_string());
+        let Some(topology) = &self.topology else {
+            return reject(format!("{}: {UNMANAGED}", Blocked::NoTopology));
+        };
+        if topology.tree().is_none() {
+            return reject(topology.missing_reason());
         }
         if !self.settings.for_pod(cycle.pod).aware {
             return reject(UNAWARE.to_owned());

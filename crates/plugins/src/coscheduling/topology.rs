@@ -4,7 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, NetworkTopologyDetail};
-use koord_model::gang::{Gathering, PlacedGroup};
+use koord_model::gang::{Blocked, Gathering, PlacedGroup};
 use koord_model::network::{self, BadLayers, LayerDomains, Layers, PlacementRequest, TopologyTree};
 use koord_scheduler::framework::{Offer, Verb, View, Write};
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
@@ -247,6 +247,17 @@ impl Topology {
         self.tree.as_ref()
     }
 
+    /// Returns why there is no tree.
+    pub(super) fn missing_reason(&self) -> String {
+        let reason = Blocked::NoTopology;
+        match &self.object {
+            Some(object) if object.layers.is_none() => {
+                format!("{reason}: the layers of ClusterNetworkTopology {DEFAULT} are invalid")
+            }
+            _ => reason.to_string(),
+        }
+    }
+
     /// Returns the nodes of the placed gang members of a late member.
     fn member_nodes<'a>(
         &'a self,
@@ -322,7 +333,7 @@ impl Topology {
         view: View<'_>,
     ) -> Result<Vec<Arc<str>>, String> {
         let Some(tree) = &self.tree else {
-            return Err("no cluster network topology".to_owned());
+            return Err(self.missing_reason());
         };
         #[cfg(test)]
         assert!(self.related_counts.is_consistent(view));

@@ -695,7 +695,7 @@ fn invalid_values_are_reported_and_replaced() {
 }
 
 #[test]
-fn gang_reports_missing_network_topology() {
+fn gang_reports_disabled_network_topology() {
     let mut world = world(json!({}));
     world.node("n", 10);
     let annotations = json!({"network-topology-spec": r#"{"gatherStrategy":[]}"#});
@@ -704,7 +704,8 @@ fn gang_reports_missing_network_topology() {
     }
     world.run();
     assert!(world.bound.is_empty());
-    let text = "0/1 nodes are available: no cluster network topology.";
+    let text = "0/1 nodes are available: no cluster network topology: \
+                --enable-network-topology-manager is off.";
     assert_eq!(world.condition("a1"), text);
 }
 

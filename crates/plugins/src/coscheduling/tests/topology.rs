@@ -451,7 +451,15 @@ fn gang_waits_without_tree_or_argument() {
     world.topology("other", layers(), Value::Null, Action::ADD);
     world.later(60);
     assert_eq!(world.bound.len(), 0);
-    world.topology("default", layers(), Value::Null, Action::ADD);
+    // Its layers have no order.
+    let cycle = json!([{"topologyLayer": "A", "parentTopologyLayer": "A"}]);
+    world.topology("default", cycle, Value::Null, Action::ADD);
+    world.later(60);
+    assert_eq!(world.bound.len(), 0);
+    let invalid = "0/1 nodes are available: no cluster network topology: the layers of \
+                   ClusterNetworkTopology default are invalid.";
+    assert_eq!(world.condition("p4"), invalid);
+    world.topology("default", layers(), Value::Null, Action::UPDATE);
     world.later(60);
     assert_eq!(world.bound.len(), 4);
 
