@@ -148,6 +148,27 @@ impl Options {
     fn taints_host(&self) -> bool {
         self.host_taint && self.simulated_nodes > 0
     }
+
+    /// Returns the options of the scheduler: the chart's profile, also for pods that name no scheduler.
+    fn scheduler(&self) -> koord_scheduler::Options {
+        let mut registry = match self.topology {
+            Some(_) => koord_plugins::registry_with_topology_match(),
+            None => koord_plugins::registry(),
+        };
+        koord_plugins::apply_chart_defaults(&mut registry);
+        let mut scheduler = koord_scheduler::Options {
+            leader_elect: false,
+            profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
+            ..koord_scheduler::Options::new(registry)
+        };
+        scheduler.build.network_topology = true;
+        if self.topology.as_ref().is_some_and(|it| it.scope == "pod") {
+            // NodeNUMAResource aligns whole pods: with scope pod it can do so for every policy.
+            let gate = "FullNRTPolicyMapping".to_owned();
+            scheduler.build.gates.insert(gate, true);
+        }
+        scheduler
+    }
 }
 
 impl Cluster {
@@ -256,24 +277,7 @@ impl Cluster {
             );
         }
         if enabled("scheduler") {
-            let registry = match options.topology {
-                Some(_) => koord_plugins::registry_with_topology_match(),
-                None => koord_plugins::registry(),
-            };
-            let mut scheduler = koord_scheduler::Options {
-                leader_elect: false,
-                profile_names: vec!["koord-scheduler".to_owned(), "default-scheduler".to_owned()],
-                ..koord_scheduler::Options::new(registry)
-            };
-            if options
-                .topology
-                .as_ref()
-                .is_some_and(|it| it.scope == "pod")
-            {
-                // NodeNUMAResource aligns whole pods: with scope pod it can do so for every policy.
-                let gate = "FullNRTPolicyMapping".to_owned();
-                scheduler.build.gates.insert(gate, true);
-            }
+            let scheduler = options.scheduler();
             let admin = Admin::new(context.metrics.clone()).with_routes(scheduler.debug.router());
             self.scheduler_address = self.serve("scheduler", SCHEDULER_PORT, &admin);
             spawn(

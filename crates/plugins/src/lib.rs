@@ -169,6 +169,33 @@ pub fn registry_with_topology_match() -> Registry {
     all
 }
 
+/// Changes the built-in profile to that of the Helm chart: gangs preempt pods in place of DefaultPreemption, and
+/// are placed by the network topology, which needs [`BuildContext::network_topology`]. Load thresholds stay off:
+/// they fit machines that do nothing else.
+///
+/// [`BuildContext::network_topology`]: koord_scheduler::framework::BuildContext::network_topology
+pub fn apply_chart_defaults(registry: &mut Registry) {
+    let moved = [
+        ("preFilter", "Coscheduling", 1),
+        ("filter", reservation::NAME, 0),
+        ("reserve", reservation::NAME, 0),
+    ];
+    for (point, plugin, position) in moved {
+        if let Some(order) = registry.koord_order.get_mut(point) {
+            order.plugins.retain(|name| *name != plugin);
+            order.plugins.insert(position, plugin);
+        }
+    }
+    if let Some(order) = registry.koord_order.get_mut("postFilter") {
+        order.plugins.retain(|name| *name != "DefaultPreemption");
+    }
+    let gangs = json!({"enablePreemption": true, "awareNetworkTopology": true});
+    registry.koord_args.insert("Coscheduling", gangs);
+    let unsupported = json!([{"vendor": "huawei", "model": "Ascend-310P3-300I-DUO"}]);
+    let devices = json!({"gpuShareUnsupportedModels": unsupported});
+    registry.koord_args.insert(device_share::NAME, devices);
+}
+
 /// Returns the order of Koordinator's plugins at each extension point in the built-in profile. It matches the
 /// configuration that upstream installs.
 fn koord_order() -> BTreeMap<&'static str, Order> {

@@ -142,11 +142,13 @@ fn chart(preemption: bool) -> Value {
         gang["enablePreemption"] = json!(true);
     }
     let points: Vec<_> = points.into_iter().collect();
+    let models = json!([{"vendor": "huawei", "model": "Ascend-310P3-300I-DUO"}]);
     let args = vec![
         fit(),
         load_aware(65, 95),
         quota(),
         args("Coscheduling", gang),
+        args("DeviceShare", json!({"gpuShareUnsupportedModels": models})),
     ];
     file("koordinator-system", plugins(&points), args)
 }
@@ -233,6 +235,37 @@ fn upstreams_charts_load() {
     for point in ["preFilter", "preScore"] {
         assert!(points[point].contains(&"LoadAwareScheduling".to_owned()));
     }
+}
+
+/// The profile of `koord up` is the chart's, except for load thresholds.
+#[test]
+fn chart_defaults_match_the_chart() {
+    let mut registry = koord_plugins::registry();
+    koord_plugins::apply_chart_defaults(&mut registry);
+    let config = Configuration::koord(&["koord-scheduler".to_owned()]);
+    let context = BuildContext {
+        network_topology: true,
+        ..BuildContext::default()
+    };
+    let built_in = Profiles::build(&config, &registry, &context, true).unwrap();
+    let config = chart(true);
+    assert_eq!(
+        resolved(&built_in),
+        resolved(&build(&config, false).unwrap())
+    );
+    let entries = config["profiles"][0]["pluginConfig"].as_array().unwrap();
+    for entry in entries {
+        let name = entry["name"].as_str().unwrap();
+        let mut expected = entry["args"].clone();
+        for meta in ["apiVersion", "kind"] {
+            expected.as_object_mut().unwrap().remove(meta);
+        }
+        if name == "LoadAwareScheduling" {
+            expected["usageThresholds"] = json!({"cpu": 0, "memory": 0});
+        }
+        assert_eq!(registry.koord_args.get(name), Some(&expected), "{name}");
+    }
+    assert_eq!(registry.koord_args.len(), entries.len());
 }
 
 /// Rows of docs/compat.md that upstream accepts.
