@@ -40,6 +40,33 @@ pub fn directories() -> Vec<PathBuf> {
     dirs.collect()
 }
 
+/// Returns the data directories in which a cluster runs, with its process: first the default ones, then those
+/// of claims on cgroups. Clusters of other users are missing, as their directories are private.
+#[must_use]
+pub fn running() -> Vec<(PathBuf, Holder)> {
+    let defaults = [false, true].map(default_data_dir);
+    running_in(defaults.into_iter().chain(directories()))
+}
+
+/// Returns those of `dirs` in which a cluster runs, each once, with its process.
+fn running_in(dirs: impl Iterator<Item = PathBuf>) -> Vec<(PathBuf, Holder)> {
+    let mut seen = Vec::new();
+    let mut running = Vec::new();
+    for dir in dirs {
+        let Ok(path) = std::fs::canonicalize(&dir) else {
+            continue;
+        };
+        if seen.contains(&path) {
+            continue;
+        }
+        seen.push(path);
+        if let Ok(Some(holder)) = holder(&dir) {
+            running.push((dir, holder));
+        }
+    }
+    running
+}
+
 /// Returns the lock file for the cgroups of the cluster with this number.
 #[must_use]
 pub fn claim_of(claims: &Path, number: u32) -> PathBuf {
@@ -109,4 +136,39 @@ pub fn default_data_dir(memory: bool) -> PathBuf {
 #[must_use]
 pub fn token_file(dir: &Path) -> PathBuf {
     dir.join("token")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_clusters_are_found_once_each() {
+        let all = tempfile::tempdir().unwrap();
+        let [durable, memory, stopped] = ["koord", "koord-memory", "stopped"].map(|name| {
+            let dir = all.path().join(name);
+            std::fs::create_dir(&dir).unwrap();
+            dir
+        });
+        let lock = |dir: &Path| {
+            let file = open(&lock_of(dir)).unwrap();
+            file.try_lock().unwrap();
+            file
+        };
+        drop(lock(&stopped));
+        let link = all.path().join("link");
+        std::os::unix::fs::symlink(&memory, &link).unwrap();
+        let missing = all.path().join("missing");
+        let dirs = || [&durable, &memory, &stopped, &link, &missing].map(PathBuf::clone);
+        let found = || {
+            let running = running_in(dirs().into_iter()).into_iter();
+            running.map(|(dir, _)| dir).collect::<Vec<_>>()
+        };
+        assert_eq!(found(), Vec::<PathBuf>::new());
+        let in_memory = lock(&memory);
+        assert_eq!(found(), [memory.clone()]);
+        let in_files = lock(&durable);
+        assert_eq!(found(), [durable.clone(), memory.clone()]);
+        drop((in_memory, in_files));
+    }
 }

@@ -1,6 +1,6 @@
 //! State of a `koord up` cluster on this machine: `koord status`, `koord down`.
 
-use crate::cluster_files::{self, token_file};
+use crate::cluster_files::{self, Holder, token_file};
 use anyhow::{Context as _, Result, bail};
 use koord_api::simulation::HOST_LABEL;
 use koord_app::console;
@@ -186,6 +186,35 @@ impl Args {
         let data_dir = self.data_dir.clone();
         data_dir.unwrap_or_else(|| cluster_files::default_data_dir(self.memory))
     }
+
+    /// Returns the cluster that the flags select, or without flags all clusters of this user that run.
+    ///
+    /// # Errors
+    /// There is none.
+    fn running(&self) -> Result<Vec<(PathBuf, Holder)>> {
+        if self.memory || self.data_dir.is_some() {
+            let dir = self.dir();
+            let Some(holder) = cluster_files::holder(&dir)? else {
+                bail!("no cluster runs in {}", dir.display());
+            };
+            return Ok(vec![(dir, holder)]);
+        }
+        let running = cluster_files::running();
+        if running.is_empty() {
+            bail!("no cluster of koord up runs on this machine as this user");
+        }
+        Ok(running)
+    }
+}
+
+/// Returns the flags that select the cluster in `dir`, with a leading blank.
+fn flags(dir: &Path) -> String {
+    let [durable, memory] = [false, true].map(cluster_files::default_data_dir);
+    match dir {
+        dir if dir == durable => String::new(),
+        dir if dir == memory => " --memory".to_owned(),
+        dir => format!(" --data-dir {}", dir.display()),
+    }
 }
 
 /// Returns the address of koordlet on this machine: `address` if it is set, otherwise that of a `koord up` cluster in a
@@ -231,16 +260,20 @@ fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
 /// Timeout of `koord down`: twice that of the components of a cluster.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Prints whether a cluster runs, and how to use it.
+/// Prints which clusters run, and how to use them.
 ///
 /// # Errors
-/// No cluster runs.
+/// No cluster runs, or not the selected one.
 pub fn status(args: &Args) -> Result<()> {
-    let dir = args.dir();
-    let Some(holder) = cluster_files::holder(&dir)? else {
-        bail!("no cluster runs in {}", dir.display());
-    };
-    match RunningCluster::read(&dir)?.filter(|running| running.pid == holder.pid) {
+    for (dir, holder) in args.running()? {
+        print_status(&dir, &holder)?;
+    }
+    Ok(())
+}
+
+/// Prints the status of the cluster in `dir`, which `holder` runs.
+fn print_status(dir: &Path, holder: &Holder) -> Result<()> {
+    match RunningCluster::read(dir)?.filter(|running| running.pid == holder.pid) {
         Some(running) => {
             console::print_line(format_args!(
                 "up: {} with {}, process {}{}",
@@ -259,7 +292,7 @@ pub fn status(args: &Args) -> Result<()> {
             }
         }
         None => console::print_line(format_args!(
-            "process {} is starting or stopping a cluster in {}",
+            "process {} is starting or stopping a cluster in {}, or runs a demo there",
             holder.pid,
             dir.display()
         )),
@@ -274,7 +307,15 @@ pub fn status(args: &Args) -> Result<()> {
 pub fn down(args: &Args) -> Result<()> {
     let dir = args.dir();
     let Some(holder) = cluster_files::holder(&dir)? else {
-        bail!("no cluster runs in {}", dir.display());
+        // Others are stopped only if the user selects them.
+        let others = args.running().unwrap_or_default().into_iter();
+        let others: String = others
+            .map(|(other, _)| {
+                let (shown, flags) = (other.display(), flags(&other));
+                format!("; one runs in {shown}, koord down{flags} stops it")
+            })
+            .collect();
+        bail!("no cluster runs in {}{others}", dir.display());
     };
     let pid = i32::try_from(holder.pid)
         .ok()

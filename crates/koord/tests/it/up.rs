@@ -266,6 +266,42 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
 }
 
 #[test]
+fn a_cluster_in_memory_is_shown_without_flags() {
+    let _machine = shared();
+    let home = tempfile::tempdir().expect("a directory");
+    let koord = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_koord"));
+        command.args(args).env("XDG_STATE_HOME", home.path());
+        let output = command
+            .env("RUST_LOG", "warn")
+            .stdin(Stdio::null())
+            .output();
+        output.expect("koord starts")
+    };
+    let up = koord(&["up", "--memory", "--port", "0", "--detach"]);
+    assert!(up.status.success(), "{}", text(&up.stderr));
+    let kubeconfig = home.path().join("koord-memory/kubeconfig");
+    let export = format!("export KUBECONFIG={}", kubeconfig.display());
+    let shown = |output: &Output| text(&output.stdout).contains(&export);
+    let status = koord(&["status"]);
+    let down = koord(&["down"]);
+    let stopped = koord(&["down", "--memory"]);
+    assert!(
+        shown(&status),
+        "{}{}",
+        text(&status.stdout),
+        text(&status.stderr)
+    );
+    refused(
+        &down,
+        &["no cluster runs in", "koord down --memory stops it"],
+    );
+    assert!(stopped.status.success(), "{}", text(&stopped.stderr));
+    // Clusters of other tests may still run.
+    assert!(!shown(&koord(&["status"])));
+}
+
+#[test]
 fn a_closed_terminal_stops_as_ctrl_c_does() {
     let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
