@@ -381,6 +381,37 @@ fn arguments_of_disabled_plugins_are_checked() {
     );
 }
 
+/// A profile without `plugins` has kube-scheduler's default plugins, whatever `pluginConfig` names.
+#[test]
+fn arguments_without_effect_are_warned_about() {
+    let warnings = |config: &Value| build(config, false).unwrap().warnings;
+    let warning = |profile: &str, plugin: &str| {
+        format!(
+            "profile {profile:?}: arguments of plugin {plugin} have no effect: the profile does not enable it"
+        )
+    };
+    let none: [String; 0] = [];
+    for shipped in [sample(), chart(false), chart(true)] {
+        assert_eq!(warnings(&shipped), none);
+    }
+    let mut config = file("x", json!({}), vec![load_aware(65, 95), fit(), quota()]);
+    let expected =
+        ["ElasticQuota", "LoadAwareScheduling"].map(|name| warning("koord-scheduler", name));
+    assert_eq!(warnings(&config), expected);
+    // One extension point is enough.
+    config["profiles"][0]["plugins"] = plugins(&[
+        ("score", "LoadAwareScheduling"),
+        ("postFilter", "ElasticQuota"),
+    ]);
+    assert_eq!(warnings(&config), none);
+    let mut second = config["profiles"][0].clone();
+    second["schedulerName"] = json!("other");
+    second["plugins"] = json!({"multiPoint": {"disabled": [{"name": "NodeResourcesFit"}],
+        "enabled": [{"name": "LoadAwareScheduling"}, {"name": "ElasticQuota"}]}});
+    config["profiles"].as_array_mut().unwrap().push(second);
+    assert_eq!(warnings(&config), [warning("other", "NodeResourcesFit")]);
+}
+
 #[test]
 fn old_versions_are_rejected_by_name() {
     for version in ["v1beta2", "v1beta3", "v2"] {

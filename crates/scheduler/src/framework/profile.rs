@@ -6,6 +6,7 @@ use super::{BoxedPlugin, BuildContext, BuildError, Factory, Order, Points, Regis
 use crate::config::{Configuration, PluginSetConfig, PluginsConfig, ProfileConfig};
 use koord_model::resources::ResourceTable;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A plugin instance, as its index among all instances.
@@ -219,6 +220,7 @@ impl Builder<'_> {
             name: name.clone(),
             ..Profile::default()
         };
+        let mut enabled = BTreeSet::new();
         for (point, label, set) in points(&config.plugins) {
             let order = self.registry.koord_order.get(label).filter(|_| koord);
             let on = match order {
@@ -227,6 +229,7 @@ impl Builder<'_> {
             };
             for ((plugin, weight), explicit) in on {
                 let Some(instance) = self.instance(&name, plugin, &args, koord)? else {
+                    enabled.insert(plugin);
                     continue;
                 };
                 if !self.out.instances[instance].points().has(point) {
@@ -248,6 +251,7 @@ impl Builder<'_> {
                         weight,
                     });
                 }
+                enabled.insert(plugin);
                 profile.put(point, instance, weight);
             }
         }
@@ -262,11 +266,17 @@ impl Builder<'_> {
             if config.plugins.pre_bind.disabled.iter().any(off) {
                 continue;
             }
+            enabled.insert(plugin);
             if let Some(instance) = self.instance(&name, plugin, &args, koord)?
                 && !profile.pre_bind.contains(&instance)
             {
                 profile.pre_bind.push(instance);
             }
+        }
+        for plugin in args.keys().filter(|plugin| !enabled.contains(*plugin)) {
+            self.out.warnings.push(format!(
+                "profile {name:?}: arguments of plugin {plugin} have no effect: the profile does not enable it"
+            ));
         }
         self.prepare(&mut profile);
         self.out.profiles.push(profile);
