@@ -534,6 +534,10 @@ fn written_configuration_parses_to_the_same() {
         options.config = Some(Configuration::parse(&first).unwrap());
         assert_eq!(options.written().unwrap(), first, "{name}");
         assert!(first.contains("NodeResourcesFit"), "{name}");
+        // Arguments of the built-in profile, of three plugins.
+        let shown = ["batch-memory", "usageThresholds", "quotaGroupNamespace"];
+        let shown = shown.map(|field| first.contains(field));
+        assert_eq!(shown, [name != "kube-scheduler's"; 3], "{name}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! `--write-config-to`: the effective configuration as a file.
 
 use super::{Error, Options};
-use crate::config::{PluginRef, PluginSetConfig, PluginsConfig};
+use crate::config::{PluginArgs, PluginRef, PluginSetConfig, PluginsConfig};
 use crate::framework::{Profile, Profiles};
 
 impl Options {
@@ -19,8 +19,27 @@ impl Options {
         }
         for (section, profile) in config.profiles.iter_mut().zip(&profiles.profiles) {
             section.plugins = resolve_plugins(&profiles, profile);
+            if self.config.is_none() {
+                section.plugin_config = self.built_in_args(&section.plugins);
+            }
         }
         serde_saphyr::to_string(&config).map_err(|error| Error::Written(error.to_string()))
+    }
+
+    /// Returns the arguments that the built-in profile has for the enabled plugins.
+    fn built_in_args(&self, plugins: &PluginsConfig) -> Vec<PluginArgs> {
+        let is_enabled = |name: &str| {
+            let sets = plugins.sets();
+            let mut enabled = sets.iter().flat_map(|(_, set)| &set.enabled);
+            enabled.any(|plugin| plugin.name == name)
+        };
+        let args = self.registry.koord_args.iter();
+        let args = args.filter(|(name, _)| is_enabled(name));
+        args.map(|(name, args)| PluginArgs {
+            name: (*name).to_owned(),
+            args: args.clone(),
+        })
+        .collect()
     }
 }
 
