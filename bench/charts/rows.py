@@ -11,7 +11,7 @@ import facts
 
 def env(r, name):
     """Returns an environment variable of koord-manager."""
-    return next(v.get("value") for v in r.container("koord-manager")["env"] if v["name"] == name)
+    return next((v.get("value") for v in r.container("koord-manager")["env"] if v["name"] == name), None)
 
 
 def ports(r, name):
@@ -167,7 +167,8 @@ ROWS = [
     ({"manager": {"resyncPeriod": "1m"}}, lambda r: "--sync-period=1m" in r.args("koord-manager")),
     ({"manager": {"monitorEnabled": True}}, lambda r: r.get("PodMonitor", "koord-manager-metrics-podmonitor")),
     ({"webhookConfiguration": {"failurePolicy": {"pods": "Fail"}}},
-     lambda r: env(r, "WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS") == "Fail"
+     # Only the webhooks have it: a policy that the manager also sets would have two writers.
+     lambda r: not env(r, "WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS")
      and {n for n, w in r.webhooks().items() if w["failurePolicy"] == "Fail"} == {"mpod-create", "mpod-update", "vpod"}),
     ({"webhookConfiguration": {"failurePolicy": {"elasticquotas": "Fail"}}},
      lambda r: {n for n, w in r.webhooks().items() if w["failurePolicy"] == "Fail"} == {"melasticquota", "velasticquota"}),

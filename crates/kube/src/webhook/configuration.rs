@@ -10,8 +10,11 @@ use kube::core::GroupVersionKind;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// Annotation with the entries as they were before any server changed them (JSON).
-const TEMPLATE: &str = "template";
+/// Annotation with the entries as they were before this server changed them (JSON). Charts do not set it, so
+/// that server-side apply has no other owner of it.
+const TEMPLATE: &str = "koordinator.sh/webhook-template";
+/// Annotation of Koordinator's manager for the same purpose, which its chart sets, too. It is only read.
+const UPSTREAM_TEMPLATE: &str = "template";
 const GROUP: &str = "admissionregistration.k8s.io";
 
 /// The Kubernetes service of a webhook server.
@@ -123,12 +126,14 @@ pub enum InjectError {
         source: Box<kube::Error>,
     },
     /// The annotation with the template is invalid.
-    #[error("{kind} {name}: annotation {TEMPLATE}: {problem}")]
+    #[error("{kind} {name}: annotation {annotation}: {problem}")]
     Template {
         /// Kind of the configuration.
         kind: &'static str,
         /// Name of the configuration.
         name: String,
+        /// Name of the annotation.
+        annotation: &'static str,
         /// The rule that the annotation violates.
         problem: String,
     },
@@ -259,21 +264,29 @@ impl Injector {
             return Err(InjectError::Missing { kind, name });
         };
         let annotations = object.metadata.annotations.get_or_insert_default();
-        let stored = annotations.get(TEMPLATE).filter(|text| !text.is_empty());
-        let current = object.data.get("webhooks").cloned().unwrap_or(json!([]));
-        let template = match stored {
-            None => current.clone(),
-            Some(text) => serde_json::from_str(text).unwrap_or_default(),
-        };
-        let Value::Array(mut entries) = template else {
-            return Err(InjectError::Template {
+        let template = |annotation: &'static str| {
+            let text = annotations.get(annotation).map_or("", String::as_str);
+            parse_template(text).ok_or_else(|| InjectError::Template {
                 kind,
                 name: name.to_owned(),
+                annotation,
                 problem: "is no JSON list of webhooks".to_owned(),
-            });
+            })
         };
-        let is_new = stored.is_none() || add_missing_entries(&mut entries, &current);
-        let template = is_new.then(|| json!(entries).to_string());
+        let (stored, upstream) = (template(TEMPLATE)?, template(UPSTREAM_TEMPLATE)?);
+        let current = object.data.get("webhooks").cloned().unwrap_or(json!([]));
+        let mut entries = current.as_array().cloned().unwrap_or_default();
+        restore_addresses(&mut entries, &stored);
+        add_missing_entries(&mut entries, &stored);
+        add_missing_entries(&mut entries, &upstream);
+        let mut template = stored;
+        let is_new = add_missing_entries(&mut template, &entries);
+        // A stable order, whatever order a merge leaves them in.
+        entries.sort_by_key(|entry| {
+            let is_same = |stored: &Value| stored["name"] == entry["name"];
+            template.iter().position(is_same)
+        });
+        let template = is_new.then(|| json!(without_bundles(&template)).to_string());
         let desired = self.desired_entries(entries, ca);
         if template.is_none() && current == desired {
             return Ok(());
@@ -339,19 +352,57 @@ impl Injector {
     }
 }
 
-/// Adds entries of `current` that are missing in the template: those of newer manifests, which were applied
-/// after a server changed the configuration. Returns whether there were any.
-fn add_missing_entries(template: &mut Vec<Value>, current: &Value) -> bool {
-    let before = template.len();
-    for entry in current.as_array().into_iter().flatten() {
-        if !template
+/// Returns the entries in the text of a template, none if it is empty; `None` if it is invalid.
+fn parse_template(text: &str) -> Option<Vec<Value>> {
+    if text.is_empty() {
+        return Some(Vec::new());
+    }
+    serde_json::from_str(text).ok()
+}
+
+/// Adds entries of `template` that are missing: those that a server left out because it does not serve them,
+/// and those that were removed by mistake. Entries that exist stay as the manifests have them. Returns whether
+/// any were missing.
+pub(super) fn add_missing_entries(entries: &mut Vec<Value>, template: &[Value]) -> bool {
+    let before = entries.len();
+    for entry in template {
+        if !entries
             .iter()
             .any(|existing| existing["name"] == entry["name"])
         {
-            template.push(entry.clone());
+            entries.push(entry.clone());
         }
     }
-    template.len() > before
+    entries.len() > before
+}
+
+/// Replaces URLs, which a server with an address of its own wrote, by the services of `template`.
+pub(super) fn restore_addresses(entries: &mut [Value], template: &[Value]) {
+    for entry in entries {
+        let service = template
+            .iter()
+            .find(|stored| stored["name"] == entry["name"])
+            .and_then(|stored| stored["clientConfig"].get("service"))
+            .filter(|service| !service.is_null());
+        if let Some(service) = service
+            && let Some(client) = entry.get_mut("clientConfig").and_then(Value::as_object_mut)
+            && client.remove("url").is_some()
+        {
+            client.insert("service".to_owned(), service.clone());
+        }
+    }
+}
+
+/// Returns the entries without certificates, which are no part of a template.
+fn without_bundles(entries: &[Value]) -> Vec<Value> {
+    let without_bundle = |entry: &Value| {
+        let mut entry = entry.clone();
+        if let Some(client) = entry.get_mut("clientConfig").and_then(Value::as_object_mut) {
+            client.remove("caBundle");
+        }
+        entry
+    };
+    entries.iter().map(without_bundle).collect()
 }
 
 /// Returns the URL path of an entry.

@@ -334,7 +334,9 @@ async fn response_is_not_later_than_an_api_server_waits() {
 }
 
 mod configuration {
-    use super::super::configuration::{Injector, Service, manifest};
+    use super::super::configuration::{
+        Injector, Service, add_missing_entries, manifest, restore_addresses,
+    };
     use super::super::{FailurePolicy, Operation, Registration, Selector};
     use serde_json::{Value, json};
 
@@ -395,6 +397,24 @@ mod configuration {
         // The server accepts the entries that it wrote.
         let rewritten = injector.desired_entries(desired.as_array().unwrap().clone(), b"ca");
         assert_eq!(rewritten, desired);
+    }
+
+    /// What the manifests have is not undone by a template that is older than they are.
+    #[test]
+    fn existing_entries_win_over_the_template() {
+        let entry = |name: &str, policy: &str| {
+            json!({ "name": name, "failurePolicy": policy, "clientConfig": {
+                "service": { "namespace": "n", "name": "s", "path": format!("/{name}") } } })
+        };
+        let template = [entry("a", "Ignore"), entry("off", "Ignore")];
+        let mut entries = vec![entry("a", "Fail")];
+        assert!(add_missing_entries(&mut entries, &template));
+        assert_eq!(entries, [entry("a", "Fail"), entry("off", "Ignore")]);
+        assert!(!add_missing_entries(&mut entries, &template));
+        // A URL that a server with an address of its own wrote is no part of the manifests.
+        entries[0]["clientConfig"] = json!({ "url": "https://10.0.0.1:9876/a" });
+        restore_addresses(&mut entries, &template);
+        assert_eq!(entries[0], entry("a", "Fail"));
     }
 
     #[test]

@@ -151,3 +151,43 @@ async fn an_entry_of_a_newer_manifest_takes_effect() {
     cluster.ctx.shutdown.cancel();
     manager.await.unwrap();
 }
+
+/// Helm 4 applies on the server without force, and fails on a field that another writer changed.
+#[tokio::test(start_paused = true)]
+async fn chart_and_manager_write_no_common_field() {
+    // Koordinator's chart has an empty annotation `template`, which its manager fills.
+    for annotations in [json!({}), json!({"template": ""})] {
+        let chart = |manifest: &Value, policy: &str| {
+            let mut manifest = manifest.clone();
+            manifest["metadata"]["annotations"] = annotations.clone();
+            for entry in manifest["webhooks"].as_array_mut().unwrap() {
+                entry["failurePolicy"] = json!(policy);
+            }
+            manifest
+        };
+        let cluster = Cluster::start().await;
+        let all = configurations(&cluster);
+        for (api, manifest) in &all {
+            apply(api, &chart(manifest, "Ignore"), true).await;
+        }
+        let manager = cluster.manager(options(settings(None)));
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        for policy in ["Fail", "Ignore"] {
+            for (api, manifest) in &all {
+                let name = manifest["metadata"]["name"].as_str().unwrap();
+                apply(api, &chart(manifest, policy), true).await;
+                tokio::time::sleep(Duration::from_secs(20)).await;
+                let after = api.get(name).await.unwrap();
+                let bundles = bundles(&after);
+                assert!(bundles.values().all(Option::is_some), "{bundles:?}");
+                let entries = after.data["webhooks"].as_array().unwrap();
+                assert!(!entries.is_empty());
+                for entry in entries {
+                    assert_eq!(entry["failurePolicy"], policy, "{entry}");
+                }
+            }
+        }
+        cluster.ctx.shutdown.cancel();
+        manager.await.unwrap();
+    }
+}

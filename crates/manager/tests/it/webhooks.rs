@@ -96,7 +96,7 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
     let took = cluster.ctx.clock.now().duration_since(began);
     assert!(took.as_secs() < 20, "{took}");
     assert_eq!(bundle(&configuration), Some(data(&secret, "ca-cert.pem")));
-    let template = &configuration.metadata.annotations.unwrap()["template"];
+    let template = &configuration.metadata.annotations.unwrap()["koordinator.sh/webhook-template"];
     let template: Value = serde_json::from_str(template).unwrap();
     assert_eq!(template[0]["clientConfig"].get("caBundle"), None);
     // A webhook whose gate is off is in the template only.
