@@ -17,10 +17,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 /// Distance between an eviction threshold and its lower bound if only the threshold is set, in percentage
 /// points.
 pub const EVICT_LOWER_DISTANCE_PERCENT: i64 = 2;
-/// Ratio of requested to allocatable memory or CPU above which pods are evicted, in percent.
-pub const ALLOCATABLE_EVICT_THRESHOLD_PERCENT: i64 = 110;
-/// Ratio of requested to allocatable memory or CPU that eviction aims at, in percent.
-pub const ALLOCATABLE_EVICT_LOWER_PERCENT: i64 = 100;
 /// Usage of the BE limit below which CPU satisfaction does not cause eviction, in percent.
 pub const CPU_EVICT_BE_USAGE_THRESHOLD_PERCENT: i64 = 90;
 
