@@ -2,7 +2,7 @@
 //! requests exceed the allocatable amount.
 
 use crate::gates::Gate;
-use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
+use crate::qos::evict::{Candidates, Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
 use crate::qos::{StrategySpec, View};
 use crate::store::{Metric, SeriesSubject};
 use koord_api::resources;
@@ -21,16 +21,19 @@ const FEATURES: &[Feature] = &[
     Feature {
         name: "BECPUEvict",
         gate: Gate::BECPUEvict,
+        candidates: Candidates::Batch,
         find: satisfaction,
     },
     Feature {
         name: "CPUAllocatableEvict",
         gate: Gate::CPUAllocatableEvict,
+        candidates: Candidates::Labeled,
         find: allocatable,
     },
     Feature {
         name: "CPUEvict",
         gate: Gate::CPUEvict,
+        candidates: Candidates::Labeled,
         find: usage,
     },
 ];

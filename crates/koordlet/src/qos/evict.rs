@@ -15,12 +15,45 @@ use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, ConfigError};
 use koord_model::evict::plan::{
     Dimension, DimensionAmounts, EvictionPod, EvictionState, EvictionTask, Measure, by_priority,
-    choose, requested,
+    choose, is_batch_candidate, is_labeled_candidate, requested,
 };
 use std::collections::BTreeMap;
 
 /// The task of a feature with its reason; `None` if no pod has to be evicted for it.
 pub type EvictionNeed = Option<(EvictionTask, String)>;
+
+/// The pods that a feature may evict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Candidates {
+    /// Pods of the QoS class BE.
+    Batch,
+    /// Pods with the label `koordinator.sh/eviction-enabled`.
+    Labeled,
+}
+
+impl Candidates {
+    /// Returns whether `pod` is one of them and allows `feature`.
+    fn includes(self, pod: &EvictionPod, feature: &str) -> bool {
+        match self {
+            Self::Batch => is_batch_candidate(pod, feature),
+            Self::Labeled => is_labeled_candidate(pod, feature),
+        }
+    }
+
+    /// Returns why `feature` has nothing to evict; `None` if one of `pods` is eligible.
+    fn missing(self, pods: &[EvictionPod], feature: &str) -> Option<String> {
+        if pods.iter().any(|pod| self.includes(pod, feature)) {
+            return None;
+        }
+        let needed = match self {
+            Self::Batch => "QoS class BE",
+            Self::Labeled => "label koordinator.sh/eviction-enabled=true",
+        };
+        Some(format!(
+            "{feature}: no pod is eligible (needs {needed}, and no eviction policy against it)"
+        ))
+    }
+}
 
 /// A reason to evict, with a feature gate of its own.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +62,8 @@ pub struct Feature {
     pub name: &'static str,
     /// Feature gate.
     pub gate: Gate,
+    /// Pods that it may evict.
+    pub candidates: Candidates,
     /// Checks whether pods have to be evicted.
     pub find: fn(&'static str, &mut EvictionPass, &View<'_>, &[EvictionPod]) -> EvictionNeed,
 }
@@ -92,7 +127,12 @@ impl Planner for Evict {
         let pass = &mut self.pass;
         let needs = open.filter_map(|f| (f.find)(f.name, pass, view, &pods));
         let (tasks, why): (Vec<_>, Vec<_>) = needs.unzip();
-        self.pass.report_state(plan);
+        let missing = |name: &str| {
+            let feature = self.features.iter().find(|feature| feature.name == name)?;
+            feature.candidates.missing(&pods, name)
+        };
+        let (state, text) = self.pass.take_state(missing);
+        plan.report_state(state, text);
         self.pass.evict(view, &pods, &tasks, &why, plan);
     }
 
@@ -209,8 +249,8 @@ pub struct EvictionPass {
     wrong: Vec<String>,
     /// Features without a threshold in this pass.
     unset: Vec<String>,
-    /// True if a feature has usable settings in this pass.
-    set: bool,
+    /// Features with usable settings in this pass.
+    set: Vec<&'static str>,
 }
 
 impl EvictionPass {
@@ -223,7 +263,7 @@ impl EvictionPass {
             log: LogOnChange::default(),
             wrong: Vec::new(),
             unset: Vec::new(),
-            set: false,
+            set: Vec::new(),
         }
     }
 
@@ -253,7 +293,9 @@ impl EvictionPass {
     ) -> Option<T> {
         match read {
             Ok(settings) => {
-                self.set = true;
+                if !self.set.contains(&feature) {
+                    self.set.push(feature);
+                }
                 Some(settings)
             }
             Err(error) => {
@@ -274,19 +316,25 @@ impl EvictionPass {
         }
     }
 
-    /// Reports the state of the checked features for the status page. A feature without a threshold is
-    /// disabled, which is no failure.
-    pub fn report_state(&mut self, plan: &mut Plan) {
+    /// Returns the state of the checked features for the status page, and clears it. A feature without a
+    /// threshold is disabled, which is no failure; `missing` returns why a feature has nothing to evict.
+    fn take_state(&mut self, missing: impl Fn(&str) -> Option<String>) -> (State, String) {
         let wrong = std::mem::take(&mut self.wrong);
         let unset = std::mem::take(&mut self.unset);
         let set = std::mem::take(&mut self.set);
         if !wrong.is_empty() {
-            plan.report_state(State::Failing, wrong.join("; "));
-        } else if !set && !unset.is_empty() {
-            plan.report_state(State::Idle, unset.join("; "));
-        } else {
-            plan.report_state(State::Active, "evictions by threshold");
+            return (State::Failing, wrong.join("; "));
         }
+        if set.is_empty() && !unset.is_empty() {
+            return (State::Idle, unset.join("; "));
+        }
+        let missing: Vec<_> = set.iter().filter_map(|feature| missing(feature)).collect();
+        if !missing.is_empty() && missing.len() == set.len() {
+            return (State::Idle, missing.join("; "));
+        }
+        let mut text = vec!["evictions by threshold".to_owned()];
+        text.extend(missing);
+        (State::Active, text.join("; "))
     }
 
     /// Chooses the victims of `tasks` and adds them to the plan. `why` has the reason of each task.
@@ -342,6 +390,57 @@ mod tests {
             assert!(pass.unset[0].starts_with("BECPUEvict"), "{:?}", pass.unset);
         });
     }
+
+    /// A strategy that is on, but may evict no pod, is not active.
+    #[test]
+    fn state_tells_that_no_pod_is_eligible() {
+        let state = |pods: &[EvictionPod]| {
+            let mut pass = EvictionPass::new(0);
+            pass.settings("BECPUEvict", Ok::<_, ConfigError>(()));
+            pass.settings("CPUEvict", Ok::<_, ConfigError>(()));
+            pass.take_state(|feature| {
+                let candidates = match feature {
+                    "CPUEvict" => Candidates::Labeled,
+                    _ => Candidates::Batch,
+                };
+                candidates.missing(pods, feature)
+            })
+        };
+        let unlabeled = EvictionPod {
+            active: true,
+            ..EvictionPod::default()
+        };
+        let labeled = EvictionPod {
+            enabled: true,
+            ..unlabeled.clone()
+        };
+        let batch = EvictionPod {
+            qos: koord_api::qos::QosClass::Be,
+            ..unlabeled.clone()
+        };
+        let against = EvictionPod {
+            evictable_by: Some(Vec::new()),
+            ..labeled.clone()
+        };
+        for pods in [vec![], vec![unlabeled.clone()], vec![against]] {
+            let (state, text) = state(&pods);
+            assert_eq!(state, State::Idle, "{text}");
+            assert!(text.contains("eviction-enabled=true"), "{text}");
+            assert!(text.contains("BECPUEvict: no pod is eligible"), "{text}");
+        }
+        let (all, text) = state(&[labeled.clone(), batch.clone()]);
+        assert_eq!(
+            (all, text.as_str()),
+            (State::Active, "evictions by threshold")
+        );
+        // One of two features has pods.
+        for (pod, without) in [(labeled, "BECPUEvict"), (batch, "; CPUEvict")] {
+            let (state, text) = state(&[pod]);
+            assert_eq!(state, State::Active, "{text}");
+            assert!(text.contains(&format!("{without}: no pod")), "{text}");
+        }
+    }
+
     use crate::states::{Driver, Layout};
     use koord_api::resources;
     use koord_host::CgroupPath;

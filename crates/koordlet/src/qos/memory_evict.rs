@@ -2,7 +2,7 @@
 //! the allocatable amount.
 
 use crate::gates::Gate;
-use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
+use crate::qos::evict::{Candidates, Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
 use crate::qos::{StrategySpec, View};
 use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, UsageThreshold, usage_priority};
@@ -18,16 +18,19 @@ const FEATURES: &[Feature] = &[
     Feature {
         name: "BEMemoryEvict",
         gate: Gate::BEMemoryEvict,
+        candidates: Candidates::Batch,
         find: batch_usage,
     },
     Feature {
         name: "MemoryAllocatableEvict",
         gate: Gate::MemoryAllocatableEvict,
+        candidates: Candidates::Labeled,
         find: allocatable,
     },
     Feature {
         name: "MemoryEvict",
         gate: Gate::MemoryEvict,
+        candidates: Candidates::Labeled,
         find: usage,
     },
 ];

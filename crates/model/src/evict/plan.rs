@@ -275,10 +275,8 @@ pub fn by_priority(
         Measure::BatchCpu => Dimension::Cpu,
     };
     let mut places = places(pods, |pod| {
-        pod.active
-            && pod.enabled
+        is_labeled_candidate(pod, feature)
             && pod.priority_value <= priority
-            && pod.allows(feature)
             && pod.amounts(dimension).used.is_some()
     });
     places.sort_by(|(_, a), (_, b)| {
@@ -321,7 +319,15 @@ pub fn by_batch_memory(pods: &[EvictionPod], feature: &str) -> Vec<usize> {
     places.into_iter().map(|(place, _)| place).collect()
 }
 
-fn is_batch_candidate(pod: &EvictionPod, feature: &str) -> bool {
+/// Returns whether features by priority may evict `pod`, if its priority is low enough: its label allows it.
+#[must_use]
+pub fn is_labeled_candidate(pod: &EvictionPod, feature: &str) -> bool {
+    pod.active && pod.enabled && pod.allows(feature)
+}
+
+/// Returns whether features of batch pods may evict `pod`, which needs no label.
+#[must_use]
+pub fn is_batch_candidate(pod: &EvictionPod, feature: &str) -> bool {
     pod.qos == QosClass::Be && pod.active && pod.allows(feature)
 }
 
