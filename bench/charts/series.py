@@ -90,6 +90,7 @@ LISTED = {
         *[(f"rest_client_{name}", HISTOGRAM, ("verb", "host"), None) for name in (
             "request_duration_seconds", "rate_limiter_duration_seconds", "request_size_bytes", "response_size_bytes")],
     ]),
+    "kube/src/lease/metrics.rs": (1, [("leader_election_master_status", GAUGE, ("name",), None)]),
     "app/src/metrics/process.rs": (7, [
         (f"process_{name}", COUNTER if name == "cpu_seconds_total" else GAUGE, (), None) for name in (
             "cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "virtual_memory_bytes",
@@ -112,6 +113,7 @@ LISTED = {
 REGISTERING = {
     "process_": r"\bregister_process\(",
     "rest_client_": r"\bRestMetrics::register\(",
+    "leader_election_": r"\bLeaderMetrics::register\(",
     "controller_runtime_": r"\bControllerMetrics\b",
     "workqueue_": r"\bControllerMetrics\b",
 }
@@ -337,7 +339,9 @@ def fixed_values(sources: Sources, metrics: dict) -> None:
             "type": sources.words("plugins/src/reservation/metrics.rs", "allocatable", "allocated", "utilization")},
         "descheduler_pods_evicted": {
             "result": sources.literals("descheduler/src/daemon/mod.rs", r"let result = if outcome.is_ok\(\)", ";")
-            | sources.literals("descheduler/src/daemon/migration/actions.rs", r"let result = if outcome.is_ok\(\)", ";")},
+            | sources.literals("descheduler/src/daemon/migration/actions.rs", r"let result = if outcome.is_ok\(\)", ";")
+            | {text for text in sources.literals("descheduler/src/daemon/mod.rs", r"\nfn limit_result\(")
+               if text.startswith("maximum ")}},
         "koord_descheduler_migration_jobs": {
             "phase": sources.literals("descheduler/src/daemon/migration/arbiter.rs", r"fn count_phases", ".map(")},
         "controller_runtime_reconcile_total": {

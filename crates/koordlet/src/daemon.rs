@@ -109,6 +109,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let open_files = limits::raise_open_files();
     tracing::debug!(?open_files, "set the limit of open files");
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
+    koord_app::metrics::register_process(&ctx.metrics).map_err(|_| AgentError::Metrics)?;
     metrics.record_start(&options.node_name, ctx.clock.now().as_second());
     options.audit.set_metrics(metrics.clone());
     let status = StatusHandle::new(states.malformed_inputs.clone(), states.conditions.clone());

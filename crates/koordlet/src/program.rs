@@ -3,7 +3,7 @@
 use crate::exporter::{Exporter, FIELD_MANAGER, Metrics, args::Args as ExporterArgs};
 use anyhow::{Context as _, Result};
 use koord_app::{Context, admin, daemon};
-use koord_kube::client::Connection;
+use koord_kube::client::{Connection, RestMetrics};
 use koord_kube::events::Recorder;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -27,7 +27,8 @@ pub fn run(argv: Vec<OsString>) -> ExitCode {
                 burst: args.kube_api_burst,
                 name: "koordlet",
             };
-            let client = connection.open(None).await?;
+            let measured = RestMetrics::register(&context.metrics)?;
+            let client = connection.open(Some(measured)).await?;
             crate::run(options, client, context)
                 .await
                 .map_err(Into::into)
@@ -52,7 +53,9 @@ async fn export(args: ExporterArgs, context: Context) -> Result<()> {
         burst: 30,
         name: FIELD_MANAGER,
     };
-    let client = connection.open(None).await?;
+    koord_app::metrics::register_process(&context.metrics)?;
+    let measured = RestMetrics::register(&context.metrics)?;
+    let client = connection.open(Some(measured)).await?;
     let (clock, stop) = (context.clock.clone(), context.shutdown.clone());
     let node = settings.node.clone();
     let recorder = Recorder::start(client.clone(), FIELD_MANAGER, &node, clock, stop);

@@ -4,8 +4,10 @@
 //! Lease: durations are measured locally, from the time when a renewal was *observed*.
 
 mod args;
+mod metrics;
 
 pub use args::ElectionArgs;
+pub use metrics::LeaderMetrics;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};

@@ -15,6 +15,7 @@ pub(crate) use plugins::PluginMetrics;
 
 use crate::engine::{CycleOutcome, Engine, Measurement, Measures};
 use jiff::Timestamp;
+use koord_kube::lease::LeaderMetrics;
 use make::{Level, MetricFactory, bounds};
 use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, exponential_buckets,
@@ -74,7 +75,7 @@ pub(crate) struct Metrics {
     feasible_nodes: Histogram,
     next_pod_seconds: HistogramVec,
     mismatches: IntCounter,
-    leading: GaugeVec,
+    leading: LeaderMetrics,
     resets: Resets,
 }
 
@@ -89,7 +90,6 @@ impl Metrics {
         let resets = Resets::default();
         let make = MetricFactory::new(registry, resets.clone());
         // Metrics that are set only once must survive a reset.
-        let lasting = MetricFactory::new(registry, Resets::default());
         Ok(Self {
             attempts: make.counters(
                 "scheduler_schedule_attempts_total",
@@ -290,12 +290,7 @@ impl Metrics {
                 Internal,
                 "Shared evaluations that a pod's own check contradicted; each cost one full pass.",
             )?,
-            leading: lasting.gauges(
-                "leader_election_master_status",
-                Alpha,
-                "Whether this process leads.",
-                &["name"],
-            )?,
+            leading: LeaderMetrics::register(registry)?,
             resets,
         })
     }
@@ -366,9 +361,7 @@ impl Metrics {
 
     /// Sets whether this process leads the election `name`.
     pub(crate) fn leads(&self, name: &str, leads: bool) {
-        self.leading
-            .with_label_values(&[name])
-            .set(f64::from(u8::from(leads)));
+        self.leading.set(name, leads);
     }
 
     /// Records the decision of a cycle.

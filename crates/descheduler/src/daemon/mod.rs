@@ -24,7 +24,7 @@ use koord_app::Context;
 use koord_app::metrics::register;
 use koord_kube::controller::ControllerMetrics;
 use koord_kube::events::{EventClient, Recorder, Severity};
-use koord_kube::lease::{Election, ElectionError, LeaderElector, unique_identity};
+use koord_kube::lease::{Election, ElectionError, LeaderElector, LeaderMetrics, unique_identity};
 use koord_kube::{Api, Client};
 use parking_lot::Mutex;
 use prometheus::{
@@ -167,9 +167,17 @@ pub async fn run(
     let Some(election) = options.election else {
         return leader.run(framework, ctx.shutdown).await;
     };
+    let leading = LeaderMetrics::register(&ctx.metrics)?;
+    let name = election.name.clone();
+    leading.set(&name, false);
     let elector = LeaderElector::new(client, election, ctx.clock)?;
-    let led = elector.run(ctx.shutdown, |token| leader.run(framework, token));
-    led.await?.unwrap_or(Ok(()))
+    let led = elector.run(ctx.shutdown, |token| {
+        leading.set(&name, true);
+        leader.run(framework, token)
+    });
+    let led = led.await;
+    leading.set(&name, false);
+    led?.unwrap_or(Ok(()))
 }
 
 struct Leader {
@@ -259,6 +267,7 @@ impl Leader {
         framework.record_outcomes(&snapshot, &plan, &outcomes);
         if !framework.dry_run {
             self.report_outcomes(&plan, &outcomes);
+            self.count_limited(&plan);
         }
         let mut report = Report::new(&snapshot, &plan, &outcomes, framework.dry_run);
         if !framework.has_strategies() {
@@ -288,6 +297,19 @@ impl Leader {
                 "Descheduling",
                 text,
             );
+        }
+    }
+
+    /// Counts the pods that a limit of the cycle kept, with the results of Koordinator's evictor.
+    fn count_limited(&self, plan: &Plan) {
+        for skipped in &plan.skipped {
+            if let Some(result) = limit_result(skipped.reason.rule) {
+                let pod = &skipped.pod;
+                let node = pod.node.as_deref().unwrap_or_default();
+                let values = [result, skipped.strategy, &pod.namespace, node];
+                let evicted = &self.metrics.counts.evicted;
+                evicted.with_label_values(&values).inc();
+            }
         }
     }
 
@@ -337,6 +359,16 @@ async fn still_exists(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube
         pod_meta.metadata.uid.as_deref() == Some(&*pod.uid)
             && pod_meta.metadata.deletion_timestamp.is_none()
     }))
+}
+
+/// Returns the result under which Koordinator's evictor counts a pod that `rule` kept; `None` for rules that
+/// it does not count.
+fn limit_result(rule: &str) -> Option<&'static str> {
+    match rule {
+        "MaxNoOfPodsToEvictPerNode" => Some("maximum number of pods per node reached"),
+        "MaxNoOfPodsToEvictPerNamespace" => Some("maximum number of pods per namespace reached"),
+        _ => None,
+    }
 }
 
 /// Returns the reference to a pod for events.

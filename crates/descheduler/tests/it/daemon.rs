@@ -9,11 +9,12 @@ use koord_app::{Clock, Context};
 use koord_descheduler::config::Configuration;
 use koord_descheduler::daemon::{self, LastCycle, Options};
 use koord_descheduler::framework::{
-    Action, Cycle, EvictionRequest, Evictor, Framework, Intent, Profile, SkipReason, Strategy,
-    StrategyError,
+    Action, Cycle, EvictionRequest, Evictor, Framework, Intent, Limits, Profile, SkipReason,
+    Strategy, StrategyError,
 };
 use koord_descheduler::state::Snapshot;
 use koord_kube::api::{ListParams, PostParams};
+use koord_kube::lease::Election;
 use koord_kube::{Api, Client, patch};
 use serde_json::json;
 use std::time::Duration;
@@ -259,6 +260,61 @@ pub(crate) async fn cycle_applies_and_reports_its_plan() {
     cluster.ctx.shutdown.cancel();
     running.await.unwrap().unwrap();
     cluster.denied.assert_none();
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_and_reached_limits_have_metrics() {
+    for (limits, limit) in [
+        (
+            Limits {
+                per_node: Some(1),
+                ..Limits::default()
+            },
+            "node",
+        ),
+        (
+            Limits {
+                per_namespace: Some(1),
+                ..Limits::default()
+            },
+            "namespace",
+        ),
+    ] {
+        let cluster = DaemonCluster::start().await;
+        let framework = Framework {
+            limits,
+            ..framework(false)
+        };
+        let options = Options {
+            controller_metrics: None,
+            interval: Duration::ZERO,
+            election: Some(Election::new("default", "koord-descheduler", "a")),
+            events: None,
+            last: cluster.last.clone(),
+        };
+        let (client, ctx) = (cluster.client.clone(), cluster.ctx.clone());
+        let running = tokio::spawn(daemon::run(options, framework, client, ctx));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let metrics = || koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
+        let evicted = |result: &str, count: u32| {
+            format!(
+                "descheduler_pods_evicted{{namespace=\"default\",node=\"hot\",result=\"{result}\",strategy=\"Clearing\"}} {count}\n"
+            )
+        };
+        let leads = |value: u32| {
+            format!("leader_election_master_status{{name=\"koord-descheduler\"}} {value}\n")
+        };
+        for series in [
+            evicted("success", 1),
+            evicted(&format!("maximum number of pods per {limit} reached"), 1),
+            leads(1),
+        ] {
+            assert!(metrics().contains(&series), "{series}: {}", metrics());
+        }
+        cluster.ctx.shutdown.cancel();
+        running.await.unwrap().unwrap();
+        assert!(metrics().contains(&leads(0)), "{}", metrics());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -266,6 +266,10 @@ async fn memory_pressure_evicts_through_the_api() {
         .unwrap();
     let _running = rig.koordlet();
     tokio::time::sleep(Duration::from_secs(10)).await;
+    let metrics = koord_app::metrics::encode(&rig.ctx.metrics).unwrap();
+    for name in ["process_cpu_seconds_total", "process_resident_memory_bytes"] {
+        assert!(metrics.contains(&format!("\n{name} ")), "{name}: {metrics}");
+    }
     let pods: Api<Pod> = Api::namespaced(rig.client.clone(), "default");
     assert!(
         pods.get("be")
