@@ -49,13 +49,17 @@ STEP = ("webhook_type", "object_type", "operation", "plugin_name", "status")
 OUTCOME = ("status", "reason")
 WEBHOOK = "koord_manager_webhook_"
 LISTED = {
-    "manager/src/metrics.rs": (4, [
+    "manager/src/metrics.rs": (5, [
         *[(f"slo_controller_{name}", COUNTER, OUTCOME, name) for name in (
             "nodemetric_reconcile_count", "nodemetric_spec_parse_count", "nodeslo_reconcile_count",
             "nodeslo_spec_parse_count", "node_resource_reconcile_count")],
         ("slo_controller_node_resource_run_plugin_status", COUNTER, ("plugin", "status", "reason"), None),
         ("koord_manager_node_clock_skew_seconds", GAUGE, ("node",), None),
         ("koordinator_manager_is_leader", GAUGE, (), None),
+        ("koord_manager_webhook_certificate_expiry_timestamp_seconds", GAUGE, (), None),
+    ]),
+    "manager/src/metrics/report_age.rs": (1, [
+        ("koord_manager_oldest_node_metric_timestamp_seconds", GAUGE, (), None),
     ]),
     "manager/src/metrics/computed.rs": (1, [
         ("slo_controller_node_extended_resource_allocatable_internal", GAUGE, ("node", "resource", "unit"), None),

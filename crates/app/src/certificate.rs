@@ -63,10 +63,25 @@ fn text(value: &Any) -> Option<String> {
 /// Returns whether a certificate (DER) is valid at `now`, in Unix seconds. `None` when it cannot be parsed.
 #[must_use]
 pub fn holds_at(certificate: &[u8], now: i64) -> Option<bool> {
-    let validity: Validity<Raw> = decode(certificate)?.validity.decode_as().ok()?;
-    let seconds =
-        |time: &Time| i64::try_from(time.to_unix_duration().as_secs()).unwrap_or(i64::MAX);
+    let validity = validity(certificate)?;
     Some((seconds(&validity.not_before)..=seconds(&validity.not_after)).contains(&now))
+}
+
+/// Returns the last second at which a certificate (DER) is valid, in Unix seconds. `None` when it cannot be
+/// parsed.
+#[must_use]
+pub fn expires_at(certificate: &[u8]) -> Option<i64> {
+    Some(seconds(&validity(certificate)?.not_after))
+}
+
+/// Reads the validity of a certificate (DER).
+fn validity(certificate: &[u8]) -> Option<Validity<Raw>> {
+    decode(certificate)?.validity.decode_as().ok()
+}
+
+/// Returns a time in Unix seconds.
+fn seconds(time: &Time) -> i64 {
+    i64::try_from(time.to_unix_duration().as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -141,5 +156,7 @@ mod tests {
             assert_eq!(holds_at(&certificate, now), Some(holds), "{now}");
         }
         assert_eq!(holds_at(b"no certificate", from), None);
+        assert_eq!(expires_at(&certificate), Some(to));
+        assert_eq!(expires_at(b"no certificate"), None);
     }
 }

@@ -198,6 +198,7 @@ pub fn run(
         let metrics = metrics::Metrics::new(&ctx.metrics, options.controller_metrics.clone())?;
         let leader = metrics.leader.clone();
         let replica = Replica::new(options, client, metrics, &ctx);
+        metrics::register_oldest_report(&ctx.metrics, replica.caches.node_metrics.clone())?;
         let _stop_on_drop = replica.stop.clone().drop_guard();
         let controllers = Controllers::build(&replica);
         replica.start(&controllers.kinds());

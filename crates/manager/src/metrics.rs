@@ -1,6 +1,9 @@
 //! The manager's metrics, under upstream's names.
 
 mod computed;
+mod report_age;
+
+pub(crate) use report_age::register_oldest_report;
 
 use computed::ComputedAmounts;
 use koord_app::metrics::register;
@@ -20,6 +23,8 @@ pub(crate) struct Metrics {
     plugins: IntCounterVec,
     allocatable: ComputedAmounts,
     clock_skew: IntGaugeVec,
+    /// Unix time at which the certificate of the webhooks expires; no series before there is one.
+    pub(crate) certificate_expiry: IntGaugeVec,
 }
 
 /// A counter with the labels `status` and `reason`.
@@ -54,6 +59,10 @@ impl Metrics {
             "koord_manager_node_clock_skew_seconds",
             "How far ahead of now the first refused NodeMetric of a node was dated; only nodes whose clock is ahead",
         );
+        let certificate_expiry = Opts::new(
+            "koord_manager_webhook_certificate_expiry_timestamp_seconds",
+            "Unix time at which the webhooks' certificate expires",
+        );
         Ok(Self {
             nodemetric_reconcile: outcomes("nodemetric_reconcile_count", "NodeMetric reconciles")?,
             nodemetric_spec_parse: outcomes("nodemetric_spec_parse_count", "NodeMetric specs")?,
@@ -77,6 +86,7 @@ impl Metrics {
             )?,
             allocatable: register(registry, ComputedAmounts::new()?)?,
             clock_skew: register(registry, IntGaugeVec::new(clock_skew, &["node"])?)?,
+            certificate_expiry: register(registry, IntGaugeVec::new(certificate_expiry, &[])?)?,
         })
     }
 

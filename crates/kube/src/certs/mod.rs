@@ -83,6 +83,12 @@ fn pair(names: [&str; 2], cert: &[u8], key: &[u8]) -> Result<CertifiedKey, Strin
 }
 
 impl Artifacts {
+    /// Returns when the server's certificate expires, in Unix seconds; `None` if it cannot be parsed.
+    pub(crate) fn expires_at(&self) -> Option<i64> {
+        let chain = parse_certificates(storage::CERT, &self.cert).ok()?;
+        koord_app::certificate::expires_at(chain.first()?)
+    }
+
     /// Checks that a server that clients reach as `host` can use the certificates at `now` and for six more
     /// months.
     ///

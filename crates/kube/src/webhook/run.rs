@@ -11,6 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::core::v1::Secret;
 use koord_app::Clock;
+use prometheus::IntGaugeVec;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub struct Server {
     pub injector: Injector,
     /// Further pages of the server.
     pub pages: Vec<Page>,
+    /// Gauge without labels that is set to the time at which the certificate expires.
+    pub expiry: Option<IntGaugeVec>,
 }
 
 impl Server {
@@ -174,6 +177,9 @@ impl ServerLoop {
                     }
                     *configs = Some(sender);
                 }
+            }
+            if let (Some(gauge), Some(seconds)) = (&self.server.expiry, certs.expires_at()) {
+                gauge.with_label_values(&[] as &[&str]).set(seconds);
             }
             self.current = certs;
         }

@@ -86,7 +86,8 @@ pub(crate) async fn start(
         }
         ServeMode::Https(settings) => {
             let served = rows.iter().map(|row| row.path).collect();
-            let server = settings.server(&replica.client, served, pages(replica, &deps));
+            let mut server = settings.server(&replica.client, served, pages(replica, &deps));
+            server.expiry = Some(replica.metrics.certificate_expiry.clone());
             let (client, clock) = (replica.client.clone(), replica.clock.clone());
             let started = server.start(webhooks, client, clock, replica.stop.clone());
             let (address, readiness) = started.await.map_err(|source| Error::Listen {

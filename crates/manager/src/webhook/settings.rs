@@ -110,6 +110,7 @@ impl Settings {
             address: self.address,
             keeper,
             pages,
+            expiry: None,
             injector: Injector {
                 mutating: self.mutating.clone(),
                 validating: self.validating.clone(),

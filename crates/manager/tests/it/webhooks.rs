@@ -96,6 +96,17 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
     let took = cluster.ctx.clock.now().duration_since(began);
     assert!(took.as_secs() < 20, "{took}");
     assert_eq!(bundle(&configuration), Some(data(&secret, "ca-cert.pem")));
+    let metrics = koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
+    let expiry = metrics
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("koord_manager_webhook_certificate_expiry_timestamp_seconds ")
+        })
+        .map(|seconds| seconds.parse::<i64>().unwrap());
+    assert!(
+        expiry.is_some_and(|at| at > began.as_second()),
+        "{expiry:?}: {metrics}"
+    );
     let template = &configuration.metadata.annotations.unwrap()["koordinator.sh/webhook-template"];
     let template: Value = serde_json::from_str(template).unwrap();
     assert_eq!(template[0]["clientConfig"].get("caBundle"), None);
