@@ -166,7 +166,7 @@ mod tests {
         };
         assert_eq!(found(), Vec::<PathBuf>::new());
         let in_memory = lock(&memory);
-        assert_eq!(found(), [memory.clone()]);
+        assert_eq!(found(), std::slice::from_ref(&memory));
         let in_files = lock(&durable);
         assert_eq!(found(), [durable.clone(), memory.clone()]);
         drop((in_memory, in_files));

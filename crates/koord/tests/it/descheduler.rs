@@ -239,8 +239,10 @@ fn job_moves_a_pod_without_requests() {
         });
         let deployment = serde_json::from_value(deployment).expect("a Deployment");
         let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
-        let created = deployments.create(&PostParams::default(), &deployment);
-        created.await.expect("created");
+        let created = deployments
+            .create(&PostParams::default(), &deployment)
+            .await;
+        created.expect("created");
         let mut pods = WatchedObjects::<Pod>::start(&client, &stop);
         pods.until("the pods", all_run).await;
         let pod = pods.all.values().next().expect("a pod").clone();
@@ -251,8 +253,8 @@ fn job_moves_a_pod_without_requests() {
         });
         let job = serde_json::from_value(job).expect("a job");
         let jobs: Api<PodMigrationJob> = Api::all(client.clone());
-        let created = jobs.create(&PostParams::default(), &job);
-        created.await.expect("created");
+        let created = jobs.create(&PostParams::default(), &job).await;
+        created.expect("created");
         let mut jobs = WatchedObjects::<PodMigrationJob>::start(&client, &stop);
         let succeeded = |job: &Arc<_>| phase(job) == Some(&PodMigrationJobPhase::Succeeded);
         jobs.until("the move", |all| all.values().any(succeeded))

@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn oldest_report_of_all_nodes_counts() {
         let none = facts("new", json!({}));
-        assert_eq!(oldest(&[none.clone()]), None);
+        assert_eq!(oldest(std::slice::from_ref(&none)), None);
         let late = facts("late", json!({"updateTime": "2026-01-01T00:00:00Z"}));
         let early = facts("early", json!({"updateTime": "2026-01-01T00:05:00Z"}));
         assert_eq!(oldest(&[none, early, late]), Some(1_767_225_600));

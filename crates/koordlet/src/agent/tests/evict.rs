@@ -79,9 +79,7 @@ fn busy_node_evicts_only_evictable_pods() {
     let mut rig = rig(&[Gate::CPUEvict], threshold);
     let (_, found) = first(&mut rig, BUSY, 10);
     assert!(found.is_empty(), "no eviction without the label");
-    let mut batch = batch_pod();
-    let labels = batch.metadata.labels.get_or_insert_default();
-    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    let batch = evictable_pod();
     rig.pods(vec![pod("ls", "LS", json!({})), batch]);
     let (_, found) = first(&mut rig, BUSY, 10);
     assert_eq!(names(&found), [("CPUEvict", "be")]);
@@ -96,15 +94,20 @@ fn busy_node_evicts_only_evictable_pods() {
     assert!(first(&mut rig, BUSY, 20).1.is_empty());
 }
 
+/// Returns a batch pod that may be evicted for a threshold.
+fn evictable_pod() -> Pod {
+    let mut pod = batch_pod();
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    pod
+}
+
 /// Returns a node on which batch pods may be evicted for the node's CPU usage.
 fn rig_with_cpu_threshold() -> Rig {
     let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
         "evictEnabledPriorityThreshold": 7999});
     let rig = rig(&[Gate::CPUEvict], threshold);
-    let mut batch = batch_pod();
-    let labels = batch.metadata.labels.get_or_insert_default();
-    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
-    rig.pods(vec![batch]);
+    rig.pods(vec![evictable_pod()]);
     rig
 }
 
@@ -112,7 +115,7 @@ fn rig_with_cpu_threshold() -> Rig {
 fn a_threshold_that_is_not_set_is_no_failure() {
     let state = |threshold: serde_json::Value| {
         let mut rig = rig(&[Gate::CPUEvict, Gate::CPUAllocatableEvict], threshold);
-        rig.pods(vec![batch_pod()]);
+        rig.pods(vec![evictable_pod()]);
         let strategy_states = rig.step(BUSY).strategy_states.into_iter();
         let mut strategy_states = strategy_states.filter(|(strategy, ..)| *strategy == "CPUEvict");
         strategy_states
@@ -144,9 +147,7 @@ fn more_requested_than_allocatable() {
     let threshold = json!({"enable": true, "memoryAllocatableEvictThresholdPercent": 100,
         "memoryAllocatableEvictLowerPercent": 90, "allocatableEvictPriorityThreshold": 5999});
     let mut rig = rig(&[Gate::MemoryAllocatableEvict], threshold);
-    let mut batch = batch_pod();
-    let labels = batch.metadata.labels.get_or_insert_default();
-    labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());
+    let batch = evictable_pod();
     rig.pods(vec![pod("ls", "LS", json!({})), batch]);
     // Nothing is allocatable as batch memory: everything requested is too much.
     let (_, found) = first(&mut rig, BUSY, 5);
