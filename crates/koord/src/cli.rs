@@ -154,7 +154,7 @@ fn run(args: Args) -> Result<ExitCode> {
         }
         Command::Up(args) => up::main(&args)?,
         Command::Down(args) => running::down(&args)?,
-        Command::Ctl(command) => koordctl::cli::run(command)?,
+        Command::Ctl(command) => return koordctl::cli::run(command),
         Command::Demo {
             demo: Some(Demo::Colocation(args)),
             ..

@@ -1,6 +1,6 @@
 //! Arguments and subcommands of `koordctl`.
 
-use crate::{audit, crds, explain, node, recommend, running};
+use crate::{audit, check, crds, explain, node, recommend, running};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use koord_app::console;
@@ -19,6 +19,9 @@ struct Args {
 pub enum Command {
     /// Show whether a `koord up` cluster runs on this machine, and its address.
     Status(running::Args),
+    /// Check the cluster that kubectl is configured for: components, webhooks, permissions, definitions, nodes,
+    /// settings, quotas and gangs. Exit code 1 if a check failed, 2 if the cluster could not be reached.
+    Check(check::Args),
     /// Explain why a pod is pending or runs on its node, how a node's batch resources are computed, or what
     /// the descheduler moved.
     Explain(explain::Args),
@@ -37,7 +40,7 @@ pub enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     match run(Args::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             console::warn(format_args!("koordctl: {}", console::chain(&error)));
             ExitCode::FAILURE
@@ -45,22 +48,21 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs `command`.
+/// Runs `command`, and returns its exit code.
 ///
 /// # Errors
 /// Those of the subcommand.
-pub fn run(command: Command) -> Result<()> {
+pub fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Status(args) => running::status(&args),
-        Command::Explain(args) => explain::main(&args),
-        Command::Recommend(args) => recommend::main(&args),
-        Command::Node(command) => node::main(&command),
-        Command::Audit(args) => audit::main(&args),
-        Command::Crds => {
-            console::print_line(crds::yaml()?.trim_end());
-            Ok(())
-        }
+        Command::Status(args) => running::status(&args)?,
+        Command::Check(args) => return check::main(&args),
+        Command::Explain(args) => explain::main(&args)?,
+        Command::Recommend(args) => recommend::main(&args)?,
+        Command::Node(command) => node::main(&command)?,
+        Command::Audit(args) => audit::main(&args)?,
+        Command::Crds => console::print_line(crds::yaml()?.trim_end()),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

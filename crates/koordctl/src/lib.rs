@@ -4,10 +4,12 @@
 //! Invariant: it works with any cluster, and needs nothing of the one that `koord up` runs.
 
 pub mod audit;
+pub mod check;
 pub mod cli;
 pub mod cluster_files;
 mod crds;
 pub mod explain;
+mod fetch;
 pub mod http_get;
 pub mod node;
 pub mod recommend;
