@@ -1,6 +1,6 @@
 //! Arguments and subcommands of `koordctl`.
 
-use crate::{audit, check, crds, explain, node, recommend, running};
+use crate::{audit, check, crds, explain, node, recommend, status, top};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use koord_app::console;
@@ -17,8 +17,11 @@ struct Args {
 /// A subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show whether a `koord up` cluster runs on this machine, and its address.
-    Status(running::Args),
+    /// Show the `koord up` cluster of this machine and its address; if none runs, a summary of the cluster that
+    /// kubectl is configured for.
+    Status(status::Args),
+    /// Show what nodes and pods request and use, by class. Usage is that of NodeMetric.
+    Top(top::Args),
     /// Check the cluster that kubectl is configured for: components, webhooks, permissions, definitions, nodes,
     /// settings, quotas and gangs. Exit code 1 if a check failed, 2 if the cluster could not be reached.
     Check(check::Args),
@@ -54,7 +57,8 @@ pub fn main() -> ExitCode {
 /// Those of the subcommand.
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Status(args) => running::status(&args)?,
+        Command::Status(args) => status::main(&args)?,
+        Command::Top(args) => top::main(&args)?,
         Command::Check(args) => return check::main(&args),
         Command::Explain(args) => explain::main(&args)?,
         Command::Recommend(args) => recommend::main(&args)?,

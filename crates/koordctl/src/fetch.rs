@@ -1,7 +1,7 @@
 //! Reads objects of a cluster page by page, with a timeout per request, and keeps the reason of a read that
 //! was refused.
 
-use koord_kube::api::{ListParams, PostParams};
+use koord_kube::api::{GetParams, ListParams, PostParams};
 use koord_kube::kube_core::Request;
 use koord_kube::{Client, Error};
 use serde::Deserialize;
@@ -148,7 +148,7 @@ impl Fetcher {
 
     /// Returns one object; `None` if it does not exist.
     pub(crate) async fn get(&self, collection: &str, name: &str) -> Fetched<Option<Value>> {
-        let request = Request::new(collection).get(name, &Default::default());
+        let request = Request::new(collection).get(name, &GetParams::default());
         match request {
             Ok(request) => {
                 let response = self.client.request::<Value>(request);

@@ -14,3 +14,5 @@ pub mod http_get;
 pub mod node;
 pub mod recommend;
 pub mod running;
+pub mod status;
+pub mod top;

@@ -172,6 +172,7 @@ impl RunningCluster {
 
 /// Selects a cluster on this machine.
 #[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Data directory of the cluster, as passed to `koord up`.
     #[arg(long, value_name = "DIR")]

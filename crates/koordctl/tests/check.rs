@@ -1,4 +1,4 @@
-//! Tests of `koord check` against the embedded API server.
+//! Tests of `koord check` and of `koord status` of a cluster, against the embedded API server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,9 +7,11 @@ use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, flags::Selection};
 use koord_kube::client::in_process;
 use koordctl::check::{self, Args};
+use koordctl::status;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn args() -> Args {
     Args {
@@ -105,4 +107,18 @@ fn unreachable_cluster_gives_exit_code_2() {
         ..args()
     };
     assert_eq!(check::main(&args).unwrap(), ExitCode::from(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn empty_cluster_has_a_report() {
+    let server = open_server().await;
+    let client = in_process(server.service());
+    let report = status::report(client, Duration::from_secs(30)).await;
+    let text = status::render(&report.unwrap());
+    assert!(text.starts_with("Kubernetes v"), "{text}");
+    assert!(text.contains("components: none\n"), "{text}");
+    assert!(
+        text.contains("nodes: 0, 0 ready, 0 with batch resources\n"),
+        "{text}"
+    );
 }

@@ -1,11 +1,11 @@
 //! The rules: functions from a snapshot to an outcome, by group.
 
 mod cluster;
-mod components;
+pub(crate) mod components;
 mod definitions;
 mod features;
 mod nodes;
-mod scheduling;
+pub(crate) mod scheduling;
 #[cfg(test)]
 mod tests;
 mod webhooks;
