@@ -223,7 +223,9 @@ pub fn render(report: &Value) -> String {
         None => {
             let counts = classes.as_object().into_iter().flatten();
             let counts: Vec<String> = counts.map(|(class, n)| format!("{n} {class}")).collect();
-            writeln!(out, "pods: {}", counts.join(", "))
+            let none = || "none".to_owned();
+            let counts = Some(counts.join(", ")).filter(|counts| !counts.is_empty());
+            writeln!(out, "pods: {}", counts.unwrap_or_else(none))
         }
     };
     out

@@ -118,7 +118,7 @@ async fn empty_cluster_has_a_report() {
     assert!(text.starts_with("Kubernetes v"), "{text}");
     assert!(text.contains("components: none\n"), "{text}");
     assert!(
-        text.contains("nodes: 0, 0 ready, 0 with batch resources\n"),
+        text.contains("nodes: 0, 0 ready, 0 with batch resources\npods: none\n"),
         "{text}"
     );
 }

@@ -250,6 +250,14 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
     assert!(stdout.contains("koord down --data-dir"), "{stdout}");
     let status = koord(dir.path(), &["status"]);
     assert!(text(&status.stdout).starts_with("up: https://127.0.0.1:"));
+    let check = Command::new(env!("CARGO_BIN_EXE_koord"))
+        .args(["check", "--output", "short", "--kubeconfig"])
+        .arg(dir.path().join("kubeconfig"))
+        .output()
+        .expect("koord starts");
+    let shown = text(&check.stdout);
+    assert!(check.status.success(), "{shown}{}", text(&check.stderr));
+    assert!(!shown.contains("failed "), "{shown}");
     let down = koord(dir.path(), &["down"]);
     assert!(down.status.success(), "{}", text(&down.stderr));
     refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);

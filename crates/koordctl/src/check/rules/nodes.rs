@@ -98,14 +98,22 @@ pub(super) fn reports(snapshot: &Snapshot) -> Outcome {
     let metrics = read!(snapshot.node_metrics);
     let by_node: HashMap<&str, &Value> = metrics.iter().map(|it| (name(it), it)).collect();
     let (mut missing, mut stale) = (Vec::new(), Vec::new());
+    // A node that joined just now still has to report.
+    let is_new = |object: &Value, interval: i64| {
+        let age = snapshot.age_of(object);
+        age.is_some_and(|age| age <= interval.saturating_mul(2))
+    };
     for node in nodes.iter().filter(|node| is_linux(node)) {
         let Some(metric) = by_node.get(name(node)) else {
-            missing.push(name(node).to_owned());
+            if !is_new(node, REPORT_INTERVAL) {
+                missing.push(name(node).to_owned());
+            }
             continue;
         };
         let interval = integer(metric, "/spec/metricCollectPolicy/reportIntervalSeconds");
         let interval = interval.filter(|it| *it > 0).unwrap_or(REPORT_INTERVAL);
         match snapshot.age(text(metric, "/status/updateTime")) {
+            None if is_new(metric, interval) => {}
             None => missing.push(format!("{} (never reported)", name(node))),
             Some(age) if age > interval.saturating_mul(2) => {
                 stale.push(format!("{} ({age} s)", name(node)));
