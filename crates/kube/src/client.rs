@@ -70,7 +70,7 @@ impl Default for ClientOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig is missing, malformed, or points to something missing.
-    #[error("kubeconfig {}: {source}", path.display())]
+    #[error("kubeconfig {}: {}", path.display(), problem(source))]
     Kubeconfig {
         /// The file that was read.
         path: PathBuf,
@@ -108,6 +108,14 @@ pub enum ClientError {
         /// The error, for example about an invalid certificate.
         source: Box<kube::Error>,
     },
+}
+
+/// Returns the text of an error about a kubeconfig, without the path, which [`ClientError`] names.
+fn problem(error: &KubeconfigError) -> String {
+    match error {
+        KubeconfigError::ReadConfig(error, _) => format!("failed to read the file: {error}"),
+        error => error.to_string(),
+    }
 }
 
 /// Creates a client for the cluster of the kubeconfig `path`, else `KUBECONFIG`, else of the pod this process
@@ -462,9 +470,10 @@ mod tests {
             .await
             .err()
             .unwrap();
-        assert!(
-            error.to_string().contains("/nonexistent/koord/config"),
-            "{error}"
+        assert_eq!(
+            error.to_string(),
+            "kubeconfig /nonexistent/koord/config: failed to read the file: No such file or \
+             directory (os error 2)"
         );
     }
 

@@ -32,10 +32,13 @@ impl FailureLog {
 }
 
 /// Returns the text of `error` followed by that of its causes. A cause that the text already contains is left
-/// out.
+/// out, and so is the name that kube puts in front of the error of a transport.
 #[must_use]
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
+    if let Some(inner) = text.strip_prefix("ServiceError: ") {
+        text = inner.to_owned();
+    }
     let mut next = error.source();
     while let Some(cause) = next {
         let quoted = cause.to_string();
@@ -50,6 +53,13 @@ pub fn causes(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_named_once_without_the_name_of_a_wrapper() {
+        let error = std::io::Error::other("refused");
+        let error = kube::Error::Service(Box::new(error));
+        assert_eq!(causes(&error), "refused");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn failure_that_lasts_is_logged_once_a_minute() {

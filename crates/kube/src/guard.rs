@@ -114,8 +114,8 @@ impl Guard {
         }
         if authorization.is_none() {
             tracing::warn!(
-                "neither --authorization-kubeconfig nor a pod's account: the TLS server shows \
-                 --authorization-always-allow-paths only"
+                "the TLS server serves only --authorization-always-allow-paths: neither \
+                 --authorization-kubeconfig nor a pod's account"
             );
         }
         let open = options.always_allow_paths.iter();

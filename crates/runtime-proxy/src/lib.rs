@@ -102,7 +102,7 @@ impl OptionsError {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The runtime does not respond as expected.
-    #[error("runtime at {} does not speak {api}: {problem}", path.display())]
+    #[error("runtime at {} does not answer requests of {api}: {problem}", path.display())]
     Runtime {
         /// The runtime's socket.
         path: PathBuf,

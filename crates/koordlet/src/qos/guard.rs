@@ -321,7 +321,10 @@ impl GuardPlanner {
                 ("Signals", now.to_owned())
             }
         };
-        tracing::info!(message, "pressure guard started or changed signals");
+        match before {
+            None => tracing::info!(state = message, "pressure guard started"),
+            Some(_) => tracing::info!(state = message, "signals of the pressure guard changed"),
+        }
         plan.guard_actions.push(GuardAction {
             pod: None,
             kind,

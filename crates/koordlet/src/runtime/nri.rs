@@ -482,7 +482,7 @@ impl Handler for Plugin {
                 let before = self.logged.lock().lost.replace(why.clone());
                 let socket = &self.socket;
                 if before.as_ref() != Some(why) {
-                    tracing::warn!(socket, why, retry_in = ?wait, "lost connection to the container runtime (NRI)");
+                    tracing::warn!(socket, error = why, retry_in = ?wait, "waiting for a connection to the container runtime (NRI)");
                 }
                 if before.is_none() {
                     let message = format!(

@@ -469,7 +469,10 @@ async fn missing_engine_fails_start_and_later_requests() {
     world.options.mode = Mode::Docker;
     let error = world.proxy_with(world.options.clone()).await.unwrap_err();
     let error = error.to_string();
-    assert!(error.contains("does not speak the Docker API"), "{error}");
+    assert!(
+        error.contains("does not answer requests of the Docker API"),
+        "{error}"
+    );
 
     let stage = start_fixture(Hooks::default(), "Ignore").await;
     std::fs::remove_file(&stage.world.options.runtime).unwrap();

@@ -123,7 +123,9 @@ async fn a_runtime_of_an_older_version_only_is_refused_at_the_start() {
     let error = world.proxy_with(world.options.clone()).await.unwrap_err();
     let text = error.to_string();
     assert!(
-        text.contains("runtime.sock does not speak the CRI v1: unknown service runtime.v1"),
+        text.contains(
+            "runtime.sock does not answer requests of the CRI v1: unknown service runtime.v1"
+        ),
         "{text}"
     );
     assert!(!world.options.listen.exists());

@@ -94,11 +94,7 @@ fn guarded() -> Rig {
     assert_eq!(rig.quota(), 150_000, "a blind node starts at the threshold");
     rig.calm(24);
     let class = rig.class.clone();
-    assert_eq!(
-        (rig.quota(), rig.shares(&class)),
-        (-1, 2),
-        "and earns its way up"
-    );
+    assert_eq!((rig.quota(), rig.shares(&class)), (-1, 2), "and is raised");
     rig
 }
 
@@ -134,7 +130,7 @@ fn harm_is_answered_by_the_cheapest_lever_that_helps() {
     };
     let reported = &extension("ls").unwrap()["pressureGuard"];
     assert_eq!(reported["verdict"], "protected");
-    assert_eq!(reported["start"], "at the threshold and earns its way up");
+    assert_eq!(reported["start"], "at the threshold, raised in steps");
     assert!(extension("be").is_none());
     assert!(rig.refused_writes().is_empty());
 }

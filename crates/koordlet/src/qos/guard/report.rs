@@ -9,9 +9,7 @@ use koord_model::guard::{Lever, ServiceState, Verdict};
 pub(super) fn start_level(sees_bandwidth: bool) -> &'static str {
     match sees_bandwidth {
         true => "free: harm through memory bandwidth and caches would be seen",
-        false => {
-            "at the threshold and earns its way up: no signal shows harm through memory bandwidth"
-        }
+        false => "at the threshold, raised in steps: no signal shows harm through memory bandwidth",
     }
 }
 
