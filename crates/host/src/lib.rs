@@ -40,6 +40,7 @@ mod mounts;
 pub mod numa;
 pub mod nvml;
 mod order;
+mod overlay;
 pub mod packets;
 pub mod path;
 pub mod pci;

@@ -5,13 +5,14 @@ pub use crate::controller::Controller;
 use crate::core_sched::{self, CookieOperation};
 use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::mounts::{Mounts, distinct_trees, mounts_by_layout, parse_mountinfo, relevant_mounts};
+use crate::overlay::Overlay;
 use crate::reader;
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Directories of the kernel's pseudo-filesystems. In a container they are often bind mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,6 +131,8 @@ struct RootData {
     writer: Arc<dyn KernelWriter>,
     /// True if the runtime was seen to use the quadratic formula of weights.
     quadratic_weights: AtomicBool,
+    /// The values of a dry run; `None` if changes are made.
+    overlay: Option<Overlay>,
 }
 
 impl Root {
@@ -197,7 +200,40 @@ impl Root {
             trees,
             writer,
             quadratic_weights: AtomicBool::new(false),
+            overlay: None,
         })))
+    }
+
+    /// Returns this machine with `writer` and an empty overlay of intended values.
+    pub(crate) fn with_overlay(&self, writer: Arc<dyn KernelWriter>) -> Self {
+        let RootData {
+            dirs,
+            version,
+            v1,
+            unified,
+            trees,
+            quadratic_weights,
+            ..
+        } = &*self.0;
+        Self(Arc::new(RootData {
+            dirs: dirs.clone(),
+            version: *version,
+            v1: v1.clone(),
+            unified: unified.clone(),
+            trees: trees.clone(),
+            writer,
+            quadratic_weights: AtomicBool::new(quadratic_weights.load(Ordering::Relaxed)),
+            overlay: Some(Overlay::default()),
+        }))
+    }
+
+    /// Returns the values of a dry run; `None` if changes are made.
+    pub(crate) fn overlay(&self) -> Option<&Overlay> {
+        self.0.overlay.as_ref()
+    }
+
+    pub(crate) fn shared_writer(&self) -> Arc<dyn KernelWriter> {
+        self.0.writer.clone()
     }
 
     /// Returns the flag that is set once the runtime was seen to use the quadratic formula of weights.

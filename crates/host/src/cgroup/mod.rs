@@ -119,8 +119,17 @@ impl Cgroup {
     pub fn value(&self, resource: Resource) -> Result<Option<String>> {
         let (version, formula) = (self.root.version(), self.root.weight_formula());
         self.root.read_short(&self.file(resource)?, |text| {
-            resource.decode_with(version, formula, text)
+            match self.intended(resource, text) {
+                Some(value) => Ok(value),
+                None => resource.decode_with(version, formula, text),
+            }
         })
+    }
+
+    /// Returns the value of a dry run, by the name of the [target](crate::target::Target), whose file has `content`.
+    fn intended(&self, resource: Resource, content: &str) -> Option<String> {
+        let overlay = self.root.overlay()?;
+        overlay.value(&format!("{} {}", self.path, resource.name()), content)
     }
 
     fn number(&self, resource: Resource) -> Result<Option<i64>> {
@@ -138,7 +147,12 @@ impl Cgroup {
         resource: Resource,
         parse: impl FnOnce(&str) -> std::result::Result<T, Malformed>,
     ) -> Result<Option<T>> {
-        self.root.read_short(&self.file(resource)?, parse)
+        self.root.read_short(&self.file(resource)?, |text| {
+            match self.intended(resource, text) {
+                Some(value) => parse(&value),
+                None => parse(text),
+            }
+        })
     }
 
     /// Returns the CPU weight in shares.

@@ -5,6 +5,7 @@ use crate::error::{HostError, Malformed, Result, is_gone};
 use crate::root::Root;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 
 /// Usage of one L3 domain by a group. Each value is `None` where the hardware does not report it (now).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,6 +36,12 @@ pub fn groups(root: &Root) -> Result<Vec<ResctrlGroup>> {
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
+    if let Some(overlay) = root.overlay() {
+        let parse =
+            |dir: PathBuf| -> Option<ResctrlGroup> { dir.file_name()?.to_str()?.parse().ok() };
+        groups.retain(|group| overlay.has_dir(&group.dir(root)));
+        groups.extend(overlay.new_dirs(&dir).into_iter().filter_map(parse));
+    }
     groups.sort_unstable();
     Ok(groups)
 }
@@ -44,13 +51,17 @@ pub fn groups(root: &Root) -> Result<Vec<ResctrlGroup>> {
 /// # Errors
 /// When the file cannot be read or parsed.
 pub fn tasks(root: &Root, group: &ResctrlGroup) -> Result<Option<Vec<u32>>> {
-    root.read_with(&group.dir(root).join("tasks"), |text| {
+    let tasks: Option<Vec<u32>> = root.read_with(&group.dir(root).join("tasks"), |text| {
         text.lines()
             .map(|line| {
                 line.parse()
                     .map_err(|_| Malformed::new("one id per line", text))
             })
             .collect()
+    })?;
+    Ok(match root.overlay() {
+        Some(overlay) => overlay.tasks(&group.dir(root), tasks),
+        None => tasks,
     })
 }
 

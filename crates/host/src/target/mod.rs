@@ -5,6 +5,7 @@
 //! and children ([`Order`]), so that a caller that writes many can sort them.
 
 mod cgroup;
+mod dry_run;
 mod sysctl;
 
 pub use sysctl::{SchedFeature, Sysctl};
@@ -439,6 +440,9 @@ impl Root {
     /// # Errors
     /// When this kernel has no such file, or it cannot be read or parsed.
     pub fn read_target(&self, target: &Target) -> Result<Option<String>> {
+        if let Some(overlay) = self.overlay() {
+            return self.read_intended(overlay, target);
+        }
         let path = target.path(self)?;
         if let Target::Resctrl {
             file: ResctrlFile::Directory,
@@ -473,6 +477,9 @@ impl Root {
     /// # Errors
     /// As [`Root::read_target`].
     pub fn target_holds(&self, target: &Target, value: &str) -> Result<Option<bool>> {
+        if let Some(overlay) = self.overlay() {
+            return self.intended_holds(overlay, target, value);
+        }
         if let Target::Resctrl {
             file: ResctrlFile::Directory,
             ..
@@ -552,6 +559,9 @@ impl Root {
         value: &str,
         previous: Option<&str>,
     ) -> Result<FileWrite> {
+        if let Some(overlay) = self.overlay() {
+            return self.put_intended(overlay, target, value);
+        }
         let path = target.path(self)?;
         if let Target::Resctrl {
             file: ResctrlFile::Directory,
