@@ -4,13 +4,17 @@
 mod connect;
 mod forbidden;
 mod outage;
+mod read_only;
 mod rest_metrics;
 pub(crate) mod transport;
+mod withhold;
 
 pub use connect::Connection;
 pub use forbidden::MissingRule;
 pub use outage::Unreachable;
+pub use read_only::{NotSent, read_only};
 pub use rest_metrics::RestMetrics;
+pub use withhold::{WithheldWrite, withhold_writes};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
