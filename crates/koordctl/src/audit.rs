@@ -221,7 +221,12 @@ fn line(record: &Value) -> String {
         about = format!("group {}", text("cgroup"));
     }
     let reason = text("reason");
-    format!("{time}  {about:32}  {reason:16}  {}", action(record))
+    let mark = if record["dryRun"] == true {
+        "[dry run] "
+    } else {
+        ""
+    };
+    format!("{time}  {about:32}  {reason:16}  {mark}{}", action(record))
         .trim_end()
         .to_owned()
 }

@@ -28,6 +28,7 @@ use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_app::Context;
 use koord_host::features::KernelFeatures;
 use koord_host::{HostError, Root, features, limits, resctrl, sched};
+use koord_kube::client::read_only;
 use koord_kube::events::Recorder;
 use koord_kube::{Change, Client, Informer, Scope};
 use std::sync::Arc;
@@ -91,6 +92,15 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let root = match options.root.clone() {
         Some(root) => root,
         None => Root::system()?,
+    };
+    let reports_to = client.clone();
+    let (root, client) = match options.dry_run {
+        true => {
+            options.disable_writes();
+            tracing::info!("dry run: nothing is written, see the audit log");
+            (root.dry_run(), read_only(client))
+        }
+        false => (root, client),
     };
     let states = Arc::new(States::default());
     if let Some(parent) = options.detect_layout.clone() {
@@ -168,13 +178,16 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ));
     }
     report_devices(&options, &client, &ctx, &states, &root, &status);
-    let recorder = Recorder::start(
-        client.clone(),
-        "koordlet",
-        &options.node_name,
-        ctx.clock.clone(),
-        ctx.shutdown.clone(),
-    );
+    let recorder = match options.dry_run {
+        true => Recorder::silent(),
+        false => Recorder::start(
+            client.clone(),
+            "koordlet",
+            &options.node_name,
+            ctx.clock.clone(),
+            ctx.shutdown.clone(),
+        ),
+    };
     if let Some(reporting) = options.topology.filter(|it| !it.interval.is_zero()) {
         let parts = topology_parts(&options, reporting, &client, &root, &states, &metrics);
         let warnings = Warnings::new(&options.node_name, recorder.clone());
@@ -195,6 +208,10 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         root: root.clone(),
         metrics: metrics.clone(),
         warnings: Arc::new(Warnings::new(&options.node_name, recorder.clone())),
+        dry_run: options.dry_run.then(|| runtime::AdjustmentAudit {
+            log: options.audit.clone(),
+            clock: ctx.clock.clone(),
+        }),
     };
     let conflicts = runtime::start(&options.runtime, parts, ctx.shutdown.clone());
     let parts = evictor::EvictorDeps {
@@ -210,7 +227,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     if options.report {
         let reporter = NodeMetricReporter {
             node: options.node_name.clone(),
-            client,
+            client: reports_to,
             states: states.clone(),
             requests: requests.clone(),
             interval: options.report_interval,
@@ -284,7 +301,7 @@ fn topology_parts(
         metrics: metrics.clone(),
         client: client.clone(),
         reporting,
-        writes: settings.gates.is_on(Gate::NodeTopologyReport),
+        writes: settings.gates.is_on(Gate::NodeTopologyReport) && !options.dry_run,
         asks_kubelet: matches!(&options.pods, PodSource::Kubelet(kubelet) if kubelet.query_config),
         kubelet_dir: settings.kubelet_dir.clone(),
         huge_pages: settings.gates.is_on(Gate::HugePageReport),

@@ -80,6 +80,8 @@ pub struct Config {
     pub parallel: usize,
     /// Timeout of one request.
     pub timeout: Duration,
+    /// True if evictions are recorded only.
+    pub dry_run: bool,
 }
 
 impl Default for Config {
@@ -88,6 +90,7 @@ impl Default for Config {
             mode: EvictionMode::default(),
             parallel: 4,
             timeout: Duration::from_secs(5),
+            dry_run: false,
         }
     }
 }
@@ -268,6 +271,16 @@ impl Worker {
 
     /// Evicts a pod by the configured mode, and records the result.
     async fn evict(&self, eviction: &Eviction) -> EvictionOutcome {
+        if self.config.dry_run {
+            tracing::info!(
+                pod = eviction.name,
+                namespace = eviction.namespace,
+                "pod not evicted: dry run"
+            );
+            self.audit(eviction, "not evicted: dry run");
+            // The pod counts as evicted, as it would without the dry run.
+            return EvictionOutcome::Evicted;
+        }
         let refusal = if self.config.mode == EvictionMode::Kill {
             None
         } else {
@@ -391,6 +404,11 @@ impl Worker {
         parts
             .metrics
             .evicted(&eviction.namespace, &eviction.name, REASON);
+        self.audit(eviction, how);
+    }
+
+    fn audit(&self, eviction: &Eviction, how: &str) {
+        let parts = &self.parts;
         let message = format!("{}; {how}", eviction.message);
         let mut entry = audit::Entry::new(audit::Subject::Pod, 0, REASON, message);
         entry.namespace.clone_from(&eviction.namespace);

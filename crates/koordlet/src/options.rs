@@ -70,6 +70,9 @@ pub struct Options {
     pub devices: devices::Config,
     /// Integration with the container runtime, which sets values at container creation. Disabled by default.
     pub runtime: runtime::Config,
+    /// True if nothing is written: neither kernel files nor objects, but for NodeMetric if `report` is set.
+    /// What would have been written is in the audit log.
+    pub dry_run: bool,
     /// Thread of the loop.
     pub thread: Thread,
     /// Real-time priority (1–99) of the loop's own thread; 0 is normal. A busy node starves an
@@ -96,8 +99,26 @@ impl Default for Options {
             evict: evictor::Config::default(),
             devices: devices::Config::default(),
             runtime: runtime::Config::default(),
+            dry_run: false,
             thread: Thread::Own,
             realtime_priority: 0,
         }
+    }
+}
+
+impl Options {
+    /// Switches everything off that writes, for a dry run. `report` stays as it is.
+    pub(crate) fn disable_writes(&mut self) {
+        self.mount_resctrl = false;
+        self.evict.dry_run = true;
+        self.settings.restore_on_stop = false;
+        // These files are those of another agent on this node.
+        self.settings.snapshot = None;
+        self.settings.predict.dir = None;
+        self.devices.interval = Duration::ZERO;
+        if let Some(exporter) = &mut self.exporter {
+            exporter.publish = false;
+        }
+        self.audit.mark_dry_run();
     }
 }

@@ -3,6 +3,7 @@ mod blkio;
 mod collectors;
 mod cpu;
 mod drills;
+mod dry_run;
 mod errors;
 mod evict;
 mod guard;
@@ -73,19 +74,29 @@ impl Rig {
         Self::on(Tree::hybrid("0-3").unwrap(), settings)
     }
 
-    fn on(tree: Tree, mut settings: Settings) -> Self {
+    fn on(tree: Tree, settings: Settings) -> Self {
+        Self::on_machine(tree, settings, false)
+    }
+
+    fn on_machine(tree: Tree, mut settings: Settings, dry_run: bool) -> Self {
         settings.layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
         let states = Arc::new(States::default());
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
         metrics.record_start("n", 0);
         let log = audit::Log::default();
+        if dry_run {
+            log.mark_dry_run();
+        }
         let service = tree.group("kubepods/burstable/podls").unwrap();
         let class = tree.group("kubepods/besteffort").unwrap();
         let batch = tree.group("kubepods/besteffort/podbe").unwrap();
         tree.group("kubepods/besteffort/podbe/c1").unwrap();
         tree.group("kubepods/burstable/podls/c1").unwrap();
-        let root = tree.root().clone();
+        let root = match dry_run {
+            true => tree.root().dry_run(),
+            false => tree.root().clone(),
+        };
         let agent = Agent::new(root, settings, states.clone(), log, metrics).unwrap();
         let rig = Self {
             tree,

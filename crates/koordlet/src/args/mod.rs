@@ -20,6 +20,7 @@ use crate::runtime;
 use crate::settings::{Collectors, Settings};
 use crate::states::kubelet::{Kubelet, kubelet_trust};
 use crate::states::slo::{SuppressMode, UnknownSuppressMode};
+use clap::ArgAction::Set;
 use clap::Parser;
 use koord_app::flags;
 use koord_host::{CgroupPath, HostError, Root};
@@ -33,6 +34,11 @@ use std::time::Duration;
 
 /// Name of the file of samples in `--tsdb-path`.
 const SNAPSHOT: &str = "koordlet-samples";
+
+/// Port of upstream's default of `--addr`.
+const PORT: u16 = 9316;
+/// Port that replaces it in a dry run.
+const DRY_RUN_PORT: u16 = 9319;
 
 /// The flags of the `koordlet` daemon.
 #[derive(Debug, Clone, Parser)]
@@ -62,6 +68,14 @@ pub struct Args {
     /// Real-time priority of the agent's main loop, 1-99; 0 selects normal scheduling.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=99))]
     pub realtime_priority: u8,
+    /// Write nothing: record what would be written in the audit log, below `dry-run` in its directory. For use
+    /// next to another koordlet: the port of --addr is 9319 instead of 9316, values are not set through the
+    /// container runtime unless --runtime-hooks-mode=nri, and no report is sent.
+    #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub dry_run: bool,
+    /// Report NodeMetric also with --dry-run. Only for nodes without another koordlet.
+    #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
+    pub dry_run_report: bool,
     /// Flags of the machine.
     #[command(flatten)]
     pub system: groups::MachineFlags,
@@ -193,19 +207,29 @@ impl Args {
             detect_layout,
             settings,
             pods,
-            report: self.states.enable_node_metric_report,
+            report: self.states.enable_node_metric_report && (!self.dry_run || self.dry_run_report),
             report_interval: None,
             topology: self.topology()?,
             exporter: self.exporter(),
-            address: self.addr.0,
+            address: self.address(),
             server: None,
             audit,
             evict,
             devices: self.devices(),
             runtime: self.runtime()?,
+            dry_run: self.dry_run,
             thread: Thread::Own,
             realtime_priority: self.realtime_priority,
         })
+    }
+
+    /// Returns the address to listen on. A dry run leaves the usual port to another koordlet.
+    fn address(&self) -> Option<SocketAddr> {
+        let mut address = self.addr.0?;
+        if self.dry_run && address.port() == PORT {
+            address.set_port(DRY_RUN_PORT);
+        }
+        Some(address)
     }
 
     /// Returns the agent's settings. Fails on an invalid flag.
@@ -351,6 +375,7 @@ impl Args {
                 .map_err(|error: runtime::UnknownPolicy| flag_error(flag, &error))
         };
         let mode = match flags.runtime_hooks_mode.as_str() {
+            "" if self.dry_run => runtime::Mode::Standalone,
             "" if flags.enable_nri_runtime_hook => runtime::Mode::Nri,
             "" => runtime::Mode::Proxy,
             named => named.parse()?,
@@ -421,7 +446,10 @@ impl Args {
             } else {
                 64
             },
-            dir: dir.then(|| audit.audit_log_dir.clone()),
+            dir: dir.then(|| match self.dry_run {
+                true => audit.audit_log_dir.join("dry-run"),
+                false => audit.audit_log_dir.clone(),
+            }),
             max_disk_mib: audit.audit_max_disk_space_mb,
             max_page: audit.audit_max_events_limit,
             max_readers: audit.audit_max_concurrent_readers,

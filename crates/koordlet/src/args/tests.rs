@@ -107,10 +107,12 @@ resource-force-update-seconds 60
 ";
 
 /// Flags that upstream does not have.
-const OURS: [&str; 18] = [
+const OURS: [&str; 20] = [
     "agent-mode",
     "be-pod-cpu-idle",
     "cpu-suppress-mode",
+    "dry-run",
+    "dry-run-report",
     "enable-packet-collector",
     "eviction-mode",
     "kubeconfig",
@@ -434,4 +436,24 @@ fn audit_files_and_memory_follow_their_gates() {
         let outcome = (dir.path().join("audit.log").exists(), log.entries().len());
         assert_eq!(outcome, (file, kept), "{gates}");
     }
+}
+
+#[test]
+fn dry_run_leaves_ports_and_sockets_to_another_koordlet() {
+    let dry = options(&["--dry-run"]);
+    assert!(dry.dry_run && !dry.report);
+    assert_eq!(dry.address.map(|address| address.port()), Some(9319));
+    assert_eq!(dry.runtime.mode, runtime::Mode::Standalone);
+    let chosen = options(&[
+        "--dry-run=true",
+        "--dry-run-report",
+        "--addr=:9400",
+        "--runtime-hooks-mode=nri",
+    ]);
+    assert!(chosen.report);
+    assert_eq!(chosen.address.map(|address| address.port()), Some(9400));
+    assert_eq!(chosen.runtime.mode, runtime::Mode::Nri);
+    let usual = options(&["--dry-run-report"]);
+    assert!(usual.report && !usual.dry_run);
+    assert_eq!(usual.address.map(|address| address.port()), Some(9316));
 }

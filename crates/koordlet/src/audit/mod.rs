@@ -77,6 +77,9 @@ pub struct Entry {
     pub reason: String,
     /// Action and reason as a sentence.
     pub message: String,
+    /// True if the action was not done, because the agent runs with `--dry-run`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// The changed file, if any.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub change: Option<FileChange>,
@@ -96,6 +99,7 @@ impl Entry {
             container: String::new(),
             reason: reason.to_owned(),
             message,
+            dry_run: false,
             change: None,
         }
     }
@@ -156,6 +160,7 @@ struct AuditState {
     file: Option<AuditFile>,
     failed: Option<WriteFailure>,
     metrics: Option<Metrics>,
+    dry_run: bool,
 }
 
 /// A failure to write the file.
@@ -182,6 +187,7 @@ impl Log {
             file: None,
             failed: None,
             metrics: None,
+            dry_run: false,
         };
         if let Some(dir) = &config.dir {
             match AuditFile::open(dir, config.max_disk_mib, 0) {
@@ -205,6 +211,11 @@ impl Log {
         inner.metrics = Some(metrics);
     }
 
+    /// Marks all further records as those of a dry run.
+    pub fn mark_dry_run(&self) {
+        self.0.inner.lock().dry_run = true;
+    }
+
     /// Adds a record with the time `now`.
     pub fn record(&self, now: Timestamp, mut entry: Entry) {
         let config = &self.0.config;
@@ -214,6 +225,7 @@ impl Log {
         let mut inner = self.0.inner.lock();
         entry.sequence = inner.next;
         entry.created_at = now;
+        entry.dry_run |= inner.dry_run;
         inner.next += 1;
         let written = match &mut inner.file {
             Some(sink) => Some(sink.append(&entry)),

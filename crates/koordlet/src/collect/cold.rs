@@ -57,7 +57,7 @@ impl ColdPages {
         for (file, value) in [("scan_period_in_seconds", PERIOD), ("use_hierarchy", "1")] {
             let path = self.root.sys(&format!("{DIR}/{file}"));
             let now = self.root.read(&path)?;
-            if now.as_deref().map(str::trim) != Some(value) {
+            if now.as_deref().map(str::trim) != Some(value) && !self.root.is_dry_run() {
                 self.root.write(&path, value)?;
             }
         }

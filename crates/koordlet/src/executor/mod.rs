@@ -377,6 +377,9 @@ impl Executor {
 
     fn measure(&self, intent: &Intent, done: &koord_host::Result<FileWrite>, began: Instant) {
         let Some(metrics) = &self.metrics else { return };
+        if self.root.is_dry_run() {
+            return;
+        }
         let milliseconds = began.elapsed().as_secs_f64() * 1000.0;
         let kind = intent.target.kind();
         if let Some(level) = intent.reconciles {

@@ -54,6 +54,7 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         root: Root::with_dirs(Dirs::below(root)).expect("a directory"),
         metrics,
         warnings: Arc::new(Warnings::new("n", Recorder::silent())),
+        dry_run: None,
     };
     let responder = Arc::new(responder::HookResponder::new(Policy::Ignore, stages, ctx));
     let plugin = Plugin::new(

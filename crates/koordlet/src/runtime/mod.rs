@@ -11,6 +11,7 @@
 //! runtime is about to change, CPU lists of batch pods are left to CPUSuppress, and of several agents of a
 //! machine only one adjusts containers, in any mode (module `hook_lock`).
 
+mod dry_run;
 #[cfg(fuzzing)]
 pub mod fuzzed;
 mod hook_lock;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use dry_run::AdjustmentAudit;
 pub use koord_api::hookserver::{Policy, UnknownPolicy};
 pub(crate) use plugin_conflicts::PluginConflicts;
 pub(crate) use responder::STAGES;
@@ -165,6 +167,8 @@ pub(crate) struct HookContext {
     pub(crate) root: Root,
     pub(crate) metrics: Metrics,
     pub(crate) warnings: Arc<Warnings>,
+    /// Records adjustments instead of making them; `None` unless this is a dry run.
+    pub(crate) dry_run: Option<AdjustmentAudit>,
 }
 
 /// Warns about open gates that are not fully supported in this mode.
@@ -212,6 +216,11 @@ pub(crate) fn start(
     tracing::info!(mode = config.mode.name(), "runtime hooks started");
     warn_unsupported_gates(config.mode, &ctx.settings.gates);
     let (mode, directory) = (config.mode, config.server.directory.clone());
+    if ctx.dry_run.is_some() {
+        // Without the lock and the registration, which are those of the agent that adjusts containers.
+        start_dry_run(config, ctx, shutdown);
+        return None;
+    }
     let lock = HookLock::acquire(&directory, mode != Mode::Standalone);
     if lock.is_held_by_other() {
         if mode == Mode::Standalone {
@@ -250,4 +259,19 @@ pub(crate) fn start(
         }
     });
     (mode == Mode::Nri).then_some(conflicts)
+}
+
+/// Starts a plugin of the runtime that adjusts nothing. The runtime's proxy has one hook server, so a dry run
+/// cannot be called by it.
+fn start_dry_run(config: &Config, ctx: HookContext, shutdown: CancellationToken) {
+    if config.mode != Mode::Nri {
+        return;
+    }
+    let stages = responder::ActiveStages::new(&config.disabled, &ctx.settings.gates);
+    // A failure must not stop a container.
+    let responder = Arc::new(responder::HookResponder::new(Policy::Ignore, stages, ctx));
+    let mut nri = config.nri.clone();
+    nri.name.push_str("_dry_run");
+    let directory = config.server.directory.clone();
+    tokio::spawn(nri::run(nri, directory, responder, shutdown));
 }

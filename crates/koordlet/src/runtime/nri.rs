@@ -330,6 +330,21 @@ impl Plugin {
         proxied
     }
 
+    /// Records what would have been set in a dry run; false if this is none.
+    fn record_dry_run(
+        &self,
+        event: &'static str,
+        pod: &PodSandbox,
+        container: &Container,
+        adjustment: &Adjustment,
+    ) -> bool {
+        let Some(audit) = &self.responder.ctx.dry_run else {
+            return false;
+        };
+        audit.record(event, &pod_request(pod), &container.name, adjustment);
+        true
+    }
+
     /// Returns the result. An error is logged and, depending on the policy, fails the request or gives the
     /// default result.
     fn apply_policy<T: Default>(
@@ -389,6 +404,9 @@ impl Handler for Plugin {
                 continue;
             };
             only_missing(&mut adjustment, RuntimeResources::from_resources(record));
+            if self.record_dry_run("Synchronize", pod, container, &adjustment) {
+                continue;
+            }
             updates.extend(update(&container.id, &adjustment));
         }
         tracing::info!(
@@ -408,6 +426,9 @@ impl Handler for Plugin {
         let request = container_request(container, request.filter(|_| !self.is_proxied()));
         let created = self.responder.create(&pod_request(pod), &request);
         let created = self.apply_policy("CreateContainer", &container.name, created)?;
+        if self.record_dry_run("CreateContainer", pod, container, &created.adjustment) {
+            return Ok(Reply::default());
+        }
         Ok(Reply {
             adjust: adjustment(created),
             ..Reply::default()
@@ -430,6 +451,9 @@ impl Handler for Plugin {
             &mut adjustment,
             RuntimeResources::from_resources(Some(requested)),
         );
+        if self.record_dry_run("UpdateContainer", pod, container, &adjustment) {
+            return Ok(Vec::new());
+        }
         Ok(update(&container.id, &adjustment))
     }
 

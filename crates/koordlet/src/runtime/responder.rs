@@ -275,6 +275,9 @@ impl HookResponder {
         adjustment: &Adjustment,
     ) -> Result<Vec<CharDevice>, HookError> {
         let devices = self.devices(pod, adjustment)?;
+        if self.ctx.dry_run.is_some() {
+            return Ok(devices);
+        }
         if let Some(directory) = &adjustment.fresh_directory {
             recreate_directory(&directory.value).map_err(|error| HookError::Directory {
                 path: directory.value.clone(),
@@ -428,6 +431,10 @@ impl HookResponder {
         let mut failed = None;
         for (resource, value) in values {
             let Some(value) = value else { continue };
+            if self.ctx.dry_run.is_some() {
+                // The reconciler records these values, once it finds them missing.
+                break;
+            }
             let target = Target::cgroup(&pod.cgroup, resource);
             match self.ctx.root.write_target(&target, &value) {
                 Ok(_) => {}
@@ -458,7 +465,10 @@ impl HookResponder {
         group: &str,
     ) -> Result<(), HookError> {
         let adjustment = self.container(None, request, container, |_, _| {})?;
-        let Some(score) = adjustment.oom_score_adj else {
+        let Some(score) = adjustment
+            .oom_score_adj
+            .filter(|_| self.ctx.dry_run.is_none())
+        else {
             return Ok(());
         };
         let states = &self.ctx.states;

@@ -1,5 +1,6 @@
 //! The hook server over its socket, the plugin with a runtime of the test, and the responses of both.
 
+mod dry_run;
 mod invoked;
 mod link;
 mod news;
@@ -78,6 +79,7 @@ impl Rig {
                 root,
                 metrics,
                 warnings: Arc::new(Warnings::new("n", Recorder::silent())),
+                dry_run: None,
             },
             tree,
             registry,

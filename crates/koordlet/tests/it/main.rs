@@ -7,6 +7,7 @@ mod beside;
 mod containerd;
 mod deploy;
 mod devices;
+mod dry_run;
 mod http;
 mod kernel;
 mod killed;
