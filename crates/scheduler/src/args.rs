@@ -93,6 +93,14 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub bind_annotations_with_binding: bool,
+    /// Decide next to the cluster's scheduler and write nothing: no binding, event, status, eviction or lease. What
+    /// differs from the cluster's scheduler is logged, counted, and served at /debug/shadow. Not in upstream.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub shadow: bool,
+    /// Time that the cluster's scheduler has to bind a pod which --shadow has placed. Not in upstream.
+    #[arg(long, default_value = "60s", value_parser = flags::duration)]
+    pub shadow_patience: std::time::Duration,
     /// The rest of upstream's flags.
     #[command(flatten)]
     pub accepted: IgnoredFlags<Upstreams>,
@@ -154,6 +162,7 @@ impl Args {
         }
         options.election = self.election()?;
         options.bind_annotations_with_binding = self.bind_annotations_with_binding;
+        options.shadow = self.shadow.then_some(self.shadow_patience);
         options.monitor_period = self.scheduler_monitor_period;
         options.scheduling_timeout = self.scheduling_timeout;
         let flags = options.debug.flags();

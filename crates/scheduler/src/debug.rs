@@ -5,6 +5,9 @@ mod http;
 pub mod inspection;
 mod node;
 mod resources;
+mod shadow;
+
+pub use shadow::{ShadowDifference, ShadowReport, ShadowResult};
 
 use crate::engine::{Engine, Failure};
 use crate::framework::Diagnosis;
@@ -72,6 +75,8 @@ struct DebugState {
     resets: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
     config: RwLock<Value>,
     pub(crate) flags: Flags,
+    /// `Some` in shadow mode.
+    shadow: RwLock<Option<ShadowReport>>,
 }
 
 /// A query for the task that owns the engine. It sends its result itself.
@@ -152,6 +157,17 @@ impl DebugHandle {
         for reset in self.shared.resets.read().iter() {
             reset();
         }
+    }
+
+    /// Returns how decisions compare with those of the cluster's scheduler; `None` unless this scheduler runs in
+    /// shadow mode.
+    #[must_use]
+    pub fn shadow(&self) -> Option<ShadowReport> {
+        self.shared.shadow.read().clone()
+    }
+
+    pub(crate) fn update_shadow(&self, update: impl FnOnce(&mut ShadowReport)) {
+        update(self.shared.shadow.write().get_or_insert_default());
     }
 
     pub(crate) fn set_ready(&self, ready: bool) {

@@ -27,7 +27,9 @@ mod runtime;
 pub mod state;
 
 pub use args::Args;
-pub use debug::{DebugHandle, Explanation, inspection};
+pub use debug::{
+    DebugHandle, Explanation, ShadowDifference, ShadowReport, ShadowResult, inspection,
+};
 pub use framework::{Trim, Watch};
 pub use koord_kube::Cacheable;
 pub use runtime::{Error, Follower, Options, run, trim_pod_spec};

@@ -7,11 +7,13 @@ mod attempt;
 mod buffered_histogram;
 mod make;
 mod plugins;
+mod shadow;
 
 pub(crate) use attempt::Attempt;
 pub(crate) use buffered_histogram::BufferedHistograms;
 pub(crate) use make::Resets;
 pub(crate) use plugins::PluginMetrics;
+pub(crate) use shadow::ShadowMetrics;
 
 use crate::engine::{CycleOutcome, Engine, Measurement, Measures};
 use jiff::Timestamp;

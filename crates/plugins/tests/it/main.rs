@@ -29,6 +29,7 @@ mod preemption;
 mod profile;
 mod quota;
 mod reservation;
+mod shadow;
 mod small;
 mod spread;
 mod two_profiles;

@@ -211,3 +211,14 @@ fn callers_are_judged_by_upstreams_defaults() {
     assert_eq!(auth.authorization_always_allow_paths, ["/metrics"]);
     assert!(auth.authentication_skip_lookup);
 }
+
+#[test]
+fn shadow_has_a_patience() {
+    use std::time::Duration;
+    assert_eq!(parse("").unwrap().shadow, None);
+    assert_eq!(parse("--shadow-patience=5s").unwrap().shadow, None);
+    let default = parse("--shadow").unwrap().shadow;
+    assert_eq!(default, Some(Duration::from_secs(60)));
+    let chosen = parse("--shadow=true --shadow-patience=5s").unwrap().shadow;
+    assert_eq!(chosen, Some(Duration::from_secs(5)));
+}

@@ -27,6 +27,7 @@ pub(super) fn router(handle: DebugHandle) -> Router {
         .route("/debug/flags", get(flags))
         .route("/debug/flags/", get(flags))
         .route("/debug/flags/{flag}", any(set_flag))
+        .route("/debug/shadow", get(shadow))
         .route("/debug/scheduler/plugins", get(plugins))
         .route("/debug/scheduler/pending", get(pending))
         .route("/debug/scheduler/decisions", get(decisions))
@@ -77,6 +78,23 @@ async fn decisions(State(handle): State<DebugHandle>) -> Response {
         .query(|engine, _| json!(engine.telemetry.decisions().take(100).collect::<Vec<_>>()))
         .await;
     found(answer, String::new)
+}
+
+/// Returns the report of shadow mode, as text with `?format=text`.
+async fn shadow(
+    State(handle): State<DebugHandle>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    match handle.shadow() {
+        None => message(
+            StatusCode::NOT_FOUND,
+            "the scheduler does not run with --shadow",
+        ),
+        Some(report) if query.get("format").is_some_and(|format| format == "text") => {
+            report.text().into_response()
+        }
+        Some(report) => Json(report).into_response(),
+    }
 }
 
 async fn configz(State(handle): State<DebugHandle>) -> Json<Value> {

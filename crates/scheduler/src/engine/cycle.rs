@@ -64,7 +64,7 @@ impl Engine {
             let ended = ended.unwrap_or_else(|panic| {
                 // The panic may have left cached evaluations inconsistent.
                 self.classes.clear();
-                self.undo(&pod.uid, now);
+                self.withdraw_assumed(&pod.uid, now);
                 Err(CycleError::panicked(&panic))
             });
             let attempts = queued.attempts;

@@ -90,7 +90,7 @@ impl Engine {
         };
         let result = catch_panic(|| self.send_to_bind(&pod, profile, node, now));
         if let Err(stop) = result.unwrap_or_else(|panic| Err(cycle::CycleError::panicked(&panic))) {
-            self.undo(uid, now);
+            self.withdraw_assumed(uid, now);
             self.refuse(&pod, stop, now);
         }
     }
@@ -109,7 +109,7 @@ impl Engine {
         };
         match end {
             WaitEnd::Rejected => {
-                self.undo(uid, now);
+                self.withdraw_assumed(uid, now);
             }
             WaitEnd::RolledBack => {
                 self.unbook(uid, now);

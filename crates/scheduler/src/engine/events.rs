@@ -346,7 +346,7 @@ impl Engine {
             }
             Err(error) => {
                 // The informer may have delivered the bound pod already: then it is no longer only assumed.
-                if !self.undo(uid, now) {
+                if !self.withdraw_assumed(uid, now) {
                     return;
                 }
                 if error.gone {

@@ -10,6 +10,7 @@ mod candidate_subset;
 mod class;
 mod class_cache;
 mod cluster;
+mod compare;
 mod cycle;
 mod effects;
 mod events;
@@ -42,6 +43,7 @@ mod waiting;
 
 pub use class_cache::ClassCache;
 pub use cluster::ClusterState;
+pub use compare::{ComparedNode, first_difference};
 pub use explain::{Decision, NearestNode, PluginScore, ScoredNode, Table};
 pub use extender_calls::{ExtenderCall, ExtenderRequest, Proposal};
 pub use inspector::Inspector;
@@ -255,8 +257,9 @@ impl Engine {
         Some(record.info)
     }
 
-    /// Like [`Self::remove_assumed`], but returns true if a plugin panics: the pod must be tried again all the same.
-    fn undo(&mut self, uid: &str, now: Timestamp) -> bool {
+    /// Removes a pod from the node that it is only assumed on, so that it can be placed again. Returns whether it was
+    /// on one; true if a plugin panics, as the pod must be tried again all the same.
+    pub fn withdraw_assumed(&mut self, uid: &str, now: Timestamp) -> bool {
         let undone = guarded(UNDONE, || self.remove_assumed(uid, now));
         undone.unwrap_or(true)
     }

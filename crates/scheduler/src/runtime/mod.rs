@@ -14,6 +14,7 @@ mod options;
 mod owner;
 mod placement;
 mod send;
+mod shadow;
 mod takeover;
 mod transform;
 mod watch;
@@ -29,7 +30,7 @@ pub use watch::trim_pod_spec;
 use crate::config::Configuration;
 use crate::engine::Engine;
 use crate::framework::{Message, Profiles, Source, Watch};
-use crate::metrics::{Attempt, Metrics, PluginMetrics};
+use crate::metrics::{Attempt, Metrics, PluginMetrics, ShadowMetrics};
 use crate::state::{ParsedPod, PodInterner};
 use decode::DecodedPod;
 use deferred_drop::DeferredDrop;
@@ -38,10 +39,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use gate::Gate;
 use koord_app::Context;
+use koord_kube::client::read_only;
 use koord_kube::events::Recorder;
 use koord_kube::lease::{Election, LeaderElector};
 use koord_kube::{Change, Client};
 use owner::Owner;
+use shadow::Shadow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -67,10 +70,18 @@ pub fn run(
     ctx: Context,
 ) -> BoxFuture<'static, Result<(), Error>> {
     async move {
+        let (options, client) = match options.shadow {
+            Some(_) => (options.without_writes(), read_only(client)),
+            None => (options, client),
+        };
         let (config, profiles) = options.resolve()?;
         let metrics = Metrics::register(&ctx.metrics)?;
         Metrics::identify(&ctx.metrics, &options.build.gates)?;
         koord_app::metrics::register_process(&ctx.metrics)?;
+        let shadow_metrics = match options.shadow {
+            Some(_) => Some(ShadowMetrics::new(&ctx.metrics, metrics.resets())?),
+            None => None,
+        };
         let resets = metrics.resets();
         options.debug.on_reset(move || resets.run());
         let extenders = Extenders::new(&config.extenders).await?;
@@ -101,6 +112,7 @@ pub fn run(
             extenders,
             profiles,
             metrics,
+            shadow_metrics,
             client,
             ctx: ctx.clone(),
         };
@@ -178,6 +190,7 @@ struct Daemon {
     extenders: Extenders,
     profiles: Profiles,
     metrics: Metrics,
+    shadow_metrics: Option<ShadowMetrics>,
     client: Client,
     ctx: Context,
 }
@@ -208,6 +221,7 @@ impl Daemon {
             extenders,
             profiles,
             metrics,
+            shadow_metrics,
             client,
             ctx,
         } = self;
@@ -221,15 +235,18 @@ impl Daemon {
         } = watching;
         let component = names.first().cloned().unwrap_or_default();
         let instance = format!("{component}-{}", koord_kube::lease::host_name());
-        let recorder = Recorder::start(
-            options
-                .events
-                .map_or_else(|| client.clone(), |events| events.0),
-            &component,
-            &instance,
-            ctx.clock.clone(),
-            shutdown.clone(),
-        );
+        let recorder = match options.shadow {
+            Some(_) => Recorder::silent(),
+            None => Recorder::start(
+                options
+                    .events
+                    .map_or_else(|| client.clone(), |events| events.0),
+                &component,
+                &instance,
+                ctx.clock.clone(),
+                shutdown.clone(),
+            ),
+        };
         let limits = monitor::Limits {
             period: options.monitor_period,
             timeout: options.scheduling_timeout,
@@ -257,6 +274,14 @@ impl Daemon {
             attempts.begin(Attempt::new(started))
         }));
         let plugin_metrics = PluginMetrics::new(&ctx.metrics, metrics.resets());
+        let shadow = options.shadow.zip(shadow_metrics);
+        let shadow = shadow.map(|(patience, counts)| {
+            tracing::info!(
+                ?patience,
+                "shadow mode: decisions are compared, nothing is written"
+            );
+            Shadow::new(patience, counts, options.debug.clone(), monitor.clone())
+        });
         let questions = options.debug.attach();
         let debug = options.debug.clone();
         let task = Owner {
@@ -274,6 +299,7 @@ impl Daemon {
             nearest: options.nearest_in_conditions,
             next_nearest: Instant::now(),
             deferred_drop: DeferredDrop::default(),
+            shadow,
         };
         task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);

@@ -35,6 +35,9 @@ pub struct Options {
     pub bind_annotations_with_binding: bool,
     /// True if conditions end with the nearest nodes and what they lack.
     pub nearest_in_conditions: bool,
+    /// Runs in shadow mode: nothing is written, and decisions are compared with those of the cluster's scheduler,
+    /// which has this time to bind a pod. `None` schedules.
+    pub shadow: Option<Duration>,
     /// The interval of the check for scheduling attempts that take too long.
     pub monitor_period: Duration,
     /// The time after which a scheduling attempt takes too long.
@@ -64,12 +67,19 @@ impl Options {
             engine: EngineOptions::default(),
             bind_annotations_with_binding: false,
             nearest_in_conditions: true,
+            shadow: None,
             monitor_period: Duration::from_secs(10),
             scheduling_timeout: Duration::from_secs(30),
             gauge_period: Duration::from_secs(5),
             build: BuildContext::default(),
             debug: DebugHandle::default(),
         }
+    }
+
+    /// Returns these options without leader election, for a scheduler that writes nothing.
+    pub(super) fn without_writes(mut self) -> Self {
+        self.leader_elect = false;
+        self
     }
 
     /// Returns the effective configuration, from the file or built in, and its profiles.

@@ -2,6 +2,7 @@
 
 use super::deferred_drop::DeferredDrop;
 use super::monitor;
+use super::shadow::Shadow;
 use super::writer::Writer;
 use super::writer_context::FailedAttempt;
 use crate::debug::{DebugHandle, EngineQuery};
@@ -47,6 +48,8 @@ pub(super) struct Owner {
     pub(super) nearest: bool,
     pub(super) next_nearest: Instant,
     pub(super) deferred_drop: DeferredDrop,
+    /// `Some` in shadow mode.
+    pub(super) shadow: Option<Shadow>,
 }
 
 impl Owner {
@@ -82,6 +85,9 @@ impl Owner {
                 complain = Instant::now() + COMPLAIN_EVERY;
             }
             let busy = unseen.is_empty() && self.decide();
+            if let Some(shadow) = &mut self.shadow {
+                shadow.sweep(&mut self.engine, self.ctx.clock.now());
+            }
             self.dispatch();
             if Instant::now() >= next_gauges {
                 self.measure();
@@ -99,6 +105,8 @@ impl Owner {
             }
             self.deferred_drop.hand_over();
             let pause = self.pause().min(next_gauges.duration_since(Instant::now()));
+            let sweep = self.shadow.as_ref().and_then(Shadow::pause);
+            let pause = sweep.map_or(pause, |sweep| pause.min(sweep));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -165,6 +173,11 @@ impl Owner {
                 if bound && !was_bound {
                     self.debug.clear_failure(uid);
                 }
+                if let Some(shadow) = &mut self.shadow
+                    && !was_bound
+                {
+                    shadow.pod_applied(&new, &mut self.engine, now);
+                }
                 self.engine.apply_parsed_pod(&new, now);
                 let label = match (bound, old.is_some()) {
                     (true, false) => "AssignedPodAdd",
@@ -179,6 +192,9 @@ impl Owner {
                 let uid = last.uid();
                 self.debug.clear_failure(uid);
                 self.writer.pod_deleted(uid);
+                if let Some(shadow) = &mut self.shadow {
+                    shadow.pod_deleted(uid);
+                }
                 self.engine.pod_left(uid, now);
                 // The attempt ends, as the pod is gone.
                 self.monitor.end(uid);
@@ -322,6 +338,11 @@ impl Owner {
     /// Hands the outputs of the engine over to the writer.
     fn dispatch(&mut self) {
         for output in self.engine.take_outputs() {
+            let output = match &mut self.shadow {
+                Some(shadow) => shadow.withhold(output, self.ctx.clock.now()),
+                None => Some(output),
+            };
+            let Some(output) = output else { continue };
             match output {
                 Output::Bind(request) => {
                     self.debug.clear_failure(&request.pod.uid);
@@ -335,15 +356,20 @@ impl Owner {
                     let error = failure.reason != "Unschedulable";
                     self.metrics.failed(error, profile, attempt.as_ref());
                     self.log_refusal(&failure);
-                    let nearest = self.nearest(&failure);
+                    let nearest = match self.shadow {
+                        Some(_) => Vec::new(),
+                        None => self.nearest(&failure),
+                    };
                     let (failure, time) = (Arc::new(failure), self.ctx.clock.now());
                     let before = self.debug.failed(failure.clone(), time);
                     self.done_with(before);
-                    self.writer.report(FailedAttempt {
-                        failure,
-                        nearest,
-                        time,
-                    });
+                    if self.shadow.is_none() {
+                        self.writer.report(FailedAttempt {
+                            failure,
+                            nearest,
+                            time,
+                        });
+                    }
                 }
                 Output::Problem(problem) => self.writer.problem(&problem),
                 Output::Write(write) => self.writer.write(write),
