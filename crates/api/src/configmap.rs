@@ -9,6 +9,7 @@ mod colocation;
 mod duplicates;
 mod node;
 mod origin;
+pub mod rollout;
 mod section;
 mod sections;
 mod text_rules;

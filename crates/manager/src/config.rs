@@ -217,13 +217,15 @@ impl Config {
     /// Returns the CPU normalization settings of a node.
     pub(crate) fn normalization(&self, node: &Node) -> &CPUNormalizationStrategy {
         let (labels, _) = maps(node);
-        self.settings.cpu_normalization.for_node(&labels)
+        let name = name_of(node);
+        self.settings.cpu_normalization.for_node(name, &labels)
     }
 
     /// Returns the resource amplification settings of a node.
     pub(crate) fn amplification(&self, node: &Node) -> &ResourceAmplificationStrategy {
         let (labels, _) = maps(node);
-        self.settings.resource_amplification.for_node(&labels)
+        let name = name_of(node);
+        self.settings.resource_amplification.for_node(name, &labels)
     }
 
     /// Returns how koordlet collects metrics on a node: the defaults if co-location is off.
@@ -256,8 +258,9 @@ impl Config {
     /// values.
     fn resolved(&self, node: &Node) -> (ColocationStrategy, StringMap, Vec<String>) {
         let (labels, annotations) = maps(node);
-        let section = &self.settings.colocation;
-        let (strategy, warnings) = colocation_strategy_for_node(section, &labels, &annotations);
+        let (section, name) = (&self.settings.colocation, name_of(node));
+        let (strategy, warnings) =
+            colocation_strategy_for_node(section, name, &labels, &annotations);
         let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
         // The section was validated when it was parsed, so this can only be the annotation.
         match strategy.violations().first() {
@@ -266,7 +269,7 @@ impl Config {
                 let key = koord_api::annotations::NODE_COLOCATION_STRATEGY;
                 warnings.push(format!("annotation {key} is ignored: {problem}"));
                 let without = StringMap::new();
-                let (strategy, _) = colocation_strategy_for_node(section, &labels, &without);
+                let (strategy, _) = colocation_strategy_for_node(section, name, &labels, &without);
                 (strategy, without, warnings)
             }
         }
@@ -274,20 +277,24 @@ impl Config {
 
     /// Returns the sources of a node's settings; `text` is the effective `colocation-config`.
     pub(crate) fn origins(&self, node: &Node, text: &str) -> Origins {
-        let (labels, _) = maps(node);
+        let (name, (labels, _)) = (name_of(node), maps(node));
         let (strategy, annotations, ignored) = self.resolved(node);
         let settings = &self.settings;
         let text = if self.colocation_error { "" } else { text };
         Origins {
-            fields: colocation_origins(&settings.colocation, text, &labels, &annotations),
+            fields: colocation_origins(&settings.colocation, text, name, &labels, &annotations),
             cluster_is_on: settings.colocation.cluster.is_enabled(),
             is_on: strategy.is_enabled(),
-            normalization: settings
-                .cpu_normalization
-                .origin(keys::CPU_NORMALIZATION, &labels),
-            amplification: settings
-                .resource_amplification
-                .origin(keys::RESOURCE_AMPLIFICATION, &labels),
+            normalization: settings.cpu_normalization.origin(
+                keys::CPU_NORMALIZATION,
+                name,
+                &labels,
+            ),
+            amplification: settings.resource_amplification.origin(
+                keys::RESOURCE_AMPLIFICATION,
+                name,
+                &labels,
+            ),
             ignored,
         }
     }
@@ -295,19 +302,20 @@ impl Config {
     /// Returns the QoS settings of a node, and the problem in its annotations, if any.
     pub(crate) fn slo(&self, node: &Node) -> (NodeSLOSpec, Option<String>) {
         let (labels, annotations) = maps(node);
-        let settings = &self.settings;
-        let (system, warning) = system_strategy_for_node(&settings.system, &labels, &annotations);
+        let (settings, name) = (&self.settings, name_of(node));
+        let (system, warning) =
+            system_strategy_for_node(&settings.system, name, &labels, &annotations);
         let spec = NodeSLOSpec {
             resource_used_threshold_with_be: Some(
-                settings.resource_threshold.for_node(&labels).clone(),
+                settings.resource_threshold.for_node(name, &labels).clone(),
             ),
-            resource_qos_strategy: Some(settings.resource_qos.for_node(&labels).clone()),
-            cpu_burst_strategy: Some(settings.cpu_burst.for_node(&labels).clone()),
+            resource_qos_strategy: Some(settings.resource_qos.for_node(name, &labels).clone()),
+            cpu_burst_strategy: Some(settings.cpu_burst.for_node(name, &labels).clone()),
             system_strategy: Some(system),
             extensions: None,
             host_applications: settings
                 .host_application
-                .for_node(&labels)
+                .for_node(name, &labels)
                 .applications
                 .clone(),
         };
@@ -331,6 +339,11 @@ pub(crate) struct Origins {
 }
 
 type StringMap = BTreeMap<String, String>;
+
+/// Returns the name of a node.
+fn name_of(node: &Node) -> &str {
+    node.metadata.name.as_deref().unwrap_or_default()
+}
 
 /// Returns the labels and annotations of a node.
 fn maps(node: &Node) -> (StringMap, StringMap) {

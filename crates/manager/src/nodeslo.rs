@@ -34,7 +34,9 @@ pub(crate) fn plan(
         None => Some(suppress::empty_extensions()),
     };
     let labels = node.metadata.labels.clone().unwrap_or_default();
-    if let Err(error) = suppress::extend(&mut desired.extensions, config.suppress(), &labels) {
+    let (suppress, name) = (config.suppress(), node.metadata.name.as_deref());
+    let name = name.unwrap_or_default();
+    if let Err(error) = suppress::extend(&mut desired.extensions, suppress, name, &labels) {
         problem.get_or_insert(error);
     }
     let action = match existing {

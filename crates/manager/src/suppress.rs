@@ -7,6 +7,7 @@
 //! drops the rest. Without the key, an existing extension of another writer is left alone.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::configmap::rollout;
 use koord_api::selector;
 use koord_api::slo::ExtensionsMap;
 use serde::Deserialize;
@@ -49,6 +50,11 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
     check_strategy("clusterStrategy", &section.cluster_strategy);
     for (at, node) in section.node_strategies.iter().enumerate() {
         check_strategy(&format!("nodeStrategies[{at}]"), &node.strategy);
+    }
+    for (at, node) in section.node_strategies.iter().enumerate() {
+        if let Err(error) = rollout::parse(node.rollout_percent.as_ref()) {
+            remarks.push((format!("{CONFIG_KEY}: nodeStrategies[{at}]: {error}"), true));
+        }
         if let Err(error) = selector::matches(&node.node_selector, &BTreeMap::new()) {
             return Err(format!("{CONFIG_KEY}: nodeStrategies[{at}]: {error}"));
         }
@@ -80,15 +86,18 @@ struct SuppressSection {
 #[serde(rename_all = "camelCase")]
 struct Override {
     node_selector: LabelSelector,
+    #[serde(default)]
+    rollout_percent: Option<Value>,
     #[serde(flatten)]
     strategy: Map<String, Value>,
 }
 
-/// Sets the extension of a node with `labels` according to `config`, the text of [`CONFIG_KEY`]. A text that
-/// cannot be parsed changes nothing; the error names the key.
+/// Sets the extension of the node `node` with `labels` according to `config`, the text of [`CONFIG_KEY`]. A text
+/// that cannot be parsed changes nothing; the error names the key.
 pub(crate) fn extend(
     extensions: &mut Option<ExtensionsMap>,
     config: Option<&str>,
+    node: &str,
     labels: &BTreeMap<String, String>,
 ) -> Result<(), String> {
     let Some(config) = config else { return Ok(()) };
@@ -104,7 +113,8 @@ pub(crate) fn extend(
         candidate.strategy.remove("name");
         let matches = selector::matches(&candidate.node_selector, labels)
             .map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
-        if matches {
+        let percent = rollout::parse(candidate.rollout_percent.as_ref()).unwrap_or(0);
+        if matches && rollout::bucket(node) < percent {
             strategy.extend(valid_settings(candidate.strategy));
             break;
         }
@@ -160,7 +170,7 @@ mod tests {
         let mut extensions =
             json!({"other": 1, EXTENSION: {"mode": "old place"}, "Object": {"a": 1}});
         let mut map = extensions.as_object_mut().cloned();
-        extend(&mut map, Some(&config.to_string()), &labels).ok()?;
+        extend(&mut map, Some(&config.to_string()), "n", &labels).ok()?;
         extensions = Value::Object(map?);
         assert_eq!(
             (&extensions["other"], &extensions["Object"]["a"]),
@@ -223,8 +233,8 @@ mod tests {
     #[test]
     fn invalid_text_changes_nothing() {
         let mut extensions = None;
-        assert!(extend(&mut extensions, None, &BTreeMap::new()).is_ok());
-        let error = extend(&mut extensions, Some("{"), &BTreeMap::new()).unwrap_err();
+        assert!(extend(&mut extensions, None, "n", &BTreeMap::new()).is_ok());
+        let error = extend(&mut extensions, Some("{"), "n", &BTreeMap::new()).unwrap_err();
         assert!(error.starts_with("cpu-suppress-config: "), "{error}");
         assert_eq!(extensions, None);
     }

@@ -20,7 +20,7 @@ pub struct NodeOverrideWarning {
 
 pub(super) type Strings = BTreeMap<String, String>;
 
-/// Returns the colocation strategy of one node: that of the section, overridden by the annotation
+/// Returns the colocation strategy of the node with the name `node`: that of the section, overridden by the annotation
 /// `node.koordinator.sh/colocation-strategy`, overridden by the ratio labels. Invalid values are ignored and
 /// returned as warnings.
 ///
@@ -29,10 +29,11 @@ pub(super) type Strings = BTreeMap<String, String>;
 #[must_use]
 pub fn colocation_strategy_for_node(
     section: &ColocationCfg,
+    node: &str,
     node_labels: &Strings,
     node_annotations: &Strings,
 ) -> (ColocationStrategy, Vec<NodeOverrideWarning>) {
-    let mut strategy = section.for_node(node_labels).clone();
+    let mut strategy = section.for_node(node, node_labels).clone();
     let mut warnings = Vec::new();
     let mut ignored = |key: &'static str, value: &str, reason: String| {
         warnings.push(NodeOverrideWarning {
@@ -100,15 +101,16 @@ pub(super) fn ratio_percent(text: &str) -> Option<i64> {
     (ratio.is_finite() && ratio >= 0.0).then_some((ratio * 100.0) as i64)
 }
 
-/// Returns the system strategy of one node: that of the section, with the bandwidth of the annotation
+/// Returns the system strategy of the node with the name `node`: that of the section, with the bandwidth of the annotation
 /// `node.koordinator.sh/network-bandwidth`. An invalid annotation is ignored and returned as a warning.
 #[must_use]
 pub fn system_strategy_for_node(
     section: &SystemCfg,
+    node: &str,
     node_labels: &Strings,
     node_annotations: &Strings,
 ) -> (SystemStrategy, Option<NodeOverrideWarning>) {
-    let mut strategy = section.for_node(node_labels).clone();
+    let mut strategy = section.for_node(node, node_labels).clone();
     let Some(text) = node_annotations.get(annotations::NODE_BANDWIDTH) else {
         return (strategy, None);
     };

@@ -57,10 +57,10 @@ const RATIOS: [(&str, &str); 4] = [
 ];
 
 impl<T> Section<T> {
-    /// Returns the part of the section `key` that applies to a node with `node_labels`.
+    /// Returns the part of the section `key` that applies to the node `node` with `node_labels`.
     #[must_use]
-    pub fn origin(&self, key: &'static str, node_labels: &Strings) -> Origin {
-        match self.place_for_node(node_labels) {
+    pub fn origin(&self, key: &'static str, node: &str, node_labels: &Strings) -> Origin {
+        match self.place_for_node(node, node_labels) {
             None => Origin::Cluster(key),
             Some(place) => Origin::Node {
                 key,
@@ -83,14 +83,15 @@ impl<T> Section<T> {
 pub fn colocation_origins(
     section: &ColocationCfg,
     text: &str,
+    node: &str,
     node_labels: &Strings,
     node_annotations: &Strings,
 ) -> BTreeMap<String, Origin> {
     let document: Value = serde_json::from_str(text).unwrap_or_default();
     let mut layers = vec![(Origin::Cluster(keys::COLOCATION), settings_of(&document))];
-    if let Some(place) = section.place_for_node(node_labels) {
+    if let Some(place) = section.place_for_node(node, node_labels) {
         let item = lenient::member(&document, "nodeConfigs").and_then(|list| list.get(place));
-        let origin = section.origin(keys::COLOCATION, node_labels);
+        let origin = section.origin(keys::COLOCATION, node, node_labels);
         layers.push((origin, settings_of(item.unwrap_or(&Value::Null))));
     }
     let key = annotations::NODE_COLOCATION_STRATEGY;
@@ -107,7 +108,7 @@ pub fn colocation_origins(
             layers.push((Origin::Label(key), json!({ field: percent })));
         }
     }
-    let (strategy, _) = colocation_strategy_for_node(section, node_labels, node_annotations);
+    let (strategy, _) = colocation_strategy_for_node(section, node, node_labels, node_annotations);
     let in_force = serde_json::to_value(strategy).unwrap_or_default();
     let mut origins = BTreeMap::new();
     for (field, value) in in_force.as_object().into_iter().flatten() {

@@ -1,7 +1,7 @@
 //! A section of the ConfigMap: a cluster strategy and overrides for nodes.
 
 use super::text_rules::{self, Rule};
-use super::{ConfigError, ConfigProblem, FieldError, Report, duplicates, unknown};
+use super::{ConfigError, ConfigProblem, FieldError, Report, duplicates, rollout, unknown};
 use crate::lenient::{self, ReadError};
 use crate::{merge, selector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -26,6 +26,8 @@ pub struct NodeOverride<T> {
     pub name: String,
     /// Selector of the nodes; `None` matches none, an empty selector matches all.
     pub selector: Option<LabelSelector>,
+    /// Percentage of the selected nodes that it applies to, by [`rollout::bucket`].
+    pub rollout_percent: u8,
     /// The override merged over the cluster strategy.
     pub strategy: T,
 }
@@ -57,6 +59,8 @@ struct Header {
     #[serde(default)]
     name: String,
     node_selector: Option<LabelSelector>,
+    #[serde(default)]
+    rollout_percent: Option<Value>,
 }
 
 struct ParsedSection<T> {
@@ -76,26 +80,36 @@ impl<T> Section<T> {
         }
     }
 
-    /// Returns the strategy of a node with `labels`: that of the first override whose selector matches,
+    /// Returns the strategy of the node `name` with `labels`: that of the first override that applies to it,
     /// otherwise the cluster strategy. An invalid selector matches no node.
     #[must_use]
-    pub fn for_node(&self, labels: &BTreeMap<String, String>) -> &T {
-        self.override_for_node(labels)
+    pub fn for_node(&self, name: &str, labels: &BTreeMap<String, String>) -> &T {
+        self.override_for_node(name, labels)
             .map_or(&self.cluster, |matched| &matched.strategy)
     }
 
-    /// Returns the override that applies to a node with `labels`; `None` means the cluster strategy.
+    /// Returns the override that applies to the node `name` with `labels`; `None` means the cluster strategy.
     #[must_use]
-    pub fn override_for_node(&self, labels: &BTreeMap<String, String>) -> Option<&NodeOverride<T>> {
-        self.nodes.get(self.place_for_node(labels)?)
+    pub fn override_for_node(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Option<&NodeOverride<T>> {
+        self.nodes.get(self.place_for_node(name, labels)?)
     }
 
-    /// Returns the index in [`Self::nodes`] of the override that applies to a node with `labels`.
-    pub(super) fn place_for_node(&self, labels: &BTreeMap<String, String>) -> Option<usize> {
+    /// Returns the index in [`Self::nodes`] of the override that applies to the node `name` with `labels`: the
+    /// first one whose selector matches and whose roll-out includes the node.
+    pub(super) fn place_for_node(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Option<usize> {
+        let bucket = rollout::bucket(name);
+        let matches =
+            |selector: &LabelSelector| selector::matches(selector, labels).unwrap_or(false);
         self.nodes.iter().position(|node| {
-            node.selector
-                .as_ref()
-                .is_some_and(|selector| selector::matches(selector, labels).unwrap_or(false))
+            bucket < node.rollout_percent && node.selector.as_ref().is_some_and(matches)
         })
     }
 }
@@ -160,6 +174,14 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                     .warnings
                     .push(refused(ConfigProblem::Selector { name, error }));
             }
+            let rollout_percent = rollout::parse(header.rollout_percent.as_ref());
+            let rollout_percent = rollout_percent.unwrap_or_else(|error| {
+                let name = name.clone();
+                report
+                    .warnings
+                    .push(refused(ConfigProblem::NodeField { name, error }));
+                0
+            });
             let mut strategy = match merge::merged(&cluster, &settings) {
                 Ok(strategy) => strategy,
                 Err(error) => {
@@ -193,6 +215,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             overrides.push(NodeOverride {
                 name: header.name,
                 selector: header.node_selector,
+                rollout_percent,
                 strategy,
             });
         }
@@ -274,7 +297,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                         key,
                         item,
                         &item_path,
-                        &["name", "nodeSelector"],
+                        &["name", "nodeSelector", rollout::FIELD],
                     ));
                     nodes.push((header, strategy_value, left_out));
                 }

@@ -99,7 +99,7 @@ fn first_matching_override_inherits_from_cluster() {
     let of = |pool: &str| {
         config
             .colocation
-            .for_node(&strings(&[("pool", pool)]))
+            .for_node("n", &strings(&[("pool", pool)]))
             .clone()
     };
     assert_eq!(of("x").cpu_reclaim_threshold_percent, Some(70));
@@ -175,7 +175,7 @@ fn invalid_colocation_value_rejects_section_or_override() {
             "colocation-config: override \"bad\": field midUnallocatedPercent is 101: must be from 0 to 100"
         ]
     );
-    let strategy = config.colocation.for_node(&BTreeMap::new());
+    let strategy = config.colocation.for_node("n", &BTreeMap::new());
     assert_eq!(strategy.cpu_reclaim_threshold_percent, Some(60));
 }
 
@@ -224,7 +224,7 @@ fn api_violation_rejects_doubtful_value_is_accepted() {
           be from 0 to 100"
         ]
     );
-    let strategy = config.resource_threshold.for_node(&BTreeMap::new());
+    let strategy = config.resource_threshold.for_node("n", &BTreeMap::new());
     assert_eq!(strategy.cpu_suppress_threshold_percent, Some(65));
 
     // The definition has nothing against this, and upstream writes it; koordlet would refuse it.
@@ -263,7 +263,7 @@ fn a_nodes_annotation_and_labels_come_last() {
         r#"{"CPUReclaimThresholdPercent": 99, "memoryReclaimThresholdPercent": 50}"#,
     )]);
     let (strategy, warnings) =
-        colocation_strategy_for_node(&config.colocation, &node_labels, &node_annotations);
+        colocation_strategy_for_node(&config.colocation, "n", &node_labels, &node_annotations);
     assert_eq!(strategy.cpu_reclaim_threshold_percent, Some(28));
     assert_eq!(strategy.memory_reclaim_threshold_percent, Some(50));
     assert_eq!(strategy.mid_static_cpu_reserved_percent, Some(150));
@@ -276,7 +276,7 @@ fn a_nodes_annotation_and_labels_come_last() {
 
     let broken = strings(&[(annotations::NODE_COLOCATION_STRATEGY, "[")]);
     let (strategy, warnings) =
-        colocation_strategy_for_node(&config.colocation, &BTreeMap::new(), &broken);
+        colocation_strategy_for_node(&config.colocation, "n", &BTreeMap::new(), &broken);
     assert_eq!(strategy, config.colocation.cluster);
     assert_eq!(warnings.len(), 1);
 }
@@ -304,7 +304,7 @@ fn origins_name_source_of_each_setting() {
     let annotation = r#"{"midUnallocatedPercent": 7, "batchCPUThresholdPercent": 80}"#;
     let node_annotations = strings(&[(annotations::NODE_COLOCATION_STRATEGY, annotation)]);
     let section = &config.colocation;
-    let origins = colocation_origins(section, &text, &node_labels, &node_annotations);
+    let origins = colocation_origins(section, &text, "n", &node_labels, &node_annotations);
     for (field, origin) in [
         ("enable", "colocation-config"),
         // The default's value, but set explicitly.
@@ -338,7 +338,7 @@ fn origins_name_source_of_each_setting() {
     // What was refused decides nothing.
     let refused =
         r#"{"enable": true, "cpuReclaimThresholdPercent": 5, "midUnallocatedPercent": 500}"#;
-    let origins = colocation_origins(section, refused, &BTreeMap::new(), &BTreeMap::new());
+    let origins = colocation_origins(section, refused, "n", &BTreeMap::new(), &BTreeMap::new());
     assert_eq!(origins["midUnallocatedPercent"], Origin::Default);
 }
 
@@ -350,7 +350,7 @@ fn a_bad_bandwidth_annotation_keeps_the_strategy() {
     ));
     let with = |text: &str| {
         let annotation = strings(&[(annotations::NODE_BANDWIDTH, text)]);
-        system_strategy_for_node(&config.system, &BTreeMap::new(), &annotation)
+        system_strategy_for_node(&config.system, "n", &BTreeMap::new(), &annotation)
     };
     let (strategy, warning) = with("25G");
     assert_eq!(strategy.total_network_bandwidth.unwrap().to_string(), "25G");
@@ -376,7 +376,7 @@ fn an_override_replaces_the_whole_list_of_host_applications() {
     let names = |pool: &str| -> Vec<String> {
         let node = config
             .host_application
-            .for_node(&strings(&[("pool", pool)]));
+            .for_node("n", &strings(&[("pool", pool)]));
         node.applications
             .iter()
             .map(|application| application.name.clone())
@@ -457,7 +457,7 @@ fn violations_of_the_qos_section_name_the_class() {
         ]
     );
     assert!(config.resource_qos.cluster.be_class.is_some());
-    let nodes = config.resource_qos.for_node(&BTreeMap::new());
+    let nodes = config.resource_qos.for_node("n", &BTreeMap::new());
     assert_eq!(nodes, &config.resource_qos.cluster);
     // The definition of NodeSLO has no bounds for it.
     let cluster = json!({"clusterStrategy": {"beClass": {"cpuQOS": {"groupIdentity": 3}}}});
@@ -487,7 +487,9 @@ fn normalisation_and_amplification_are_read() {
         normalisation.ratio_model["Xeon A"].turbo_enabled_ratio,
         Some(1.65)
     );
-    let amplification = config.resource_amplification.for_node(&BTreeMap::new());
+    let amplification = config
+        .resource_amplification
+        .for_node("n", &BTreeMap::new());
     assert_eq!(amplification.resource_amplification_ratio["cpu"], 1.5);
 }
 
@@ -606,7 +608,7 @@ fn a_word_that_means_nothing_counts_as_not_given() {
     let policy = &plain.metric_memory_collect_policy;
     assert_eq!(*policy, defaults.metric_memory_collect_policy);
     let node_labels = strings(&[("a", "b")]);
-    let node = config.colocation.for_node(&node_labels);
+    let node = config.colocation.for_node("n", &node_labels);
     assert_eq!(node.memory_calculate_policy, Some(CalculatePolicy::Request));
     assert_eq!(node.cpu_reclaim_threshold_percent, Some(70));
     let threshold = &config.resource_threshold;
@@ -619,7 +621,7 @@ fn a_word_that_means_nothing_counts_as_not_given() {
         ),
         (&json!(true), &json!("cpuset"), &json!("evictByRealLimit"))
     );
-    let policy = &threshold.for_node(&node_labels).cpu_suppress_policy;
+    let policy = &threshold.for_node("n", &node_labels).cpu_suppress_policy;
     assert_eq!(*policy, Some(CPUSuppressPolicy::CfsQuota));
     assert_eq!(
         serde_json::to_value(&config.resource_qos.cluster).unwrap(),
@@ -642,7 +644,7 @@ fn a_word_that_means_nothing_counts_as_not_given() {
         r#"{"cpuCalculatePolicy": "used", "cpuReclaimThresholdPercent": 44}"#,
     )]);
     let (strategy, warnings) =
-        colocation_strategy_for_node(&config.colocation, &BTreeMap::new(), &annotation);
+        colocation_strategy_for_node(&config.colocation, "n", &BTreeMap::new(), &annotation);
     assert_eq!(strategy.cpu_calculate_policy, defaults.cpu_calculate_policy);
     assert_eq!(strategy.cpu_reclaim_threshold_percent, Some(44));
     let [warning] = warnings.as_slice() else {

@@ -1,4 +1,5 @@
 mod invalid;
+mod rollout;
 mod sections;
 
 use super::*;

@@ -1,10 +1,12 @@
 use crate::cluster::{Cluster, typed};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use koord_api::slo::{NodeMetric, NodeSLO};
-use koord_kube::api::PostParams;
+use koord_api::slo::{NodeMetric, NodeSLO, NodeSLOSpec};
+use koord_host::testing::eventually_within;
+use koord_kube::api::{ListParams, PostParams};
 use koord_kube::{Api, ResourceExt};
 use koord_manager::Options;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -320,4 +322,62 @@ async fn emptied_settings_keep_batch_resources_with_an_event() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let all: Api<Node> = Api::all(cluster.client.clone());
     assert!(allocatable(&all.get("n1").await.unwrap(), BATCH_CPU).is_some());
+}
+
+/// A strategy is rolled out to a quarter of the nodes, to all, and taken back, by the ConfigMap alone.
+#[tokio::test(start_paused = true)]
+pub(crate) async fn strategy_rolls_out_to_a_percentage_and_back() {
+    let cluster = Cluster::start().await;
+    let names: Vec<String> = (0..12).map(|number| format!("node-{number}")).collect();
+    for name in &names {
+        cluster
+            .add_node(name, json!({"pool": "a"}), "10", "100G")
+            .await;
+    }
+    cluster.manager(Options::default());
+    let slos: Api<NodeSLO> = Api::all(cluster.client.clone());
+    // The NodeSLOs once as many of them as expected are enabled, by node.
+    let settled = async |percent: u8| {
+        let bucket = koord_api::configmap::rollout::bucket;
+        let included = |name: &String| bucket(name) < percent;
+        let what = format!("NodeSLOs at {percent} %");
+        eventually_within(Duration::from_secs(60), &what, async || {
+            let list = slos.list(&ListParams::default()).await.unwrap().items;
+            let specs: BTreeMap<String, NodeSLOSpec> = list
+                .into_iter()
+                .map(|slo| (slo.name_any(), slo.spec))
+                .collect();
+            let enabled = |name: &String| {
+                let strategy = specs.get(name)?.resource_used_threshold_with_be.as_ref()?;
+                strategy.enable
+            };
+            let done = names
+                .iter()
+                .all(|name| enabled(name) == Some(included(name)));
+            done.then_some(specs)
+        })
+        .await
+    };
+    let roll_out = async |percent: u8| {
+        let section = json!({"clusterStrategy": {"enable": false}, "nodeStrategies": [{
+            "name": "canary", "nodeSelector": {"matchLabels": {"pool": "a"}},
+            "rolloutPercent": percent, "enable": true, "cpuSuppressThresholdPercent": 50}]});
+        cluster
+            .configure(json!({"resource-threshold-config": section.to_string()}))
+            .await;
+        settled(percent).await
+    };
+    let at_first = roll_out(0).await;
+    let quarter = roll_out(25).await;
+    let differing = |specs: &BTreeMap<String, NodeSLOSpec>| {
+        let differing = specs
+            .iter()
+            .filter(|(name, spec)| at_first[*name] != **spec);
+        differing.count()
+    };
+    assert!((1..6).contains(&differing(&quarter)), "{quarter:?}");
+    let all = roll_out(100).await;
+    assert_eq!(differing(&all), names.len());
+    assert_eq!(roll_out(25).await, quarter);
+    assert_eq!(roll_out(0).await, at_first);
 }

@@ -276,3 +276,41 @@ fn made_up_nodes_are_limited() {
     .unwrap();
     assert_eq!(sample_nodes(Some(&selector)).len(), MAX_SAMPLE_NODES);
 }
+
+#[test]
+fn rollout_percentage_is_checked() {
+    let data = |percent: Value| {
+        let mut strategy = picks("canary", "pool", "a");
+        strategy["rolloutPercent"] = percent;
+        let strategies = json!({"nodeStrategies": [strategy]});
+        [
+            json!({"resource-threshold-config": strategies}),
+            json!({"cpu-suppress-config": strategies}),
+            json!({"colocation-config": {"nodeConfigs": [strategies["nodeStrategies"][0]]}}),
+        ]
+    };
+    for percent in [json!(0), json!(25), json!(100), json!(null)] {
+        for data in data(percent) {
+            assert_eq!(refusal(data.clone(), json!({}), true), None, "{data}");
+        }
+    }
+    for percent in [json!(101), json!(-1), json!(0.5), json!("25"), json!([1])] {
+        for data in data(percent.clone()) {
+            let (reason, text) = refusal(data.clone(), json!({}), true).unwrap();
+            assert_eq!(reason, "ConfigParamInvalid");
+            let shown = serde_json::to_string(&percent.to_string()).unwrap();
+            let shown = format!("rolloutPercent is {}", shown.trim_matches('"'));
+            assert!(text.contains(&shown), "{text}");
+            assert!(text.contains("a whole number from 0 to 100"), "{text}");
+        }
+    }
+    // Unknown to the cluster strategy, where it would have no effect.
+    let cluster = json!({"resource-threshold-config": {"clusterStrategy": {"rolloutPercent": 5}}});
+    let nodes = Vec::new();
+    let settings = FixedSettings {
+        nodes,
+        names_needed: false,
+    };
+    let warnings = check(&strings(cluster), &Strings::new(), &settings).unwrap();
+    assert!(warnings[0].contains("rolloutPercent"), "{warnings:?}");
+}
