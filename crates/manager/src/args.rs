@@ -92,6 +92,11 @@ pub struct Args {
     /// Feature gates: Name=true,Other=false
     #[arg(long, default_value = "")]
     pub feature_gates: String,
+    /// Write nothing: log what would be written, count it, and serve it at /debug/dry-run of the metrics port. For
+    /// use next to another manager. Not in upstream.
+    #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
+    pub dry_run: bool,
     /// Flags of the recommender.
     #[command(flatten)]
     pub recommender: recommender::RecommenderArgs,
@@ -146,6 +151,7 @@ impl Args {
             node_strategy_names_needed: self.node_strategy_name_need_check == "true",
             gates,
             install: true,
+            dry_run: self.dry_run,
             webhooks: ServeMode::Https(Settings::from_env(|name| std::env::var(name).ok())?),
             recommender: self.recommender.options()?,
             pods: self.pods.options(),

@@ -19,6 +19,7 @@ mod colocationprofile;
 mod config;
 mod controller;
 mod controllers;
+mod dry_run;
 pub mod explain;
 mod facts;
 mod features;
@@ -41,6 +42,7 @@ pub mod webhook;
 pub use args::Args;
 pub use colocationprofile::{ProfileFlags, ProfileOptions};
 use controllers::Controllers;
+use dry_run::DryRun;
 pub use facts::RecommendationFacts;
 pub use features::GATES;
 pub use recommender::{RecommenderArgs, RecommenderOptions};
@@ -95,6 +97,8 @@ pub struct Options {
     pub webhooks: webhook::ServeMode,
     /// True if missing custom resource definitions and PriorityClasses are created at start.
     pub install: bool,
+    /// True if nothing is written, and what would have been written is reported.
+    pub dry_run: bool,
     /// Options of the recommender.
     pub recommender: RecommenderOptions,
     /// Options of the pod webhooks.
@@ -123,11 +127,21 @@ impl Default for Options {
             gates: Gates::new(GATES),
             webhooks: webhook::ServeMode::Disabled,
             install: false,
+            dry_run: false,
             recommender: RecommenderOptions::default(),
             pods: webhook::pod::Options::default(),
             colocation_profile: ProfileOptions::default(),
             quota_retries: webhook::QuotaRetries::default(),
         }
+    }
+}
+
+impl Options {
+    /// Returns these options without leader election and installation, for a manager that writes nothing.
+    fn without_writes(mut self) -> Self {
+        self.election = None;
+        self.install = false;
+        self
     }
 }
 
@@ -197,7 +211,19 @@ pub fn run(
         koord_app::metrics::register_process(&ctx.metrics)?;
         let metrics = metrics::Metrics::new(&ctx.metrics, options.controller_metrics.clone())?;
         let leader = metrics.leader.clone();
-        let replica = Replica::new(options, client, metrics, &ctx);
+        let (options, client, dry_run) = match options.dry_run {
+            true => {
+                let report = DryRun::new(&ctx.metrics, ctx.clock.clone())?;
+                tracing::info!("dry run: nothing is written, see /debug/dry-run");
+                (
+                    options.without_writes(),
+                    report.client(client),
+                    Some(report),
+                )
+            }
+            false => (options, client, None),
+        };
+        let replica = Replica::new(options, client, dry_run, metrics, &ctx);
         metrics::register_oldest_report(&ctx.metrics, replica.caches.node_metrics.clone())?;
         let _stop_on_drop = replica.stop.clone().drop_guard();
         let controllers = Controllers::build(&replica);

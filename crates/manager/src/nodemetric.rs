@@ -77,6 +77,9 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Action, crat
     let existing = existing.as_ref().map(|metric| &metric.spec);
     let node = replica.caches.nodes.object(&key);
     let action = plan(node.as_ref(), existing, &config);
+    if action == ObjectChange::Nothing {
+        replica.resolve_difference("nodemetrics", &key.name);
+    }
     let metrics = &replica.metrics;
     metrics
         .nodemetric_spec_parse

@@ -92,6 +92,9 @@ async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Action, crat
     );
     let existing = existing.as_ref().map(|existing| &*existing.spec);
     let (action, problem) = plan(node.as_ref(), existing, &config);
+    if action == ObjectChange::Nothing {
+        replica.resolve_difference("nodeslos", &key.name);
+    }
     let metrics = &replica.metrics;
     metrics
         .nodeslo_spec_parse

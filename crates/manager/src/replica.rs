@@ -2,6 +2,7 @@
 //! the webhooks.
 
 use crate::cache::{Cache, CacheState, ObjectCache, ObjectKind};
+use crate::dry_run::DryRun;
 use crate::facts::{
     FieldMask, Interner, MetricFacts, PodFacts, PodsByNode, RecommendationFacts, SloFacts, Specs,
     trim_node, trim_topology,
@@ -151,6 +152,8 @@ pub(crate) struct Replica {
     pub(crate) settings: Arc<SettingsStore>,
     pub(crate) caches: Caches,
     pub(crate) pods_by_node: Arc<PodsByNode>,
+    /// Report of a dry run; `None` if changes are written.
+    pub(crate) dry_run: Option<Arc<DryRun>>,
     /// Cancelled when the replica stops.
     pub(crate) stop: CancellationToken,
 }
@@ -160,17 +163,21 @@ impl Replica {
     pub(crate) fn new(
         options: Options,
         client: Client,
+        dry_run: Option<Arc<DryRun>>,
         metrics: Metrics,
         ctx: &Context,
     ) -> Arc<Self> {
         let stop = ctx.shutdown.child_token();
-        let recorder = Recorder::start(
-            client.clone(),
-            "koordinator-manager",
-            &options.identity,
-            ctx.clock.clone(),
-            stop.clone(),
-        );
+        let recorder = match dry_run {
+            Some(_) => Recorder::silent(),
+            None => Recorder::start(
+                client.clone(),
+                "koordinator-manager",
+                &options.identity,
+                ctx.clock.clone(),
+                stop.clone(),
+            ),
+        };
         let caches = Caches::new(&options, &client);
         Arc::new(Self {
             settings: SettingsStore::from_cache(&caches.settings),
@@ -181,8 +188,16 @@ impl Replica {
             metrics,
             recorder,
             caches,
+            dry_run,
             stop,
         })
+    }
+
+    /// Ends the difference that a dry run has reported for an object, because nothing is to be written.
+    pub(crate) fn resolve_difference(&self, resource: &str, name: &str) {
+        if let Some(dry_run) = &self.dry_run {
+            dry_run.resolve(resource, "", name);
+        }
     }
 
     /// Starts the caches of `kinds` that are not started yet.
@@ -246,6 +261,10 @@ impl Replica {
         });
         let admin = match webhooks {
             Some(state) => admin.ready_when("webhook-ready", move || state.borrow().clone()),
+            None => admin,
+        };
+        let admin = match self.dry_run.clone() {
+            Some(dry_run) => admin.page("/debug/dry-run", move || dry_run.report()),
             None => admin,
         };
         let options = &self.options;

@@ -187,6 +187,7 @@ impl Resources {
             self.written.lock().remove(name);
             self.skewed.remove(name);
             replica.metrics.remove_node(name);
+            replica.resolve_difference("nodes", name);
             return Ok(Action::Done);
         };
         let config = replica.settings.current();
@@ -311,6 +312,13 @@ impl Resources {
         }
         // A patch of the status subresource may change metadata, too: one write for both.
         let change = merge_patches(plan.meta.as_ref(), plan.status.as_ref());
+        if change.is_none() {
+            self.replica.resolve_difference("nodes", node);
+        }
+        if plan.topology.is_none() {
+            self.replica
+                .resolve_difference("noderesourcetopologies", node);
+        }
         if let Some(change) = &change {
             let write = || async {
                 if plan.status.is_some() {

@@ -1,6 +1,7 @@
 //! The manager's admission webhooks: their handlers, feature gates and webhook configurations.
 
 mod configmap;
+mod dry_run;
 mod json;
 mod lookup;
 mod metrics;

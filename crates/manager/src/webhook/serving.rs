@@ -61,10 +61,16 @@ pub(crate) async fn start(
     if matches!(serve, ServeMode::Disabled) || rows.is_empty() {
         return Ok(None);
     }
-    let deps = Deps::from_replica(replica, ctx)?;
+    let mut deps = Deps::from_replica(replica, ctx)?;
     super::lookup::report_profiles(replica);
     for row in &rows {
         replica.start(row.caches);
+    }
+    if let Some(report) = &replica.dry_run {
+        // A pod that exists is counted already.
+        deps.quotas = None;
+        super::dry_run::start(replica, &deps, &rows, report.clone());
+        return Ok(None);
     }
     let webhooks = rows.iter().filter_map(|row| {
         Some(Webhook {

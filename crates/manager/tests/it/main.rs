@@ -6,6 +6,7 @@ mod cluster;
 mod colocation;
 mod deploy;
 mod devices;
+mod dry_run;
 mod flags;
 mod https;
 mod invalid;

@@ -16,7 +16,13 @@ async fn admission() -> Arc<Admission> {
     let server = ApiServer::open(Config::memory(clock)).await.unwrap();
     let client = koord_kube::client::in_process(server.service());
     let metrics = crate::metrics::Metrics::new(&ctx.metrics, None).unwrap();
-    Admission::from_replica(&Replica::new(Options::default(), client, metrics, &ctx))
+    Admission::from_replica(&Replica::new(
+        Options::default(),
+        client,
+        None,
+        metrics,
+        &ctx,
+    ))
 }
 
 fn metrics() -> WebhookMetrics {
