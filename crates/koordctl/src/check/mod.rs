@@ -1,6 +1,6 @@
 //! `koord check`: checks the cluster that kubectl is configured for, and reports what does not work with a hint.
 //!
-//! [`collect`] reads a snapshot with the caller's permissions; the rules are functions of it. Nothing is written:
+//! `collect` reads a snapshot with the caller's permissions; the rules are functions of it. Nothing is written:
 //! access reviews are requests that store nothing.
 
 mod access;
