@@ -8,6 +8,7 @@ use koord_app::features::Gates;
 use koord_app::flags::{self, Selection};
 use koord_kube::client::{ClientOptions, RestMetrics};
 use koord_kube::lease::Election;
+use koord_kube::secure::SecureServingArgs;
 use prometheus::Registry;
 use std::path::Path;
 
@@ -28,6 +29,16 @@ pub struct Args {
     /// Address to serve /healthz and /readyz on; 0 disables it
     #[arg(long, default_value = ":8000")]
     pub health_probe_addr: String,
+    /// IP address of the TLS server
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: std::net::IpAddr,
+    /// Port of the TLS server, which serves health, metrics and the dashboard to authorized clients; 0 disables
+    /// it
+    #[arg(long, default_value_t = 0)]
+    pub secure_port: u16,
+    /// Certificate of the TLS server, and authentication of its clients.
+    #[command(flatten)]
+    pub secure: SecureServingArgs,
     /// Run the controllers on one replica only, the elected leader
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]

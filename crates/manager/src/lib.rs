@@ -19,6 +19,7 @@ mod colocationprofile;
 mod config;
 mod controller;
 mod controllers;
+pub mod dashboard;
 mod dry_run;
 pub mod explain;
 mod facts;
@@ -53,6 +54,7 @@ use koord_app::Context;
 use koord_app::admin::AdminError;
 use koord_app::features::Gates;
 use koord_app::flags::Selection;
+use koord_app::local::RouteServer;
 use koord_kube::controller::ControllerMetrics;
 use koord_kube::lease::{Election, ElectionError, LeaderElector};
 use replica::Replica;
@@ -77,6 +79,8 @@ pub struct Options {
     pub health_address: Option<SocketAddr>,
     /// Address that answers requests for Go profiles with an error; `None` disables it.
     pub profiling_address: Option<SocketAddr>,
+    /// Server of authenticated clients: health, metrics and the dashboard; `None` disables it.
+    pub secure_server: Option<RouteServer>,
     /// Notes about flags and gates without effect, logged at start.
     pub notes: Vec<String>,
     /// Controller metrics shared with other components of the process; `None` registers new ones.
@@ -117,6 +121,7 @@ impl Default for Options {
             metrics_address: None,
             health_address: None,
             profiling_address: None,
+            secure_server: None,
             notes: Vec::new(),
             controller_metrics: None,
             controllers: Selection::all(),
@@ -228,11 +233,16 @@ pub fn run(
         let _stop_on_drop = replica.stop.clone().drop_guard();
         let controllers = Controllers::build(&replica);
         replica.start(&controllers.kinds());
+        let mut secure_routes = axum::Router::new();
+        if replica.options.secure_server.is_some() {
+            replica.start(&dashboard::KINDS);
+            secure_routes = dashboard::routes(&replica);
+        }
         if replica.options.install {
             tokio::spawn(install::create_missing(replica.client.clone()));
         }
         let webhooks = webhook::start(&replica, &ctx).await?;
-        replica.serve(&ctx, webhooks).await?;
+        replica.serve(&ctx, webhooks, secure_routes).await?;
         let Some(election) = replica.options.election.clone() else {
             leader.set(1);
             controllers.run(replica, ctx.shutdown).await;

@@ -244,11 +244,12 @@ impl Replica {
         }
     }
 
-    /// Serves health and metrics on the addresses of the options.
+    /// Serves health and metrics on the addresses of the options; the secure server has `secure_routes`, too.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         ctx: &Context,
         webhooks: Option<Readiness>,
+        secure_routes: axum::Router,
     ) -> Result<(), Error> {
         let replica = Arc::downgrade(self);
         // Upstream's registry of user metrics is empty.
@@ -277,6 +278,9 @@ impl Replica {
                 .serve(address, Exposure::Anyone, ctx.shutdown.clone())
                 .await?;
             tracing::info!(%address, "serving health and metrics");
+        }
+        if let Some(server) = &options.secure_server {
+            server.serve(admin.with_routes(secure_routes).router());
         }
         if let Some(address) = options.profiling_address {
             // As upstream, a failure is only logged.

@@ -175,6 +175,7 @@ mod tests {
             FieldMask {
                 labels: true,
                 uid: true,
+                ..FieldMask::default()
             },
         ))
     }

@@ -127,7 +127,6 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     let data = objects.settings.clone().unwrap_or_default();
     let (config, problems) = Config::default().updated(&data);
     let text = data.get(keys::COLOCATION).map_or("", String::as_str);
-    let origins = config.origins(&objects.node, text);
     let mut strategy = config.strategy(&objects.node);
     if let Some(strategy) = &mut strategy {
         strategy.batch.charge_unmeasured = objects.charge_unmeasured;
@@ -154,24 +153,36 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         synced: None,
         now,
     };
-    let (view, draft, results) = noderesource::decide(&input);
+    let mut explanation = from_input(&input, &config, text);
+    explanation.host_applications = status.map_or_else(Vec::new, host_applications);
+    let messages = problems.into_iter().map(|problem| problem.message);
+    drop(explanation.problems.splice(0..0, messages));
+    explanation
+}
+
+/// Explains the batch and mid resources of the node in `input`, without host applications and without
+/// problems of the settings. `text` is the effective `colocation-config`.
+pub(crate) fn from_input(input: &Input<'_>, config: &Config, text: &str) -> Explanation {
+    let (node, report, pods, now) = (input.node, input.report, input.pods, input.now);
+    let strategy = input.strategy;
+    let origins = config.origins(node, text);
+    let (view, draft, results) = noderesource::decide(input);
     let age = report
-        .as_ref()
         .and_then(|report| report.updated)
         .map(|updated| now.as_second().saturating_sub(updated));
     let mut explanation = Explanation {
-        node: objects.node.metadata.name.clone().unwrap_or_default(),
+        node: node.metadata.name.clone().unwrap_or_default(),
         refused: None,
         report_age_seconds: age,
         resources: Vec::new(),
         zones: Vec::new(),
         services: Vec::new(),
-        host_applications: status.map_or_else(Vec::new, host_applications),
+        host_applications: Vec::new(),
         notes: Vec::new(),
-        problems: problems.into_iter().map(|p| p.message).collect(),
+        problems: Vec::new(),
     };
     explanation.problems.extend(origins.ignored.iter().cloned());
-    let present = objects.node.metadata.annotations.as_ref();
+    let present = node.metadata.annotations.as_ref();
     let reserved = ReservedResources::from_annotations(present);
     let ignored = |error| format!("{error}; it is ignored");
     explanation
@@ -183,12 +194,12 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     explanation.problems.extend(
         failed.map(|(plugin, reason)| format!("{plugin}: {reason}; the plugin has no effect")),
     );
-    let shown = objects.node.status.as_ref();
+    let shown = node.status.as_ref();
     let shown = shown.and_then(|status| status.allocatable.as_ref());
     let mut sums = [None, None, None, None];
-    match (view, &strategy) {
+    match (view, strategy) {
         (Ok(view), Some(strategy)) => {
-            let third_parties = noderesource::third_parties(&input);
+            let third_parties = noderesource::third_parties(input);
             let third_parties = third_parties.unwrap_or_else(|error| {
                 explanation.problems.push(ignored(error));
                 Vec::new()
@@ -207,11 +218,11 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
                 Some(terms(mid_cpu, &origins)),
                 Some(terms(mid_memory, &origins)),
             ];
-            explanation.zones = zones(&input, &view, strategy, &draft, &origins);
-            explanation.services = services(&pods, &view, &strategy.batch);
+            explanation.zones = zones(input, &view, strategy, &draft, &origins);
+            explanation.services = services(pods, &view, &strategy.batch);
         }
         (Err(reset), _) => {
-            explanation.refused = Some(reset_reason(&reset, &origins, strategy.as_ref(), age))
+            explanation.refused = Some(reset_reason(&reset, &origins, strategy, age))
         }
         (Ok(_), None) => {}
     }
@@ -219,7 +230,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     for (name, sum) in names.into_iter().zip(sums) {
         let published = noderesource::read_amount(shown, name);
         explanation.resources.push(resource(name, sum, published));
-        if let (Some(Some(desired)), Some(strategy)) = (draft.resources.get(name), &strategy) {
+        if let (Some(Some(desired)), Some(strategy)) = (draft.resources.get(name), strategy) {
             explanation.notes.extend(pending_change_note(
                 name, *desired, published, strategy, &origins,
             ));
@@ -227,7 +238,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     }
     explanation
         .notes
-        .extend(amplification_note(&objects.node, &draft, &origins));
+        .extend(amplification_note(node, &draft, &origins));
     explanation
 }
 

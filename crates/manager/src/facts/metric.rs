@@ -4,7 +4,7 @@ use super::packed::PackedAmount;
 use koord_api::PriorityClass;
 use koord_api::quantity::ResourceList;
 use koord_api::resources;
-use koord_api::slo::{NodeMetric, NodeMetricSpec, ResourceMap};
+use koord_api::slo::{NodeMetric, NodeMetricSpec, PodMetricInfo, ResourceMap};
 use koord_kube::Cacheable;
 use koord_model::reclaim::{Amount, ClassUsage};
 
@@ -34,6 +34,37 @@ pub(crate) struct MetricReport {
     pub(crate) prod_reclaimable: Amount,
     pub(crate) pods: Box<[PodUsage]>,
     pub(crate) host_apps: Box<[ClassUsage]>,
+    /// State of services under the pressure guard; empty on nodes without it.
+    pub(crate) guarded: Box<[GuardedService]>,
+}
+
+/// State of the pressure guard for one service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GuardedService {
+    pub(crate) namespace: Box<str>,
+    pub(crate) name: Box<str>,
+    /// Verdict on the service, in koordlet's words.
+    pub(crate) verdict: Box<str>,
+    /// Levers that hold batch pods back for the service.
+    pub(crate) held: Box<[Box<str>]>,
+}
+
+/// Key of the pressure guard in the extensions of a pod's metric.
+const GUARD_EXTENSION: &str = "pressureGuard";
+
+impl GuardedService {
+    /// Reads the extension that koordlet adds to a guarded service; `None` if there is none.
+    fn from_metric(pod: &PodMetricInfo) -> Option<Self> {
+        let guard = pod.extensions.as_ref()?.get(GUARD_EXTENSION)?;
+        let text = |value: &serde_json::Value| value.as_str().map(Box::<str>::from);
+        let held = guard["held"].as_array();
+        Some(Self {
+            namespace: pod.namespace.as_str().into(),
+            name: pod.name.as_str().into(),
+            verdict: text(&guard["verdict"]).unwrap_or_default(),
+            held: held.into_iter().flatten().filter_map(text).collect(),
+        })
+    }
 }
 
 /// Usage of one pod.
@@ -81,6 +112,8 @@ impl MetricReport {
             priority: app.priority,
             usage: app.usage.as_ref().map(amount).unwrap_or_default(),
         });
+        let guarded = status.pods_metric.iter();
+        let guarded = guarded.filter_map(GuardedService::from_metric);
         Self {
             updated: status.update_time.as_ref().map(|time| time.0.as_second()),
             measured: info.is_some(),
@@ -94,6 +127,7 @@ impl MetricReport {
                 .unwrap_or_default(),
             pods: pods.collect(),
             host_apps: host_apps.collect(),
+            guarded: guarded.collect(),
         }
     }
 }

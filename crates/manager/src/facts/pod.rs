@@ -22,6 +22,8 @@ pub(crate) struct FieldMask {
     pub(crate) labels: bool,
     /// Caches [`PodFacts::uid`].
     pub(crate) uid: bool,
+    /// Caches [`PodFacts::unscheduled`].
+    pub(crate) unscheduled: bool,
 }
 
 impl FieldMask {
@@ -31,6 +33,7 @@ impl FieldMask {
         Self {
             labels: profiles || options.gates.enabled("EnableQuotaAdmission"),
             uid: profiles,
+            unscheduled: options.secure_server.is_some(),
         }
     }
 }
@@ -60,7 +63,22 @@ struct OptionalFields {
     quota: Box<str>,
     numa_nodes: Box<[usize]>,
     labels: BTreeMap<String, String>,
+    unscheduled: Option<Box<Unscheduled>>,
 }
+
+/// Why a pod has no node, as its scheduler reported it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Unscheduled {
+    /// Reason of the condition `PodScheduled`; empty if no scheduler has reported.
+    pub(crate) reason: Box<str>,
+    /// Message of the condition, of at most [`MAX_MESSAGE`] characters.
+    pub(crate) message: Box<str>,
+    /// Creation of the pod in Unix seconds; 0 if unknown.
+    pub(crate) created: i64,
+}
+
+/// Maximum length of a cached message in characters: messages of a scheduler name nodes, and many pods wait.
+const MAX_MESSAGE: usize = 400;
 
 /// The optional fields of a pod that has none.
 static NO_OPTIONAL_FIELDS: LazyLock<OptionalFields> = LazyLock::new(OptionalFields::default);
@@ -82,6 +100,7 @@ impl PodFacts {
             } else {
                 BTreeMap::new()
             },
+            unscheduled: fields.unscheduled.then(|| unscheduled(pod)).flatten(),
         };
         Self {
             key: ObjectKey::from_object(pod),
@@ -115,6 +134,12 @@ impl PodFacts {
         &self.optional().numa_nodes
     }
 
+    /// Returns why a pending pod has no node; `None` for other pods, and unless [`FieldMask::unscheduled`] is
+    /// set.
+    pub(crate) fn unscheduled(&self) -> Option<&Unscheduled> {
+        self.optional().unscheduled.as_deref()
+    }
+
     /// Returns the labels; empty unless [`FieldMask::labels`] is set.
     pub(crate) fn labels(&self) -> &BTreeMap<String, String> {
         &self.optional().labels
@@ -131,6 +156,28 @@ impl Cacheable for PodFacts {
     fn resource_version(&self) -> Option<&str> {
         self.resource_version.as_deref()
     }
+}
+
+fn unscheduled(pod: &Pod) -> Option<Box<Unscheduled>> {
+    let status = pod.status.as_ref()?;
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    if status.phase.as_deref() != Some("Pending") || node.is_some_and(|node| !node.is_empty()) {
+        return None;
+    }
+    let mut conditions = status.conditions.iter().flatten();
+    let condition = conditions
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status != "True");
+    let text = |field: Option<&String>| -> Box<str> {
+        let text = field.map_or("", String::as_str);
+        let end = text.char_indices().nth(MAX_MESSAGE);
+        Box::from(&text[..end.map_or(text.len(), |(at, _)| at)])
+    };
+    let created = pod.metadata.creation_timestamp.as_ref();
+    Some(Box::new(Unscheduled {
+        reason: text(condition.and_then(|condition| condition.reason.as_ref())),
+        message: text(condition.and_then(|condition| condition.message.as_ref())),
+        created: created.map_or(0, |time| time.0.as_second()),
+    }))
 }
 
 fn boxed_label(pod: &Pod, key: &str) -> Box<str> {
@@ -214,6 +261,38 @@ mod tests {
         pod.metadata.name = Some(name.to_owned());
         pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
         Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
+    }
+
+    #[test]
+    fn pending_pod_has_its_reason() {
+        let long = "\u{e9}".repeat(MAX_MESSAGE + 1);
+        let read = |phase: &str, node: &str, message: &str| {
+            let pod: Pod = serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "a", "creationTimestamp": "1970-01-01T00:01:00Z"},
+                "spec": {"nodeName": node, "containers": []},
+                "status": {"phase": phase, "conditions": [{"type": "PodScheduled",
+                    "status": "False", "reason": "Unschedulable", "message": message}]},
+            }))
+            .unwrap();
+            let fields = FieldMask {
+                unscheduled: true,
+                ..FieldMask::default()
+            };
+            let facts = PodFacts::from_pod(&pod, fields);
+            let off = PodFacts::from_pod(&pod, FieldMask::default());
+            assert!(off.unscheduled().is_none());
+            facts.unscheduled().cloned()
+        };
+        let reason = read("Pending", "", "0/3 nodes").unwrap();
+        assert_eq!(
+            (&*reason.reason, &*reason.message),
+            ("Unschedulable", "0/3 nodes")
+        );
+        assert_eq!(reason.created, 60);
+        let cut = read("Pending", "", &long).unwrap();
+        assert_eq!(cut.message.chars().count(), MAX_MESSAGE);
+        assert_eq!(read("Pending", "n", "x"), None, "bound");
+        assert_eq!(read("Running", "", "x"), None);
     }
 
     #[test]

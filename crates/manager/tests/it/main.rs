@@ -4,6 +4,7 @@
 
 mod cluster;
 mod colocation;
+mod dashboard;
 mod deploy;
 mod devices;
 mod dry_run;
