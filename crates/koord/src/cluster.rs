@@ -45,6 +45,8 @@ const SCHEDULER_PORT: u16 = 10251;
 /// Port on which the descheduler of a local cluster serves health, metrics and explanations. Not its default,
 /// which the scheduler has, too.
 const DESCHEDULER_PORT: u16 = 10258;
+/// Port on which the manager of a local cluster serves health, metrics and the dashboard.
+const MANAGER_PORT: u16 = 10261;
 /// Port on which koordlet of a local cluster serves its health, metrics, state and audit events.
 const KOORDLET_PORT: u16 = 9316;
 
@@ -103,6 +105,8 @@ pub struct Cluster {
     pub audit: koordlet::audit::Log,
     /// Name of this machine's node.
     pub node_name: String,
+    /// Address on which the manager serves health, metrics and the dashboard; `None` if it does not.
+    pub manager_address: Option<SocketAddr>,
     /// Address on which the scheduler serves health, metrics and explanations; `None` if it does not.
     pub scheduler_address: Option<SocketAddr>,
     /// Address on which the descheduler serves health, metrics and explanations; `None` if it does not.
@@ -235,6 +239,7 @@ impl Cluster {
             kubeconfig,
             audit,
             node_name,
+            manager_address: None,
             scheduler_address: None,
             descheduler_address: None,
             koordlet_address: None,
@@ -270,6 +275,10 @@ impl Cluster {
         };
         let enabled = |name: &str| options.components.enabled(name);
         if enabled("manager") {
+            if let Some((listener, address)) = access::listen(MANAGER_PORT) {
+                self.manager_address = Some(address);
+                manager.secure_server = Some(self.route_server(listener));
+            }
             spawn(
                 &mut self.components,
                 "manager",
@@ -336,7 +345,7 @@ impl Cluster {
             let server = match access::listen(KOORDLET_PORT) {
                 Some((listener, address)) => {
                     self.koordlet_address = Some(address);
-                    Some(self.koordlet_server(listener))
+                    Some(self.route_server(listener))
                 }
                 None => None,
             };
@@ -446,8 +455,8 @@ impl Cluster {
         Some(address)
     }
 
-    /// Serves koordlet's routes, once.
-    fn koordlet_server(&self, listener: std::net::TcpListener) -> RouteServer {
+    /// Returns a server for a component's routes, which serves once.
+    fn route_server(&self, listener: std::net::TcpListener) -> RouteServer {
         let (access, stop) = (self.access.clone(), self.context.shutdown.clone());
         let listener = Mutex::new(Some(listener));
         RouteServer::new(move |routes| {
@@ -468,6 +477,7 @@ impl Cluster {
             "metadata": {"name": ADDRESSES_NAME, "namespace": CONFIG_NAMESPACE},
             "data": {
                 "node": self.node_name,
+                "manager": url(self.manager_address),
                 "scheduler": url(self.scheduler_address),
                 "descheduler": url(self.descheduler_address),
                 "koordlet": url(self.koordlet_address),

@@ -266,6 +266,7 @@ async fn serve(
         notes: cluster.notes.clone(),
         beside: cluster.other_cluster_note(),
         runtime,
+        manager: cluster.manager_address,
         scheduler: cluster.scheduler_address,
         descheduler: cluster.descheduler_address,
         koordlet: cluster.koordlet_address,

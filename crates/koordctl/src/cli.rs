@@ -1,6 +1,6 @@
 //! Arguments and subcommands of `koordctl`.
 
-use crate::{audit, check, crds, explain, node, recommend, status, top};
+use crate::{audit, check, crds, dashboard, explain, node, recommend, status, top};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use koord_app::console;
@@ -28,6 +28,8 @@ pub enum Command {
     /// Explain why a pod is pending or runs on its node, how a node's batch resources are computed, or what
     /// the descheduler moved.
     Explain(explain::Args),
+    /// Serve the dashboard on this machine, and print its address.
+    Dashboard(dashboard::Args),
     /// Print the resource requests of containers next to the recommended ones.
     Recommend(recommend::Args),
     /// Show what the node agent measures and enforces on this machine.
@@ -61,6 +63,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Top(args) => top::main(&args)?,
         Command::Check(args) => return check::main(&args),
         Command::Explain(args) => explain::main(&args)?,
+        Command::Dashboard(args) => dashboard::main(&args)?,
         Command::Recommend(args) => recommend::main(&args)?,
         Command::Node(command) => node::main(&command)?,
         Command::Audit(args) => audit::main(&args)?,

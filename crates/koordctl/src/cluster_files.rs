@@ -7,8 +7,8 @@ use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
 /// Name of the ConfigMap in [`NAMESPACE`](koord_api::configmap::NAMESPACE) with the addresses of a local
-/// cluster's components: `node` (a name), `scheduler`, `descheduler` and `koordlet` (URLs, empty if not
-/// served).
+/// cluster's components: `node` (a name), `manager`, `scheduler`, `descheduler` and `koordlet` (URLs, empty if
+/// not served).
 pub const ADDRESSES_NAME: &str = "koord-up";
 
 /// Address at which koordlet of a local cluster serves health, metrics, state and audit events.

@@ -8,6 +8,7 @@ pub mod check;
 pub mod cli;
 pub mod cluster_files;
 mod crds;
+mod dashboard;
 pub mod explain;
 mod fetch;
 pub mod http_get;

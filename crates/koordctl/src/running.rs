@@ -38,6 +38,9 @@ pub struct RunningCluster {
     /// The container runtime of the pods; `None` if they run without one.
     #[serde(default)]
     pub runtime: Option<String>,
+    /// Address of the manager's dashboard.
+    #[serde(default)]
+    pub manager: Option<SocketAddr>,
     /// Address of the scheduler's explanations.
     pub scheduler: Option<SocketAddr>,
     /// Address of the descheduler's explanations.
@@ -236,6 +239,16 @@ pub(crate) fn koordlet(address: Option<&str>) -> String {
     )
 }
 
+/// Returns the address of the manager of a `koord up` cluster in a default directory.
+pub(crate) fn manager() -> Option<SocketAddr> {
+    [false, true].into_iter().find_map(|memory| {
+        let dir = cluster_files::default_data_dir(memory);
+        let holder = cluster_files::holder(&dir).ok()??;
+        let running = RunningCluster::read(&dir).ok()??;
+        running.manager.filter(|_| running.pid == holder.pid)
+    })
+}
+
 /// Returns the token of the cluster on this machine that has a component at `authority`, if this user may
 /// read it.
 pub(crate) fn token_of(authority: &str) -> Option<String> {
@@ -250,7 +263,12 @@ fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
         // A stopped cluster no longer owns the port, and another program may.
         let holder = cluster_files::holder(dir).ok()??;
         let running = RunningCluster::read(dir).ok()??;
-        let its = [running.scheduler, running.descheduler, running.koordlet];
+        let its = [
+            running.manager,
+            running.scheduler,
+            running.descheduler,
+            running.koordlet,
+        ];
         if running.pid != holder.pid || !its.contains(&Some(authority)) {
             return None;
         }
@@ -357,6 +375,7 @@ mod tests {
             unconfined: None,
             beside: None,
             runtime: None,
+            manager: None,
             scheduler: None,
             descheduler: None,
             koordlet: None,
