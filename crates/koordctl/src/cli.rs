@@ -1,6 +1,6 @@
 //! Arguments and subcommands of `koordctl`.
 
-use crate::{audit, check, crds, dashboard, explain, node, recommend, status, top};
+use crate::{audit, check, crds, dashboard, explain, install, node, recommend, status, top};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use koord_app::console;
@@ -39,6 +39,10 @@ pub enum Command {
     Audit(audit::Args),
     /// Print the CRDs and PriorityClasses as YAML.
     Crds,
+    /// Install or upgrade koord in a cluster: the Helm chart, without Helm.
+    Install(Box<install::Args>),
+    /// Remove an installation of `koord install`, and what the programs wrote to nodes.
+    Uninstall(install::UninstallArgs),
 }
 
 /// Parses the process's arguments and runs. Exit code 2 for bad arguments, 1 for a failure.
@@ -67,6 +71,8 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Recommend(args) => recommend::main(&args)?,
         Command::Node(command) => node::main(&command)?,
         Command::Audit(args) => audit::main(&args)?,
+        Command::Install(args) => install::main(&args)?,
+        Command::Uninstall(args) => install::uninstall(&args)?,
         Command::Crds => console::print_line(crds::yaml()?.trim_end()),
     }
     Ok(ExitCode::SUCCESS)

@@ -12,6 +12,7 @@ mod dashboard;
 pub mod explain;
 mod fetch;
 pub mod http_get;
+pub mod install;
 pub mod node;
 pub mod recommend;
 pub mod running;
