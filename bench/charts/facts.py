@@ -147,6 +147,8 @@ DIFFERS_FROM_DEPLOY = {
             "health-probe-addr=",
         )],
         _POD + "/containers/manager/env/WEBHOOK_PORT",
+        # The chart sets the policy in the webhook configuration.
+        _POD + "/containers/manager/env/WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS",
     ),
     "koord-scheduler": _paths(
         "scheduler", "/spec/replicas", _CONFIG, _ARGS + "--enable-network-topology-manager=true",
