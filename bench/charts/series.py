@@ -58,6 +58,10 @@ LISTED = {
         ("koordinator_manager_is_leader", GAUGE, (), None),
         ("koord_manager_webhook_certificate_expiry_timestamp_seconds", GAUGE, (), None),
     ]),
+    "manager/src/dry_run.rs": (2, [
+        ("koord_manager_dry_run_differences", GAUGE, ("resource",), None),
+        ("koord_manager_dry_run_withheld_total", COUNTER, ("resource", "verb"), None),
+    ]),
     "manager/src/metrics/report_age.rs": (1, [
         ("koord_manager_oldest_node_metric_timestamp_seconds", GAUGE, (), None),
     ]),
