@@ -119,12 +119,14 @@ const PATTERNS: &[(&str, SearchScope, &str)] = &[
         SearchScope::Code,
         "a noun that says what the value is",
     ),
-    (
-        r#"\b(error|warn|info|debug)!\((.*, )?"(the|an?|it|there|no|this|some|what) "#,
-        SearchScope::Code,
-        "a message that starts with the action",
-    ),
+    (MESSAGE_START.0, SearchScope::Code, MESSAGE_START.1),
 ];
+
+/// A log message that does not start with the action, and what to write instead.
+const MESSAGE_START: (&str, &str) = (
+    r#"\b(error|warn|info|debug)!\((.*, )?"(the|an?|it|there|no|this|some|what) "#,
+    "a message that starts with the action",
+);
 
 /// Parts of the texts of events and conditions: users match these, so they stay as they are.
 const PINNED: [&str; 8] = [
@@ -170,6 +172,10 @@ pub(crate) struct Checker {
     set: RegexSet,
     /// A type that is declared at the top of a file.
     declaration: Regex,
+    /// The macro of a log message at the end of a line.
+    log_macro: Regex,
+    /// [`MESSAGE_START`].
+    message_start: Regex,
 }
 
 impl Checker {
@@ -184,6 +190,8 @@ impl Checker {
             set: RegexSet::new(PATTERNS.iter().map(|(pattern, ..)| pattern))
                 .context("set of patterns")?,
             declaration: Regex::new(declaration).context("pattern of declarations")?,
+            log_macro: Regex::new(r"\b(error|warn|info|debug)!\($").context("pattern of macros")?,
+            message_start: Regex::new(MESSAGE_START.0).context("pattern of messages")?,
         })
     }
 
@@ -207,12 +215,29 @@ impl Checker {
     pub(crate) fn hits(&self, text: &str) -> Vec<Hit> {
         let mut hits = Vec::new();
         let mut splitter = Splitter::default();
+        // The macro of a log message whose arguments begin on the next line.
+        let mut log_macro = None;
         for (at, line) in text.lines().enumerate() {
             let Line {
                 code,
                 comment,
                 mut strings,
             } = splitter.split(line);
+            let argument = code.trim();
+            if let Some(name) = log_macro
+                && argument.starts_with('"')
+            {
+                let call = format!("{name}{argument}");
+                hits.extend(self.message_start.find(&call).map(|found| Hit {
+                    line: at + 1,
+                    found: found.as_str().to_owned(),
+                    instead: MESSAGE_START.1,
+                }));
+            }
+            let is_call = self.log_macro.find(argument).map(|found| found.as_str());
+            if is_call.is_some() || argument.starts_with(['"', ')']) {
+                log_macro = is_call;
+            }
             strings.retain(|text| !PINNED.iter().any(|pinned| text.contains(pinned)));
             let parts = [code, comment].into_iter().chain(strings.iter().copied());
             let matches: BTreeSet<_> = parts.flat_map(|part| self.set.matches(part)).collect();
@@ -487,6 +512,9 @@ mod tests {
         assert_eq!(found("// the struct Said"), []);
         assert_eq!(found("warn!(node, \"the node is gone\");").len(), 1);
         assert_eq!(found("warn!(node, \"failed to read the node\");"), []);
+        let over_lines = "warn!(\n    node,\n    \"the node is gone: {}\",\n    \"the rest\"\n);";
+        assert_eq!(found(over_lines), [(3, "warn!(\"the ".to_owned())]);
+        assert_eq!(found("warn!(\n    node,\n    \"no_node\"\n);"), []);
     }
 
     #[test]

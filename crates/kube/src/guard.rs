@@ -114,7 +114,7 @@ impl Guard {
         }
         if authorization.is_none() {
             tracing::warn!(
-                "the TLS server serves only --authorization-always-allow-paths: neither \
+                "refusing TLS requests outside --authorization-always-allow-paths: neither \
                  --authorization-kubeconfig nor a pod's account"
             );
         }

@@ -246,8 +246,8 @@ async fn unresponsive_kubelet_is_named() {
         error.starts_with("List at ") && error.ends_with("Unavailable: starting"),
         "{error}"
     );
-    let nobody = Path::new("/nonexistent/kubelet.sock");
-    let error = list(&machine_of_two(), nobody)
+    let absent = Path::new("/nonexistent/kubelet.sock");
+    let error = list(&machine_of_two(), absent)
         .await
         .unwrap_err()
         .to_string();

@@ -160,8 +160,8 @@ impl TopologyReporter {
                 let yields_zones = mode == TopologyMode::Auto && object.is_exported();
                 if yields_zones && !self.yields_zones {
                     tracing::info!(
-                        "an exporter owns the zones of the NodeResourceTopology, \
-                         writing only annotations and labels"
+                        "writing only annotations and labels of the NodeResourceTopology: an exporter \
+                         owns its zones"
                     );
                 }
                 match object.changes(report, mode) {

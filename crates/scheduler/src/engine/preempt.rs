@@ -267,12 +267,12 @@ impl VictimSearch<'_> {
             return PreemptionOutcome::Ineligible(format!("{}{text}", rules.prefix));
         }
         let pool = self.pool(pod, rules);
-        let anyone = pool.as_ref().is_none_or(|nodes| !nodes.is_empty())
+        let may_have_victims = pool.as_ref().is_none_or(|nodes| !nodes.is_empty())
             && self
                 .cluster
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
-        let nobody = || {
+        let no_victims = || {
             // Nodes may have been deleted while extenders were called.
             let remaining = total.saturating_sub(diagnosis.helpable);
             let refusals = [
@@ -282,12 +282,12 @@ impl VictimSearch<'_> {
             PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals))
         };
         let before_filters = diagnosis.pre_filter_by.is_some();
-        if !anyone
+        if !may_have_victims
             && !before_filters
             && diagnosis.helpable > 0
             && self.preemptor.nominator.node_of(&pod.uid).is_none()
         {
-            return nobody();
+            return no_victims();
         }
         let cycle = Cycle::new(pod, self.cluster.view(now));
         let tolerated = diagnosis.pre_filter_by.filter(|by| *by == owner);
@@ -323,8 +323,8 @@ impl VictimSearch<'_> {
             let text = "not eligible due to a terminating pod on the nominated node.";
             return PreemptionOutcome::Waits(format!("{}{text}", rules.prefix));
         }
-        if !anyone {
-            return nobody();
+        if !may_have_victims {
+            return no_victims();
         }
         let every: Vec<NodeIndex>;
         let candidates = if before_filters {
