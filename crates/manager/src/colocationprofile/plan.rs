@@ -23,18 +23,14 @@ pub(super) fn is_managed(profile: &ClusterColocationProfile, by_default: bool) -
 
 /// Returns true if a pod is pending and not bound to a node.
 pub(super) fn is_pending(pod: &Pod) -> bool {
-    let unbound = |pod: &Pod| {
-        pod.spec
-            .as_ref()?
-            .node_name
-            .clone()
-            .filter(|name| !name.is_empty())
-    };
+    let spec = pod.spec.as_ref();
+    let node_name = spec.and_then(|spec| spec.node_name.as_deref());
+    let is_bound = node_name.is_some_and(|name| !name.is_empty());
     let phase = pod
         .status
         .as_ref()
         .and_then(|status| status.phase.as_deref());
-    unbound(pod).is_none() && phase == Some("Pending")
+    !is_bound && phase == Some("Pending")
 }
 
 /// Returns the pending pods that a profile selects, by selectors and probability, sorted by key. A profile

@@ -105,7 +105,7 @@ pub fn forwarded_routes(
             let mut path = "/dashboard/api/v1/state".to_owned();
             if let Some(node) = query.node {
                 path.push_str("?node=");
-                path.push_str(&encoded(&node));
+                path.push_str(&percent_encode(&node));
             }
             match fetch(path).await {
                 Ok((200, body)) => respond(&headers, JSON, &body),
@@ -120,8 +120,8 @@ pub fn forwarded_routes(
     page_routes().route("/dashboard/api/v1/state", get(forward))
 }
 
-/// Encodes a value of a query.
-fn encoded(text: &str) -> String {
+/// Percent-encodes a value of a URL query.
+fn percent_encode(text: &str) -> String {
     use std::fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -209,7 +209,10 @@ mod tests {
 
     #[test]
     fn query_values_are_encoded() {
-        assert_eq!(encoded("node-1.a"), "node-1.a");
-        assert_eq!(encoded("a b&c=\u{e9}\r\n"), "a%20b%26c%3D%C3%A9%0D%0A");
+        assert_eq!(percent_encode("node-1.a"), "node-1.a");
+        assert_eq!(
+            percent_encode("a b&c=\u{e9}\r\n"),
+            "a%20b%26c%3D%C3%A9%0D%0A"
+        );
     }
 }

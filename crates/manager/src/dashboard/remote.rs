@@ -15,7 +15,7 @@ const REUSE_SECONDS: i64 = 15;
 /// Newest events of koordlet: guard decisions, evictions, warnings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub(super) struct RecentEvents {
-    /// Why they cannot be listed.
+    /// Reason why the events cannot be listed; `None` if they are listed.
     error: Option<String>,
     /// True if the API server has more than were listed.
     truncated: bool,
@@ -25,7 +25,7 @@ pub(super) struct RecentEvents {
 /// Newest PodMigrationJobs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub(super) struct RecentMoves {
-    /// Why they cannot be listed.
+    /// Reason why the jobs cannot be listed; `None` if they are listed.
     error: Option<String>,
     /// True if the API server has more than were listed.
     truncated: bool,

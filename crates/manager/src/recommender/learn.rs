@@ -193,7 +193,8 @@ impl RecommendationState {
     }
 }
 
-fn list(amounts: Recommended) -> ResourceList {
+/// Converts recommended amounts to the resource list of a status.
+fn resource_list(amounts: Recommended) -> ResourceList {
     [
         (
             resources::CPU.to_owned(),
@@ -222,7 +223,7 @@ pub(crate) fn statuses(
         .containers
         .iter()
         .map(|(name, distribution)| {
-            let mut amounts = list(distribution.target);
+            let mut amounts = resource_list(distribution.target);
             let guard = distribution.confidence < ENOUGH_DAYS && days(name) >= ENOUGH_DAYS;
             if let Some(old) = old(name).filter(|_| guard) {
                 for (resource, amount) in &mut amounts {
@@ -302,12 +303,12 @@ fn details(distribution: &Distribution) -> ContainerDistribution {
         jiff::Timestamp::from_second(seconds).ok().map(Time)
     };
     ContainerDistribution {
-        lower_bound: list(distribution.lower),
-        upper_bound: list(distribution.upper),
+        lower_bound: resource_list(distribution.lower),
+        upper_bound: resource_list(distribution.upper),
         usage: distribution
             .points
             .iter()
-            .map(|(point, amounts)| ((*point).to_owned(), list(*amounts)))
+            .map(|(point, amounts)| ((*point).to_owned(), resource_list(*amounts)))
             .collect(),
         samples: distribution.samples,
         first_sample: time(distribution.first),

@@ -262,14 +262,14 @@ impl Recommender {
 
     /// Finds out why a Recommendation has no pods.
     async fn explain_no_pods(&mut self, case: &mut RecommendationCase) {
-        let none = |message: String| ConditionCause {
+        let no_pods = |message: String| ConditionCause {
             reason: "NoPods",
             message,
         };
         let (api_version, kind, name) = match case.target() {
             Err(_) => return,
             Ok(Target::Selector(_)) => {
-                case.no_pods_cause = Some(none("no pod has these labels".to_owned()));
+                case.no_pods_cause = Some(no_pods("no pod has these labels".to_owned()));
                 return;
             }
             Ok(Target::Workload {
@@ -288,8 +288,8 @@ impl Recommender {
                         reason: "TargetMissing",
                         message: format!("there is no {kind} {name:?}"),
                     },
-                    Ok(Some(_)) => none(format!("{kind} {name:?} has no pods")),
-                    Err(error) => none(format!("no pod of {kind} {name:?} is known: {error}")),
+                    Ok(Some(_)) => no_pods(format!("{kind} {name:?} has no pods")),
+                    Err(error) => no_pods(format!("no pod of {kind} {name:?} is known: {error}")),
                 });
             }
             Ok(None) => {
@@ -300,7 +300,7 @@ impl Recommender {
             }
             Err(error) => {
                 let message = format!("no pod of {kind} {name:?} is known: {error}");
-                case.no_pods_cause = Some(none(message));
+                case.no_pods_cause = Some(no_pods(message));
             }
         }
     }
@@ -353,10 +353,17 @@ impl Recommender {
             if now < entry.retry_at {
                 continue;
             }
-            let support = self.checkpoints.as_ref();
+            let checkpoint_support = self.checkpoints.as_ref();
             let status = case.facts.status();
-            let decided = decide(replica, case, status.as_ref(), entry, measurements, support);
-            if let Some((write, details)) = decided {
+            let planned = decide(
+                replica,
+                case,
+                status.as_ref(),
+                entry,
+                measurements,
+                checkpoint_support,
+            );
+            if let Some((write, details)) = planned {
                 let old = status.unwrap_or_default();
                 writes.push((case.facts.clone(), old, write, details));
             }

@@ -57,7 +57,7 @@ impl NodeMutator {
     }
 }
 
-/// Returns the amounts of [`AMPLIFIED`] in `list`.
+/// Returns the amounts of the resources in [`AMPLIFIED`] that `list` has; `at` is its path, for errors.
 fn amounts(list: &Value, at: &str) -> Result<ResourceList, String> {
     if !(list.is_object() || list.is_null()) {
         return Err(format!("{at}: {list}: expected an object"));

@@ -11,6 +11,7 @@ pub(super) const PLUGIN: Plugin = Plugin {
     run,
 };
 
+/// Publishes the mid resources that can be reclaimed; removes them if nothing is reclaimed (`view` is `None`).
 fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
     let (Some(strategy), Some(view)) = (input.strategy, view) else {
         draft

@@ -54,7 +54,7 @@ pub(crate) struct Draft {
     pub(crate) resources: BTreeMap<&'static str, Option<Quantity>>,
     /// Changes of annotations; `None` removes an annotation.
     pub(crate) annotations: BTreeMap<&'static str, Option<String>>,
-    /// Changes of annotations that are written together with the status.
+    /// Changes of annotations that are written together with the status; `None` removes an annotation.
     pub(super) with_status: BTreeMap<&'static str, Option<String>>,
     /// Changes of labels.
     pub(super) labels: BTreeMap<&'static str, String>,

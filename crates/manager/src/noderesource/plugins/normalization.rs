@@ -54,8 +54,8 @@ fn ratio(input: &Input<'_>) -> Result<f64, String> {
     let info: CpuBasicInfo = extension::read(topology.metadata.annotations.as_ref(), key)
         .map_err(|error| error.to_string())?
         .ok_or_else(|| format!("its NodeResourceTopology has no annotation {key}"))?;
-    let (fast, model) = (&input.normalization, &info.cpu_model);
-    let listed = fast.ratio_model.get(model).and_then(|ratios| {
+    let (config, model) = (&input.normalization, &info.cpu_model);
+    let listed = config.ratio_model.get(model).and_then(|ratios| {
         match (info.hyper_thread_enabled, info.turbo_enabled) {
             (true, true) => ratios.hyper_thread_turbo_enabled_ratio,
             (true, false) => ratios.hyper_thread_enabled_ratio,
@@ -64,7 +64,7 @@ fn ratio(input: &Input<'_>) -> Result<f64, String> {
         }
     });
     let ratio = listed
-        .or(fast.default_ratio)
+        .or(config.default_ratio)
         .ok_or_else(|| format!("there is no ratio for CPU model {model:?}"))?;
     if (normalization::MIN_RATIO..=normalization::MAX_RATIO).contains(&ratio) {
         Ok(ratio)

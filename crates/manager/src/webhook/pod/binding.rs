@@ -126,8 +126,8 @@ impl BindingPolicy {
         }
     }
 
-    /// Decides about a pod, by its metadata, that a user who is not listed binds. Without metadata the
-    /// binding is allowed: this check must not stop a cluster.
+    /// Returns the decision about a binding by a user who is not in [`Self::users`], from the pod's metadata.
+    /// Without metadata the binding is allowed: this check must not stop a cluster.
     pub(crate) fn decide_by_metadata(&self, metadata: Option<&ObjectMeta>) -> Decision {
         let Some(metadata) = metadata else {
             return Decision::Unchecked;
