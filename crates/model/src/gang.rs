@@ -105,7 +105,7 @@ enum MemberStage {
     /// Reserved, and waiting until the gang may bind; by the attempt with this number.
     Held(u64),
     /// Reserved and being bound.
-    Going,
+    Binding,
     Bound,
 }
 
@@ -142,7 +142,7 @@ struct Gang {
     /// Pending members by order of appearance, as the next two fields.
     pending: BTreeMap<u64, Arc<str>>,
     held: BTreeMap<u64, Arc<str>>,
-    going: BTreeMap<u64, Arc<str>>,
+    binding: BTreeMap<u64, Arc<str>>,
     bound: usize,
     idle: usize,
     running: usize,
@@ -219,14 +219,14 @@ impl Gang {
     }
 
     fn waiting(&self) -> usize {
-        self.held.len() + self.going.len()
+        self.held.len() + self.binding.len()
     }
 
     fn count(&mut self, stage: MemberStage, phase: Phase, number: u64, uid: &Arc<str>, sign: bool) {
         let list = match stage {
             MemberStage::Pending => Some(&mut self.pending),
             MemberStage::Held(_) => Some(&mut self.held),
-            MemberStage::Going => Some(&mut self.going),
+            MemberStage::Binding => Some(&mut self.binding),
             MemberStage::Idle | MemberStage::Bound => None,
         };
         if let Some(list) = list {
@@ -270,26 +270,28 @@ impl Gang {
 
 impl Gangs {
     /// Records a new or changed member.
-    pub fn observe(&mut self, seen: MemberView, moves: &mut Moves) {
+    pub fn observe(&mut self, view: MemberView, moves: &mut Moves) {
         if self
             .gang_by_pod
-            .get(&seen.uid)
-            .is_some_and(|gang| *gang != seen.gang)
+            .get(&view.uid)
+            .is_some_and(|gang| *gang != view.gang)
         {
-            self.vanish(&seen.uid, moves);
+            self.vanish(&view.uid, moves);
         }
-        let (uid, id) = (seen.uid, seen.gang);
+        let (uid, id) = (view.uid, view.gang);
         self.gang_by_pod.insert(uid.clone(), id.clone());
         let gang = self.gangs.entry(id.clone()).or_default();
-        let own = seen.own.map(|own| match &gang.spec {
+        let description = view.own.map(|own| match &gang.spec {
             Some(spec) if **spec == own => spec.clone(),
             _ => Arc::new(own),
         });
         let old = gang.members.remove(&uid);
         let stage = match old.as_ref().map(|old| old.stage) {
-            _ if seen.bound => MemberStage::Bound,
-            Some(stage @ (MemberStage::Held(_) | MemberStage::Going | MemberStage::Bound)) => stage,
-            _ if seen.ready => MemberStage::Pending,
+            _ if view.bound => MemberStage::Bound,
+            Some(stage @ (MemberStage::Held(_) | MemberStage::Binding | MemberStage::Bound)) => {
+                stage
+            }
+            _ if view.ready => MemberStage::Pending,
             _ => MemberStage::Idle,
         };
         let number = old.as_ref().map_or(self.numbers, |old| old.number);
@@ -297,27 +299,27 @@ impl Gangs {
         if let Some(old) = &old {
             gang.count(old.stage, old.phase, number, &uid, false);
         }
-        gang.count(stage, seen.phase, number, &uid, true);
+        gang.count(stage, view.phase, number, &uid, true);
         let member = Member {
             number,
-            key: seen.key,
-            own: own.clone(),
+            key: view.key,
+            own: description.clone(),
             stage,
-            ready: seen.ready,
-            phase: seen.phase,
-            owners: seen.owners.into(),
+            ready: view.ready,
+            phase: view.phase,
+            owners: view.owners.into(),
         };
         gang.members.insert(uid.clone(), member);
-        let described = gang.spec.is_none() && own.is_some();
-        if described {
-            gang.spec = own;
+        let newly_described = gang.spec.is_none() && description.is_some();
+        if newly_described {
+            gang.spec = description;
         }
         self.changed.insert(id.clone());
         let group = self.regroup(&id);
-        if described {
+        if newly_described {
             self.admit_independent(&group, moves);
         }
-        if seen.promised && stage == MemberStage::Pending {
+        if view.promised && stage == MemberStage::Pending {
             self.doubtful.insert(group.clone());
         }
         let before = old.map(|old| old.stage);
@@ -328,15 +330,15 @@ impl Gangs {
                 gang.began = true;
             }
         }
-        let fresh = stage == MemberStage::Pending && before != Some(MemberStage::Pending);
-        if fresh
+        let became_pending = stage == MemberStage::Pending && before != Some(MemberStage::Pending);
+        if became_pending
             && let Some(attempt) = &mut self.attempt
             && attempt.group == group
             && !attempt.queued.contains(&uid)
         {
             attempt.remaining.push_back(uid.clone());
         }
-        self.select_representative(&group, fresh.then_some(&uid), false, moves);
+        self.select_representative(&group, became_pending.then_some(&uid), false, moves);
         self.select_other_representatives(&id, &group, false, moves);
     }
 
@@ -365,8 +367,8 @@ impl Gangs {
         }
         self.changed.insert(id.clone());
         if matches!(member.stage, MemberStage::Held(_)) && strict && !independent {
-            let fresh = self.end_attempt(&group);
-            self.reject_held(&group, &reason, fresh, moves);
+            let ended_attempt = self.end_attempt(&group);
+            self.reject_held(&group, &reason, ended_attempt, moves);
         }
         if deleted {
             self.gangs.remove(&id);
@@ -396,8 +398,8 @@ impl Gangs {
         let old = gang.group.clone();
         self.changed.insert(id.clone());
         if undescribed {
-            let fresh = self.end_attempt(&old);
-            self.reject_held(&old, GANG_GONE, fresh, moves);
+            let ended_attempt = self.end_attempt(&old);
+            self.reject_held(&old, GANG_GONE, ended_attempt, moves);
         }
         let deleted = |gang: &Gang| gang.members.is_empty() && !gang.from_group;
         if self.gangs.get(id).is_some_and(deleted) {

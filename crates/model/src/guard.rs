@@ -319,7 +319,7 @@ impl<K: Ord + Copy> Guard<K> {
                     (test.signal, test.lever),
                     (test.level, level),
                     confirmed_lever.is_some(),
-                    test.first(),
+                    test.origin(),
                     &config,
                     self.clock_ms,
                 ));
@@ -352,7 +352,7 @@ impl<K: Ord + Copy> Guard<K> {
                 let config = config.for_signal(claim.signal);
                 // After a release, harm must return at about its earlier level: noise is no proof.
                 let least = match claim.is_released() {
-                    true => config.helps * claim.first.before,
+                    true => config.helps * claim.origin.before,
                     false => f64::NEG_INFINITY,
                 };
                 let hurt = service.has_recurring_harm(claim.signal, least);
@@ -366,7 +366,7 @@ impl<K: Ord + Copy> Guard<K> {
                     }
                     Change::Confirmed => {
                         service.mute.times = 0;
-                        self.tests.refund(claim.first.paid_ms);
+                        self.tests.refund(claim.origin.paid_ms);
                         Some(EventKind::Confirmed { level })
                     }
                     Change::Hurt => Some(EventKind::Hurt { level }),
@@ -389,7 +389,7 @@ impl<K: Ord + Copy> Guard<K> {
                             let held_ms = self.clock_ms.saturating_sub(claim.began_ms);
                             self.tests.spend(held_ms.saturating_sub(config.watch_ms));
                         }
-                        service.mute(claim.first.excess, input.now_ms, &config);
+                        service.mute(claim.origin.excess, input.now_ms, &config);
                         false
                     }
                     Change::Over => false,

@@ -45,16 +45,16 @@ pub fn check_single_zone(
             }),
         };
     }
-    let mut ways = MAX_WAYS;
-    let course = Admission {
+    let mut cases_left = MAX_CASES;
+    let admission = Admission {
         free,
         leftovers: Vec::new(),
     };
-    course.run(request, 0, &on_node, &mut ways)
+    admission.run(request, 0, &on_node, &mut cases_left)
 }
 
 /// Maximum number of cases that are examined: a pod of several containers may have exponentially many.
-const MAX_WAYS: u32 = 256;
+const MAX_CASES: u32 = 256;
 
 /// CPUs or devices that ended init containers leave to later containers.
 #[derive(Debug, Clone, Copy)]
@@ -74,14 +74,14 @@ struct Admission<'a> {
 }
 
 impl Admission<'_> {
-    /// Continues with the container at index `from`. A pod that needs more than `ways` further cases is
-    /// rejected.
+    /// Admits the containers from index `from` on. Each further case that is examined takes one from
+    /// `cases_left`; a pod that needs more is rejected.
     fn run(
         mut self,
         request: &AlignmentRequest,
         from: usize,
         on_node: &impl Fn(ResourceId) -> bool,
-        ways: &mut u32,
+        cases_left: &mut u32,
     ) -> Result<(), AlignmentError> {
         for (at, (role, demands)) in request.containers.iter().enumerate().skip(from) {
             let leftover_zone = |demand: &ResourceDemand| {
@@ -121,13 +121,13 @@ impl Admission<'_> {
                 }
             }
             if self.consume(request, zone, demands) {
-                if *ways == 0 {
+                if *cases_left == 0 {
                     return Err(unfit(CPU));
                 }
-                *ways -= 1;
+                *cases_left -= 1;
                 let mut other = self.clone();
                 other.leftovers.retain(|leftover| leftover.id != CPU);
-                other.run(request, at + 1, on_node, ways)?;
+                other.run(request, at + 1, on_node, cases_left)?;
             }
         }
         Ok(())

@@ -168,9 +168,10 @@ impl<'a> CpuSearch<'a> {
         if !full {
             self.take_spread();
         }
-        for away in [true, false] {
+        // First without the CPUs that the exclusive policy avoids, then with them.
+        for avoid in [true, false] {
             if self.missing > 0 {
-                let order = self.spread(self.free_cpus(away));
+                let order = self.spread(self.free_cpus(avoid));
                 self.claim(&order[..order.len().min(self.missing)]);
             }
         }
@@ -185,8 +186,8 @@ impl<'a> CpuSearch<'a> {
     fn take_cores(&mut self) {
         let topology = self.want.topology;
         if self.missing <= topology.per_node() {
-            for away in [true, false] {
-                let places = self.full_cores(PlaceScope::Node, away);
+            for avoid in [true, false] {
+                let places = self.full_cores(PlaceScope::Node, avoid);
                 if self.claim_within(places, false) {
                     return;
                 }
@@ -228,8 +229,8 @@ impl<'a> CpuSearch<'a> {
             if self.missing > limit {
                 continue;
             }
-            for away in [true, false] {
-                let places = self.threads(scope, away);
+            for avoid in [true, false] {
+                let places = self.threads(scope, avoid);
                 if self.claim_within(places, true) {
                     return;
                 }
@@ -290,10 +291,10 @@ impl<'a> CpuSearch<'a> {
         }
     }
 
-    /// Returns wholly free cores by place, places in the order of the strategy. If `away` is true, NUMA nodes
+    /// Returns wholly free cores by place, places in the order of the strategy. If `avoid` is true, NUMA nodes
     /// to avoid are left out.
-    fn full_cores(&self, scope: PlaceScope, away: bool) -> Vec<CandidatePlace> {
-        let free = || self.free.iter().filter(|c| !(away && self.shares_node(c)));
+    fn full_cores(&self, scope: PlaceScope, avoid: bool) -> Vec<CandidatePlace> {
+        let free = || self.free.iter().filter(|c| !(avoid && self.shares_node(c)));
         let mut cores: BTreeMap<u64, Vec<&Cpu>> = BTreeMap::new();
         for cpu in free() {
             cores.entry(cpu.core).or_default().push(cpu);
@@ -317,14 +318,14 @@ impl<'a> CpuSearch<'a> {
         self.ordered(places.collect())
     }
 
-    /// Returns free threads by place, places in the order of the strategy. If `away` is true, CPUs to avoid
+    /// Returns free threads by place, places in the order of the strategy. If `avoid` is true, CPUs to avoid
     /// are left out, and only one thread of each core is returned.
-    fn threads(&self, scope: PlaceScope, away: bool) -> Vec<CandidatePlace> {
+    fn threads(&self, scope: PlaceScope, avoid: bool) -> Vec<CandidatePlace> {
         let skip = |cpu: &Cpu| match scope {
             PlaceScope::Node => self.avoided(cpu),
             PlaceScope::Socket => self.shares_core(cpu),
         };
-        let free = || self.free.iter().filter(|cpu| !(away && skip(cpu)));
+        let free = || self.free.iter().filter(|cpu| !(avoid && skip(cpu)));
         let mut places: BTreeMap<i64, Vec<&Cpu>> = BTreeMap::new();
         for cpu in free() {
             let place = places.entry(Self::place_of(scope, cpu)).or_default();
@@ -334,7 +335,7 @@ impl<'a> CpuSearch<'a> {
         let places = places.into_iter().map(|(id, mut cpus)| {
             let free_counts = (cpus.len(), around(cpus[0].socket));
             cpus.sort_by_key(|cpu| self.shares(cpu.id));
-            if away {
+            if avoid {
                 let mut cores = BTreeSet::new();
                 cpus.retain(|cpu| cores.insert(cpu.core));
             }
@@ -368,8 +369,8 @@ impl<'a> CpuSearch<'a> {
 
     /// Returns all free CPUs: near those already taken first, then by the strategy, from partly used cores
     /// first.
-    fn free_cpus(&self, away: bool) -> Vec<u32> {
-        let free = || self.free.iter().filter(|cpu| !(away && self.avoided(cpu)));
+    fn free_cpus(&self, avoid: bool) -> Vec<u32> {
+        let free = || self.free.iter().filter(|cpu| !(avoid && self.avoided(cpu)));
         let mut sockets: BTreeMap<i32, usize> = BTreeMap::new();
         let mut nodes: BTreeMap<u8, usize> = BTreeMap::new();
         let mut near: BTreeMap<i32, usize> = BTreeMap::new();

@@ -45,10 +45,10 @@ impl Gangs {
                 continue;
             };
             if binding {
-                together.extend(gang.held.values().chain(gang.going.values()).cloned());
+                together.extend(gang.held.values().chain(gang.binding.values()).cloned());
             }
             for held_uid in std::mem::take(&mut gang.held).into_values() {
-                gang.set(&held_uid, MemberStage::Going);
+                gang.set(&held_uid, MemberStage::Binding);
                 if held_uid != uid {
                     moves.allow.push(held_uid);
                 }
@@ -82,8 +82,8 @@ impl Gangs {
             return None;
         }
         if self.check_members(&group).is_err() {
-            let fresh = self.end_attempt(&group);
-            self.reject_held(&group, fit, fresh, moves);
+            let ended_attempt = self.end_attempt(&group);
+            self.reject_held(&group, fit, ended_attempt, moves);
             self.select_representative(&group, None, false, moves);
             return None;
         }
@@ -105,7 +105,7 @@ impl Gangs {
             members.representative.get_or_insert(uid);
             return None;
         }
-        let (fresh, tried) = match self.attempt.take_if(|a| a.group == group) {
+        let (ended_attempt, tried) = match self.attempt.take_if(|a| a.group == group) {
             Some(attempt) => (attempt.number, attempt.queued),
             None => (0, FxHashSet::default()),
         };
@@ -123,7 +123,7 @@ impl Gangs {
         members.short = false;
         let before = members.representative.replace(uid.clone());
         moves.regate.extend(before.filter(|before| *before != uid));
-        self.reject_held(&group, &message, fresh, moves);
+        self.reject_held(&group, &message, ended_attempt, moves);
         Some(message)
     }
 
@@ -144,7 +144,7 @@ impl Gangs {
         let (group, strict, unplaced) = (gang.group.clone(), gang.strict(), member.unplaced());
         let attempted = self.attempt.as_ref().is_some_and(|a| a.group == group);
         match member.stage {
-            MemberStage::Held(_) | MemberStage::Going => {}
+            MemberStage::Held(_) | MemberStage::Binding => {}
             // A pending member was released with its gang already, except during an attempt, where another
             // plugin rejected it.
             MemberStage::Pending if attempted => {}
@@ -157,7 +157,7 @@ impl Gangs {
         self.clear_binding(&group);
         let comes_back = unplaced == MemberStage::Pending;
         if !independent && strict {
-            let fresh = self.end_attempt(&group);
+            let ended_attempt = self.end_attempt(&group);
             if let Some(members) = self.groups.get_mut(&group) {
                 members.failure = Some(reason.as_str().into());
                 if comes_back {
@@ -165,7 +165,7 @@ impl Gangs {
                     moves.regate.extend(before.filter(|before| *before != uid));
                 }
             }
-            self.reject_held(&group, &reason, fresh, moves);
+            self.reject_held(&group, &reason, ended_attempt, moves);
         }
         if !comes_back {
             // It left the queue: another member represents the rest, if they suffice.
@@ -267,9 +267,15 @@ impl Gangs {
         ended.map_or(0, |attempt| attempt.number)
     }
 
-    /// Makes every waiting member of the group release its resources. Those reserved by the attempt `fresh`
-    /// are rolled back.
-    pub(super) fn reject_held(&mut self, group: &str, reason: &str, fresh: u64, moves: &mut Moves) {
+    /// Makes every waiting member of the group release its resources. Members that the attempt with number
+    /// `ended_attempt` reserved are rolled back; 0 means that no attempt ended.
+    pub(super) fn reject_held(
+        &mut self,
+        group: &str,
+        reason: &str,
+        ended_attempt: u64,
+        moves: &mut Moves,
+    ) {
         let Some(members) = self.groups.get(group) else {
             return;
         };
@@ -289,7 +295,7 @@ impl Gangs {
                 };
                 let (stage, unplaced) = (member.stage, member.unplaced());
                 gang.set(&uid, unplaced);
-                let list = if stage == MemberStage::Held(fresh) && fresh != 0 {
+                let list = if stage == MemberStage::Held(ended_attempt) && ended_attempt != 0 {
                     &mut moves.rollback
                 } else {
                     &mut moves.reject

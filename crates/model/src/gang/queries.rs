@@ -519,7 +519,7 @@ impl Gangs {
             "gangGroup": spec.map_or(&alone[..], |spec| &spec.group),
             "children": set(&|_| true),
             "pendingChildren": set(&|stage| stage == MemberStage::Pending),
-            "waitingForBindChildren": set(&|s| matches!(s, MemberStage::Held(_) | MemberStage::Going)),
+            "waitingForBindChildren": set(&|s| matches!(s, MemberStage::Held(_) | MemberStage::Binding)),
             "boundChildren": set(&|stage| stage == MemberStage::Bound),
             "onceResourceSatisfied": group.once,
             "gangGroupInfo": {

@@ -57,12 +57,12 @@ pub(super) struct LeverClaim {
     state: ClaimState,
     since_ms: u64,
     pub(super) began_ms: u64,
-    pub(super) first: First,
+    pub(super) origin: ClaimOrigin,
 }
 
 /// Result of the experiment that started a claim.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct First {
+pub(super) struct ClaimOrigin {
     /// Harm before the experiment, absolute and in multiples of the margin.
     pub(super) before: f64,
     pub(super) excess: f64,
@@ -71,13 +71,14 @@ pub(super) struct First {
 }
 
 impl LeverClaim {
-    /// Creates a claim after an experiment that helped. `level` is the first level of a graded lever; `is_known`
-    /// is true if this lever was confirmed for this service before.
+    /// Creates a claim after an experiment that helped. `floor` is the lowest allowed level and `level` the
+    /// first level of a graded lever, both in percent; `is_known` is true if this lever was confirmed for this
+    /// service before; `origin` is the result of the experiment.
     pub(super) fn new(
         (signal, lever): (Signal, Lever),
         (floor, level): (i64, i64),
         is_known: bool,
-        first: First,
+        origin: ClaimOrigin,
         config: &Config,
         clock_ms: u64,
     ) -> Self {
@@ -97,7 +98,7 @@ impl LeverClaim {
             state: ClaimState::HeldLever,
             since_ms: clock_ms,
             began_ms: clock_ms,
-            first,
+            origin,
         }
     }
 

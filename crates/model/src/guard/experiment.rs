@@ -1,12 +1,12 @@
 //! Experiment: one lever, one service, the seconds before and after.
 
 use super::baseline::Baseline;
-use super::claim::First;
+use super::claim::ClaimOrigin;
 use super::service::{Service, Stats, Window};
 use super::signal::{Lever, Signal};
 use super::{Config, Event, EventKind, LeverSettings};
 
-/// Result of an experiment.
+/// Result of an experiment: whether applying one lever reduced the harm that a service's signal shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experiment {
     /// The lever.
@@ -106,8 +106,8 @@ impl<K: Copy> RunningExperiment<K> {
     }
 
     /// Returns the result that a claim stores.
-    pub(super) fn first(&self) -> First {
-        First {
+    pub(super) fn origin(&self) -> ClaimOrigin {
+        ClaimOrigin {
             before: self.before.mean,
             excess: self.before.mean / self.margin,
             paid_ms: self.paid_ms,

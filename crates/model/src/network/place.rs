@@ -74,9 +74,9 @@ impl PlacementRequest {
 pub struct LayerDomains(FxHashSet<usize>);
 
 impl LayerDomains {
-    /// Returns the domains for late pods of a group with members on `nodes`, if `spec` requires one domain
-    /// for all: that of the members, or each of theirs if they are apart. `None` if `spec` requires nothing
-    /// that `tree` has, or none of the nodes is in it.
+    /// Returns the domains in which further pods of a group may be placed that already has members on `nodes`
+    /// and whose `spec` requires one domain for all: the members' domain, or all of their domains if they are
+    /// not together. `None` if `tree` has no required layer, or none of the nodes.
     #[must_use]
     pub fn for_nodes<'a>(
         spec: &NetworkTopologySpec,
@@ -85,9 +85,9 @@ impl LayerDomains {
     ) -> Option<Self> {
         let depth = PlacementRequest::new(spec, 0, &tree.layers).gather;
         let nodes = nodes.into_iter();
-        let places = nodes.filter_map(|node| tree.place_at(node, depth));
-        let places: FxHashSet<usize> = places.collect();
-        (depth > 0 && !places.is_empty()).then_some(Self(places))
+        let domains = nodes.filter_map(|node| tree.place_at(node, depth));
+        let domains: FxHashSet<usize> = domains.collect();
+        (depth > 0 && !domains.is_empty()).then_some(Self(domains))
     }
 
     /// Returns true if `node` is in one of the domains.

@@ -90,13 +90,13 @@ impl QuotaTree {
             .unwrap_or_default()
     }
 
-    /// Divides `total` among the children of `parent`.
+    /// Divides `total` among the children of `parent` that take part in the division.
     fn share_out(&mut self, parent: Id, total: Amounts) {
         let Some(quota) = self.get(parent) else {
             return;
         };
-        let inside = |id: &&Id| self.get(**id).is_some_and(|child| !child.is_outside());
-        let children: Vec<Id> = quota.children.iter().filter(inside).copied().collect();
+        let takes_part = |id: &&Id| self.get(**id).is_some_and(|child| !child.is_outside());
+        let children: Vec<Id> = quota.children.iter().filter(takes_part).copied().collect();
         let keys = if parent == ROOT {
             self.keys.iter().copied().collect()
         } else {
