@@ -107,7 +107,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
         ctx.shutdown.clone(),
     );
     let (views, rights) = rights(&options);
-    let described = match &options.runtime {
+    let rights_text = match &options.runtime {
         Some(_) => "pods have the rights that their container runtime gives them".to_owned(),
         None => rights.describe(),
     };
@@ -183,7 +183,7 @@ pub(crate) async fn run(options: Options, client: Client, ctx: Context) -> Resul
     services.spawn(report(
         shared.clone(),
         machine,
-        [confinement, described],
+        [confinement, rights_text],
         port,
         registered,
     ));
@@ -343,6 +343,9 @@ const STATUS_CHECK: Duration = Duration::from_secs(10);
 
 /// Registers the Node and keeps its status up to date: writes it when it is due, and at the next check when
 /// the API server has other conditions, for example after a late lease.
+///
+/// `confinement` and `rights` are values of the Node's annotations, `port` is that of the node's HTTP server.
+/// The Node's uid is sent to `registered` when the Node is first written.
 async fn report(
     shared: Arc<Shared>,
     machine: Machine,

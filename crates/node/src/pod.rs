@@ -122,7 +122,7 @@ impl Amounts {
         })
     }
 
-    /// Returns the settings of the container's group.
+    /// Returns the settings of the container's cgroup.
     #[must_use]
     pub fn settings(&self) -> GroupSettings {
         let positive = |amount: Option<i64>| amount.filter(|amount| *amount > 0);

@@ -16,7 +16,7 @@ impl PodResourcesSource for PodTableSource {
         Ok(pods
             .iter()
             .filter(|pod| !is_over(pod))
-            .map(listed)
+            .map(to_pod_resources)
             .collect())
     }
 
@@ -30,12 +30,12 @@ fn is_over(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Lists a pod with its long-running containers: sidecars first, then the main containers.
-fn listed(pod: &Pod) -> PodResources {
+/// Returns the entry of a pod, with its long-running containers: sidecars first, then the main containers.
+fn to_pod_resources(pod: &Pod) -> PodResources {
     let spec = pod.spec.as_ref();
-    let first = spec.and_then(|spec| spec.init_containers.as_ref());
-    let first = first.into_iter().flatten();
-    let sidecars = first.filter(|it| it.restart_policy.as_deref() == Some("Always"));
+    let init = spec.and_then(|spec| spec.init_containers.as_ref());
+    let init = init.into_iter().flatten();
+    let sidecars = init.filter(|it| it.restart_policy.as_deref() == Some("Always"));
     let main = spec.into_iter().flat_map(|spec| &spec.containers);
     let container = |container: &Container| ContainerResources {
         name: container.name.clone(),

@@ -66,7 +66,8 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    /// Creates both views, without the directories in `hidden`. The error is the reason why there are none.
+    /// Creates the guarded view, in which only directories for temporary files are writable, and the read-only
+    /// view. Directories in `hidden` are empty in both. The error is the reason why there are no views.
     pub(crate) fn new(hidden: &[PathBuf]) -> Result<Self, String> {
         if !koord_host::is_root() {
             return Err("koord does not run as root".to_owned());

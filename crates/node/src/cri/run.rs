@@ -459,7 +459,7 @@ async fn wait_for_exit(
             // The node is stopping, and this task with it.
             std::future::pending::<()>().await;
         }
-        let size = tail.look();
+        let size = tail.publish_size();
         if running.borrow_and_update().contains(&id) {
             if size > most {
                 rotate(&handle, &id, &tail, files).await;
@@ -468,7 +468,7 @@ async fn wait_for_exit(
         }
         match handle.status(&id).await {
             Ok(status) if status.state() == cri::ContainerState::ContainerExited => {
-                tail.look();
+                tail.publish_size();
                 let reason = match (status.exit_code, status.reason) {
                     (0, reason) if reason.is_empty() => "Completed".to_owned(),
                     (_, reason) if reason.is_empty() => "Error".to_owned(),

@@ -200,7 +200,7 @@ impl Tail {
     }
 
     /// Makes new output visible to readers and returns the size of the file in bytes.
-    pub(crate) fn look(&self) -> u64 {
+    pub(crate) fn publish_size(&self) -> u64 {
         let size = fs::metadata(&self.path).map_or(0, |file| file.len());
         self.progress.send_if_modified(|progress| {
             let new = progress.bytes != size;
