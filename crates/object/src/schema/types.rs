@@ -18,7 +18,7 @@ pub struct BuiltinType {
     pub name: &'static str,
     /// Schema of its values.
     pub schema: Schema,
-    /// Protobuf fields, in the order of the table.
+    /// Protobuf fields, in the order of `types.txt`.
     pub wire: Vec<ProtoField>,
     /// Fields by JSON name, including those of inline members.
     pub fields: FxHashMap<&'static str, Schema>,

@@ -208,19 +208,20 @@ impl Schema {
         }
     }
 
+    /// Prunes the members of an object, as [`Schema::prune`] describes.
     fn prune_map(&self, map: &mut Map<String, Value>) {
-        let fields = matches!(self.members, Members::Named(_));
+        let is_builtin_type = matches!(self.members, Members::Named(_));
         map.retain(|key, v| {
             let Some(inner) = self.allowed_member(key) else {
                 return self.is_open();
             };
             inner.prune(v);
-            let left_out = if v.is_null() {
-                fields || (self.typed && inner.kind != Type::Any)
+            let is_removed = if v.is_null() {
+                is_builtin_type || (self.typed && inner.kind != Type::Any)
             } else {
-                fields && !inner.written && inner.is_omitted(v)
+                is_builtin_type && !inner.written && inner.is_omitted(v)
             };
-            !left_out
+            !is_removed
         });
     }
 
