@@ -1,9 +1,9 @@
 //! Target nodes for evictions by the scheduler's own rules: the descheduler requests one before it evicts a
 //! pod.
 //!
-//! A scheduler's engine follows the cluster without making decisions ([`Follower`]). For a running pod, it
-//! stores the pod's resources and what matters to other pods, and the descheduler's snapshot holds how the
-//! pod selects a node; together they describe the replacement pod. [ADR
+//! A scheduler's engine follows the cluster without making decisions ([`Follower`]). For a running pod,
+//! the engine stores the resources and what matters to other pods, and the descheduler's snapshot holds how
+//! the pod selects a node; together they describe the replacement pod. [ADR
 //! 12](../../../docs/adr/0012-targets-by-the-scheduler.md) gives the reasons.
 
 use anyhow::Context as _;
@@ -44,7 +44,7 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Finds targets by the engine of `follower`.
+    /// Creates targets that are found by the engine of `follower`.
     #[must_use]
     pub fn new(follower: Follower) -> Self {
         let engine = None;
@@ -139,7 +139,7 @@ impl Drop for Targets {
 }
 
 /// Creates the placement of koord-descheduler: [`Targets`] of the scheduler whose configuration is in the
-/// file `config`.
+/// file `config`; `None` uses [`registry`].
 ///
 /// # Errors
 /// Fails if the file cannot be read, or if the configuration is invalid.
@@ -157,8 +157,8 @@ pub fn for_descheduler(
     Ok(Box::new(targets))
 }
 
-/// Returns the plugins of koord-scheduler as they are without a configuration file, except that load
-/// thresholds are set: that profile has none, as upstream's sample, but no pod must be moved to a hot node.
+/// Returns the plugins that koord-scheduler has without a configuration file, with load thresholds added. The
+/// scheduler's own default has no thresholds, like upstream's sample, but no pod must be moved to a hot node.
 /// The thresholds are LoadAwareScheduling's defaults.
 #[must_use]
 pub fn registry() -> Registry {
