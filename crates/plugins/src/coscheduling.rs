@@ -46,7 +46,7 @@ const NAME: &str = "Coscheduling";
 const POD_GROUPS: &str = "podgroups.v1alpha1.scheduling.sigs.k8s.io";
 const TOPOLOGIES: &str = "clusternetworktopologies.v1alpha1.scheduling.koordinator.sh";
 const UNAWARE: &str = "awareNetworkTopology of CoschedulingArgs is off";
-/// Addition to [`Blocked::NoTopology`] while the scheduler keeps no topology, whatever objects there are.
+/// Cause of [`Blocked::NoTopology`] if the scheduler does not read topology objects at all.
 const UNMANAGED: &str = "--enable-network-topology-manager is off";
 /// Feature gate: members that are not tried get a condition with the reason.
 const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";

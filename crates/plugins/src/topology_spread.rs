@@ -73,7 +73,7 @@ struct HardConstraints(Vec<SpreadConstraint>);
 struct SoftConstraints {
     constraints: Vec<SpreadConstraint>,
     /// True if nodes without one of the labels get no score.
-    all_labels: bool,
+    require_all_topologies: bool,
 }
 
 /// Builds the plugin.
@@ -130,7 +130,7 @@ impl TopologySpread {
     fn constraints(&mut self, cycle: &Cycle<'_>, action: &str) -> Vec<SpreadConstraint> {
         let pod = cycle.pod;
         let own = spread_constraints(pod);
-        let (all, group_selector) = if own.is_empty() {
+        let (effective, group_selector) = if own.is_empty() {
             if self.defaults.iter().all(|c| c.when_unsatisfiable != action) {
                 return Vec::new();
             }
@@ -142,12 +142,12 @@ impl TopologySpread {
         } else {
             (own, None)
         };
-        let chosen: Vec<&TopologySpreadConstraint> = all
+        let chosen: Vec<&TopologySpreadConstraint> = effective
             .iter()
             .filter(|constraint| constraint.when_unsatisfiable == action)
             .collect();
-        let all_labels = !own.is_empty() || !self.system;
-        let needs: Vec<String> = if all_labels {
+        let require_all_topologies = !own.is_empty() || !self.system;
+        let required_keys: Vec<String> = if require_all_topologies {
             chosen.iter().map(|c| c.topology_key.clone()).collect()
         } else {
             Vec::new()
@@ -160,7 +160,7 @@ impl TopologySpread {
                     all_counters,
                     constraint,
                     group_selector.as_ref(),
-                    &needs,
+                    &required_keys,
                     cycle,
                 );
                 let counts = |counter: &Counter| {
@@ -184,7 +184,7 @@ fn find_or_count(
     all_counters: &mut TopologyCounters,
     constraint: &TopologySpreadConstraint,
     group_selector: Option<&Selector>,
-    needs: &[String],
+    required_keys: &[String],
     cycle: &Cycle<'_>,
 ) -> CounterId {
     let pod = cycle.pod;
@@ -219,8 +219,8 @@ fn find_or_count(
         }
     }
     key.number(-1);
-    for need in needs {
-        key.text(need);
+    for required_key in required_keys {
+        key.text(required_key);
     }
     key.number(-1);
     if by_affinity && (node_selector.is_some() || affinity.is_some()) {
@@ -241,7 +241,7 @@ fn find_or_count(
     let required_affinity = RequiredNodeAffinity::from_pod(pod);
     let domain_spec = DomainSpec {
         key: constraint.topology_key.clone(),
-        needs: needs
+        needs: required_keys
             .iter()
             .filter(|need| **need != constraint.topology_key)
             .cloned()
@@ -376,10 +376,10 @@ impl PreScore for TopologySpread {
         let Some(constraints) = prepared.map(|prepared| prepared.soft.clone()) else {
             return PreScoreResult::Skip;
         };
-        let all_labels = !self.system || !spread_constraints(cycle.pod).is_empty();
+        let require_all_topologies = !self.system || !spread_constraints(cycle.pod).is_empty();
         PreScoreResult::Ready(State::new(SoftConstraints {
             constraints,
-            all_labels,
+            require_all_topologies,
         }))
     }
 }
@@ -644,7 +644,7 @@ impl Volatile for TopologySpread {
                 ungrouped,
                 groups,
             } = *around;
-            match (constraint.per_host, soft.all_labels) {
+            match (constraint.per_host, soft.require_all_topologies) {
                 (true, true) => fitting - ungrouped,
                 (true, false) => fitting,
                 (false, true) => groups,
@@ -676,7 +676,7 @@ impl SoftConstraints {
         rows: &[NodeIndex],
     ) -> Vec<bool> {
         let mut out = vec![false; rows.len()];
-        if self.all_labels {
+        if self.require_all_topologies {
             for (_, counter) in counters {
                 let domains = all_counters.domains_of(counter);
                 for (node, out) in rows.iter().zip(&mut out) {

@@ -32,7 +32,8 @@ pub(super) struct StatusWriter {
 }
 
 impl StatusWriter {
-    /// Returns the time of the next check; `missing` if a built-in quota has no object.
+    /// Returns the time of the next check; `None` if nothing is due. `missing` is true if a built-in quota has
+    /// no object.
     pub(super) fn next_check(&self, missing: bool) -> Option<Timestamp> {
         let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
         let create = match self.created {

@@ -252,6 +252,8 @@ impl Thresholds {
 }
 
 impl AggregatedThresholds {
+    /// Creates thresholds for usage that is aggregated by `kind` (such as `p95`) over `duration`. `None` if
+    /// there are no limits or `kind` is empty.
     fn new(limits: Option<Limits>, kind: &str, duration: GoDuration) -> Option<Self> {
         let limits = limits.filter(|_| !kind.is_empty())?;
         Some(Self {

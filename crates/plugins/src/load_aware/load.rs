@@ -171,6 +171,7 @@ pub(super) struct NodeUsage {
     pub usage: Option<ResourceRow>,
     /// Usage for aggregated thresholds; `None` if not configured or not reported.
     pub filtered: Option<ResourceRow>,
+    /// Aggregated usage for scoring; `None` if not configured or not reported.
     pub scored: Option<ResourceRow>,
     /// Sum of estimates that the report does not cover yet.
     pub node_delta: ResourceRow,
@@ -335,7 +336,8 @@ impl NodeLoad {
 }
 
 impl NodeUsage {
-    /// Returns the contribution of a pod, which is constant for a given report.
+    /// Returns what a pod adds to the sums of its node: the part of its estimate that the report does not
+    /// cover, and the reported usage of a production pod. Constant for a given report, and zero without one.
     fn contribution(
         &self,
         assigned_pod: &AssignedPod,
@@ -358,7 +360,8 @@ impl NodeUsage {
             reported: report.updated.map_or(0, |time| time.as_millisecond()),
             interval: report.interval,
         };
-        let part = |usage: Option<&ResourceRow>| match usage {
+        // The part of the estimate that the reported usage does not cover; `None` if it covers all.
+        let uncovered = |usage: Option<&ResourceRow>| match usage {
             None => Some(estimate.clone()),
             Some(usage) if coverage.estimate_counts() => {
                 let pairs = estimate.iter().zip(usage);
@@ -366,12 +369,12 @@ impl NodeUsage {
             }
             Some(_) => None,
         };
-        if let Some(delta) = part(usage.as_ref()) {
+        if let Some(delta) = uncovered(usage.as_ref()) {
             contribution.node_delta = delta;
         }
         if pod.priority_class == PriorityClass::Prod {
             let prod = usage.filter(|_| reported.is_some_and(|reported| reported.prod));
-            if let Some(delta) = part(prod.as_ref()) {
+            if let Some(delta) = uncovered(prod.as_ref()) {
                 contribution.prod_delta = delta;
             }
             if let Some(usage) = prod {

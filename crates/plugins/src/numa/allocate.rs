@@ -376,7 +376,7 @@ impl FreeResources {
         Ok(allocation)
     }
 
-    /// Returns the free amounts by NUMA node, reduced to what a CPU-bound pod can use.
+    /// Returns the free amounts by NUMA node, reduced to what a pod with a CPU bind policy can use.
     fn usable_zones(&self, plan: &Plan<'_>) -> Vec<(u8, Amounts)> {
         let mut zones = self.zones.clone();
         let Some((bind, required)) = plan.bind else {
@@ -584,20 +584,20 @@ fn zone_score(
     })
 }
 
-/// Returns the score of a node or of NUMA nodes; `place` returns (allocatable, requested) of a resource.
+/// Returns the score of a node or of NUMA nodes; `amounts` returns (allocatable, requested) of a resource.
 /// `ratio` is the factor by which the pod's own CPU request is amplified.
 pub(super) fn score(
     incoming: &NumaPod,
     ratio: Option<f64>,
     strategy: koord_model::cpuset::CpuStrategy,
-    place: impl Fn(ResourceId) -> (i64, i64),
+    amounts: impl Fn(ResourceId) -> (i64, i64),
 ) -> i64 {
     let usages = incoming.scored_resources.iter().map(|(id, weight)| {
         let mut own = incoming.requests.get(*id);
         if let Some(ratio) = ratio.filter(|_| *id == CPU) {
             own = amplify(own, ratio);
         }
-        let (allocatable, requested) = place(*id);
+        let (allocatable, requested) = amounts(*id);
         Usage {
             allocatable,
             requested: requested.saturating_add(own),

@@ -72,7 +72,7 @@ fn default_weight() -> i64 {
 /// Settings of one profile, computed from the plugin arguments.
 #[derive(Debug, Clone)]
 pub(super) struct NumaSettings {
-    /// Bind policy of CPU-bound pods that do not name one; `None` means that they are not bound.
+    /// Bind policy of pods with bound CPUs that name none; `None` means that their CPUs are not bound.
     pub(super) bind: Option<BindPolicy>,
     /// Scoring strategy between nodes.
     pub(super) nodes: CpuStrategy,

@@ -224,7 +224,7 @@ impl Numa {
         self.serve_from(cycle, plan, &sources)
     }
 
-    /// Serves the pod from the first of `sources` that can, on the NUMA nodes of the cycle.
+    /// Returns the allocation from the first of `sources` that suffices, on the NUMA nodes of the cycle.
     pub(super) fn serve_from(
         &self,
         cycle: &Cycle<'_>,
@@ -241,7 +241,7 @@ impl Numa {
         )
     }
 
-    /// Returns how many CPUs the node is short of for a CPU-bound pod.
+    /// Returns how many CPUs the node is short of for a pod with bound CPUs.
     pub(super) fn missing_cpus(
         &self,
         cycle: &Cycle<'_>,

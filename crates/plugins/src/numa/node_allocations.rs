@@ -108,7 +108,7 @@ pub(super) struct AllocatedResources {
     pub(super) owned: Owned,
     /// Amounts by NUMA node, ascending; as requested, not amplified.
     zones: Vec<(u8, Amounts)>,
-    /// NUMA nodes with CPU-bound pods, and whether their pods use only this node or several.
+    /// NUMA nodes with pods that have bound CPUs, and whether their pods use only this node or several.
     pub(super) states: Vec<(u8, NumaState)>,
 }
 

@@ -59,7 +59,7 @@ impl NumaPod {
     /// Parses the requests of `pod`; `None` if it requests nothing.
     ///
     /// # Errors
-    /// Returns a message if an annotation is invalid, or if a CPU-bound pod requests a fraction of a CPU.
+    /// Returns a message if an annotation is invalid, or if a pod with bound CPUs requests a fraction of a CPU.
     pub(super) fn new(
         pod: &PodInfo,
         settings: &NumaSettings,
@@ -201,7 +201,7 @@ impl NumaAnnotations {
                 }),
                 cpus: read(pod, annotations::RESOURCE_SPEC),
                 whole_cpus: is_whole(pod),
-                preassigned: has_binding_hint(pod).and_then(|it| match it {
+                preassigned: has_preassignment_hint(pod).and_then(|it| match it {
                     true => preassigned_cpus(pod, table),
                     false => Ok(None),
                 }),
@@ -210,7 +210,9 @@ impl NumaAnnotations {
     }
 }
 
-fn has_binding_hint(pod: &PodInfo) -> Result<bool, String> {
+/// Returns true if the pod's scheduling hint has an entry for this plugin, so that the CPUs in the pod's own
+/// annotation are preassigned.
+fn has_preassignment_hint(pod: &PodInfo) -> Result<bool, String> {
     let keys = [
         annotations::SCHEDULING_HINT,
         annotations::SCHEDULING_HINT_DEPRECATED,
@@ -219,8 +221,8 @@ fn has_binding_hint(pod: &PodInfo) -> Result<bool, String> {
         return Ok(false);
     };
     let hint: SchedulingHint = read(pod, key)?;
-    let named = |all: &koord_api::slo::ExtensionsMap| all.contains_key(super::NAME);
-    Ok(hint.extensions.as_ref().is_some_and(named))
+    let has_entry = |all: &koord_api::slo::ExtensionsMap| all.contains_key(super::NAME);
+    Ok(hint.extensions.as_ref().is_some_and(has_entry))
 }
 
 /// Returns the allocation in the pod's own annotation.

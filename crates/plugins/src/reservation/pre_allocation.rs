@@ -355,7 +355,8 @@ impl Reservations {
         pod.map_or(0, |pod| fullness(record, pod))
     }
 
-    /// Makes the absorbed pods owners of the reservation.
+    /// Makes the absorbed pods owners of the reservation, and records the pods that an earlier attempt
+    /// annotated and this one does not absorb.
     pub(super) fn add_absorbed_owners(
         &mut self,
         cycle: &Cycle<'_>,
@@ -366,17 +367,17 @@ impl Reservations {
         if !self.record_of(pod).is_some_and(is_pre_allocation) {
             return;
         }
-        let chosen = cycle.absorbed();
-        let annotated = self
+        let absorbed_pods = cycle.absorbed();
+        let annotated_pods = self
             .table
             .confirmed_on(&pod.uid, cycle.view.nodes.name(node));
-        let is_chosen = |annotated: &PodInfo| {
-            chosen
+        let is_absorbed = |candidate: &PodInfo| {
+            absorbed_pods
                 .iter()
-                .any(|absorbed| *absorbed.uid == *annotated.uid)
+                .any(|absorbed| *absorbed.uid == *candidate.uid)
         };
-        let stale_annotated: Vec<_> = annotated
-            .filter(|annotated| !is_chosen(annotated))
+        let stale_annotated: Vec<_> = annotated_pods
+            .filter(|candidate| !is_absorbed(candidate))
             .cloned()
             .collect();
         if stale_annotated.is_empty() {
@@ -386,8 +387,8 @@ impl Reservations {
                 .stale_annotated
                 .insert(pod.uid.clone(), stale_annotated);
         }
-        for absorbed in chosen.iter().cloned() {
-            // The pod is annotated already, since a binding that failed half-way.
+        for absorbed in absorbed_pods.iter().cloned() {
+            // An earlier binding that failed half-way has annotated the pod already.
             if self.table.is_confirmed(&pod.uid, &absorbed.uid) {
                 continue;
             }

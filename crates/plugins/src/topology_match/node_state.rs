@@ -58,7 +58,7 @@ pub(super) struct NodeTopologyState {
     pub(super) ended: FxHashMap<Arc<str>, PodFingerprint>,
     /// Since when pods are held or the node is doubtful.
     pub(super) since: Option<Timestamp>,
-    /// True if a problem was reported for the current wait.
+    /// True if the timeout of the wait that began at `since` was reported as a problem.
     pub(super) problem_reported: bool,
 }
 
