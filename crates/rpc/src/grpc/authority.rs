@@ -180,7 +180,8 @@ fn write(open: &HeaderBlock, block: &[u8], out: &mut BytesMut) {
     }
 }
 
-/// Returns the block with the authority replaced; `None` if it has no literal authority, or is invalid.
+/// Returns the HPACK header block with the value of `:authority` replaced by [`AUTHORITY`]; `None` if the block
+/// has no literal authority, or is invalid.
 fn replace_authority(block: &[u8]) -> Option<BytesMut> {
     let mut out: Option<BytesMut> = None;
     let (mut rest, mut copied) = (block, 0);
