@@ -94,7 +94,7 @@ impl Args {
     }
 }
 
-/// Returns the path of a socket, with or without the scheme that kubelets require.
+/// Parses the path of a socket from a flag's value, which may have the scheme `unix://` that kubelets require.
 fn socket(flag: &str, value: &str) -> Result<PathBuf, OptionsError> {
     let path = Path::new(value.strip_prefix("unix://").unwrap_or(value));
     if !path.is_absolute() {

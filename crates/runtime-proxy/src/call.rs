@@ -120,7 +120,7 @@ impl Decider {
             Call::RunPodSandbox => self.run_pod(&message).await,
             Call::CreateContainer => self.create_container(&message).await,
             Call::UpdateContainerResources => self.update_container(&message).await,
-            _ => self.by_id(call, &message).await.map(|result| {
+            _ => self.decide_by_id(call, &message).await.map(|result| {
                 let unchanged = message.clone();
                 result.map(|post_call| (unchanged, post_call))
             }),
@@ -271,7 +271,7 @@ impl Decider {
     }
 
     /// Decides about calls that contain only an id, and are never changed.
-    async fn by_id(&self, call: Call, message: &Bytes) -> HookResult<PostCall> {
+    async fn decide_by_id(&self, call: Call, message: &Bytes) -> HookResult<PostCall> {
         Ok(match call {
             Call::StartContainer => {
                 let id = cri::StartContainerRequest::decode(message.clone())?.container_id;

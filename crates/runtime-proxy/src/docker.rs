@@ -402,7 +402,7 @@ impl Docker {
         let (head, body) = request.into_parts();
         let body = read_body(body).await?;
         let mut container = (*role).clone();
-        let (body, remember) = match serde_json::from_slice::<Map<String, Value>>(&body) {
+        let (body, store_container) = match serde_json::from_slice::<Map<String, Value>>(&body) {
             Ok(mut update) => {
                 let before = update.clone();
                 let hook_request = &mut container.request;
@@ -425,7 +425,7 @@ impl Docker {
             }
         };
         let response = self.send_with_body(head, body).await?;
-        if remember && response.status().is_success() {
+        if store_container && response.status().is_success() {
             self.store.put_container(id, Arc::new(container));
         }
         Ok(response.map(Either::Left))

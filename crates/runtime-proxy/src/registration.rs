@@ -82,7 +82,8 @@ fn read(path: &Path) -> Result<Registration, RegistrationError> {
     parse(&text)
 }
 
-/// Detects whether a file changed: a restored file with an old modification time has another inode or size.
+/// Identity of a file, which shows whether it changed: a restored file with an old modification time has
+/// another inode or size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     inode: u64,

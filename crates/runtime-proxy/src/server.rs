@@ -197,7 +197,7 @@ impl Server {
     /// Serves a connection to the Docker API.
     fn serve_docker(&self, stream: UnixStream, docker: Arc<Docker>) {
         let called = CancellationToken::new();
-        let end = end_of(self.drain.clone(), called.clone());
+        let end = wait_for_shutdown(self.drain.clone(), called.clone());
         self.connections.spawn(async move {
             let service = service_fn(move |request| {
                 let docker = docker.clone();
@@ -230,7 +230,7 @@ impl Server {
             drain: self.drain.clone(),
             called: CancellationToken::new(),
         };
-        let end = end_of(self.drain.clone(), handler.called.clone());
+        let end = wait_for_shutdown(self.drain.clone(), handler.called.clone());
         // Accepts any authority that the client sends.
         let stream = TokioIo::new(Tolerant::new(stream));
         self.connections.spawn(async move {
@@ -262,8 +262,9 @@ impl Server {
     }
 }
 
-/// Completes when a connection is to be shut down: at drain, but not before its first call or [`FIRST_CALL`].
-async fn end_of(drain: CancellationToken, called: CancellationToken) {
+/// Completes when a connection is to be shut down: when draining starts, but not before its first call or
+/// before [`FIRST_CALL`] has passed.
+async fn wait_for_shutdown(drain: CancellationToken, called: CancellationToken) {
     drain.cancelled().await;
     let _ = tokio::time::timeout(FIRST_CALL, called.cancelled()).await;
 }

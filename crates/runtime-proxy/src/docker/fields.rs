@@ -57,33 +57,39 @@ pub(super) fn edit(of: &mut Object, field: &str, change: impl FnOnce(&mut Object
     of.insert(field.to_owned(), Value::Object(object));
 }
 
-fn numbers(of: &mut Resources) -> [(&'static str, &mut i64); 5] {
+fn numbers(resources: &mut Resources) -> [(&'static str, &mut i64); 5] {
     [
-        ("CpuPeriod", &mut of.cpu_period),
-        ("CpuQuota", &mut of.cpu_quota),
-        ("CpuShares", &mut of.cpu_shares),
-        ("Memory", &mut of.memory_limit_in_bytes),
-        ("MemorySwap", &mut of.memory_swap_limit_in_bytes),
+        ("CpuPeriod", &mut resources.cpu_period),
+        ("CpuQuota", &mut resources.cpu_quota),
+        ("CpuShares", &mut resources.cpu_shares),
+        ("Memory", &mut resources.memory_limit_in_bytes),
+        ("MemorySwap", &mut resources.memory_swap_limit_in_bytes),
     ]
 }
 
-fn texts(of: &mut Resources) -> [(&'static str, &mut String); 2] {
+fn texts(resources: &mut Resources) -> [(&'static str, &mut String); 2] {
     [
-        ("CpusetCpus", &mut of.cpuset_cpus),
-        ("CpusetMems", &mut of.cpuset_mems),
+        ("CpusetCpus", &mut resources.cpuset_cpus),
+        ("CpusetMems", &mut resources.cpuset_mems),
     ]
 }
 
 /// Returns the resources in a HostConfig or an update.
-pub(super) fn resources(of: &Object) -> Resources {
+pub(super) fn resources(object: &Object) -> Resources {
     let mut read = Resources::default();
-    let number = |field: &str| of.get(field).and_then(Value::as_i64).unwrap_or_default();
+    let number = |field: &str| {
+        object
+            .get(field)
+            .and_then(Value::as_i64)
+            .unwrap_or_default()
+    };
     for (field, value) in numbers(&mut read) {
         *value = number(field);
     }
     read.oom_score_adj = number(SCORE);
     for (field, value) in texts(&mut read) {
-        of.get(field)
+        object
+            .get(field)
             .and_then(Value::as_str)
             .unwrap_or_default()
             .clone_into(value);
@@ -116,8 +122,11 @@ pub(super) fn put_resources(object: &mut Object, new: &Resources) {
 
 /// Returns the cgroup parent in a HostConfig in the form of hook requests: with the systemd driver, the slice
 /// including the slices above it.
-pub(super) fn parent(of: &Object) -> String {
-    let parent = of.get(PARENT).and_then(Value::as_str).unwrap_or_default();
+pub(super) fn parent(host_config: &Object) -> String {
+    let parent = host_config
+        .get(PARENT)
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let Some(name) = slice(parent) else {
         return parent.to_owned();
     };
@@ -134,11 +143,11 @@ fn slice(parent: &str) -> Option<&str> {
 }
 
 /// Sets the cgroup parent of a HostConfig, in the form that it already has. An empty one changes nothing.
-pub(super) fn put_parent(of: &mut Object, new_parent: &str) {
-    if new_parent.is_empty() || new_parent == parent(of) {
+pub(super) fn put_parent(host_config: &mut Object, new_parent: &str) {
+    if new_parent.is_empty() || new_parent == parent(host_config) {
         return;
     }
-    let systemd = of
+    let systemd = host_config
         .get(PARENT)
         .and_then(Value::as_str)
         .is_some_and(|now| slice(now).is_some());
@@ -147,7 +156,7 @@ pub(super) fn put_parent(of: &mut Object, new_parent: &str) {
     } else {
         new_parent
     };
-    of.insert(PARENT.to_owned(), Value::from(name));
+    host_config.insert(PARENT.to_owned(), Value::from(name));
 }
 
 /// Returns the environment; of a repeated variable, the last value.
