@@ -19,7 +19,7 @@ pub struct Extender {
     pub filter_verb: String,
     /// The verb for reviewing the victims of a preemption.
     pub preempt_verb: String,
-    /// The verb for scoring nodes, normally from 0 to 10.
+    /// The verb for scoring nodes; the scores are normally from 0 to 10.
     pub prioritize_verb: String,
     /// The factor that its scores are multiplied by.
     pub weight: i64,

@@ -259,7 +259,7 @@ impl Meter {
         self.on = self.bindings.is_due(now) && self.taken.get_mut().len() < KEEP;
     }
 
-    /// Ends the work after a binding that [`Self::begin_after`] started, and its measurement if it is timed.
+    /// Ends the work after a binding, begun by [`Self::begin_after`], and its measurement if it is timed.
     pub(super) fn end_after(&mut self) {
         self.bindings
             .passed(std::mem::take(&mut self.on), self.begun);

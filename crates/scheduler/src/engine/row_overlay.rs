@@ -32,7 +32,7 @@ struct RowOverlay {
 /// The overlays of an evaluation, by shape.
 #[derive(Debug, Default)]
 pub(super) struct RowOverlays {
-    found: FxHashMap<ShapeId, RowOverlay>,
+    by_shape: FxHashMap<ShapeId, RowOverlay>,
     /// The shape that is laid over the evaluation now.
     over: Option<ShapeId>,
 }
@@ -40,13 +40,13 @@ pub(super) struct RowOverlays {
 impl RowOverlays {
     /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let overlay_bytes = |found: &RowOverlay| {
-            let numbers = found.fixed.len() + found.raws.len();
-            size_of::<(NodeIndex, u64, RowResult)>() * found.rows.len() + 8 * numbers + 256
+        let overlay_bytes = |overlay: &RowOverlay| {
+            let numbers = overlay.fixed.len() + overlay.raws.len();
+            size_of::<(NodeIndex, u64, RowResult)>() * overlay.rows.len() + 8 * numbers + 256
         };
         // Few evaluations have overlays, and those that do have many of equal size.
-        let first = self.found.values().next().map_or(0, overlay_bytes);
-        first * self.found.len()
+        let first = self.by_shape.values().next().map_or(0, overlay_bytes);
+        first * self.by_shape.len()
     }
 }
 
@@ -57,7 +57,7 @@ impl Evaluation {
             return;
         }
         let width = self.columns.len();
-        let mut overlay = self.overlays.found.remove(&shape).unwrap_or_default();
+        let mut overlay = self.overlays.by_shape.remove(&shape).unwrap_or_default();
         if !overlay.rows.iter().map(|(node, ..)| node).eq(rows) {
             overlay = overlay.moved_to(rows, width);
         }
@@ -74,42 +74,40 @@ impl Evaluation {
             }
         }
         self.exchange(scope, &mut overlay);
-        if self.overlays.found.len() >= MAX_SHAPES {
-            self.overlays.found.clear();
+        if self.overlays.by_shape.len() >= MAX_SHAPES {
+            self.overlays.by_shape.clear();
         }
-        self.overlays.found.insert(shape, overlay);
+        self.overlays.by_shape.insert(shape, overlay);
         self.overlays.over = Some(shape);
     }
 
     /// Undoes [`Self::add_overlay`].
     pub(super) fn remove_overlay(&mut self, scope: &Scope<'_>) {
         if let Some(over) = self.overlays.over.take()
-            && let Some(mut under) = self.overlays.found.remove(&over)
+            && let Some(mut overlay) = self.overlays.by_shape.remove(&over)
         {
-            self.exchange(scope, &mut under);
-            self.overlays.found.insert(over, under);
+            self.exchange(scope, &mut overlay);
+            self.overlays.by_shape.insert(over, overlay);
         }
     }
 
-    /// Exchanges the rows of `found` with the recorded ones.
-    fn exchange(&mut self, scope: &Scope<'_>, found: &mut RowOverlay) {
-        let nodes: Vec<NodeIndex> = found.rows.iter().map(|(node, ..)| *node).collect();
+    /// Exchanges the results in `overlay` with those that the evaluation holds for the same rows.
+    fn exchange(&mut self, scope: &Scope<'_>, overlay: &mut RowOverlay) {
+        let nodes: Vec<NodeIndex> = overlay.rows.iter().map(|(node, ..)| *node).collect();
         let width = self.columns.len();
         let mut raws = vec![0; width];
         self.replace(scope, &nodes, |evaluation, at| {
             let (Some((node, _, result)), Some(fixed)) =
-                (found.rows.get_mut(at), found.fixed.get_mut(at))
+                (overlay.rows.get_mut(at), overlay.fixed.get_mut(at))
             else {
                 return;
             };
-            let stored_raws = &mut found.raws[at * width..(at + 1) * width];
+            let stored_raws = &mut overlay.raws[at * width..(at + 1) * width];
             raws.copy_from_slice(stored_raws);
-            let under = evaluation.recorded(*node, stored_raws);
-            let new = (
-                std::mem::replace(result, under.0),
-                std::mem::replace(fixed, under.1),
-            );
-            evaluation.record(*node, new.0, new.1, raws.iter().copied());
+            let (old_result, old_fixed) = evaluation.recorded(*node, stored_raws);
+            let new_result = std::mem::replace(result, old_result);
+            let new_fixed = std::mem::replace(fixed, old_fixed);
+            evaluation.record(*node, new_result, new_fixed, raws.iter().copied());
         });
     }
 }

@@ -500,13 +500,14 @@ impl PluginTable {
         }))
     }
 
-    /// Returns the key under which the pod shares evaluations, or `None` if it shares nothing.
+    /// Returns the key under which the pod shares evaluations with others, or `None` if it shares none. What
+    /// releasing plugins read is kept apart if they affect only a few known rows.
     fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
         let pod = scope.cycle.pod;
         let rows = scope.special_rows();
         let rows = rows.filter(|rows| rows.len() <= row_overlay::MAX_ROWS);
-        let (mut common, mut own) = (Signature::default(), Signature::default());
-        let apart = rows.is_some().then_some(&mut own);
+        let (mut common, mut releasing) = (Signature::default(), Signature::default());
+        let apart = rows.is_some().then_some(&mut releasing);
         if self.sign_apart(pod, profile, scope.cycle.view, &mut common, apart) == Signable::No {
             return None;
         }
@@ -516,12 +517,12 @@ impl PluginTable {
             common.number(i64::from(pod.priority));
         }
         if rows.is_some() {
-            // A pod that no other pod is released for may have one score less.
+            // A releasing plugin may skip scoring if it has nothing to release.
             common.number(i64::try_from(scope.prepared.scores.len()).unwrap_or(i64::MAX));
         }
         Some(Shape {
             common: common.finish(),
-            own: rows.map(|rows| (own.finish(), rows)),
+            own: rows.map(|rows| (releasing.finish(), rows)),
         })
     }
 

@@ -37,7 +37,7 @@ pub struct Diagnosis {
     pub refusals: Vec<NodeRefusal>,
     /// The result of the attempt to make room.
     pub post_filter_message: String,
-    /// The result of the attempt to make room for all pods that start together with this one.
+    /// The result of preemption for the whole group, if the pod starts together with others.
     #[serde(skip)]
     pub for_group: Option<String>,
     /// The nominated node; empty when the previous nomination is cleared.

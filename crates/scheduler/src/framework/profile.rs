@@ -215,7 +215,7 @@ impl Builder<'_> {
             .filter_map(|factory| weight(factory).map(|weight| (factory.name, weight)))
             .collect();
         let multi = &config.plugins.multi_point;
-        let everywhere = merge(&defaults, multi);
+        let multi_point = merge(&defaults, multi);
         let mut profile = Profile {
             name: name.clone(),
             ..Profile::default()
@@ -224,8 +224,8 @@ impl Builder<'_> {
         for (point, label, set) in points(&config.plugins) {
             let order = self.registry.koord_order.get(label).filter(|_| koord);
             let on = match order {
-                Some(order) => self.built_in(order, &everywhere),
-                None => at_point(set, &everywhere),
+                Some(order) => self.built_in(order, &multi_point),
+                None => at_point(set, &multi_point),
             };
             for ((plugin, weight), explicit) in on {
                 let Some(instance) = self.instance(&name, plugin, &args, koord)? else {
@@ -316,19 +316,19 @@ impl Builder<'_> {
     fn built_in<'a>(
         &self,
         order: &Order,
-        everywhere: &[EnabledPlugin<'a>],
+        multi_point: &[EnabledPlugin<'a>],
     ) -> Vec<(EnabledPlugin<'a>, bool)> {
         let by_default = |plugin: &str| {
             let factory = self.registry.find(plugin);
             factory.is_some_and(|factory| factory.default_weight.is_some())
         };
-        let defaults = everywhere.iter().filter(|(plugin, _)| {
+        let defaults = multi_point.iter().filter(|(plugin, _)| {
             !order.alone && by_default(plugin) && !order.plugins.contains(plugin)
         });
         let listed = order
             .plugins
             .iter()
-            .filter_map(|plugin| everywhere.iter().find(|(name, _)| name == plugin));
+            .filter_map(|plugin| multi_point.iter().find(|(name, _)| name == plugin));
         defaults.chain(listed).map(|on| (*on, false)).collect()
     }
 
@@ -450,25 +450,25 @@ fn merge<'a>(defaults: &[EnabledPlugin<'a>], set: &'a PluginSetConfig) -> Vec<En
 }
 
 /// Returns the plugins at one point, and for each whether the point itself names it. In order: plugins of
-/// `everywhere` that the point reconfigures, the others of `everywhere`, then those that only the point
+/// `multi_point` that the point reconfigures, the others of `multi_point`, then those that only the point
 /// names.
 fn at_point<'a>(
     set: &'a PluginSetConfig,
-    everywhere: &[EnabledPlugin<'a>],
+    multi_point: &[EnabledPlugin<'a>],
 ) -> Vec<(EnabledPlugin<'a>, bool)> {
-    let off = |plugin: &str| {
+    let is_disabled = |plugin: &str| {
         let mut disabled = set.disabled.iter();
         disabled.any(|d| d.name == "*" || d.name == plugin)
     };
-    let named: Vec<EnabledPlugin<'_>> = set.enabled.iter().map(enabled_from).collect();
-    let among =
+    let own: Vec<EnabledPlugin<'_>> = set.enabled.iter().map(enabled_from).collect();
+    let contains =
         |plugin: &str, list: &[EnabledPlugin<'_>]| list.iter().any(|(name, _)| *name == plugin);
-    let (replaced, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = named
+    let (replaced, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = own
         .iter()
-        .partition(|(plugin, _)| !off(plugin) && among(plugin, everywhere));
-    let unnamed = everywhere
+        .partition(|(plugin, _)| !is_disabled(plugin) && contains(plugin, multi_point));
+    let unnamed = multi_point
         .iter()
-        .filter(|(plugin, _)| !off(plugin) && !among(plugin, &named));
+        .filter(|(plugin, _)| !is_disabled(plugin) && !contains(plugin, &own));
     let mut on: Vec<(EnabledPlugin<'_>, bool)> =
         replaced.into_iter().map(|on| (on, true)).collect();
     on.extend(unnamed.map(|on| (*on, false)));

@@ -287,8 +287,8 @@ pub trait PostFilter {
     fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
         None
     }
-    /// Returns the uids of the pods that [`PostFilterResult::PreemptForGroup`] would make room for, if that
-    /// is what would be returned for `pod`; plugins prepare their state for them, too.
+    /// Returns the uids of the pods in the group of `pod` if its preemption is one for a group
+    /// ([`PostFilterResult::PreemptForGroup`]), else nothing. Plugins prepare their state for these pods, too.
     fn group_members(&self, _pod: &PodInfo) -> Vec<Arc<str>> {
         Vec::new()
     }

@@ -7,7 +7,7 @@ const OPENS: &str = " Nearest: ";
 /// The maximum length of the sentence in bytes.
 const LONGEST: usize = 400;
 
-/// Formats the sentence; empty if there are no nodes.
+/// Formats the sentence about the nearest nodes; empty if there are none.
 pub(super) fn format_nearest(near: &[NearestNode]) -> String {
     let mut text = String::new();
     for node in near {
