@@ -61,8 +61,8 @@ pub struct Options {
     pub sample_interval: Duration,
     /// Time between two reports of a node whose NodeMetric does not set it.
     pub report_interval: Duration,
-    /// Minimum time between two reports of a node on which no pod starts or ends, regardless of its
-    /// NodeMetric: 30 s by default, as in koordlet.
+    /// Minimum time between two reports of a node on which no pod starts or ends, even if its NodeMetric sets
+    /// a shorter interval: 30 s by default, as in koordlet.
     pub least_report_interval: Duration,
     /// Nodes whose kubelets serve PodResources, for an exporter that reports the allocated resources instead
     /// of the simulation.

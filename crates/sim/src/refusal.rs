@@ -39,12 +39,12 @@ impl Need {
     }
 }
 
-/// Returns reason and message if the node cannot take the pod. `others` returns all pods; it is called only
-/// if no scheduler chose the node.
+/// Returns reason and message if the node must refuse the pod. `all_pods` returns the pods of all nodes; it is
+/// called only for a pod with host ports whose node no scheduler chose.
 pub(crate) fn check<I>(
     pod: &Pod,
     node: &Node,
-    others: impl FnOnce() -> I,
+    all_pods: impl FnOnce() -> I,
 ) -> Option<(String, String)>
 where
     I: IntoIterator<Item = Pod>,
@@ -68,7 +68,7 @@ where
     if host_ports.is_empty() || is_scheduled(pod) {
         return None;
     }
-    let conflict = others().into_iter().any(|other| {
+    let conflict = all_pods().into_iter().any(|other| {
         other.metadata.uid != pod.metadata.uid
             && other.spec.as_ref().and_then(|s| s.node_name.as_ref()) == spec.node_name.as_ref()
             && !ended(&other)

@@ -154,35 +154,41 @@ impl Order<'_> {
         current: (NumaMask, bool),
         candidate: (NumaMask, bool),
     ) -> (NumaMask, bool) {
-        let (has, offers) = (current.0.count(), candidate.0.count());
+        let (current_count, candidate_count) = (current.0.count(), candidate.0.count());
         let wins = match (current.1, candidate.1) {
             (false, true) => true,
             (true, false) => false,
-            (true, true) => self.fitter(candidate.0, current.0),
+            (true, true) => self.fits_better(candidate.0, current.0),
             // The closest to the width wins, one below it before one above it.
-            (false, false) if has > self.width => self.fitter(candidate.0, current.0),
-            (false, false) if has == self.width => {
-                offers == self.width && self.fitter(candidate.0, current.0)
+            (false, false) if current_count > self.width => {
+                self.fits_better(candidate.0, current.0)
+            }
+            (false, false) if current_count == self.width => {
+                candidate_count == self.width && self.fits_better(candidate.0, current.0)
             }
             (false, false) => {
-                offers == self.width
-                    || (offers < self.width
-                        && (offers > has || (offers == has && self.fitter(candidate.0, current.0))))
+                candidate_count == self.width
+                    || (candidate_count < self.width
+                        && (candidate_count > current_count
+                            || (candidate_count == current_count
+                                && self.fits_better(candidate.0, current.0))))
             }
         };
         if wins { candidate } else { current }
     }
 
-    fn fitter(&self, a: NumaMask, b: NumaMask) -> bool {
+    /// Returns true if `a` is better than `b`: it has fewer NUMA nodes, else they are closer to each other (if
+    /// [`Self::closest`] is set), else their ids are lower.
+    fn fits_better(&self, a: NumaMask, b: NumaMask) -> bool {
         let narrower = (a.count(), a) < (b.count(), b);
         // The closest is chosen only among sets of equally many NUMA nodes.
         if !self.closest || a.count() != b.count() {
             return narrower;
         }
-        let ((near, pairs), (far, others)) = (self.spread(a), self.spread(b));
-        // Averages, compared as fractions.
-        let (left, right) = (near * others, far * pairs);
-        left < right || (left == right && narrower)
+        let ((sum_a, pairs_a), (sum_b, pairs_b)) = (self.spread(a), self.spread(b));
+        // Average distances, compared as fractions.
+        let (scaled_a, scaled_b) = (sum_a * pairs_b, sum_b * pairs_a);
+        scaled_a < scaled_b || (scaled_a == scaled_b && narrower)
     }
 
     /// Returns the sum of the distances of all ordered pairs, and the number of pairs.

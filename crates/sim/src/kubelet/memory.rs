@@ -115,8 +115,8 @@ impl Banks {
         rank(masks, least)
     }
 
-    /// Returns the offers for the kinds in `requests`. If there are none, the offer is "no preference", as in
-    /// a kubelet: the allocation will fail.
+    /// Returns the topology hints for each kind in `requests`. If no NUMA nodes suffice, they are "no
+    /// preference", as in a kubelet: the allocation will fail.
     pub(super) fn offers(
         &self,
         machine: &Machine,
@@ -191,7 +191,8 @@ impl Banks {
         Ok(blocks.collect())
     }
 
-    /// Allocates a block of which `fresh` bytes come from the NUMA nodes, in order.
+    /// Allocates a block of `size` bytes: `fresh` from the free memory of the NUMA nodes, in order of their
+    /// ids, the others from memory that ended init containers of the pod left.
     fn take_one(&mut self, kind: &str, size: u64, nodes: NumaMask, mut fresh: u64) -> Block {
         let mut allocated = BTreeMap::new();
         for node in nodes.ids() {
