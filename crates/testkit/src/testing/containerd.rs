@@ -156,16 +156,16 @@ impl Drop for Containerd {
     }
 }
 
-/// A group for pods' groups, in every hierarchy, which is removed with all groups below it on drop. Its
-/// processes must end before: a [`Containerd`] is dropped first.
+/// A parent cgroup for the cgroups of pods, in every hierarchy; removed on drop with all cgroups below it.
+/// Its processes must end before: a [`Containerd`] is dropped first.
 #[derive(Debug)]
 pub struct Groups(Cgroup);
 
 impl Groups {
-    /// Creates the group `name` below the hierarchies' roots.
+    /// Creates the cgroup `name` below the hierarchies' roots.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// Fails if the cgroup cannot be created.
     pub fn new(name: &str) -> Result<Self> {
         let group = Root::system()?.cgroup(&CgroupPath::new(name)?);
         group.create(&Controller::ALL)?;

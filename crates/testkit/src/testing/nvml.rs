@@ -11,7 +11,7 @@ use std::process::Command;
 
 const SOURCE: &str = include_str!("nvml.c");
 
-/// A GPU of the fake.
+/// A GPU that the fake NVML library reports.
 #[derive(Debug, Clone, Copy)]
 pub struct FakeGpu {
     /// UUID.
@@ -28,7 +28,7 @@ pub struct FakeGpu {
     pub watched: bool,
 }
 
-/// The library, in a directory of its own, with the files of its results.
+/// A compiled fake of the NVML library, in a directory with the files of the results that it returns.
 #[derive(Debug)]
 pub struct FakeNvml {
     dir: PathBuf,
