@@ -59,14 +59,14 @@ pub struct Service<'a> {
 
 /// Returns the pod of a latency-sensitive service, which answers requests.
 #[must_use]
-pub fn service(of: &Service<'_>) -> Pod {
+pub fn service(service: &Service<'_>) -> Pod {
     let mut resources = json!({
-        "requests": {"cpu": format!("{}m", of.request), "memory": "64Mi"},
+        "requests": {"cpu": format!("{}m", service.request), "memory": "64Mi"},
     });
-    if let Some(limit) = of.limit {
+    if let Some(limit) = service.limit {
         resources["limits"] = json!({"cpu": format!("{limit}m")});
     }
-    let (args, security) = match of.ready_file {
+    let (args, security) = match service.ready_file {
         Some(file) => (json!(["--ready-file", file]), json!({})),
         // nginx's workers set their user and groups.
         None => {
@@ -75,12 +75,12 @@ pub fn service(of: &Service<'_>) -> Pod {
         }
     };
     pod(
-        &of.name,
+        &service.name,
         &json!({"app": "web", koord_api::labels::POD_QOS: "LS"}),
         &json!({
             "name": "server",
             "image": "koord.local/workload",
-            "command": of.command,
+            "command": service.command,
             "args": args,
             "resources": resources,
             "securityContext": security,

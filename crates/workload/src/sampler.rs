@@ -28,7 +28,7 @@ pub struct CpuSample {
     pub be_cap_cores: Option<f64>,
 }
 
-/// Cgroups and counters whose CPU use the sampler reads.
+/// Cgroups whose CPU use, and counters whose values, the sampler reads.
 #[derive(Debug, Clone)]
 pub struct Targets {
     /// The kernel.
@@ -78,7 +78,7 @@ pub struct Window {
     pub ls_psi_some: Option<f64>,
 }
 
-/// A running sampler.
+/// A running thread that samples the counters of [`Targets`].
 #[derive(Debug)]
 pub struct Sampler {
     stop: Arc<AtomicBool>,
