@@ -74,9 +74,9 @@ impl PlacementRequest {
 pub struct LayerDomains(FxHashSet<usize>);
 
 impl LayerDomains {
-    /// Returns the domains in which further pods of a group may be placed that already has members on `nodes`
-    /// and whose `spec` requires one domain for all: the members' domain, or all of their domains if they are
-    /// not together. `None` if `tree` has no required layer, or none of the nodes.
+    /// Returns the domains for further pods of a group that already has members on `nodes`, if `spec` requires
+    /// one domain for all pods. These are the domains of the members: normally one, several if the members are
+    /// not together. `None` if `spec` requires no layer that `tree` has, or `tree` has none of the nodes.
     #[must_use]
     pub fn for_nodes<'a>(
         spec: &NetworkTopologySpec,

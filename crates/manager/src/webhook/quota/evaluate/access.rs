@@ -20,8 +20,8 @@ pub(crate) trait QuotaAccess: Send + Sync {
     /// Returns a quota, possibly slightly stale.
     fn get<'a>(&'a self, key: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>>;
 
-    /// Writes the usage of a quota unless it changed since `quota` was read. After such a conflict this waits
-    /// up to `pause` before it fails.
+    /// Sets the usage of a quota to `used`, the total, unless it changed since `quota` was read. After such a
+    /// conflict this waits up to `pause` before it fails.
     fn charge<'a>(
         &'a self,
         quota: &'a ElasticQuota,
