@@ -224,13 +224,13 @@ impl SloControllerConfig {
             text_rules::COLOCATION,
             &mut report,
             |strategy| {
-                let refused = strategy.violations();
-                let mut doubtful = strategy.admission_violations();
-                doubtful.retain(|doubt| !refused.contains(doubt));
+                let rejections = strategy.violations();
+                let mut doubts = strategy.admission_violations();
+                doubts.retain(|doubt| !rejections.contains(doubt));
                 Faults {
-                    refused,
-                    doubtful,
-                    remarkable: strategy.remarks(),
+                    rejections,
+                    doubts,
+                    remarks: strategy.remarks(),
                 }
             },
         );
@@ -244,18 +244,18 @@ impl SloControllerConfig {
                     $rules,
                     &mut report,
                     |strategy| {
-                        // Violations of the NodeSLO definition.
-                        let of_kind =
+                        // The NodeSLO definition and the checks may report the same field: once is enough.
+                        let by_definition =
                             $part.map_or_else(Vec::new, |part| crds::refusals(part, strategy));
-                        let (mut refused, mut doubtful) = $check(strategy).split();
-                        for errors in [&mut refused, &mut doubtful] {
-                            errors.retain(|e| of_kind.iter().all(|k| k.field != e.field));
+                        let (mut rejections, mut doubts) = $check(strategy).split();
+                        for errors in [&mut rejections, &mut doubts] {
+                            errors.retain(|e| by_definition.iter().all(|d| d.field != e.field));
                         }
-                        refused.extend(of_kind);
+                        rejections.extend(by_definition);
                         Faults {
-                            refused,
-                            doubtful,
-                            remarkable: Vec::new(),
+                            rejections,
+                            doubts,
+                            remarks: Vec::new(),
                         }
                     },
                 );

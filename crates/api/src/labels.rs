@@ -35,7 +35,7 @@ pub const HAMI_VGPU_NODE: &str = "hami.io/vgpu-node";
 
 /// Overrides `spec.schedulerName` inside koord schedulers.
 pub const SCHEDULER_NAME: &str = "scheduling.koordinator.sh/scheduler-name";
-/// `Never` or `PreemptLowerPriority`.
+/// Preemption policy of a pod: `Never` or `PreemptLowerPriority`.
 pub const PREEMPTION_POLICY: &str = "scheduling.koordinator.sh/preemption-policy";
 /// `true`: the pod is never a victim.
 pub const DISABLE_PREEMPTIBLE: &str = "scheduling.koordinator.sh/disable-preemptible";
@@ -97,19 +97,19 @@ pub const NODE_MID_STATIC_MEMORY_RESERVED_RATIO: &str =
 pub const NODE_NUMA_RESERVATION: &str = "node.koordinator.sh/enable-numa-reservation";
 /// Go boolean text; overrides the cluster switch for CPU normalisation.
 pub const NODE_CPU_NORMALIZATION_ENABLED: &str = "node.koordinator.sh/cpu-normalization-enabled";
-/// `None`, `FullPCPUsOnly` or `SpreadByPCPUs`.
+/// CPU bind policy of a node: `None`, `FullPCPUsOnly` or `SpreadByPCPUs`.
 pub const NODE_CPU_BIND_POLICY: &str = "node.koordinator.sh/cpu-bind-policy";
-/// `MostAllocated`, `LeastAllocated` or `DistributeEvenly`.
+/// Strategy by which NUMA nodes are chosen: `MostAllocated`, `LeastAllocated` or `DistributeEvenly`.
 pub const NODE_NUMA_ALLOCATE_STRATEGY: &str = "node.koordinator.sh/numa-allocate-strategy";
-/// Empty, `BestEffort`, `Restricted` or `SingleNUMANode`.
+/// NUMA topology policy of a node: empty, `BestEffort`, `Restricted` or `SingleNUMANode`.
 pub const NODE_NUMA_TOPOLOGY_POLICY: &str = "node.koordinator.sh/numa-topology-policy";
-/// `nvidia`, `huawei`, `cambricon`, `metax` or `baidu`.
+/// Vendor of a node's GPUs: `nvidia`, `huawei`, `cambricon`, `metax` or `baidu`.
 pub const NODE_GPU_VENDOR: &str = "node.koordinator.sh/gpu-vendor";
 /// GPU model, copied from the Device.
 pub const NODE_GPU_MODEL: &str = "node.koordinator.sh/gpu-model";
 /// GPU driver version, copied from the Device.
 pub const NODE_GPU_DRIVER_VERSION: &str = "node.koordinator.sh/gpu-driver-version";
-/// `Honor` or `Prefer` (the default).
+/// Policy for the GPU partitions of a node: `Honor` or `Prefer` (the default).
 pub const NODE_GPU_PARTITION_POLICY: &str = "node.koordinator.sh/gpu-partition-policy";
 /// `true` or `false`: secondary devices were wired to fit the partitions.
 pub const SECONDARY_DEVICE_WELL_PLANNED: &str = "node.koordinator.sh/secondary-device-well-planned";

@@ -129,7 +129,7 @@ impl<'de> Deserializer<'de> for Lenient<'de> {
                 self.0
             )));
         }
-        // A null for a list or map field is handled above; for a scalar it means "not given".
+        // A field that is null counts as missing, whatever its type.
         let present = fields.iter().filter_map(|name| {
             member(self.0, name)
                 .filter(|value| !value.is_null())

@@ -107,7 +107,7 @@ pub fn qos_class_from_labels(labels: &impl Lookup) -> QosClass {
         .map_or(QosClass::None, QosClass::from_name)
 }
 
-/// Returns the class of the pod's label, without applying a default.
+/// Returns the QoS class in the pod's label, without applying a default.
 #[must_use]
 pub fn pod_qos_class(pod: &Pod) -> QosClass {
     pod.metadata
@@ -116,8 +116,8 @@ pub fn pod_qos_class(pod: &Pod) -> QosClass {
         .map_or(QosClass::None, qos_class_from_labels)
 }
 
-/// Returns the class of the pod's label. A pod without one gets that of its Kubernetes class: Guaranteed →
-/// LSR, Burstable → LS, BestEffort → BE.
+/// Returns the QoS class in the pod's label. Without one, the class follows from the Kubernetes QoS class:
+/// Guaranteed → LSR, Burstable → LS, BestEffort → BE.
 #[must_use]
 pub fn pod_qos_class_or_default(pod: &Pod) -> QosClass {
     match pod_qos_class(pod) {

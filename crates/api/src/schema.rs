@@ -2,7 +2,7 @@
 //! derived schema.
 //!
 //! The derive macro takes names, types, required fields and field attributes into account. It does not apply
-//! Kubernetes' conventions for nullability, int-or-string, atomic structs and standard types; `finish` does,
+//! Kubernetes' conventions for nullability, int-or-string, atomic structs and standard types; `apply_conventions` does,
 //! so that the result accepts and defaults exactly what upstream's CRDs do.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -13,7 +13,7 @@ pub const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([
 
 const INT_OR_STRING: &str = "x-kubernetes-int-or-string";
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
-/// Title that marks nullable fields until [`finish`] has removed it.
+/// Title that marks nullable fields until [`apply_conventions`] has removed it.
 const KEEP_NULLABLE: &str = "nullable";
 
 /// Returns the schema of an object with arbitrary fields, which are preserved.
@@ -33,7 +33,7 @@ pub(crate) fn nullable_time(_: &mut SchemaGenerator) -> Schema {
 
 /// Converts the derived schema of a root object to upstream's form.
 pub(crate) fn finish_root(schema: &mut Value) {
-    finish(schema);
+    apply_conventions(schema);
     let Some(root) = schema.as_object_mut() else {
         return;
     };
@@ -58,8 +58,9 @@ pub(crate) fn finish_root(schema: &mut Value) {
     }
 }
 
-/// Applies Kubernetes' conventions to a derived schema and all nested ones.
-fn finish(schema: &mut Value) {
+/// Applies Kubernetes' conventions for nullable fields, int-or-string and standard types to a derived schema and
+/// all nested ones.
+fn apply_conventions(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else {
         return;
     };
@@ -77,11 +78,11 @@ fn finish(schema: &mut Value) {
         return;
     }
     if let Some(properties) = object.get_mut("properties").and_then(Value::as_object_mut) {
-        properties.values_mut().for_each(finish);
+        properties.values_mut().for_each(apply_conventions);
     }
     for nested in ["items", "additionalProperties"] {
         if let Some(nested) = object.get_mut(nested) {
-            finish(nested);
+            apply_conventions(nested);
         }
     }
     complete_standard_type(object);

@@ -14,13 +14,13 @@ const MAX_REPORTED: usize = 20;
 /// no duplicates.
 pub(super) fn fields(text: &str) -> Vec<FieldError> {
     let mut duplicates = Vec::new();
-    let place = DuplicateVisitor {
+    let value_visitor = DuplicateVisitor {
         path: String::new(),
         duplicates: &mut duplicates,
     };
     let mut reader = serde_json::Deserializer::from_str(text);
     // The parser of the section reports text that is not JSON.
-    drop(place.deserialize(&mut reader));
+    drop(value_visitor.deserialize(&mut reader));
     duplicates
 }
 
@@ -51,11 +51,11 @@ impl<'de> Visitor<'de> for DuplicateVisitor<'_> {
         let mut folded_names = Vec::new();
         let dot = if self.path.is_empty() { "" } else { "." };
         while let Some(name) = map.next_key::<String>()? {
-            let place = DuplicateVisitor {
+            let value_visitor = DuplicateVisitor {
                 path: format!("{}{dot}{name}", self.path),
                 duplicates: &mut *self.duplicates,
             };
-            let value = map.next_value_seed(place)?;
+            let value = map.next_value_seed(value_visitor)?;
             let folded = name.to_ascii_lowercase();
             let spellings = values_by_name.entry(folded.clone()).or_default();
             match spellings.iter_mut().find(|(known, _)| *known == name) {
@@ -95,11 +95,12 @@ impl<'de> Visitor<'de> for DuplicateVisitor<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut index = 0;
         loop {
-            let place = DuplicateVisitor {
+            let value_visitor = DuplicateVisitor {
                 path: format!("{}[{index}]", self.path),
                 duplicates: &mut *self.duplicates,
             };
-            if items.next_element_seed(place)?.is_none() {
+            if items.next_element_seed(value_visitor)?.is_none() {
+                // The items are reported by their own paths; their values are not needed.
                 return Ok(Value::Array(Vec::new()));
             }
             index += 1;

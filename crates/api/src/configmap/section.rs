@@ -45,12 +45,12 @@ pub(super) enum Shape {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     /// Violations for which the strategy is rejected.
-    pub(super) refused: Vec<FieldError>,
+    pub(super) rejections: Vec<FieldError>,
     /// Violations with which the strategy is accepted, as upstream accepts it when its ConfigMap webhook is
     /// off.
-    pub(super) doubtful: Vec<FieldError>,
+    pub(super) doubts: Vec<FieldError>,
     /// Settings with an unexpected effect, which upstream does not report.
-    pub(super) remarkable: Vec<FieldError>,
+    pub(super) remarks: Vec<FieldError>,
 }
 
 #[derive(Deserialize)]
@@ -130,11 +130,11 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
         report: &mut Report,
         faults: impl Fn(&T) -> Faults,
     ) {
-        let refused = |problem| ConfigError { key, problem };
+        let to_config_error = |problem| ConfigError { key, problem };
         let read = match Self::read(key, text, standard, shape, rules) {
             Ok(read) => read,
             Err(error) => {
-                report.errors.push(refused(error.into()));
+                report.errors.push(to_config_error(error.into()));
                 return;
             }
         };
@@ -145,16 +145,17 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
             left_out,
         } = read;
         let findings = faults(&cluster);
-        let to_errors = |errors: Vec<FieldError>| errors.into_iter().map(|e| refused(e.into()));
-        if !findings.refused.is_empty() {
-            report.errors.extend(to_errors(findings.refused));
+        let to_errors =
+            |errors: Vec<FieldError>| errors.into_iter().map(|e| to_config_error(e.into()));
+        if !findings.rejections.is_empty() {
+            report.errors.extend(to_errors(findings.rejections));
             return;
         }
         report.left_out.extend(to_errors(left_out));
-        report.doubts.extend(to_errors(findings.doubtful));
+        report.doubts.extend(to_errors(findings.doubts));
         report.remarks.extend(to_errors(unknown));
-        let of_cluster = findings.remarkable;
-        report.remarks.extend(to_errors(of_cluster.clone()));
+        let cluster_remarks = findings.remarks;
+        report.remarks.extend(to_errors(cluster_remarks.clone()));
         let mut overrides = Vec::with_capacity(nodes.len());
         for (position, (header, settings, left_out)) in nodes.into_iter().enumerate() {
             let name = if header.name.is_empty() {
@@ -172,14 +173,14 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                 let name = name.clone();
                 report
                     .warnings
-                    .push(refused(ConfigProblem::Selector { name, error }));
+                    .push(to_config_error(ConfigProblem::Selector { name, error }));
             }
             let rollout_percent = rollout::parse(header.rollout_percent.as_ref());
             let rollout_percent = rollout_percent.unwrap_or_else(|error| {
                 let name = name.clone();
                 report
                     .warnings
-                    .push(refused(ConfigProblem::NodeField { name, error }));
+                    .push(to_config_error(ConfigProblem::NodeField { name, error }));
                 0
             });
             let mut strategy = match merge::merged(&cluster, &settings) {
@@ -189,28 +190,30 @@ impl<T: Serialize + DeserializeOwned + Clone> Section<T> {
                         path: name.clone(),
                         message: error.to_string(),
                     };
-                    report.warnings.push(refused(error.into()));
+                    report.warnings.push(to_config_error(error.into()));
                     cluster.clone()
                 }
             };
             let findings = faults(&strategy);
             let to_errors = |error| {
                 let name = name.clone();
-                refused(ConfigProblem::NodeField { name, error })
+                to_config_error(ConfigProblem::NodeField { name, error })
             };
-            if findings.refused.is_empty() {
+            if findings.rejections.is_empty() {
                 report.left_out.extend(left_out.into_iter().map(&to_errors));
                 report
                     .doubts
-                    .extend(findings.doubtful.into_iter().map(&to_errors));
-                let mut own = findings.remarkable;
-                own.retain(|remark| !of_cluster.contains(remark));
-                report.remarks.extend(own.into_iter().map(to_errors));
+                    .extend(findings.doubts.into_iter().map(&to_errors));
+                let mut own_remarks = findings.remarks;
+                own_remarks.retain(|remark| !cluster_remarks.contains(remark));
+                report
+                    .remarks
+                    .extend(own_remarks.into_iter().map(to_errors));
             } else {
                 strategy = cluster.clone();
                 report
                     .warnings
-                    .extend(findings.refused.into_iter().map(to_errors));
+                    .extend(findings.rejections.into_iter().map(to_errors));
             }
             overrides.push(NodeOverride {
                 name: header.name,

@@ -138,7 +138,9 @@ struct RuleWalk<'a> {
 }
 
 impl RuleWalk<'_> {
-    /// Returns true if `value` at path `at` violates the rule and must be removed by the caller.
+    /// Removes what violates the rule below `value`, which is at path `at`; `steps` is the rest of the rule's path.
+    /// Returns true if the caller must remove `value` itself: it violates the rule, or it contains a
+    /// violation and belongs to a list element, which is removed as a whole.
     fn visit(&mut self, value: &mut Value, steps: &[&str], at: &str) -> bool {
         let Some((step, steps)) = steps.split_first() else {
             // An empty text counts as unset: it is removed, but not reported.
@@ -167,7 +169,7 @@ impl RuleWalk<'_> {
             return false;
         };
         let in_list = !self.items.is_empty();
-        let mut is_broken = false;
+        let mut invalidates_item = false;
         let dot = if at.is_empty() { "" } else { "." };
         members.retain(|member, value| {
             if name != "*" && !member.eq_ignore_ascii_case(name) {
@@ -181,19 +183,19 @@ impl RuleWalk<'_> {
                         let item_path = format!("{member_path}[{index}]");
                         index += 1;
                         self.items.push(item_path.clone());
-                        let is_broken = self.visit(item, steps, &item_path);
+                        let is_invalid = self.visit(item, steps, &item_path);
                         self.items.pop();
-                        !is_broken
+                        !is_invalid
                     });
                 }
                 return true;
             }
-            let breaks = self.visit(value, steps, &member_path);
-            is_broken |= breaks && in_list;
+            let violates = self.visit(value, steps, &member_path);
+            invalidates_item |= violates && in_list;
             // Outside of lists only the value itself is removed, not the object that contains it.
-            !(breaks && steps.is_empty())
+            !(violates && steps.is_empty())
         });
-        is_broken
+        invalidates_item
     }
 }
 
