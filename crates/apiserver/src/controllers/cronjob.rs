@@ -59,7 +59,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
     }
     let references: Vec<Value> = active.iter().map(|(_, job)| job_reference(job)).collect();
     let last_success = meta::at(cron, &["status", "lastSuccessfulTime"]).cloned();
-    let success = succeeded(api, cron, &jobs).or(last_success);
+    let success = last_completion(api, cron, &jobs).or(last_success);
     pods::write_status(api, resource, key, meta::uid(cron), |status| {
         if references.is_empty() {
             status.remove("active");
@@ -250,7 +250,7 @@ async fn record_ended(subject: &EventSubject<'_>, owned: &[OwnedJob]) {
 }
 
 /// Returns when the last Job completed.
-fn succeeded(api: &Api, cron: &Value, jobs: &Resource) -> Option<Value> {
+fn last_completion(api: &Api, cron: &Value, jobs: &Resource) -> Option<Value> {
     let owned = pods::owned(api, jobs, meta::namespace(cron), meta::uid(cron));
     let times = owned.iter().filter_map(|(_, job)| {
         let time = meta::text(job, &["status", "completionTime"]);

@@ -6,7 +6,7 @@
 //! can never make it delete an object that has an owner.
 
 use super::objects;
-use super::queue::LOOK;
+use super::queue::READ_INTERVAL;
 use crate::rest::meta::{self, Owner};
 use crate::rest::{Api, CRDS, DeleteOptions, FOREGROUND, ORPHAN, Propagation};
 use crate::store::{Entry, Event, EventKind, Key, TableId};
@@ -264,7 +264,7 @@ async fn follow(
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(READ_INTERVAL) => {}
             }
         }
     }

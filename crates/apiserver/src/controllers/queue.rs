@@ -19,7 +19,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Shortest time between two reads of changes: a thousand changes in a row are read in a few batches, and a
 /// single one at once.
-pub(super) const LOOK: Duration = Duration::from_millis(10);
+pub(super) const READ_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest delay a reconcile can request: durations in objects may exceed the range of the clock.
 const MAX_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
@@ -166,11 +166,11 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
             .start(&api)
             .into_iter()
             .for_each(|k| queue.add(k));
-        let mut look = Instant::now();
+        let mut next_read = Instant::now();
         loop {
             let now = Instant::now();
-            if now >= look {
-                look = now + LOOK;
+            if now >= next_read {
+                next_read = now + READ_INTERVAL;
                 if !take_changes(&api, &sources, &mut watchers, &mut queue) {
                     // A watcher fell behind the history: relist everything.
                     continue 'list;
@@ -180,7 +180,7 @@ pub(super) async fn run(api: Api, controller: impl Reconcile, shutdown: Cancella
             let Some(key) = queue.pop() else {
                 tokio::select! {
                     () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep_until(look) => {}
+                    () = tokio::time::sleep_until(next_read) => {}
                 }
                 if !wait(&api, &sources, &mut watchers, &mut queue, due, &shutdown).await {
                     continue 'list;

@@ -10,7 +10,7 @@ use super::respond;
 use super::review::Reviewer;
 use super::selection::Selection;
 use super::token_request::TokenIssuer;
-use super::work_slots::{LIGHT, run_off_worker};
+use super::work_slots::{LIGHT, run_in_place};
 use super::write::Object;
 use super::{
     Api, User, binding, eviction, exec, guard, list, nonresource, path, podlog, scale, usage, watch,
@@ -80,7 +80,7 @@ async fn handle(api: &Api, request: axum::extract::Request) -> Result<Response, 
             let serve = || nonresource::serve(api, &method, &segments, &query, &headers);
             // Documents over all kinds are built when they are first requested.
             return if segments.first().is_some_and(|first| first == "openapi") {
-                run_off_worker(serve)
+                run_in_place(serve)
             } else {
                 serve()
             };

@@ -1,7 +1,7 @@
 //! Conversion of responses to protobuf, for clients that accept nothing else. Responses are converted when
 //! they leave, so that handlers need not handle protobuf.
 
-use super::work_slots::{LIGHT, run_off_worker};
+use super::work_slots::{LIGHT, run_in_place};
 use super::{accept, respond};
 use axum::body::Body;
 use axum::response::Response;
@@ -28,7 +28,7 @@ pub(crate) async fn rewrite(response: Response) -> Response {
         Err(e) => return respond::error(&ApiError::internal(e.to_string())),
     };
     let message = if bytes.len() > LIGHT {
-        run_off_worker(|| message(&bytes))
+        run_in_place(|| message(&bytes))
     } else {
         message(&bytes)
     };

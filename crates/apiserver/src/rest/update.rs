@@ -120,7 +120,7 @@ impl Api {
             };
             let mut warnings = Vec::new();
             let (mut body, problems, patched) = (input.value, input.problems, input.patched);
-            let track = !input.applied;
+            let tracks_managers = !input.applied;
             if projection.is_none() {
                 check_identity(resource, &mut body, patched)?;
                 check_fields(resource, &body, problems, options, &mut warnings, patched)?;
@@ -134,7 +134,7 @@ impl Api {
                     target.effective_subresource(),
                 )?;
                 resource.default_object(&mut body);
-                if track && is_plain(target.subresource) {
+                if tracks_managers && is_plain(target.subresource) {
                     self.track(resource, Some(&old), &mut body, target.subresource, options);
                 }
             }
@@ -144,7 +144,7 @@ impl Api {
                     Some(projection) => {
                         new = old.clone();
                         projection.put(&mut new, body)?;
-                        if track {
+                        if tracks_managers {
                             self.track(resource, Some(&old), &mut new, target.subresource, options);
                         }
                         self.finish_update(&target, &entry, &old, &mut new)?;
@@ -152,8 +152,8 @@ impl Api {
                     }
                     None => {
                         self.finish_update(&target, &entry, &old, body)?;
-                        // What such a request changes is known only now.
-                        if track && !is_plain(target.subresource) {
+                        // Before `finish_update` the object has changes that such a request cannot make.
+                        if tracks_managers && !is_plain(target.subresource) {
                             self.track(resource, Some(&old), body, target.subresource, options);
                         }
                     }
@@ -174,7 +174,7 @@ impl Api {
                     ..WriteResult::stored(entry)
                 });
             }
-            let leaves = meta::deleting(&new)
+            let completes_deletion = meta::deleting(&new)
                 && meta::finalizers(&new).is_empty()
                 && !pending_grace(&new)
                 && !(resource.is("", "namespaces") && namespace_held(&new));
@@ -184,7 +184,7 @@ impl Api {
                     ..WriteResult::computed(new)
                 });
             }
-            if leaves {
+            if completes_deletion {
                 match self.remove(resource, key, Some(entry.revision)).await {
                     Ok(_) => {
                         return Ok(WriteResult {

@@ -26,14 +26,14 @@ const REQUESTS_PER_USER: usize = 16;
 /// Group whose members are exempt from [`REQUESTS_PER_USER`].
 const PRIVILEGED: &str = "system:masters";
 
-/// Runs `work` on the current thread; other tasks of the thread continue on another one (`block_in_place`),
-/// unless the runtime has a single thread.
-pub(crate) fn run_off_worker<T>(work: impl FnOnce() -> T) -> T {
-    let workers = Handle::try_current().is_ok_and(|runtime| {
+/// Runs long `work` on the current thread, while another thread takes over its tasks (`block_in_place`). A
+/// runtime with a single thread has none to take over: its tasks wait.
+pub(crate) fn run_in_place<T>(work: impl FnOnce() -> T) -> T {
+    let is_multi_threaded = Handle::try_current().is_ok_and(|runtime| {
         // In a single-threaded runtime (tests with their own clock) there is no other thread.
         runtime.runtime_flavor() == RuntimeFlavor::MultiThread
     });
-    if workers {
+    if is_multi_threaded {
         tokio::task::block_in_place(work)
     } else {
         work()
@@ -126,7 +126,7 @@ impl WorkSlots {
                 // The semaphores are never closed.
                 let _own = place.slots.acquire().await;
                 let _slot = self.slots.acquire().await;
-                poll_fn(|context| Poll::Ready(run_off_worker(|| work.as_mut().poll(context)))).await
+                poll_fn(|context| Poll::Ready(run_in_place(|| work.as_mut().poll(context)))).await
             };
             match polled {
                 Poll::Ready(done) => return Ok(done),

@@ -72,7 +72,7 @@ pub(crate) struct ServerOptions {
 pub(crate) struct Server {
     options: ServerOptions,
     frontend: HttpFrontend,
-    /// Opened when first needed.
+    /// Certificate authority of the server and its clients; opened when first needed.
     authority: Mutex<Option<Arc<Authority>>>,
     bound: Mutex<Option<SocketAddr>>,
 }

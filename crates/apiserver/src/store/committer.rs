@@ -52,7 +52,7 @@ pub(super) struct Committer {
 pub(super) struct RunningSnapshot {
     thread: JoinHandle<Result<(), StoreError>>,
     /// Log bytes that it will make obsolete.
-    covers: u64,
+    covered_bytes: u64,
 }
 
 impl Committer {
@@ -186,10 +186,12 @@ impl Committer {
         }
     }
 
+    /// Starts a new log file and a thread that writes a snapshot of all entries up to here, which makes the older
+    /// log files obsolete.
     fn begin_snapshot(&mut self) -> Result<(), StoreError> {
         let revision = self.sequencer.revision();
         self.wal.rotate(revision)?;
-        let covers = self.wal.reset_growth();
+        let covered_bytes = self.wal.reset_growth();
         let entries = self.inner.all_entries();
         let (dir, disk) = (self.dir.clone(), Arc::clone(&self.disk));
         let write = move || write_snapshot(&dir, &*disk, revision, &entries);
@@ -198,18 +200,25 @@ impl Committer {
             .spawn(write)
         {
             Ok(thread) => {
-                self.snapshot = Some(RunningSnapshot { thread, covers });
+                self.snapshot = Some(RunningSnapshot {
+                    thread,
+                    covered_bytes,
+                });
                 Ok(())
             }
             Err(source) => {
-                self.wal.add_growth(covers);
+                self.wal.add_growth(covered_bytes);
                 Err(StoreError::io("start a thread for", &self.dir, source))
             }
         }
     }
 
     fn finish_snapshot(&mut self) -> Result<(), StoreError> {
-        let Some(RunningSnapshot { thread, covers }) = self.snapshot.take() else {
+        let Some(RunningSnapshot {
+            thread,
+            covered_bytes,
+        }) = self.snapshot.take()
+        else {
             return Ok(());
         };
         let result = thread.join().unwrap_or_else(|_| {
@@ -218,7 +227,7 @@ impl Committer {
         });
         match &result {
             Ok(()) => self.metrics.snapshots.inc(),
-            Err(error) => self.snapshot_failed(error, covers),
+            Err(error) => self.snapshot_failed(error, covered_bytes),
         }
         result
     }
@@ -228,10 +237,10 @@ impl Committer {
         let _ = self.finish_snapshot();
     }
 
-    fn snapshot_failed(&mut self, error: &StoreError, covers: u64) {
+    fn snapshot_failed(&mut self, error: &StoreError, covered_bytes: u64) {
         self.metrics.errors.inc();
         // The log keeps everything; retry when it has grown by another half.
-        self.wal.add_growth(covers);
+        self.wal.add_growth(covered_bytes);
         self.snapshot_after = self
             .wal
             .replay_bytes()
