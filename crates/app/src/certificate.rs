@@ -15,7 +15,7 @@ struct CertificateFields<'a> {
     subject: AnyRef<'a>,
 }
 
-/// Reads the parts of a certificate (DER).
+/// Decodes the fields of a DER certificate; `None` if it is invalid.
 fn decode(certificate: &[u8]) -> Option<CertificateFields<'_>> {
     let certificate = AnyRef::from_der(certificate).ok()?;
     let signed = AnyRef::decode(&mut SliceReader::new(certificate.value()).ok()?).ok()?;

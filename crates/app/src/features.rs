@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 /// Maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeatureStage {
-    /// Off by default; `AllAlpha` switches all of them.
+    /// Off by default; `AllAlpha` switches all gates of this stage.
     Alpha,
-    /// `AllBeta` switches all of them.
+    /// Usually on by default; `AllBeta` switches all gates of this stage.
     Beta,
     /// Finished; cannot be switched off.
     Stable,

@@ -75,7 +75,7 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
             return invalid(WHAT, value, "is not a number with a unit");
         }
         let (unit, after) = split(after, |byte| byte != b'.' && !byte.is_ascii_digit());
-        let nanos: u128 = match unit {
+        let unit_nanos: u128 = match unit {
             "ns" => 1,
             "us" | "µs" | "μs" => 1_000,
             "ms" => 1_000_000,
@@ -85,7 +85,7 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
             "" => return invalid(WHAT, value, "missing unit"),
             _ => return invalid(WHAT, value, "unknown unit"),
         };
-        let Some(part) = part(whole, fraction, nanos) else {
+        let Some(part) = to_nanos(whole, fraction, unit_nanos) else {
             return invalid(WHAT, value, "is too long");
         };
         total += part;
@@ -98,14 +98,16 @@ pub fn duration(value: &str) -> Result<Duration, FlagValueError> {
     }
 }
 
-fn part(whole: &str, fraction: &str, nanos: u128) -> Option<u128> {
+/// Returns the nanoseconds of `whole.fraction` units; `unit_nanos` is the length of a unit. Returns `None` if the
+/// number is too large.
+fn to_nanos(whole: &str, fraction: &str, unit_nanos: u128) -> Option<u128> {
     let whole: u128 = if whole.is_empty() {
         0
     } else {
         whole.parse::<u64>().ok()?.into()
     };
-    let mut total = whole.checked_mul(nanos)?;
-    let mut scale = nanos;
+    let mut total = whole.checked_mul(unit_nanos)?;
+    let mut scale = unit_nanos;
     for digit in fraction.bytes() {
         scale /= 10;
         total += scale * u128::from(digit - b'0');
@@ -181,13 +183,13 @@ pub fn bind_address(value: &str) -> Result<Option<SocketAddr>, FlagValueError> {
 pub struct Selection(Vec<String>);
 
 impl Selection {
-    /// Selects every part.
+    /// Returns a selection of every part.
     #[must_use]
     pub fn all() -> Self {
         Self(vec!["*".to_owned()])
     }
 
-    /// Selects no part.
+    /// Returns a selection of no part.
     #[must_use]
     pub fn none() -> Self {
         Self(Vec::new())

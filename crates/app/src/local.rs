@@ -20,7 +20,7 @@ pub fn refuse_foreign(routes: Router) -> Router {
 
 async fn check(request: Request, next: Next) -> Response {
     let target = request.uri().authority().map(Authority::as_str);
-    match foreign(request.headers(), target) {
+    match foreign_header(request.headers(), target) {
         None => next.run(request).await,
         Some((header, value)) => {
             let text = format!("invalid value {value:?} for {header}: expected this machine\n");
@@ -29,8 +29,9 @@ async fn check(request: Request, next: Next) -> Response {
     }
 }
 
-/// Returns the first header that names another machine or page, and its value.
-fn foreign(headers: &HeaderMap, target: Option<&str>) -> Option<(&'static str, String)> {
+/// Returns the first `Host` or `Origin` header that names another machine or origin, and its value. `target` is the
+/// authority of the request's URI, which counts as a `Host`.
+fn foreign_header(headers: &HeaderMap, target: Option<&str>) -> Option<(&'static str, String)> {
     // HTTP/1.0 has no Host, and no browser uses it.
     let mut hosts: Vec<String> = target.map(str::to_owned).into_iter().collect();
     for host in headers.get_all(HOST) {
@@ -121,11 +122,11 @@ mod tests {
             if !origin.is_empty() {
                 headers.insert(ORIGIN, HeaderValue::from_static(origin));
             }
-            let header_name = foreign(&headers, None).map_or("", |(header, _)| header);
+            let header_name = foreign_header(&headers, None).map_or("", |(header, _)| header);
             assert_eq!(header_name, refused, "{host} {origin}");
         }
-        assert_eq!(foreign(&HeaderMap::new(), None), None);
-        let absolute = foreign(&HeaderMap::new(), Some("example.com"));
+        assert_eq!(foreign_header(&HeaderMap::new(), None), None);
+        let absolute = foreign_header(&HeaderMap::new(), Some("example.com"));
         assert_eq!(absolute.unwrap().0, "Host");
     }
 }
