@@ -182,7 +182,7 @@ pub(crate) struct WindowUse {
     /// CPU time of everything but the process, in percent of the machine.
     pub(crate) others_percent: f64,
     /// CPU time of everything but the process and this program, in percent of the machine.
-    pub(crate) strangers_percent: f64,
+    pub(crate) foreign_percent: f64,
     /// CPU time that the hypervisor took, in percent of the machine.
     pub(crate) steal_percent: f64,
 }
@@ -205,7 +205,7 @@ impl Window {
     ///
     /// # Errors
     /// The process has ended.
-    pub(crate) fn end(&self) -> Result<WindowUse> {
+    pub(crate) fn usage(&self) -> Result<WindowUse> {
         let machine = MachineTimes::now()?.since(&self.machine);
         let process = Counters::read(self.pid)?;
         let spent = process.since(&self.process);
@@ -215,7 +215,7 @@ impl Window {
             spent,
             process,
             others_percent,
-            strangers_percent: (others_percent - machine.percent_of(own.cpu_millicores)).max(0.0),
+            foreign_percent: (others_percent - machine.percent_of(own.cpu_millicores)).max(0.0),
             steal_percent: machine.steal_percent,
         })
     }
@@ -345,8 +345,8 @@ mod tests {
 
     #[test]
     fn window_separates_the_process_from_the_machine() {
-        let used = Window::begin(std::process::id()).unwrap().end().unwrap();
+        let used = Window::begin(std::process::id()).unwrap().usage().unwrap();
         assert!(used.process.rss_mib() >= 1.0 && used.spent.seconds > 0.0);
-        assert!(used.strangers_percent >= 0.0);
+        assert!(used.foreign_percent >= 0.0);
     }
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Turns that each of the two servers has.
+/// Number of measurements of each of the two servers, which take turns.
 const ROUNDS: u32 = 10;
 /// Bindings of others in the server.
 const OTHERS: usize = 500;

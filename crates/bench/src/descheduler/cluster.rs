@@ -57,9 +57,9 @@ impl PodSize {
     }
 }
 
-/// A pod and its later replacements.
+/// Slot of a workload for one pod: the pod and its later replacements.
 #[derive(Debug)]
-struct Line {
+struct PodSlot {
     kind: PodSize,
     workload: usize,
     /// Position of its node; `None` while it is pending.
@@ -77,7 +77,7 @@ struct Line {
 /// A workload, as its pods and its budget.
 #[derive(Debug, Default)]
 struct Workload {
-    lines: Vec<usize>,
+    slots: Vec<usize>,
     /// Evictions that its budget still allows; `None` without a budget.
     allowed: Option<i32>,
     budget: Option<Arc<PodDisruptionBudget>>,
@@ -108,7 +108,7 @@ pub(super) struct SimulatedCluster {
     /// Cores that nodes used in the last minutes.
     used: Vec<VecDeque<f64>>,
     usage: Vec<Arc<NodeUsage>>,
-    lines: Vec<Line>,
+    slots: Vec<PodSlot>,
     workloads: Vec<Workload>,
     by_uid: FxHashMap<Arc<str>, usize>,
     rng: fastrand::Rng,
@@ -128,7 +128,7 @@ impl SimulatedCluster {
             nodes: Vec::with_capacity(nodes),
             used: vec![VecDeque::with_capacity(REPORTED); nodes],
             usage: Vec::new(),
-            lines: Vec::with_capacity(pods),
+            slots: Vec::with_capacity(pods),
             workloads: Vec::new(),
             by_uid: FxHashMap::default(),
             shapes,
@@ -201,12 +201,12 @@ impl SimulatedCluster {
             let (first, count, next) = kinds.entry(kind).or_default();
             let workload = *first + *next % *count;
             *next += 1;
-            let line = self.lines.len();
+            let slot = self.slots.len();
             let phase = self.rng.f64() * TAU;
-            let info = self.info(self.pod(line, workload, kind, 0, Some(node)));
-            self.workloads[workload].lines.push(line);
-            self.by_uid.insert(info.uid.clone(), line);
-            self.lines.push(Line {
+            let info = self.info(self.pod(slot, workload, kind, 0, Some(node)));
+            self.workloads[workload].slots.push(slot);
+            self.by_uid.insert(info.uid.clone(), slot);
+            self.slots.push(PodSlot {
                 kind,
                 workload,
                 node: Some(node),
@@ -218,8 +218,8 @@ impl SimulatedCluster {
             });
         }
         let before = crate::meter::rss_mib();
-        for (at, line) in self.lines.iter().enumerate() {
-            let pod = self.pod(at, line.workload, line.kind, 0, line.node);
+        for (at, slot) in self.slots.iter().enumerate() {
+            let pod = self.pod(at, slot.workload, slot.kind, 0, slot.node);
             let parsed = self.alike.read(pod, engine.cluster().resources());
             engine.apply_parsed_pod(&parsed, self.now);
         }
@@ -235,16 +235,16 @@ impl SimulatedCluster {
         }
     }
 
-    /// Returns the pod of `line` after `moved` moves, on `node` or pending.
+    /// Returns the pod of `slot` after `moved` moves, on `node` or pending.
     fn pod(
         &self,
-        line: usize,
+        slot: usize,
         workload: usize,
         kind: PodSize,
         moved: usize,
         node: Option<usize>,
     ) -> Pod {
-        let name = format!("w{workload}-{line:06}-{moved}");
+        let name = format!("w{workload}-{slot:06}-{moved}");
         let node = node
             .and_then(|node| self.nodes.get(node))
             .map(|node| &*node.name);
@@ -302,19 +302,19 @@ impl SimulatedCluster {
             .saturating_add(SignedDuration::from_mins(1))
             .unwrap_or(self.now);
         let mut nodes = vec![0.5; self.nodes.len()];
-        for line in &mut self.lines {
-            let Some(node) = line.node else { continue };
-            let is_ready = line.ready <= self.minute;
+        for slot in &mut self.slots {
+            let Some(node) = slot.node else { continue };
+            let is_ready = slot.ready <= self.minute;
             #[allow(clippy::cast_precision_loss, reason = "minutes")]
-            let wave = (line.phase + self.minute as f64 * TAU / 45.0).sin();
+            let wave = (slot.phase + self.minute as f64 * TAU / 45.0).sin();
             let noise = 1.0 + 0.1 * wave + 0.1 * (self.rng.f64() - 0.5);
             let used = if is_ready {
-                line.kind.cores_used() * noise
+                slot.kind.cores_used() * noise
             } else {
                 0.05
             };
             nodes[node] += used;
-            push_sample(&mut line.used, used);
+            push_sample(&mut slot.used, used);
         }
         for (history, used) in self.used.iter_mut().zip(nodes) {
             push_sample(history, used);
@@ -327,8 +327,8 @@ impl SimulatedCluster {
     /// Reports the usage of one node after the other: reports do not come all at once.
     fn report(&mut self, engine: &mut Engine) {
         let mut pods: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
-        for (at, line) in self.lines.iter().enumerate() {
-            if let Some(node) = line.node {
+        for (at, slot) in self.slots.iter().enumerate() {
+            if let Some(node) = slot.node {
                 pods[node].push(at);
             }
         }
@@ -354,12 +354,12 @@ impl SimulatedCluster {
     fn metric(&self, node: usize, pods: &[usize]) -> NodeMetric {
         #[allow(clippy::cast_precision_loss, reason = "few pods")]
         let memory = 2.0 + 0.5 * pods.len() as f64;
-        let pods = pods.iter().map(|line| &self.lines[*line]);
-        let pods = pods.map(|line| PodMetricInfo {
+        let pods = pods.iter().map(|slot| &self.slots[*slot]);
+        let pods = pods.map(|slot| PodMetricInfo {
             namespace: NAMESPACE.to_owned(),
-            name: line.info.name.to_string(),
+            name: slot.info.name.to_string(),
             priority: PriorityClass::Prod,
-            pod_usage: Some(usage(mean(&line.used), 0.5)),
+            pod_usage: Some(usage(mean(&slot.used), 0.5)),
             ..PodMetricInfo::default()
         });
         let name = &self.nodes[node].name;
@@ -386,9 +386,9 @@ impl SimulatedCluster {
             let Some(budget) = &mut workload.budget else {
                 continue;
             };
-            let is_ready = |line: &&usize| is_ready(&self.lines[**line], self.minute);
-            let ready = workload.lines.iter().filter(is_ready).count();
-            let missing = i32::try_from(workload.lines.len() - ready).unwrap_or(i32::MAX);
+            let is_ready = |slot: &&usize| is_ready(&self.slots[**slot], self.minute);
+            let ready = workload.slots.iter().filter(is_ready).count();
+            let missing = i32::try_from(workload.slots.len() - ready).unwrap_or(i32::MAX);
             let allowed = (1 - missing).max(0);
             workload.allowed = Some(allowed);
             let status = &mut Arc::make_mut(budget).status;
@@ -398,7 +398,7 @@ impl SimulatedCluster {
 
     /// Returns the snapshot for a cycle.
     pub(super) fn snapshot(&self, jobs: Option<&Jobs>) -> Snapshot {
-        let pods = self.lines.iter().map(|line| line.info.clone()).collect();
+        let pods = self.slots.iter().map(|slot| slot.info.clone()).collect();
         let mut snapshot = Snapshot::empty(self.now, self.shapes.table().clone());
         snapshot = snapshot.with(self.nodes.clone(), pods);
         let usage = self.usage.iter();
@@ -416,7 +416,7 @@ impl SimulatedCluster {
             let states = workloads.map(|(at, workload)| {
                 let uid: Arc<str> = format!("w{at}").into();
                 let state = koord_descheduler::state::Workload::Known {
-                    replicas: i64::try_from(workload.lines.len()).unwrap_or(i64::MAX),
+                    replicas: i64::try_from(workload.slots.len()).unwrap_or(i64::MAX),
                     controllers: vec![uid.clone()],
                     deleting: false,
                 };
@@ -436,8 +436,8 @@ impl SimulatedCluster {
             .filter_map(|planned| self.by_uid.get(&planned.pod.uid).copied())
             .collect();
         self.with_engine(|cluster, engine| {
-            for line in going {
-                cluster.evict(line, engine, &mut out);
+            for slot in going {
+                cluster.evict(slot, engine, &mut out);
             }
             cluster.place(engine);
         });
@@ -445,31 +445,31 @@ impl SimulatedCluster {
     }
 
     /// Returns the position of the pod with this UID, also after the pod has gone.
-    pub(super) fn line(&self, uid: &str) -> Option<usize> {
+    pub(super) fn slot(&self, uid: &str) -> Option<usize> {
         self.by_uid.get(uid).copied()
     }
 
     /// Returns true if the replacement of this pod has a node.
-    pub(super) fn is_placed(&self, line: usize) -> bool {
-        self.lines.get(line).is_some_and(|line| line.node.is_some())
+    pub(super) fn is_placed(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(|slot| slot.node.is_some())
     }
 
     /// Returns the pod in the descheduler's form.
-    pub(super) fn pod_info(&self, line: usize) -> Option<&Arc<PodInfo>> {
-        self.lines.get(line).map(|line| &line.info)
+    pub(super) fn pod_info(&self, slot: usize) -> Option<&Arc<PodInfo>> {
+        self.slots.get(slot).map(|slot| &slot.info)
     }
 
     /// Evicts one pod; the scheduler places its replacement.
-    pub(super) fn evict_one(&mut self, line: usize, out: &mut EvictionCounts) {
+    pub(super) fn evict_one(&mut self, slot: usize, out: &mut EvictionCounts) {
         self.with_engine(|cluster, engine| {
-            cluster.evict(line, engine, out);
+            cluster.evict(slot, engine, out);
             cluster.place(engine);
         });
     }
 
     /// Evicts a pod unless its budget forbids it, and adds its pending replacement.
     fn evict(&mut self, at: usize, engine: &mut Engine, out: &mut EvictionCounts) {
-        let workload = self.lines[at].workload;
+        let workload = self.slots[at].workload;
         if let Some(allowed) = &mut self.workloads[workload].allowed {
             if *allowed <= 0 {
                 out.blocked += 1;
@@ -477,27 +477,27 @@ impl SimulatedCluster {
             }
             *allowed -= 1;
         }
-        let (kind, moved) = (self.lines[at].kind, self.lines[at].moved.len() + 1);
+        let (kind, moved) = (self.slots[at].kind, self.slots[at].moved.len() + 1);
         let mut deleted = Pod::default();
-        deleted.metadata.uid = Some(self.lines[at].info.uid.to_string());
+        deleted.metadata.uid = Some(self.slots[at].info.uid.to_string());
         engine.pod_deleted(&deleted, self.now);
-        self.by_uid.remove(&self.lines[at].info.uid);
+        self.by_uid.remove(&self.slots[at].info.uid);
         let next = self.pod(at, workload, kind, moved, None);
         let info = self.read(next, engine);
         self.by_uid.insert(info.uid.clone(), at);
-        let line = &mut self.lines[at];
-        line.moved.push(self.minute);
-        line.info = info;
-        line.node = None;
-        line.ready = u64::MAX;
-        line.used.clear();
+        let slot = &mut self.slots[at];
+        slot.moved.push(self.minute);
+        slot.info = info;
+        slot.node = None;
+        slot.ready = u64::MAX;
+        slot.used.clear();
         out.moves += 1;
-        let of = &self.workloads[workload];
-        let ready = of
-            .lines
+        let workload = &self.workloads[workload];
+        let ready = workload
+            .slots
             .iter()
-            .filter(|line| is_ready(&self.lines[**line], self.minute));
-        if of.budget.is_some() && of.lines.len() - ready.count() > 1 {
+            .filter(|slot| is_ready(&self.slots[**slot], self.minute));
+        if workload.budget.is_some() && workload.slots.len() - ready.count() > 1 {
             out.violations += 1;
         }
     }
@@ -515,23 +515,23 @@ impl SimulatedCluster {
                     continue;
                 };
                 engine.bind_finished(&request.pod.uid, Ok(()), self.now);
-                let Some(line) = self.by_uid.get(&request.pod.uid).copied() else {
+                let Some(slot) = self.by_uid.get(&request.pod.uid).copied() else {
                     continue;
                 };
                 let is_it = |node: &Arc<NodeInfo>| node.name.cmp(&request.node);
                 let Ok(node) = self.nodes.binary_search_by(is_it) else {
                     continue;
                 };
-                let Line {
+                let PodSlot {
                     kind,
                     workload,
                     ref moved,
                     ..
-                } = self.lines[line];
-                let pod = self.pod(line, workload, kind, moved.len(), Some(node));
+                } = self.slots[slot];
+                let pod = self.pod(slot, workload, kind, moved.len(), Some(node));
                 let info = self.read(pod, engine);
-                let line = &mut self.lines[line];
-                (line.node, line.info, line.ready) = (Some(node), info, self.minute + 1);
+                let slot = &mut self.slots[slot];
+                (slot.node, slot.info, slot.ready) = (Some(node), info, self.minute + 1);
             }
         }
         drop(engine.telemetry.take_measures());
@@ -545,27 +545,27 @@ impl SimulatedCluster {
 
     /// Returns the number of pods without a node.
     pub(super) fn pending_pods(&self) -> usize {
-        self.lines.iter().filter(|line| line.node.is_none()).count()
+        self.slots.iter().filter(|slot| slot.node.is_none()).count()
     }
 
     /// Returns the most moves of one pod within an hour, with its replacements counted as the same pod.
     pub(super) fn max_moves_per_hour(&self) -> usize {
-        let most = |line: &Line| {
+        let most = |slot: &PodSlot| {
             let within = |at: usize| {
-                let first = line.moved[at];
-                line.moved[at..]
+                let first = slot.moved[at];
+                slot.moved[at..]
                     .iter()
                     .take_while(|minute| **minute < first + 60)
                     .count()
             };
-            (0..line.moved.len()).map(within).max().unwrap_or(0)
+            (0..slot.moved.len()).map(within).max().unwrap_or(0)
         };
-        self.lines.iter().map(most).max().unwrap_or(0)
+        self.slots.iter().map(most).max().unwrap_or(0)
     }
 }
 
-fn is_ready(line: &Line, minute: u64) -> bool {
-    line.node.is_some() && line.ready <= minute
+fn is_ready(slot: &PodSlot, minute: u64) -> bool {
+    slot.node.is_some() && slot.ready <= minute
 }
 
 /// Appends a sample, and drops the oldest beyond [`REPORTED`].

@@ -88,9 +88,9 @@ impl Jobs {
         let mut turns = 0;
         let mut targets = Targets::new(cluster.follower.clone());
         for (name, uid) in begun {
-            let line = uid.and_then(|uid| cluster.line(&uid));
-            let Some((line, pod)) =
-                line.and_then(|line| Some((line, cluster.pod_info(line)?.clone())))
+            let slot = uid.and_then(|uid| cluster.slot(&uid));
+            let Some((slot, pod)) =
+                slot.and_then(|slot| Some((slot, cluster.pod_info(slot)?.clone())))
             else {
                 self.end_job(&name, Phase::Failed);
                 continue;
@@ -118,14 +118,14 @@ impl Jobs {
             }
             turns += 1;
             let before = out.moves;
-            cluster.evict_one(line, &mut out);
+            cluster.evict_one(slot, &mut out);
             if out.moves == before {
                 self.migrations.return_tokens(&pod);
             } else {
                 self.update_job(&name, |job| {
                     job.status.get_or_insert_default().phase = Some(Phase::Running);
                 });
-                self.gone.insert(name, line);
+                self.gone.insert(name, slot);
             }
         }
         self.end_finished_jobs(cluster);
@@ -142,7 +142,7 @@ impl Jobs {
         let placed = self
             .gone
             .iter()
-            .filter(|(_, line)| cluster.is_placed(**line));
+            .filter(|(_, slot)| cluster.is_placed(**slot));
         let placed: Vec<_> = placed.map(|(name, _)| name.clone()).collect();
         for name in placed {
             self.gone.remove(&name);

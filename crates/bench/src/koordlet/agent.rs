@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 /// Time limit for an agent to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Origin of the agent. Both take the same flags.
+/// Origin of the agent: this repository or upstream. Agents of both origins take the same flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavour {
     Koord,

@@ -255,7 +255,7 @@ async fn watch(args: &Args, mut agent: KoordletAgent, world: &World) -> Result<K
             }
         }
     }
-    let used = window.end()?;
+    let used = window.usage()?;
     let (spent, after) = (&used.spent, &used.process);
     let window = COUNTING.min(Duration::from_secs(args.seconds));
     let all = tokio::task::spawn_blocking(move || meter::all_system_calls(pid, window)).await?;

@@ -183,7 +183,7 @@ impl From<WindowUse> for ManagerCost {
             cores: used.spent.cpu_millicores / 1000.0,
             rss_mib: used.process.rss_mib(),
             peak_rss_mib: used.process.peak_rss_mib(),
-            others_percent: used.strangers_percent,
+            others_percent: used.foreign_percent,
             steal_percent: used.steal_percent,
         }
     }

@@ -114,7 +114,7 @@ pub(super) async fn run(args: &Args, program: &ManagerProgram, work: &Path) -> R
             .count_changes(Duration::from_secs(args.seconds))
             .await?;
         manager.check_running()?;
-        let cost = ManagerCost::from(window.end()?);
+        let cost = ManagerCost::from(window.usage()?);
         if cost.is_noisy() && rejected < args.repeats {
             rejected += 1;
             console::warn(format_args!(

@@ -101,7 +101,7 @@ pub(super) async fn run(
     let window = Window::begin(manager.pid())?;
     tokio::time::sleep(Duration::from_secs(args.seconds).max(2 * round)).await;
     manager.check_running()?;
-    let cost = ManagerCost::from(window.end()?);
+    let cost = ManagerCost::from(window.usage()?);
     reports.shutdown().await;
     Ok(RecommenderFigures {
         recommendations: count,

@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 
 /// Different pods.
 const PODS: u32 = 1000;
-/// Load before a window that is not counted.
+/// Duration of the load before a window, which is not measured.
 const WARMUP: Duration = Duration::from_secs(3);
 /// Time limit for answers after a window.
 const LATE: Duration = Duration::from_secs(15);
@@ -137,7 +137,7 @@ pub(super) async fn run(
         let result = load(args.rate, seconds, &manager.webhooks, batch).await?;
         manager.check_running()?;
         let window = window.lock().take().context("the window never began")?;
-        let cost = ManagerCost::from(window.end()?);
+        let cost = ManagerCost::from(window.usage()?);
         let send_lag_p99_us = result.lag.value_at_quantile(0.99) as f64 / 1000.0;
         let noisy = cost.is_noisy() || send_lag_p99_us > LAG_US;
         if noisy && rejected < args.repeats {

@@ -40,7 +40,7 @@ pub(super) fn svg(report: &RuntimeFigures) -> String {
     page
 }
 
-/// Draws a bar for each way, and moves `y` below them.
+/// Draws a bar for each way of creating a container, and moves `y` below them.
 fn bars(page: &mut String, ways: &WayTimes, y: &mut f64) {
     let rows = [
         ("directly", ways.alone, "#9aa5b1"),
@@ -49,7 +49,7 @@ fn bars(page: &mut String, ways: &WayTimes, y: &mut f64) {
     ];
     let longest = rows.iter().map(|(_, times, _)| times.p99_ms);
     let longest = longest.fold(f64::MIN_POSITIVE, f64::max);
-    for (name, times, colour) in rows {
+    for (name, times, color) in rows {
         let (median, tail) = (
             times.p50_ms / longest * LONGEST,
             times.p99_ms / longest * LONGEST,
@@ -58,8 +58,8 @@ fn bars(page: &mut String, ways: &WayTimes, y: &mut f64) {
         let _ = writeln!(
             page,
             "<text x=\"12\" y=\"{:.0}\">{name}</text>\
-             <rect x=\"{LEFT}\" y=\"{:.0}\" width=\"{median:.1}\" height=\"16\" fill=\"{colour}\"/>\
-             <line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{middle:.0}\" y2=\"{middle:.0}\" stroke=\"{colour}\" stroke-width=\"2\"/>\
+             <rect x=\"{LEFT}\" y=\"{:.0}\" width=\"{median:.1}\" height=\"16\" fill=\"{color}\"/>\
+             <line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{middle:.0}\" y2=\"{middle:.0}\" stroke=\"{color}\" stroke-width=\"2\"/>\
              <text x=\"{:.1}\" y=\"{:.0}\">{:.1} / {:.1}</text>",
             middle + 4.0,
             middle - 8.0,
