@@ -42,8 +42,8 @@ pub async fn first_objects(client: &Client, slo_config: &Value) -> Result<()> {
         .context("ConfigMap slo-controller-config")
 }
 
-/// Adds the label that the validating webhook selects by to the ConfigMap of an older start. Another value of
-/// the label is kept: a user set it.
+/// Adds the label that the validating webhook's selector requires to a ConfigMap that an earlier version created.
+/// Another value of the label is kept: a user set it.
 async fn label_config_map(maps: &Api<ConfigMap>) -> Result<()> {
     let metadata = maps.get_metadata(CONFIG_NAME).await?.metadata;
     let label = labels::CONFIGMAP_TYPE;
