@@ -181,8 +181,8 @@ impl CpuSet {
         Ok(set)
     }
 
-    /// Adds the CPUs of one part of a list: of `range`, those that `stride`, as `used/group`, selects: the first
-    /// `used` of every `group` CPUs. Returns `None` if the part is invalid.
+    /// Adds the CPUs of one part of a list. `stride` has the form `used/group`: of every `group` CPUs in `range`, the
+    /// first `used` are added. Returns `None` if the part is invalid.
     fn insert_part(&mut self, range: &str, stride: &str) -> Option<()> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (number(first)?, number(last)?);
