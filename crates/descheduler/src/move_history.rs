@@ -129,19 +129,19 @@ impl MoveHistory {
         let now = snapshot.now;
         let is_recent = |at: Timestamp| now.duration_since(at) < REST;
         self.failures.retain(|_, failure| is_recent(failure.at));
-        self.read(snapshot);
+        self.read_jobs(snapshot);
         for index in [&mut self.leaving, &mut self.coming] {
             index.clear();
         }
-        self.index();
+        self.rebuild_indexes();
         if self.entries.is_empty() {
             return;
         }
-        let newest = self.find(snapshot);
-        if self.judge(snapshot) {
-            self.index();
+        let candidates = self.find_pods(snapshot);
+        if self.update_outcomes(snapshot) {
+            self.rebuild_indexes();
         }
-        self.match_with(newest);
+        self.assign_replacements(candidates);
         for (at, entry) in self.entries.iter().enumerate() {
             if entry.is_settled(now) {
                 continue;
@@ -155,7 +155,8 @@ impl MoveHistory {
         }
     }
 
-    fn index(&mut self) {
+    /// Indexes the entries by workload and by UID.
+    fn rebuild_indexes(&mut self) {
         self.keys.clear();
         self.uids.clear();
         for (at, entry) in self.entries.iter().enumerate() {
@@ -166,7 +167,7 @@ impl MoveHistory {
     }
 
     /// Reads jobs that are not recorded yet, such as those of earlier leaders.
-    fn read(&mut self, snapshot: &Snapshot) {
+    fn read_jobs(&mut self, snapshot: &Snapshot) {
         let before = self.entries.len();
         for job in snapshot
             .jobs
@@ -187,14 +188,14 @@ impl MoveHistory {
     }
 
     /// Finds the pods that were moved, and returns those that may be their replacements.
-    fn find<'a>(&mut self, snapshot: &'a Snapshot) -> Vec<&'a Arc<PodInfo>> {
+    fn find_pods<'a>(&mut self, snapshot: &'a Snapshot) -> Vec<&'a Arc<PodInfo>> {
         let mut pods_by_uid = FxHashMap::default();
-        let mut newest = Vec::new();
+        let mut candidates = Vec::new();
         for pod in snapshot.pods.iter().filter(|pod| pod.is_active()) {
             if self.uids.contains_key(&pod.uid) {
                 pods_by_uid.insert(pod.uid.clone(), pod);
             } else if pod.node.is_some() && self.first(pod).is_some() {
-                newest.push(pod);
+                candidates.push(pod);
             }
         }
         for entry in &mut self.entries {
@@ -204,12 +205,12 @@ impl MoveHistory {
             entry.deleting = pod_on_source.is_some_and(|pod| pod.deleting);
             entry.replacement = None;
         }
-        newest
+        candidates
     }
 
     /// Updates the outcomes from the jobs. Returns true if entries were removed because they failed or are
     /// too old.
-    fn judge(&mut self, snapshot: &Snapshot) -> bool {
+    fn update_outcomes(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.entries.len();
         let is_recent = |entry: &Entry| snapshot.now.duration_since(entry.moved) < REST;
         let failures = &mut self.failures;
@@ -266,14 +267,14 @@ impl MoveHistory {
     }
 
     /// Assigns new pods to moves that have no replacement yet.
-    fn match_with(&mut self, mut newest: Vec<&Arc<PodInfo>>) {
+    fn assign_replacements(&mut self, mut candidates: Vec<&Arc<PodInfo>>) {
         let mut waiting: FxHashMap<Key, Vec<usize>> = FxHashMap::default();
         for (at, entry) in self.entries.iter().enumerate().rev() {
             waiting.entry(entry.key.clone()).or_default().push(at);
         }
-        newest.sort_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)));
+        candidates.sort_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)));
         let mut matched = FxHashSet::default();
-        for pod in newest {
+        for pod in candidates {
             let Some(places) = waiting.get(&key(pod)) else {
                 continue;
             };

@@ -308,21 +308,22 @@ impl JobController {
         let Some(migrations) = self.migrations_for(job).cloned() else {
             return Ok(Some(Action::Done));
         };
-        let text = |error: Error| error.to_string();
+        let to_text = |error: Error| error.to_string();
         let ended = stage(job) == JobStage::Ended;
         let pod = match ended {
             true => None,
-            false => self.pod(Some(&job.spec.pod_ref)).await.map_err(text)?,
+            false => self.pod(Some(&job.spec.pod_ref)).await.map_err(to_text)?,
         };
-        let waits = stage(job) == JobStage::Waiting;
+        let is_waiting = stage(job) == JobStage::Waiting;
         let settings = self.settings(&migrations.args);
-        let due = step::deadline(job, settings.ttl).is_some_and(|due| self.clock.now() >= due);
-        let reserved = match waits || (ended && !self.may_hold_reservation(job)) {
+        let is_due =
+            step::deadline(job, settings.ttl).is_some_and(|deadline| self.clock.now() >= deadline);
+        let reservation = match is_waiting || (ended && !self.may_hold_reservation(job)) {
             true => None,
             false => match self.reservation(job).await {
-                Ok(reserved) => reserved,
-                // The job ends all the same.
-                Err(reason) if due => {
+                Ok(reservation) => reservation,
+                // The job ends with or without its reservation.
+                Err(reason) if is_due => {
                     tracing::warn!(
                         job = job.metadata.name,
                         error = reason,
@@ -333,38 +334,38 @@ impl JobController {
                 Err(reason) => return Err(reason),
             },
         };
-        let bound = step::bound(job, reserved.as_ref());
-        let bound = self.pod(bound).await.map_err(text)?;
+        let bound_pod = step::bound(job, reservation.as_ref());
+        let bound_pod = self.pod(bound_pod).await.map_err(to_text)?;
         let now = self.clock.now();
         let info = pod
             .clone()
             .and_then(|pod| PodInfo::new(pod, self.view.shapes()).ok());
-        let free = annotation(job, crate::rules::EVICT).is_some();
-        // A job whose eviction has begun is counted itself, and waits for something else.
-        let free = free || ended || step::has_begun_to_evict(job);
-        let limited = info.as_ref().filter(|_| !free);
+        let has_annotation = annotation(job, crate::rules::EVICT).is_some();
+        // The limits already count a job whose eviction has begun, so they must not stop it.
+        let is_exempt = has_annotation || ended || step::has_begun_to_evict(job);
+        let limited = info.as_ref().filter(|_| !is_exempt);
         let limited = limited.and_then(|pod| migrations.allows(pod, now).err());
         let name = job.metadata.name.as_deref().unwrap_or_default();
         if let Some(reason) = &limited {
             self.counts.limited.with_label_values(&[reason.rule]).inc();
         }
-        let trouble = limited.as_ref().map(ToString::to_string);
-        let trouble = trouble.or_else(|| self.last_error(name));
+        let problem = limited.as_ref().map(ToString::to_string);
+        let problem = problem.or_else(|| self.last_error(name));
         let next = step(&step::JobView {
             now,
             job,
             pod: pod.as_ref(),
-            reservation: reserved.as_ref(),
-            bound: bound.as_ref(),
+            reservation: reservation.as_ref(),
+            bound: bound_pod.as_ref(),
             limited: limited.as_ref(),
-            trouble: trouble.as_deref(),
+            problem: problem.as_deref(),
             settings: &settings,
         });
         if let Some(act) = next.act {
             let ctx = actions::JobContext {
                 job,
                 pod: info.as_ref(),
-                reservation: reserved.as_ref(),
+                reservation: reservation.as_ref(),
                 migrations: &migrations,
                 settings: &settings,
             };

@@ -199,7 +199,7 @@ impl<'a> BalanceRun<'_, 'a> {
     }
 }
 
-/// Orders by closeness, closest first; pods without a known usage last.
+/// Compares two pods by their [`closeness`] to the excess, closest first. `None`, for an unknown usage, comes last.
 pub(super) fn by_closeness(a: Option<f64>, b: Option<f64>) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) => b.total_cmp(&a),

@@ -227,20 +227,20 @@ impl LowNodeLoad {
         };
         run.run(&classes, &sources, &prod_sources);
         let condition = pool.anomaly_condition.unwrap_or_default();
-        for place in sources {
-            let uid = &loads[place].node.uid;
+        for index in sources {
+            let uid = &loads[index].node.uid;
             self.node_detectors
                 .record_not_over(at, uid, snapshot.now, &condition);
         }
-        for place in prod_sources {
-            let uid = &loads[place].node.uid;
+        for index in prod_sources {
+            let uid = &loads[index].node.uid;
             self.prod_detectors
                 .record_not_over(at, uid, snapshot.now, &condition);
         }
         let hot = classes
             .sources
             .iter()
-            .map(|place| loads[*place].node.name.clone());
+            .map(|index| loads[*index].node.name.clone());
         round.processed.extend(hot);
     }
 
@@ -303,13 +303,13 @@ impl LowNodeLoad {
     ) {
         let condition = pool.anomaly_condition.unwrap_or_default();
         let now = cycle.snapshot().now;
-        for (place, load) in loads.iter().enumerate() {
+        for (index, load) in loads.iter().enumerate() {
             let uid = &load.node.uid;
-            if classes.sources.binary_search(&place).is_err() {
+            if classes.sources.binary_search(&index).is_err() {
                 self.node_detectors
                     .record_not_over(at, uid, now, &condition);
             }
-            if classes.prod_high.binary_search(&place).is_err() {
+            if classes.prod_high.binary_search(&index).is_err() {
                 self.prod_detectors
                     .record_not_over(at, uid, now, &condition);
             }
@@ -338,14 +338,14 @@ impl LowNodeLoad {
             UsageKind::Prod => &mut self.prod_detectors,
         };
         let mut long = Vec::new();
-        for place in hot {
-            let Some(load) = loads.get(*place) else {
+        for index in hot {
+            let Some(load) = loads.get(*index) else {
                 continue;
             };
             let (node, exceeded) = (load.node, load.describe_hot(usage_kind, watched));
             if detectors.record_over(at, &node.uid, now, &condition) {
                 cycle.hot(&node.name, format!("hot: {exceeded}"), false);
-                long.push(*place);
+                long.push(*index);
             } else {
                 let times = detectors.abnormal_count(at, &node.uid);
                 let needed = condition.consecutive_abnormalities.saturating_add(1);
@@ -357,11 +357,11 @@ impl LowNodeLoad {
     }
 
     fn reset_cold(&mut self, at: usize, loads: &[Load<'_>], classes: &Classes) {
-        for place in classes.low.iter().chain(&classes.both_low) {
-            self.node_detectors.reset(at, &loads[*place].node.uid);
+        for index in classes.low.iter().chain(&classes.both_low) {
+            self.node_detectors.reset(at, &loads[*index].node.uid);
         }
-        for place in &classes.prod_low {
-            self.prod_detectors.reset(at, &loads[*place].node.uid);
+        for index in &classes.prod_low {
+            self.prod_detectors.reset(at, &loads[*index].node.uid);
         }
     }
 }
@@ -385,25 +385,25 @@ fn pool_nodes<'a>(
     Ok(chosen)
 }
 
-/// Sorts by score, highest first, then by name.
+/// Sorts `indexes` into `loads` by score, highest first, then by name, which is the order of `loads`.
 fn sort_by_score(
-    places: &mut [usize],
+    indexes: &mut [usize],
     loads: &[Load<'_>],
     usage_kind: UsageKind,
     watched: &PoolResources,
 ) {
-    places.sort_by_cached_key(|place| {
+    indexes.sort_by_cached_key(|index| {
         let score = loads
-            .get(*place)
+            .get(*index)
             .map_or(0, |load| load.score(usage_kind, watched));
-        (std::cmp::Reverse(score), *place)
+        (std::cmp::Reverse(score), *index)
     });
 }
 
 /// Returns the total usage up to their thresholds that `targets` can still take.
 fn headroom(loads: &[Load<'_>], targets: &[usize], usage_kind: UsageKind, resources: usize) -> Row {
     let mut out = vec![0_i64; resources];
-    for load in targets.iter().filter_map(|place| loads.get(*place)) {
+    for load in targets.iter().filter_map(|index| loads.get(*index)) {
         let pairs = load
             .bounds(usage_kind)
             .high

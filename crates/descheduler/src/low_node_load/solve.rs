@@ -138,29 +138,30 @@ impl Bins {
         out
     }
 
+    /// Returns the sum of the node's usage shares, each times the weight of its resource.
     fn level(&self, bin: &Bin) -> f64 {
         let shares = bin.shares(self.usage_kind).zip(&self.weights);
         shares.map(|(share, weight)| share * weight).sum()
     }
 
-    /// Moves `item` to the node at index `at`.
+    /// Adds `item` to the node at index `at`, and sorts the node by its new level.
     pub(super) fn put(&mut self, at: usize, item: &Item) {
         let Some(bin) = self.bins.get_mut(at) else {
             return;
         };
         bin.add(item);
-        let level = bin.clone();
-        let level = self.level(&level);
+        let bin = bin.clone();
+        let level = self.level(&bin);
         self.levels[at] = level;
         self.order.retain(|other| *other != at);
         let levels = &self.levels;
-        let place = self.order.partition_point(|other| {
+        let position = self.order.partition_point(|other| {
             levels[*other]
                 .total_cmp(&level)
                 .then(other.cmp(&at))
                 .is_lt()
         });
-        self.order.insert(place, at);
+        self.order.insert(position, at);
     }
 
     /// Returns the decrease of the objective when `item` moves from `source` to `bin`.

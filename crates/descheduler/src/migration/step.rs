@@ -84,7 +84,7 @@ pub struct JobView<'a> {
     /// Limit that keeps the pod from being evicted now.
     pub limited: Option<&'a SkipReason>,
     /// Error of the last attempt, or what the job waits for.
-    pub trouble: Option<&'a str>,
+    pub problem: Option<&'a str>,
     /// Settings of the profile.
     pub settings: &'a Settings,
 }
@@ -391,8 +391,8 @@ impl<'a> JobView<'a> {
             reasons::EVICTING,
         ];
         let mut message = "Abort job caused by timeout".to_owned();
-        if let Some(trouble) = self.trouble {
-            message = format!("{message}: {trouble}");
+        if let Some(problem) = self.problem {
+            message = format!("{message}: {problem}");
         } else if last.contains(&status.reason.as_str()) {
             message = format!("{message}: {}: {}", status.reason, status.message);
         }

@@ -22,8 +22,8 @@ fn eviction(job: &PodMigrationJob) -> Option<&PodMigrationJobCondition> {
     status::condition(job.status.as_ref()?, conditions::EVICTION)
 }
 
-/// Returns the outcome of `job`; `there` is true if its pod still runs on the source node.
-pub(super) fn from_job(job: &PodMigrationJob, there: bool) -> MoveOutcome {
+/// Returns the outcome of `job`; `on_source` is true if its pod still runs on the source node.
+pub(super) fn from_job(job: &PodMigrationJob, on_source: bool) -> MoveOutcome {
     if stage(job) != JobStage::Ended {
         return MoveOutcome::Pending;
     }
@@ -32,9 +32,11 @@ pub(super) fn from_job(job: &PodMigrationJob, there: bool) -> MoveOutcome {
         return MoveOutcome::Moved;
     }
     match eviction(job) {
-        Some(one) if one.status == "True" => MoveOutcome::Moved,
+        Some(condition) if condition.status == "True" => MoveOutcome::Moved,
         // The job writes this condition before it evicts the pod.
-        Some(one) if one.reason == reasons::EVICTING && !there => MoveOutcome::Moved,
+        Some(condition) if condition.reason == reasons::EVICTING && !on_source => {
+            MoveOutcome::Moved
+        }
         _ => MoveOutcome::Failed,
     }
 }

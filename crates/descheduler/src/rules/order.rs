@@ -16,13 +16,13 @@ pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// Importance of a pod: less important pods are evicted first. Fields are compared in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Urgency {
-    /// Koordinator's priority class with default: free, batch, mid, prod, none.
+    /// Rank of Koordinator's priority class after defaulting: free, batch, mid, prod, none.
     pub class: u8,
     /// `spec.priority`, 0 without one.
     pub priority: i32,
-    /// Kubernetes' QoS class: BestEffort, Burstable, Guaranteed.
+    /// Rank of Kubernetes' QoS class: BestEffort, Burstable, Guaranteed.
     pub kube_qos: u8,
-    /// Koordinator's QoS class with default: BE, LS, LSR, then LSE and SYSTEM as equals, none.
+    /// Rank of Koordinator's QoS class after defaulting: BE, LS, LSR, LSE and SYSTEM with the same rank, none.
     pub qos: u8,
     /// Annotation `controller.kubernetes.io/pod-deletion-cost`; an invalid number counts as 0.
     pub deletion_cost: i32,

@@ -99,13 +99,13 @@ pub struct ContainerInfo {
 /// An owner of a pod: one of `metadata.ownerReferences`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// `apiVersion`, such as `apps/v1`.
+    /// API version of the owner, such as `apps/v1`.
     pub api_version: Box<str>,
-    /// `kind`.
+    /// Kind of the owner.
     pub kind: Box<str>,
-    /// `name`.
+    /// Name of the owner.
     pub name: Box<str>,
-    /// `uid`.
+    /// UID of the owner.
     pub uid: Arc<str>,
     /// True if it is the controller of the pod.
     pub controller: bool,

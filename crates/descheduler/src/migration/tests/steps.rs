@@ -101,7 +101,7 @@ impl Play {
             reservation: self.reservation.as_ref(),
             bound: self.bound.as_ref(),
             limited: self.limited.as_ref(),
-            trouble: None,
+            problem: None,
             settings: &self.settings,
         }
     }

@@ -48,7 +48,7 @@ impl TargetCapacity {
             let fits = if fully {
                 self.fit.can_place(pod, node)
             } else {
-                self.has_amounts(pod, node)
+                self.fits_requests(pod, node)
             };
             fits && self.has_pod_slot(node)
         };
@@ -84,7 +84,8 @@ impl TargetCapacity {
         }
     }
 
-    fn has_amounts(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
+    /// Returns true if the free amounts of `node` cover the requests of `pod`.
+    fn fits_requests(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
         let requested = self.fit.requested(&node.name);
         let free = |id| {
             let requested = requested.map_or(0, |requested| requested.get(id));
