@@ -295,7 +295,7 @@ enum Label {
     Out,
 }
 
-/// Assembles instructions. Registers: 0 is a result, 1 to 5 are arguments and lost in calls, 6 to 9 are
+/// Assembles BPF instructions. Registers: 0 is a result, 1 to 5 are arguments and lost in calls, 6 to 9 are
 /// preserved, 10 is the end of the stack.
 #[derive(Default)]
 struct Assembler {

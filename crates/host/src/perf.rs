@@ -161,13 +161,13 @@ struct CpuCounts {
     values: Vec<u64>,
 }
 
-/// Returns the sums of `events` values over all CPUs. A CPU on which the events never had counters counts
-/// with the average of the others.
-fn total(cpus: &[CpuCounts], events: usize) -> Option<Vec<u64>> {
-    let (mut time, mut counted_time) = (0_u64, 0_u64);
-    let mut sums = vec![0_u64; events];
+/// Returns the sum over all CPUs for each of `event_count` events. A CPU on which the events never had counters counts
+/// with the average of the others; `None` if that is true of every CPU.
+fn total(cpus: &[CpuCounts], event_count: usize) -> Option<Vec<u64>> {
+    let (mut enabled_time, mut counted_time) = (0_u64, 0_u64);
+    let mut sums = vec![0_u64; event_count];
     for cpu in cpus {
-        time = time.saturating_add(cpu.enabled);
+        enabled_time = enabled_time.saturating_add(cpu.enabled);
         if cpu.running > 0 {
             counted_time = counted_time.saturating_add(cpu.enabled);
         }
@@ -175,11 +175,11 @@ fn total(cpus: &[CpuCounts], events: usize) -> Option<Vec<u64>> {
             *sum = sum.saturating_add(scaled(*value, cpu.enabled, cpu.running));
         }
     }
-    if time > 0 && counted_time == 0 {
+    if enabled_time > 0 && counted_time == 0 {
         return None;
     }
     for sum in &mut sums {
-        *sum = scaled(*sum, time, counted_time);
+        *sum = scaled(*sum, enabled_time, counted_time);
     }
     Some(sums)
 }

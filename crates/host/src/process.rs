@@ -57,7 +57,7 @@ pub enum Streams {
     Output,
     /// Pipes for all three.
     Piped,
-    /// A terminal, which is the controlling one of a session of its own.
+    /// A terminal for all three; the process leads a new session that the terminal controls.
     Terminal,
 }
 

@@ -180,7 +180,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Returns the directory of this group in every mounted tree.
+    /// Returns the directory of this group in every mounted tree; empty for the root group.
     #[must_use]
     pub fn dirs(&self) -> Vec<PathBuf> {
         if self.path().is_root() {

@@ -295,7 +295,7 @@ impl Resource {
             ValueKind::ReadOnly => "nothing: it is read-only",
             ValueKind::Range(min, max) => {
                 if number.is_some_and(|number| (min..=max).contains(&number))
-                    || (value == "max" && self.is_protection())
+                    || (value == "max" && self.accepts_max())
                 {
                     return Ok(());
                 }
@@ -347,8 +347,8 @@ impl Resource {
         })
     }
 
-    /// Returns whether the value is a number of bytes for which the kernel also uses `max`.
-    fn is_protection(self) -> bool {
+    /// Returns true for `memory.min`, `memory.low` and `memory.high`: their value is a number of bytes or `max`.
+    fn accepts_max(self) -> bool {
         matches!(self, Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh)
     }
 
@@ -423,7 +423,7 @@ impl Resource {
                 limit => limit.to_string(),
             },
             (Self::MemoryLimit, Version::V2) if content == "max" => "-1".to_owned(),
-            (resource, _) if resource.is_protection() && content == "max" => i64::MAX.to_string(),
+            (resource, _) if resource.accepts_max() && content == "max" => i64::MAX.to_string(),
             (Self::CpuacctUsage, Version::V2) => {
                 super::stat::usage_of_cpu_stat(content)?.to_string()
             }
@@ -453,7 +453,7 @@ impl Resource {
                 let quota = current.split_ascii_whitespace().next().unwrap_or("max");
                 format!("{quota} {value}")
             }
-            (resource, Version::V2) if resource.is_protection() && number == i64::MAX => {
+            (resource, Version::V2) if resource.accepts_max() && number == i64::MAX => {
                 "max".to_owned()
             }
             (resource, Version::V2) => match (resource.io_max_key(), split_device(value)) {
@@ -513,7 +513,7 @@ impl Resource {
             ValueKind::Pid | ValueKind::ReadOnly => false,
             // The kernel keeps whole pages.
             ValueKind::Range(..) | ValueKind::Limit
-                if self.is_protection() || self == Self::MemoryLimit =>
+                if self.accepts_max() || self == Self::MemoryLimit =>
             {
                 let pages = |text: &str| match text {
                     "max" => Some(i64::MAX / page_size()),

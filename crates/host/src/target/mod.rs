@@ -508,8 +508,8 @@ impl Root {
         self.write_target_after(target, value, None)
     }
 
-    /// Writes a target like [`Root::write_target`], but keeps a value that another program wrote in an equivalent form, such
-    /// as a weight, unless the file still has `previous`, another value that this process wrote last.
+    /// Writes a target like [`Root::write_target`], where `previous` is the value that this process wrote last. A CPU
+    /// weight or quota of another program that is equivalent to `value` is kept, but not one that is still `previous`.
     ///
     /// # Errors
     /// As [`Root::write_target`].
@@ -528,8 +528,8 @@ impl Root {
         )
     }
 
-    /// Writes a target like [`Root::write_target`], with a value that was read from this very target: it may be one that koord
-    /// would not choose, such as a knob outside the range that it writes.
+    /// Writes a target like [`Root::write_target`], but without validation: `value` was read from this target and may be
+    /// outside of the range that koord writes.
     ///
     /// # Errors
     /// The kernel's error.
