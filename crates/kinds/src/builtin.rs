@@ -195,7 +195,8 @@ pub(super) fn resources() -> Vec<Arc<Resource>> {
     ROWS.iter().map(|row| Arc::new(build(row))).collect()
 }
 
-/// Returns the name of a kind's type in the fact table.
+/// Returns the name of a kind's type in the fact table of built-in types ([`types`](super::schema::types)), such as
+/// `core/v1.Pod`.
 pub(super) fn type_name(group: &str, version: &str, kind: &str) -> Option<&'static str> {
     ROWS.iter()
         .find(|r| r.group == group && r.version == version && r.kind == kind)

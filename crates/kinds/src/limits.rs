@@ -127,14 +127,14 @@ pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), S
                     let all = meta::at(object, &["spec", key]).and_then(Value::as_array);
                     for container in all.into_iter().flatten() {
                         let part = |part| list(meta::at(container, &["resources", part]));
-                        bounds(item, &part("requests"), &part("limits"), &mut errors);
+                        check_bounds(item, &part("requests"), &part("limits"), &mut errors);
                         if keep(std::mem::take(&mut errors)) {
                             break;
                         }
                     }
                 }
             }
-            ("Pod", "pods") => bounds(
+            ("Pod", "pods") => check_bounds(
                 item,
                 &total(object, "requests"),
                 &total(object, "limits"),
@@ -143,7 +143,7 @@ pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), S
             ("PersistentVolumeClaim", "persistentvolumeclaims") => {
                 let requests = list(meta::at(object, &["spec", "resources", "requests"]));
                 for (name, least) in list(item.get("min")) {
-                    minimum(
+                    check_minimum(
                         kind(item),
                         &name,
                         least,
@@ -153,10 +153,10 @@ pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), S
                     );
                 }
                 for (name, most) in list(item.get("max")) {
-                    let so = format!("maximum {name} usage per {} is {most}", kind(item));
+                    let rule = format!("maximum {name} usage per {} is {most}", kind(item));
                     match requests.get(&name) {
-                        None => errors.push(format!("{so}.  No request is specified")),
-                        Some(r) if *r > most => errors.push(format!("{so}, but request is {r}")),
+                        None => errors.push(format!("{rule}.  No request is specified")),
+                        Some(r) if *r > most => errors.push(format!("{rule}, but request is {r}")),
                         Some(_) => {}
                     }
                 }
@@ -175,7 +175,9 @@ pub fn check(range: &Value, resource: &Resource, object: &Value) -> Result<(), S
     }
 }
 
-fn minimum(
+/// Checks one resource against `min` of a LimitRange item of type `kind`: the request must be set and
+/// reach `least`, and so must the limit if there is one.
+fn check_minimum(
     kind: &str,
     name: &str,
     least: Quantity,
@@ -183,44 +185,52 @@ fn minimum(
     limits: &ResourceList,
     errors: &mut Vec<String>,
 ) {
-    let so = format!("minimum {name} usage per {kind} is {least}");
+    let rule = format!("minimum {name} usage per {kind} is {least}");
     match (requests.get(name), limits.get(name)) {
-        (None, _) => errors.push(format!("{so}.  No request is specified")),
-        (Some(r), _) if *r < least => errors.push(format!("{so}, but request is {r}")),
-        (_, Some(l)) if *l < least => errors.push(format!("{so}, but limit is {l}")),
+        (None, _) => errors.push(format!("{rule}.  No request is specified")),
+        (Some(r), _) if *r < least => errors.push(format!("{rule}, but request is {r}")),
+        (_, Some(l)) if *l < least => errors.push(format!("{rule}, but limit is {l}")),
         _ => {}
     }
 }
 
 /// Checks requests and limits against the bounds of one LimitRange item.
-fn bounds(item: &Value, requests: &ResourceList, limits: &ResourceList, errors: &mut Vec<String>) {
+/// Checks requests and limits against `min`, `max` and `maxLimitRequestRatio` of a LimitRange item.
+fn check_bounds(
+    item: &Value,
+    requests: &ResourceList,
+    limits: &ResourceList,
+    errors: &mut Vec<String>,
+) {
     let kind = kind(item);
     for (name, least) in list(item.get("min")) {
-        minimum(kind, &name, least, requests, limits, errors);
+        check_minimum(kind, &name, least, requests, limits, errors);
     }
     for (name, most) in list(item.get("max")) {
-        let so = format!("maximum {name} usage per {kind} is {most}");
+        let rule = format!("maximum {name} usage per {kind} is {most}");
         match (requests.get(&name), limits.get(&name)) {
-            (_, None) => errors.push(format!("{so}.  No limit is specified")),
-            (_, Some(l)) if *l > most => errors.push(format!("{so}, but limit is {l}")),
-            (Some(r), _) if *r > most => errors.push(format!("{so}, but request is {r}")),
+            (_, None) => errors.push(format!("{rule}.  No limit is specified")),
+            (_, Some(l)) if *l > most => errors.push(format!("{rule}, but limit is {l}")),
+            (Some(r), _) if *r > most => errors.push(format!("{rule}, but request is {r}")),
             _ => {}
         }
     }
     for (name, most) in list(item.get("maxLimitRequestRatio")) {
-        let so = format!("{name} max limit to request ratio per {kind} is {most}");
+        let rule = format!("{name} max limit to request ratio per {kind} is {most}");
         let positive = |list: &ResourceList| list.get(&name).copied().filter(|q| !q.is_zero());
         let Some(request) = positive(requests) else {
-            errors.push(format!("{so}, but no request is specified or request is 0"));
+            errors.push(format!(
+                "{rule}, but no request is specified or request is 0"
+            ));
             continue;
         };
         let Some(limit) = positive(limits) else {
-            errors.push(format!("{so}, but no limit is specified or limit is 0"));
+            errors.push(format!("{rule}, but no limit is specified or limit is 0"));
             continue;
         };
         let ratio = limit.to_f64() / request.to_f64();
         if ratio > most.to_f64() {
-            errors.push(format!("{so}, but provided ratio is {ratio:.6}"));
+            errors.push(format!("{rule}, but provided ratio is {ratio:.6}"));
         }
     }
 }

@@ -247,8 +247,8 @@ impl Webhook {
             c.resource
         } else if self.equivalent {
             self.rules.iter().find_map(|rule| {
-                let mut remaining_items = c.equivalents.iter();
-                remaining_items.find(|r| !Arc::ptr_eq(r, c.resource) && rule.matches(c, r))
+                let mut equivalents = c.equivalents.iter();
+                equivalents.find(|r| !Arc::ptr_eq(r, c.resource) && rule.matches(c, r))
             })?
         } else {
             return None;

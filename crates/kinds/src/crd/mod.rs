@@ -360,10 +360,10 @@ pub(super) fn resources(definition: &Value) -> Result<DefinedResources, Vec<Fiel
         return Err(vec![FieldError::required("spec", "")]);
     };
     let no_names = json!({});
-    let object = spec.get("names").unwrap_or(&no_names);
+    let names_object = spec.get("names").unwrap_or(&no_names);
     let group = string(spec, "group");
-    let kind = string(object, "kind");
-    let plural = string(object, "plural");
+    let kind = string(names_object, "kind");
+    let plural = string(names_object, "plural");
     let storage_name = list(spec, "versions")
         .iter()
         .find(|v| v.get("storage").and_then(Value::as_bool) == Some(true))
@@ -407,10 +407,10 @@ pub(super) fn resources(definition: &Value) -> Result<DefinedResources, Vec<Fiel
             version: own.version.clone(),
             kind: own.kind.clone(),
             plural: plural.into(),
-            singular: string(object, "singular").into(),
-            list_kind: string(object, "listKind").into(),
-            short_names: names_of(object, "shortNames"),
-            categories: names_of(object, "categories"),
+            singular: string(names_object, "singular").into(),
+            list_kind: string(names_object, "listKind").into(),
+            short_names: names_of(names_object, "shortNames"),
+            categories: names_of(names_object, "categories"),
             namespaced: string(spec, "scope") == "Namespaced",
             verbs: if terminating {
                 TERMINATING_VERBS

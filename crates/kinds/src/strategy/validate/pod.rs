@@ -100,7 +100,7 @@ fn sysctl_name(name: &str) -> bool {
 }
 
 fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
-    let mut observed = BTreeSet::new();
+    let mut unique_names = BTreeSet::new();
     for (i, sysctl) in list(context, "sysctls").iter().enumerate() {
         let name = str_at(sysctl, &["name"]);
         let path = format!("{path}[{i}].name");
@@ -113,7 +113,7 @@ fn sysctls(context: &Value, path: &str, errors: &mut Errors) {
                 "must have at most 253 characters and match regex \
                  ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$",
             ));
-        } else if !observed.insert(name) {
+        } else if !unique_names.insert(name) {
             errors.push(FieldError::duplicate(path, name));
         }
     }
@@ -129,14 +129,14 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
     if list(spec, "containers").is_empty() {
         errors.push(FieldError::required(format!("{path}.containers"), ""));
     }
-    let mut observed = BTreeSet::new();
+    let mut container_names = BTreeSet::new();
     for key in ["containers", "initContainers"] {
         for (i, c) in list(spec, key).iter().enumerate() {
             container(
                 c,
                 &format!("{path}.{key}[{i}]"),
                 &volumes,
-                &mut observed,
+                &mut container_names,
                 errors,
             );
             if key == "containers" && !str_at(c, &["restartPolicy"]).is_empty() {
@@ -200,14 +200,14 @@ pub(super) fn spec(owner: &Value, path: &str, errors: &mut Errors) {
 
 /// Validates the scheduling constraints of a pod.
 fn scheduling(spec: &Value, path: &str, errors: &mut Errors) {
-    let mut observed = BTreeSet::new();
+    let mut gate_names = BTreeSet::new();
     for (i, gate) in list(spec, "schedulingGates").iter().enumerate() {
         let name = str_at(gate, &["name"]);
         let at = format!("{path}.schedulingGates[{i}]");
         for detail in names::qualified_name(name) {
             errors.push(FieldError::invalid(&at, name, detail));
         }
-        if !observed.insert(name) {
+        if !gate_names.insert(name) {
             errors.push(FieldError::duplicate(at, name));
         }
     }
@@ -492,7 +492,7 @@ fn container<'a>(
 
 /// Validates the ports of a container.
 fn ports(c: &Value, path: &str, errors: &mut Errors) {
-    let mut observed = BTreeSet::new();
+    let mut port_names = BTreeSet::new();
     for (i, p) in list(c, "ports").iter().enumerate() {
         let at = format!("{path}.ports[{i}]");
         let name = str_at(p, &["name"]);
@@ -503,10 +503,10 @@ fn ports(c: &Value, path: &str, errors: &mut Errors) {
                     name,
                     "must be no more than 15 characters, lower case alphanumeric or '-'",
                 ));
-            } else if observed.contains(name) {
+            } else if port_names.contains(name) {
                 errors.push(FieldError::duplicate(format!("{at}.name"), name));
             }
-            observed.insert(name);
+            port_names.insert(name);
         }
         match p.get("containerPort").and_then(Value::as_i64) {
             None | Some(0) => {
