@@ -5,7 +5,7 @@ use super::summary::latency;
 use koord_workload::monotonic_ns;
 use std::time::Duration;
 
-/// Counts windows.
+/// Counts the windows that are measured, and estimates the time that is left.
 #[derive(Debug)]
 pub struct Progress {
     planned: usize,

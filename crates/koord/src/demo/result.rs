@@ -171,7 +171,7 @@ pub struct ScenarioResult {
     pub about: String,
     /// True if all of the scenario was measured.
     pub ran: bool,
-    /// Reason why it was not, if so.
+    /// Reason why the scenario was not measured, or not all of it.
     pub why: Option<String>,
     /// Unit of the batch work.
     pub operation: String,
@@ -248,24 +248,24 @@ impl PhaseResult {
     #[must_use]
     pub fn from_runs(phase: Phase, repeats: Vec<PhaseRun>) -> Self {
         let clean = repeats.iter().filter(|run| run.rejected.is_none()).count();
-        let counted: Vec<&PhaseRun> = repeats
+        let runs: Vec<&PhaseRun> = repeats
             .iter()
             .filter(|run| clean == 0 || run.rejected.is_none())
             .collect();
-        let of = |value: fn(&PhaseRun) -> f64| median(counted.iter().map(|run| value(run)));
+        let median_of = |value: fn(&PhaseRun) -> f64| median(runs.iter().map(|run| value(run)));
         let ls = Latency {
-            p50_us: of(|run| run.ls.p50_us),
-            p90_us: of(|run| run.ls.p90_us),
-            p99_us: of(|run| run.ls.p99_us),
-            p999_us: of(|run| run.ls.p999_us),
-            p99_range_us: range(counted.iter().map(|run| run.ls.p99_us)),
-            requests: counted.iter().map(|run| run.ls.requests).sum(),
-            errors: counted.iter().map(|run| run.ls.errors).sum(),
+            p50_us: median_of(|run| run.ls.p50_us),
+            p90_us: median_of(|run| run.ls.p90_us),
+            p99_us: median_of(|run| run.ls.p99_us),
+            p999_us: median_of(|run| run.ls.p999_us),
+            p99_range_us: range(runs.iter().map(|run| run.ls.p99_us)),
+            requests: runs.iter().map(|run| run.ls.requests).sum(),
+            errors: runs.iter().map(|run| run.ls.errors).sum(),
         };
-        let cpu_utilization = of(|run| run.cpu_utilization);
+        let cpu_utilization = median_of(|run| run.cpu_utilization);
         let be = BatchWork {
-            ops_per_s: of(|run| run.be_ops_per_s),
-            range: range(counted.iter().map(|run| run.be_ops_per_s)),
+            ops_per_s: median_of(|run| run.be_ops_per_s),
+            range: range(runs.iter().map(|run| run.be_ops_per_s)),
         };
         Self {
             name: phase,

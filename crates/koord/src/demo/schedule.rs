@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Windows per visit under a time budget.
 const WINDOWS: usize = 2;
-/// Clean windows of each phase below which a time budget is spent on another visit.
+/// Number of clean windows of each phase that a time budget aims at: as long as one has fewer, it is visited again.
 const WANTED: usize = 3;
 /// Attempts at one window if repeats are counted.
 const ATTEMPTS: usize = 3;
@@ -92,7 +92,7 @@ impl Schedule {
     pub fn next(&mut self, left_s: f64) -> Option<Visit> {
         let mut visit = loop {
             let Some(mut visit) = self.planned.pop_front() else {
-                break self.repair(left_s)?;
+                break self.plan_extra_visit(left_s)?;
             };
             if self.cost(visit) <= left_s || self.extent != Extent::Budget {
                 break visit;
@@ -109,8 +109,9 @@ impl Schedule {
         Some(visit)
     }
 
-    /// Returns a further visit of the phase with the fewest clean windows, if these are too few.
-    fn repair(&mut self, left_s: f64) -> Option<Visit> {
+    /// Plans one more visit of the phase with the fewest clean windows. Returns `None` if all phases have [`WANTED`], or
+    /// if the visit takes longer than `left_s` seconds.
+    fn plan_extra_visit(&mut self, left_s: f64) -> Option<Visit> {
         if self.extent != Extent::Budget {
             return None;
         }

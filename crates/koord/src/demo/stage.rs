@@ -21,9 +21,9 @@ pub(super) struct ScenarioStage {
     pub(super) scenario: &'static Scenario,
     /// Mean arrivals per second.
     pub(super) rate: f64,
-    /// The service.
+    /// Address of the service that is measured.
     address: SocketAddr,
-    /// The service without a limit, where there is one with a limit.
+    /// Address of the same service without a CPU limit; `None` if the measured one has no limit.
     unlimited: Option<SocketAddr>,
     pub(super) services: usize,
     /// Load of the bystanders; it ends with the stage.

@@ -79,7 +79,7 @@ fn overview(page: &mut Page, suite: &Suite) {
         let (plain, fixed) = ("plain <i>Kubernetes</i>", "<i>Koordinator's</i> cap");
         page.row("tr", "th", [plain, fixed, "koord", plain, fixed]);
         for scenario in &suite.scenarios {
-            page.element("tr", |page| cues(page, scenario));
+            page.element("tr", |page| overview_cells(page, scenario));
         }
     });
     write!(
@@ -92,7 +92,7 @@ fn overview(page: &mut Page, suite: &Suite) {
 }
 
 /// Appends the cells of a scenario in the overview.
-fn cues(page: &mut Page, scenario: &ScenarioResult) {
+fn overview_cells(page: &mut Page, scenario: &ScenarioResult) {
     let ratios = &scenario.ratios;
     write!(
         page,
@@ -210,6 +210,7 @@ fn details(page: &mut Page, is_open: bool, summary: &str, content: impl FnOnce(&
     });
 }
 
+/// Appends the table of a scenario with a row per phase.
 fn figures(page: &mut Page, scenario: &ScenarioResult) {
     page.table("table", |page| {
         page.row("tr", "th", table::HEADER);
