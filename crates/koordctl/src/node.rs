@@ -138,14 +138,15 @@ fn guard_row(service: &GuardService) -> [String; 8] {
         None => s.verdict.clone(),
     };
     let learned = if s.learned { "" } else { " (assumed)" };
-    let levers = s.held.iter().map(|levers| {
-        let level = match levers.level {
+    let levers = s.held.iter().map(|held| {
+        // A lever is fully applied at 0 % and released at 100 %.
+        let level = match held.level {
             0 => String::new(),
             100 => " released".to_owned(),
             level => format!(" {level} %"),
         };
-        let sure = if levers.confirmed { "" } else { "?" };
-        format!("{}{level}{sure}", levers.lever)
+        let doubt = if held.confirmed { "" } else { "?" };
+        format!("{}{level}{doubt}", held.lever)
     });
     let last = s.last.as_ref().map_or_else(String::new, |last| {
         let outcome = if last.helped {

@@ -164,12 +164,12 @@ pub fn main(args: &Args) -> Result<()> {
 /// Reads the cluster and returns the rows in their order.
 async fn rows(fetcher: &Fetcher, args: &Args) -> Result<Vec<UsageRow>> {
     let pods = match &args.namespace {
-        Some(namespace) if args.subject == TopSubject::Pods => needed(
+        Some(namespace) if args.subject == TopSubject::Pods => require(
             fetcher
                 .list(&format!("/api/v1/namespaces/{namespace}/pods"))
                 .await,
         )?,
-        _ => needed(fetcher.list("/api/v1/pods").await)?,
+        _ => require(fetcher.list("/api/v1/pods").await)?,
     };
     let metrics = fetcher
         .list("/apis/slo.koordinator.sh/v1alpha1/nodemetrics")
@@ -180,7 +180,7 @@ async fn rows(fetcher: &Fetcher, args: &Args) -> Result<Vec<UsageRow>> {
     let metrics = metrics.value().map(Vec::as_slice).unwrap_or_default();
     let mut rows = match args.subject {
         TopSubject::Nodes => {
-            let nodes = needed(fetcher.list("/api/v1/nodes").await)?;
+            let nodes = require(fetcher.list("/api/v1/nodes").await)?;
             node_rows(&nodes, &pods, metrics, args.by)
         }
         TopSubject::Pods => pod_rows(&pods, metrics, args.by),
@@ -189,12 +189,13 @@ async fn rows(fetcher: &Fetcher, args: &Args) -> Result<Vec<UsageRow>> {
     Ok(rows)
 }
 
-fn needed(fetched: Fetched<Vec<Value>>) -> Result<Vec<Value>> {
+/// Returns the objects, or an error if the cluster did not return them.
+fn require(fetched: Fetched<Vec<Value>>) -> Result<Vec<Value>> {
     match fetched {
         Fetched::Read(objects) => Ok(objects),
-        refused => bail!(
+        missing => bail!(
             "failed to read the cluster: {}",
-            refused.read().err().unwrap_or_default()
+            missing.read().err().unwrap_or_default()
         ),
     }
 }

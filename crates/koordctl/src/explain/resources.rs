@@ -71,8 +71,8 @@ pub(super) fn render(explanation: &Explanation) -> String {
     if let Some(age) = explanation.report_age_seconds {
         let _ = writeln!(out, "NodeMetric report: {age} s old");
     }
-    services(&mut out, "services", &explanation.services);
-    services(
+    write_services(&mut out, "services", &explanation.services);
+    write_services(
         &mut out,
         "host applications",
         &explanation.host_applications,
@@ -93,13 +93,13 @@ fn write_resource(out: &mut String, resource: &Resource, indent: &str) {
     let is_cpu = name.ends_with("cpu");
     let published = resource.published.map_or_else(
         || "nothing is published".to_owned(),
-        |amount| format!("{} is published", unit(amount, false, is_cpu)),
+        |amount| format!("{} is published", format_amount(amount, false, is_cpu)),
     );
     let Some(computed) = resource.computed else {
         let _ = writeln!(out, "{indent}{name}: {published}");
         return;
     };
-    let computed = unit(computed, true, is_cpu);
+    let computed = format_amount(computed, true, is_cpu);
     let _ = writeln!(out, "{indent}{name}: {computed} ({published})");
     for (at, term) in resource.terms.iter().enumerate() {
         let sign = match (at, term.amount.signum()) {
@@ -113,7 +113,7 @@ fn write_resource(out: &mut String, resource: &Resource, indent: &str) {
         } else {
             term.amount
         };
-        let shown = unit(shown, true, is_cpu);
+        let shown = format_amount(shown, true, is_cpu);
         let chose = match (&term.setting, &term.from) {
             (Some(setting), Some(from)) => format!(" [{setting}: {from}]"),
             (None, Some(from)) => format!(" [{from}]"),
@@ -124,15 +124,15 @@ fn write_resource(out: &mut String, resource: &Resource, indent: &str) {
     }
 }
 
-/// Lists the largest services.
-fn services(out: &mut String, title: &str, services: &[Service]) {
+/// Appends the largest services, one a line: CPU in cores, memory, name, and the basis of the amounts.
+fn write_services(out: &mut String, title: &str, services: &[Service]) {
     if !services.is_empty() {
         let _ = writeln!(out, "{title}:");
     }
     for service in services.iter().take(MAX_SERVICES) {
         let (cpu, memory) = (
-            unit(service.cpu, true, true),
-            unit(service.memory, true, false),
+            format_amount(service.cpu, true, true),
+            format_amount(service.memory, true, false),
         );
         let (name, by) = (&service.name, service.by);
         let _ = writeln!(out, "  {cpu:>9} {memory:>14}  {name} ({by})");
@@ -142,10 +142,10 @@ fn services(out: &mut String, title: &str, services: &[Service]) {
     }
 }
 
-/// Formats CPU in milli-cores and memory in MiB. With `cores`, the amount of CPU is in cores, otherwise in
+/// Formats CPU in milli-cores (`is_cpu`), and memory in MiB. `in_cores` is the unit of a CPU `amount`: cores, otherwise
 /// milli-cores.
-fn unit(amount: Quantity, cores: bool, is_cpu: bool) -> String {
-    match (is_cpu, cores) {
+fn format_amount(amount: Quantity, in_cores: bool, is_cpu: bool) -> String {
+    match (is_cpu, in_cores) {
         (true, true) => reclaim::millicores(amount),
         (true, false) => format!("{}m", amount.value()),
         (false, _) => reclaim::mebibytes(amount),

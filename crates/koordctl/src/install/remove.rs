@@ -206,7 +206,7 @@ impl Removal<'_> {
         self.delete(&target).await
     }
 
-    /// Returns true, and says so, for an object that is not to be removed.
+    /// Returns true for an object that must not be removed, and adds a line with the reason.
     fn skips(&mut self, target: &Target, live: &DynamicObject, any_owner: bool) -> bool {
         let text = if live.metadata.deletion_timestamp.is_some() {
             "being removed".to_owned()

@@ -93,7 +93,7 @@ pub(super) struct Release {
 /// A rendered object.
 #[derive(Debug, Clone)]
 pub(super) struct Document {
-    /// The template's file.
+    /// Path of the template in the chart.
     pub(super) source: String,
     /// The object as the template wrote it.
     pub(super) text: String,

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Calls a method of the chart's files.
+/// Calls `.Files.Get` or `.Files.Glob` of the chart's `files`. A glob has one `*`, which matches no `/`.
 pub(super) fn file(
     files: &BTreeMap<String, String>,
     base: &Datum,
