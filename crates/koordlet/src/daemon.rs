@@ -342,7 +342,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
             strategy = row.name,
             on = row.on,
             every_ms = row.every_ms,
-            by = crate::status::mechanism(row.name, &row.claims),
+            by = crate::status::describe_mechanism(row.name, &row.claims),
             "configured strategy"
         );
     }

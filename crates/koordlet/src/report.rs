@@ -62,7 +62,7 @@ impl SubjectUsage<'_> {
         Some(usage(mean(Metric::CpuUsage)?, mean(self.memory)?))
     }
 
-    /// Returns one entry per window; it is empty if less than half of the window is covered.
+    /// Returns mean and percentiles of the usage for each window; without amounts if samples cover less than half of it.
     fn aggregated(&self, windows: &[GoDuration]) -> Vec<AggregatedUsage> {
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());
         let collect = |metric, millis, out: &mut Vec<f64>| {

@@ -261,7 +261,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
         .map(|row| Strategy {
             name: row.name.to_owned(),
             state: if row.on { State::Active } else { State::Off },
-            mechanism: mechanism(row.name, &row.claims),
+            mechanism: describe_mechanism(row.name, &row.claims),
             why: match (row.on, row.every_ms) {
                 (true, _) => String::new(),
                 (false, 0) => "its interval is 0".to_owned(),
@@ -297,15 +297,16 @@ fn list_malformed(status: &mut Status, malformed_inputs: &MalformedInputs) {
     status.malformed = each.collect();
 }
 
-/// Summarizes claims: files, grouped by levels and classes.
-pub(crate) fn mechanism(name: &str, claims: &[String]) -> String {
+/// Describes how `strategy` acts: the files in its `claims`, grouped by levels and QoS classes. A strategy without claims
+/// evicts pods, or acts through the quotas that [`qos::cpu_limits`](crate::qos::cpu_limits) writes.
+pub(crate) fn describe_mechanism(strategy: &str, claims: &[String]) -> String {
     if claims.is_empty() {
-        let means = if name.ends_with("Evict") {
+        let action = if strategy.ends_with("Evict") {
             "evicts pods"
         } else {
             "through CPULimits"
         };
-        return means.to_owned();
+        return action.to_owned();
     }
     // File and class with all its levels, in the order of the table.
     let mut files: Vec<(&str, &str, Vec<String>)> = Vec::new();
@@ -444,11 +445,11 @@ mod tests {
             "memory.min at level Pod of LS,BE",
         ];
         assert_eq!(
-            mechanism("X", &claims.map(str::to_owned)),
+            describe_mechanism("X", &claims.map(str::to_owned)),
             "cpu.shares (pod, container of BE); cpu.idle (pod of BE); \
              memory.low, memory.min (pod of LS,BE); cpu.cfs_quota_us (container, pod of BE)"
         );
-        assert_eq!(mechanism("CPUEvict", &[]), "evicts pods");
+        assert_eq!(describe_mechanism("CPUEvict", &[]), "evicts pods");
     }
 
     #[test]

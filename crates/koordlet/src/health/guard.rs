@@ -75,7 +75,7 @@ pub struct GuardHeld {
     pub hurt_at: Option<i64>,
     /// True if the harm came back when the lever was released.
     pub confirmed: bool,
-    /// Seconds of batch run time until the next attempt to release more.
+    /// Seconds of batch run time until the next attempt to release the lever further.
     pub tries_in_seconds: u64,
 }
 

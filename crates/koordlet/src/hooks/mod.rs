@@ -231,7 +231,8 @@ pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
     run_hooks(&HookTarget { pod, scope }, rules)
 }
 
-/// Returns the values of [`desired`], but calls `around` for each active hook, which runs it.
+/// Returns the values of [`desired`]. Calls `around` for each active hook, instead of the hook: `around` must call its
+/// last argument, which runs the hook.
 pub(crate) fn desired_around(
     pod: &PodInfo,
     container: Option<&ContainerInfo>,

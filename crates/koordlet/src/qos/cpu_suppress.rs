@@ -341,8 +341,15 @@ impl CpuSuppress {
         }
         let because = format!("budget {budget}m is {count} CPUs");
         let full = full(input);
-        let above = if input.kubelet_static { &full } else { &picked };
-        self.push_cpuset(input, class, (above, &picked), &because, ADJUST, outcome);
+        let class_cpus = if input.kubelet_static { &full } else { &picked };
+        self.push_cpuset(
+            input,
+            class,
+            (class_cpus, &picked),
+            &because,
+            ADJUST,
+            outcome,
+        );
     }
 
     /// Writes the CPU set that the pressure guard leaves to batch work.
@@ -358,9 +365,9 @@ impl CpuSuppress {
         }
         self.cpuset = LimiterState::Active;
         let full = full(input);
-        let above = if input.kubelet_static { &full } else { cpus };
+        let class_cpus = if input.kubelet_static { &full } else { cpus };
         let because = &input.guard.why;
-        self.push_cpuset(input, class, (above, cpus), because, ADJUST, outcome);
+        self.push_cpuset(input, class, (class_cpus, cpus), because, ADJUST, outcome);
     }
 
     fn recover_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
@@ -388,24 +395,26 @@ impl CpuSuppress {
         self.push_cpuset(input, class, (&full, &full), because, RECOVER, outcome);
     }
 
-    /// Adds writes of CPU sets: `above` for the class and its pods, `cpus` for containers.
+    /// Adds writes of CPU sets: `class_cpus` for the class and its pods, `container_cpus` for containers. In the audit
+    /// record, `reason` is one word and `because` has the numbers.
     #[expect(clippy::unused_self, reason = "reads better next to its callers")]
     fn push_cpuset(
         &self,
         input: &Input<'_>,
         class: Class<'_>,
-        (above, cpus): (&CpuSet, &CpuSet),
+        (class_cpus, container_cpus): (&CpuSet, &CpuSet),
         because: &str,
         reason: &'static str,
         outcome: &mut SuppressPlan,
     ) {
-        let (above, cpus) = (above.to_string(), cpus.to_string());
+        let class_cpus = class_cpus.to_string();
+        let container_cpus = container_cpus.to_string();
         let groups = std::iter::once((Level::Qos, class.group))
             .chain(input.groups.iter().map(|(level, group)| (*level, group)));
         for (level, group) in groups {
             let value = match level {
-                Level::Container => cpus.clone(),
-                _ => above.clone(),
+                Level::Container => container_cpus.clone(),
+                _ => class_cpus.clone(),
             };
             let mut intent = write(input, group, Resource::CpusetCpus, value, because);
             intent.level = level;

@@ -224,30 +224,31 @@ impl RuntimeHooks {
             return problems;
         }
         // Batch pods, and other pods in their class, run on the CPUs that suppression leaves.
-        let cpus = pod.kube_qos != KubeQos::BestEffort && pod.qos != QosClass::Be;
+        let sets_cpus = pod.kube_qos != KubeQos::BestEffort && pod.qos != QosClass::Be;
         for container in pod.all_containers() {
             let Some(write) = Write::container(pod, container) else {
                 continue;
             };
             let write = write.reconciles("container");
             let adjustment = desired(pod, Some(container), rules);
-            push(&write, &adjustment, cpus, plan);
+            push(&write, &adjustment, sets_cpus, plan);
             self.oom_score(view, pod, container, &write, &adjustment, plan);
             self.cookies
                 .container(view, pod, Some(container), &write, &adjustment);
             problems.extend(adjustment.problems);
         }
         let adjustment = desired_sandbox(pod, rules);
-        let list = adjustment
+        let has_cpus = adjustment
             .cpus
             .as_ref()
             .is_some_and(|cpus| !cpus.value.is_empty());
-        let writes = adjustment.bvt.is_some() || (cpus && list) || self.cookies.reads_processes();
-        if writes && let Some(group) = sandbox(view, pod) {
+        let needs_sandbox =
+            adjustment.bvt.is_some() || (sets_cpus && has_cpus) || self.cookies.reads_processes();
+        if needs_sandbox && let Some(group) = sandbox(view, pod) {
             let mut write = Write::pod(pod).reconciles("sandbox");
             write.level = Level::Container;
             write.target = Target::cgroup(&group, Resource::CpusetCpus);
-            push(&write, &adjustment, cpus, plan);
+            push(&write, &adjustment, sets_cpus, plan);
             self.cookies.container(view, pod, None, &write, &adjustment);
         }
         problems
@@ -402,7 +403,8 @@ fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
 }
 
 /// Plans the writes of one cgroup; its CPU list only if `cpus`.
-fn push(at: &Write, adjustment: &Adjustment, cpus: bool, plan: &mut Plan) {
+/// Adds the values of `adjustment` to `plan`, as writes to the cgroup of `at`; its CPUs only if `sets_cpus`.
+fn push(at: &Write, adjustment: &Adjustment, sets_cpus: bool, plan: &mut Plan) {
     let mut write = |file: Resource, value: String, by: &'static str| {
         let mut write = at.clone().set(file, value);
         write.reason = by;
@@ -428,7 +430,7 @@ fn push(at: &Write, adjustment: &Adjustment, cpus: bool, plan: &mut Plan) {
     if let Some(hook_value) = adjustment
         .cpus
         .as_ref()
-        .filter(|hook_value| cpus && !hook_value.value.is_empty())
+        .filter(|hook_value| sets_cpus && !hook_value.value.is_empty())
     {
         write(
             Resource::CpusetCpus,

@@ -108,14 +108,14 @@ impl Layout {
         }
     }
 
-    /// Returns the layout with these containers' cgroups of other names.
+    /// Returns the layout with these cgroups of containers that do not follow the naming scheme.
     #[must_use]
     pub(crate) fn with_located(mut self, located: LocatedCgroups) -> Self {
         self.located = Arc::new(located);
         self
     }
 
-    /// Returns the cgroups of containers that have other names than the scheme.
+    /// Returns the cgroups of containers that do not follow the naming scheme.
     pub(crate) fn located(&self) -> &LocatedCgroups {
         &self.located
     }
