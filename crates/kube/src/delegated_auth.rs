@@ -148,12 +148,12 @@ pub struct Authorizer {
     client: ReviewClient,
     allowed: Duration,
     refused: Duration,
-    cache: TtlCache<(User, String, Subject), Access>,
+    cache: TtlCache<(User, String, AccessTarget), Access>,
 }
 
-/// The resource in an authorization request.
+/// Path or resource that an authorization request is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Subject {
+pub enum AccessTarget {
     /// A URL path of the server.
     Path(String),
     /// A subresource of a node, such as `proxy`, which stands for paths of a kubelet.
@@ -165,7 +165,7 @@ pub enum Subject {
     },
 }
 
-impl std::fmt::Display for Subject {
+impl std::fmt::Display for AccessTarget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Path(path) => write!(f, "path {path:?}"),
@@ -244,7 +244,7 @@ impl Authorizer {
         }
     }
 
-    /// Decides whether `user` may do `verb` (`get`, `put` …) with `subject`.
+    /// Decides whether `user` may do `verb` (`get`, `put` …) with `target`.
     ///
     /// # Errors
     /// Fails if the review fails.
@@ -252,9 +252,9 @@ impl Authorizer {
         &self,
         user: &User,
         verb: &str,
-        subject: &Subject,
+        target: &AccessTarget,
     ) -> Result<Access, ReviewError> {
-        let key = (user.clone(), verb.to_owned(), subject.clone());
+        let key = (user.clone(), verb.to_owned(), target.clone());
         if let Some(cached) = self.cache.get(&key) {
             return Ok(cached);
         }
@@ -264,7 +264,7 @@ impl Authorizer {
                 uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),
                 groups: Some(user.groups.clone()),
                 extra: Some(user.extra.clone()).filter(|extra| !extra.is_empty()),
-                ..subject.review(verb)
+                ..target.review(verb)
             },
             ..SubjectAccessReview::default()
         };
@@ -274,7 +274,7 @@ impl Authorizer {
             allowed: status.allowed && status.denied != Some(true),
             reason: status.reason.unwrap_or_default(),
         };
-        if verb.len() + subject.len() < MAX_CACHED_LENGTH {
+        if verb.len() + target.len() < MAX_CACHED_LENGTH {
             let life = if access.allowed {
                 self.allowed
             } else {
@@ -286,7 +286,7 @@ impl Authorizer {
     }
 }
 
-impl Subject {
+impl AccessTarget {
     fn review(&self, verb: &str) -> SubjectAccessReviewSpec {
         let verb = Some(verb.to_owned());
         match self {
@@ -421,7 +421,7 @@ mod tests {
         let shown = format!("{authenticator:?}");
         assert!(!shown.contains("good") && !shown.contains("odd"), "{shown}");
         let authorizer = Authorizer::new(client, life, Duration::from_secs(1));
-        let path = Subject::Path("/fine".to_owned());
+        let path = AccessTarget::Path("/fine".to_owned());
         let fine = authorizer.authorize(&ann, "get", &path).await.unwrap();
         assert!(fine.allowed);
         let refused = authorizer.authorize(&ann, "put", &path).await.unwrap();

@@ -92,7 +92,7 @@ impl Recorder {
         clock: Clock,
         shutdown: CancellationToken,
     ) -> Self {
-        let (drafts, waiting) = mpsc::channel(BACKLOG);
+        let (drafts, receiver) = mpsc::channel(BACKLOG);
         let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer {
             client,
@@ -105,7 +105,7 @@ impl Recorder {
             correlator: Correlator::default(),
             dropped: dropped.clone(),
         };
-        tokio::spawn(writer.run(waiting, shutdown));
+        tokio::spawn(writer.run(receiver, shutdown));
         Self { drafts, dropped }
     }
 
@@ -201,7 +201,7 @@ struct Writer {
 
 impl Writer {
     /// Sends events concurrently, but those with the same name one after the other.
-    async fn run(mut self, mut waiting: mpsc::Receiver<EventDraft>, shutdown: CancellationToken) {
+    async fn run(mut self, mut drafts: mpsc::Receiver<EventDraft>, shutdown: CancellationToken) {
         // The requests in progress, and the names of their events: an update of the count must not overtake
         // the creation.
         let (mut sending, mut names) = (FuturesUnordered::new(), HashSet::<String>::new());
@@ -211,16 +211,16 @@ impl Writer {
         // they would fail as well, and the backlog keeps them.
         let retrying = Arc::new(AtomicUsize::new(0));
         loop {
-            if let Some((verdict, event)) =
+            if let Some((action, event)) =
                 blocked.take_if(|(_, event)| !names.contains(name(event)))
             {
                 names.insert(name(&event).to_owned());
-                let tries = EventSender {
+                let sender = EventSender {
                     client: self.client.clone(),
                     retrying: retrying.clone(),
                     shutdown: shutdown.clone(),
                 };
-                sending.push(tries.send(verdict, event));
+                sending.push(sender.send(action, event));
             }
             let is_reached = retrying.load(Ordering::Relaxed) == 0;
             let has_room = blocked.is_none() && is_reached && sending.len() < MAX_REQUESTS;
@@ -229,9 +229,9 @@ impl Writer {
                 Some(sent) = sending.next() => {
                     names.remove::<String>(&sent);
                 }
-                draft = waiting.recv(), if has_room => match draft {
+                draft = drafts.recv(), if has_room => match draft {
                     Some(draft) => {
-                        self.log_dropped(waiting.is_empty());
+                        self.log_dropped(drafts.is_empty());
                         blocked = self.correlate(draft);
                     }
                     None => break,
@@ -260,8 +260,8 @@ impl Writer {
         let next = self.last.checked_add(jiff::SignedDuration::from_nanos(1));
         self.last = now.max(next.unwrap_or(now));
         let event = self.event(draft, self.last);
-        let (verdict, event) = self.correlator.correlate(event, now);
-        (!matches!(verdict, EventAction::Drop)).then_some((verdict, event))
+        let (action, event) = self.correlator.correlate(event, now);
+        (!matches!(action, EventAction::Drop)).then_some((action, event))
     }
 
     /// Converts `draft` to an event object of this recorder.
@@ -316,11 +316,11 @@ impl EventSender {
     /// Sends `event`, and returns its name. If the server is unreachable, it retries every ten seconds,
     /// twelve attempts in all; a refusal by the server is not retried. Source: client-go `tools/record`,
     /// `recordToSink`.
-    async fn send(self, verdict: EventAction, event: Event) -> String {
+    async fn send(self, action: EventAction, event: Event) -> String {
         let name = name(&event).to_owned();
         let mut is_retrying = false;
         for last in (0..MAX_ATTEMPTS).map(|at| at + 1 == MAX_ATTEMPTS) {
-            let Err(error) = self.send_once(&verdict, &event).await else {
+            let Err(error) = self.send_once(&action, &event).await else {
                 break;
             };
             if last || matches!(error, kube::Error::Api(_)) || self.shutdown.is_cancelled() {
@@ -342,11 +342,11 @@ impl EventSender {
         name
     }
 
-    async fn send_once(&self, verdict: &EventAction, event: &Event) -> Result<(), kube::Error> {
+    async fn send_once(&self, action: &EventAction, event: &Event) -> Result<(), kube::Error> {
         let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
         let api: crate::Api<Event> = crate::Api::namespaced(self.client.clone(), namespace);
         let create = || self.create(api.resource_url(), event);
-        match verdict {
+        match action {
             EventAction::Drop => Ok(()),
             EventAction::Create => create().await,
             EventAction::Count => {

@@ -6,7 +6,7 @@ mod args;
 pub use args::AuthArgs;
 
 use crate::Client;
-use crate::delegated_auth::{Authenticator, Authorizer, Subject, User};
+use crate::delegated_auth::{AccessTarget, Authenticator, Authorizer, User};
 use axum::Router;
 use axum::extract::{Extension, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
@@ -140,11 +140,11 @@ impl Guard {
         self
     }
 
-    /// Returns the verb, and the resources for `path`: a permission for one of them is enough.
-    fn subjects(&self, method: &str, path: &str) -> (Vec<Subject>, String) {
+    /// Returns what a request for `path` needs a permission for, one of which is enough, and the verb.
+    fn access_targets(&self, method: &str, path: &str) -> (Vec<AccessTarget>, String) {
         let verb = method.to_ascii_lowercase();
         let Some(name) = &self.node else {
-            return (vec![Subject::Path(path.to_owned())], verb);
+            return (vec![AccessTarget::Path(path.to_owned())], verb);
         };
         let verb = match verb.as_str() {
             "head" => "get",
@@ -166,12 +166,12 @@ impl Guard {
         // For a long time these few had no permission of their own, so the general one includes them.
         let fine = matches!(special, Some("healthz" | "pods" | "configz"));
         let general = (special.is_none() || fine).then_some("proxy");
-        let subjects = special.into_iter().chain(general);
-        let subjects = subjects.map(|subresource| Subject::Node {
+        let targets = special.into_iter().chain(general);
+        let targets = targets.map(|subresource| AccessTarget::Node {
             name: name.clone(),
             subresource,
         });
-        (subjects.collect(), verb.to_owned())
+        (targets.collect(), verb.to_owned())
     }
 
     /// Wraps `routes` so that only authorized requests reach them. Each request must have its connection's
@@ -205,11 +205,11 @@ impl Guard {
         if open || user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
-        let (subjects, verb) = self.subjects(method, path);
+        let (targets, verb) = self.access_targets(method, path);
         let mut reason = String::new();
         if let Some(authorizer) = &self.authorizer {
-            for subject in &subjects {
-                match authorizer.authorize(user, &verb, subject).await {
+            for target in &targets {
+                match authorizer.authorize(user, &verb, target).await {
                     Ok(access) if access.allowed => return Ok(()),
                     Ok(access) => reason = access.reason,
                     Err(error) => {
@@ -220,8 +220,11 @@ impl Guard {
                 }
             }
         }
-        let subject = subjects.last().map(Subject::to_string).unwrap_or_default();
-        let mut message = format!("forbidden: User {:?} cannot {verb} {subject}", user.name);
+        let target = targets
+            .last()
+            .map(AccessTarget::to_string)
+            .unwrap_or_default();
+        let mut message = format!("forbidden: User {:?} cannot {verb} {target}", user.name);
         if !reason.is_empty() {
             message.push_str(": ");
             message.push_str(&reason);

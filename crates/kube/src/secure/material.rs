@@ -24,7 +24,7 @@ pub(super) enum Authorities {
     /// The ConfigMap of the cluster.
     Cluster {
         client: Client,
-        /// Whether the server may start without them.
+        /// True if the server may start without the CA certificates of the ConfigMap.
         tolerant: bool,
     },
 }
