@@ -528,8 +528,8 @@ impl Root {
         )
     }
 
-    /// Writes a target like [`Root::write_target`], but without validation: `value` was read from this target and may be
-    /// outside of the range that koord writes.
+    /// Writes a target like [`Root::write_target`], but without validation: `value` was read from this target and may
+    /// be outside of the range that koord writes.
     ///
     /// # Errors
     /// The kernel's error.
