@@ -1,5 +1,5 @@
-// Compiles the CEL expressions of the node policies in deploy/, and evaluates them for requests that they must allow
-// or deny: `go run . ../../deploy`. Ends with 1 if a result is wrong.
+// Compiles the CEL expressions of the node policies of the chart, and evaluates them for requests that they must
+// allow or deny: `go run . ../../charts/koord/files`. Ends with 1 if a result is wrong.
 package main
 
 import (

@@ -105,12 +105,12 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{/*
-The objects of a manifest in deploy/, in the chart's namespace, as JSON {"items": [...]}. The roles, webhooks and
-policies there are tested with the programs, so the chart has no copies of them. Arguments: root, file.
+The objects of a file in files/, in the chart's namespace, as JSON {"items": [...]}. The roles, webhooks and policies
+there are tested with the programs. Arguments: root, file.
 */}}
-{{- define "koord.deploy" -}}
-{{- $text := .root.Files.Get (printf "files/deploy/%s" .file) -}}
-{{- if not $text }}{{ fail (printf "the chart has no files/deploy/%s" .file) }}{{ end -}}
+{{- define "koord.objects" -}}
+{{- $text := .root.Files.Get (printf "files/%s" .file) -}}
+{{- if not $text }}{{ fail (printf "the chart has no files/%s" .file) }}{{ end -}}
 {{- $text = replace "koordinator-system" (include "koord.namespace" .root) $text -}}
 {{- $items := list -}}
 {{- range splitList "\n---\n" $text -}}
@@ -120,11 +120,11 @@ policies there are tested with the programs, so the chart has no copies of them.
 {{- end }}
 
 {{/*
-Accounts, roles and bindings of deploy/. Arguments: root, file, annotations (of the account; may be empty).
+The objects of a file in files/, as YAML. Arguments: root, file, annotations (of the account; may be empty).
 */}}
 {{- define "koord.rbac" -}}
 {{- $annotations := .annotations -}}
-{{- range (fromJson (include "koord.deploy" .)).items -}}
+{{- range (fromJson (include "koord.objects" .)).items -}}
 {{- if ne .kind "Namespace" }}
 {{- if and (eq .kind "ServiceAccount") $annotations }}{{ $_ := set .metadata "annotations" $annotations }}{{ end }}
 ---

@@ -239,7 +239,7 @@ class Runs:
             return None
         if name == "koord-manager":
             # It is ready when its webhooks are.
-            for document in (ROOT / "deploy/manager/webhooks.yaml").read_text().split("\n---\n"):
+            for document in (ROOT / "charts/koord/files/manager/webhooks.yaml").read_text().split("\n---\n"):
                 kind = re.search(r"^kind: (\w+WebhookConfiguration)$", document, re.M)
                 if kind:
                     named = re.search(r"^  name: (\S+)$", document, re.M)[1]

@@ -311,7 +311,7 @@ impl LoadSpread {
 }
 
 /// Builds LowNodeLoad with this `victimSelection`, and the migration controller with the settings of
-/// `deploy/descheduler` or, without jobs, an evictor that evicts every selected pod.
+/// the chart or, without jobs, an evictor that evicts every selected pod.
 fn framework(order: &str, jobs: bool) -> Result<Framework> {
     let registry = Registry::in_tree().with::<Value>(
         EVICTOR,

@@ -97,7 +97,7 @@ impl Strategy for Stuck {
 struct DaemonCluster {
     /// Client with all rights.
     client: Client,
-    /// Client for the descheduler, with the rights of the manifests in `deploy/descheduler`.
+    /// Client for the descheduler, with the rights of the chart's roles.
     limited: Client,
     denied: DeniedRequests,
     ctx: Context,

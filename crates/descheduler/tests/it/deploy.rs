@@ -1,6 +1,6 @@
-//! The manifests in `deploy/descheduler`: they grant exactly the rights that the descheduler uses.
+//! The manifests: they grant exactly the rights that the descheduler uses.
 //!
-//! The deschedulers of all tests run as the manifests' service account, and a denied request fails the test.
+//! The deschedulers of all tests run as the chart's service account, and a denied request fails the test.
 //! Here tests are run again to check that together they use every right.
 
 use axum::Router;
@@ -67,12 +67,12 @@ pub(crate) fn service(server: &ApiServer, denied: &DeniedRequests) -> Router {
     })
 }
 
-/// Returns the objects in a manifest.
+/// The account and its roles.
+const RBAC: &str = "charts/koord/files/descheduler/rbac.yaml";
+
+/// Returns the objects in a file of the repository.
 fn documents(file: &str) -> Vec<Value> {
-    let path = format!(
-        "{}/../../deploy/descheduler/{file}",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let path = format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n");
     documents
@@ -84,7 +84,7 @@ fn documents(file: &str) -> Vec<Value> {
 pub(crate) async fn install(client: &Client) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "koordinator-system"}});
     create(client, namespace).await;
-    for object in documents("rbac.yaml") {
+    for object in documents(RBAC) {
         create(client, object).await;
     }
 }
@@ -120,7 +120,7 @@ fn the_descheduler_uses_all_of_its_rights() {
     crate::migration::jobs::pods_of_any_controller_move();
     crate::migration::jobs::a_users_own_reservation_is_used();
     let used = USED.take();
-    let roles = documents("rbac.yaml");
+    let roles = documents(RBAC);
     let roles = roles.iter().filter(|object| object["rules"].is_array());
     let granted: BTreeSet<_> = roles
         .flat_map(|role| granted_rights(&role["rules"]))
@@ -135,12 +135,12 @@ fn the_descheduler_uses_all_of_its_rights() {
 
 #[test]
 fn manifests_are_consistent() {
-    let deployment = documents("deployment.yaml");
+    let deployment = documents("deploy/descheduler/deployment.yaml");
     let [deployment] = &deployment[..] else {
         panic!("{deployment:?}")
     };
     let pod = &deployment["spec"]["template"]["spec"];
-    let roles = documents("rbac.yaml");
+    let roles = documents(RBAC);
     let object_of = |kind: &str| roles.iter().find(|object| object["kind"] == kind).unwrap();
     let account = &object_of("ServiceAccount")["metadata"];
     assert_eq!(pod["serviceAccountName"], account["name"]);
@@ -163,7 +163,7 @@ fn manifests_are_consistent() {
     let args = args.map(|arg| OsString::from(arg.as_str().unwrap()));
     let argv = std::iter::once(OsString::from("koord-descheduler")).chain(args);
     let mut args = flags::parse::<Args>(argv).unwrap().args;
-    let map = &documents("config.yaml")[0];
+    let map = &documents("deploy/descheduler/config.yaml")[0];
     let volume = &pod["volumes"][0];
     assert_eq!(volume["configMap"]["name"], map["metadata"]["name"]);
     let item = &volume["configMap"]["items"][0];

@@ -451,10 +451,10 @@ fn the_program_writes_its_configuration_and_names_mistakes() {
     }
 }
 
-/// Objects of a manifest of `deploy/descheduler`.
+/// Objects of a file of the chart.
 fn manifest(file: &str) -> Vec<Value> {
     let path = format!(
-        "{}/../../deploy/descheduler/{file}",
+        "{}/../../charts/koord/files/descheduler/{file}",
         env!("CARGO_MANIFEST_DIR")
     );
     let text = std::fs::read_to_string(path).expect("a manifest");

@@ -1,13 +1,13 @@
-//! The permissions that the components need, from the manifests in `deploy/`.
+//! The permissions that the components need, from the roles of the chart.
 
 use serde_json::{Value, json};
 
 /// Roles and accounts of the components.
 const MANIFESTS: [&str; 4] = [
-    include_str!("../../../../deploy/manager/rbac.yaml"),
-    include_str!("../../../../deploy/scheduler/rbac.yaml"),
-    include_str!("../../../../deploy/descheduler/rbac.yaml"),
-    include_str!("../../../../deploy/koordlet/rbac.yaml"),
+    include_str!("../../../../charts/koord/files/manager/rbac.yaml"),
+    include_str!("../../../../charts/koord/files/scheduler/rbac.yaml"),
+    include_str!("../../../../charts/koord/files/descheduler/rbac.yaml"),
+    include_str!("../../../../charts/koord/files/koordlet/rbac.yaml"),
 ];
 
 /// What koord-manager creates where it is missing. It needs no permission for it where the chart, `koord install` or an

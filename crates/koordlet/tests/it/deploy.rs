@@ -1,4 +1,4 @@
-//! The manifests in `deploy/koordlet`: the permissions they grant are those that the agent uses.
+//! The manifests: the permissions they grant are those that the agent uses.
 
 use crate::agent::{NODE, cluster, typed};
 use http::{Method, Request};
@@ -29,11 +29,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tower::{BoxError, service_fn};
 
+/// The account and its role.
+const RBAC: &str = "charts/koord/files/koordlet/rbac.yaml";
+
+/// Returns the only object of a kind in a file of the repository.
 fn only<K: DeserializeOwned>(file: &str, kind: &str) -> K {
-    let path = format!(
-        "{}/../../deploy/koordlet/{file}",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let path = format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n");
     let documents = documents.map(|text| serde_saphyr::from_str::<Value>(text).unwrap());
@@ -51,7 +52,7 @@ fn right(verb: &str, resource: &str, group: &str) -> String {
 
 /// Returns the permissions that the manifests grant.
 fn granted() -> BTreeSet<String> {
-    let role: ClusterRole = only("rbac.yaml", "ClusterRole");
+    let role: ClusterRole = only(RBAC, "ClusterRole");
     let mut out = BTreeSet::new();
     for rule in role.rules.unwrap() {
         assert!(rule.resource_names.is_none() && rule.non_resource_urls.is_none());
@@ -339,8 +340,8 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
 
 #[test]
 fn the_manifests_fit_together() {
-    let daemons: DaemonSet = only("daemonset.yaml", "DaemonSet");
-    let account: ServiceAccount = only("rbac.yaml", "ServiceAccount");
+    let daemons: DaemonSet = only("deploy/koordlet/daemonset.yaml", "DaemonSet");
+    let account: ServiceAccount = only(RBAC, "ServiceAccount");
     let template = daemons.spec.unwrap().template.spec.unwrap();
     assert_eq!(template.service_account_name, account.metadata.name);
     let container = &template.containers[0];
@@ -378,8 +379,8 @@ fn the_manifests_fit_together() {
         assert!(mounts.contains(dir), "{dir}, which dsMode uses");
     }
     assert_eq!(mounts.len(), template.volumes.unwrap().len());
-    let binding: Value = only("rbac.yaml", "ClusterRoleBinding");
-    let role: Value = only("rbac.yaml", "ClusterRole");
+    let binding: Value = only(RBAC, "ClusterRoleBinding");
+    let role: Value = only(RBAC, "ClusterRole");
     assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
     assert_eq!(
         binding["subjects"],

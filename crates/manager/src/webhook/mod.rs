@@ -309,8 +309,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deploy_manifests_match_webhook_table() {
-        let text = include_str!("../../../../deploy/manager/webhooks.yaml");
+    fn manifests_of_the_chart_match_webhook_table() {
+        let text = include_str!("../../../../charts/koord/files/manager/webhooks.yaml");
         let documents = text.split("\n---\n").skip(1);
         let documents: Vec<Value> = documents
             .map(|text| serde_saphyr::from_str(text).unwrap())

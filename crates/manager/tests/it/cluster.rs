@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Cluster {
     /// Client with all rights.
     pub(crate) client: Client,
-    /// Client for managers: it has the rights of the manifests in `deploy/manager`.
+    /// Client for managers: it has the rights of the chart's role.
     pub(crate) limited: Client,
     pub(crate) ctx: Context,
     server: Arc<ApiServer>,
@@ -66,7 +66,7 @@ impl Cluster {
             .await;
         // The server may create this namespace itself.
         assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
-        for object in deploy::documents("rbac.yaml") {
+        for object in deploy::documents(deploy::RBAC) {
             deploy::create(&client, object).await;
         }
         let refused = Arc::<Mutex<BTreeSet<String>>>::default();

@@ -1,6 +1,6 @@
-//! The manifests in `deploy/manager`: the rights that they grant are those that the manager uses.
+//! The manifests: the rights that they grant are those that the manager uses.
 //!
-//! Managers of all tests run as the manifests' service account ([`Cluster`](crate::cluster::Cluster)), and a
+//! Managers of all tests run as the chart's service account ([`Cluster`](crate::cluster::Cluster)), and a
 //! refused request fails the test. Here some tests run again, to verify that together they use every right.
 
 use crate::cluster::USED;
@@ -15,9 +15,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
-/// Returns the objects in a manifest.
+/// The account and its roles.
+pub(crate) const RBAC: &str = "charts/koord/files/manager/rbac.yaml";
+/// The webhook configurations with all entries.
+pub(crate) const WEBHOOKS: &str = "charts/koord/files/manager/webhooks.yaml";
+
+/// Returns the objects in a file of the repository.
 pub(crate) fn documents(file: &str) -> Vec<Value> {
-    let path = format!("{}/../../deploy/manager/{file}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n");
     documents
@@ -93,7 +98,7 @@ fn the_manager_uses_all_of_its_rights() {
     crate::webhooks::certificates_are_created_published_and_repaired();
     crate::webhooks::install_creates_missing_objects_and_keeps_existing();
     let used = USED.take();
-    let roles = documents("rbac.yaml");
+    let roles = documents(RBAC);
     let roles = roles.iter().filter(|object| object["rules"].is_array());
     let granted: BTreeSet<_> = roles
         .flat_map(|role| granted_rights(&role["rules"]))
@@ -109,13 +114,13 @@ fn the_manager_uses_all_of_its_rights() {
 
 #[test]
 fn the_manifests_fit_together() {
-    let deployment = documents("deployment.yaml");
+    let deployment = documents("deploy/manager/deployment.yaml");
     let deployment = deployment
         .iter()
         .find(|object| object["kind"] == "Deployment")
         .unwrap();
     let pod = &deployment["spec"]["template"]["spec"];
-    let roles = documents("rbac.yaml");
+    let roles = documents(RBAC);
     let find = |kind: &str| {
         let mut matching = roles.iter().filter(|object| object["kind"] == kind);
         (matching.next().unwrap(), matching.next()).0
@@ -156,7 +161,7 @@ fn the_manifests_fit_together() {
         .flatten()
         .filter_map(|rule| rule["resourceNames"].as_array());
     let resource_names: Vec<_> = resource_names.flatten().filter_map(Value::as_str).collect();
-    let hooks = documents("webhooks.yaml");
+    let hooks = documents(WEBHOOKS);
     let hooks = hooks.iter().filter(|object| object["kind"] != "Service");
     let hooks = hooks.map(|object| object["metadata"]["name"].as_str().unwrap());
     let defaults = [
@@ -170,7 +175,7 @@ fn the_manifests_fit_together() {
         resource_names, expected,
         "names of the rules are those of the defaults"
     );
-    let config = &documents("config.yaml")[0];
+    let config = &documents("deploy/manager/config.yaml")[0];
     assert_eq!(config["metadata"]["name"], options.config_name);
     assert_eq!(config["metadata"]["namespace"], *namespace);
 }

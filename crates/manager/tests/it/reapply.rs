@@ -1,7 +1,7 @@
 //! The webhooks' manifests applied again after the manager completed them, as an upgrade does.
 
 use crate::cluster::Cluster;
-use crate::deploy::documents;
+use crate::deploy::{WEBHOOKS, documents};
 use crate::webhooks::{options, settings};
 use koord_kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use koord_kube::{Api, kube_core};
@@ -13,7 +13,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Returns a client and the manifest of each webhook configuration.
 fn configurations(cluster: &Cluster) -> Vec<(Api<DynamicObject>, Value)> {
-    let all = documents("webhooks.yaml").into_iter();
+    let all = documents(WEBHOOKS).into_iter();
     all.filter_map(|manifest| {
         let kind = manifest["kind"].as_str().unwrap();
         if !kind.ends_with("WebhookConfiguration") {

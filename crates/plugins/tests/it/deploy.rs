@@ -1,4 +1,4 @@
-//! Manifests in `deploy/scheduler`: they grant exactly the permissions that the scheduler uses.
+//! The manifests: they grant exactly the permissions that the scheduler uses.
 
 use crate::api::{TestCluster, allocatable};
 use http::{Method, Request, Response};
@@ -38,11 +38,12 @@ const OTHERWISE_USED: &[(&str, &str)] = &[
     ),
 ];
 
+/// The account and its roles.
+const RBAC: &str = "charts/koord/files/scheduler/rbac.yaml";
+
+/// Returns the objects in a file of the repository.
 fn documents(file: &str) -> Vec<Value> {
-    let path = format!(
-        "{}/../../deploy/scheduler/{file}",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let path = format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n");
     documents
@@ -126,8 +127,8 @@ fn request_attributes<B>(request: &Request<B>) -> ApiRequest {
 
 /// Returns the policy rules with the namespace of each, or empty for a cluster role.
 fn rules() -> Vec<(String, PolicyRule)> {
-    let everywhere: ClusterRole = only("rbac.yaml", "ClusterRole");
-    let role: Role = only("rbac.yaml", "Role");
+    let everywhere: ClusterRole = only(RBAC, "ClusterRole");
+    let role: Role = only(RBAC, "Role");
     let namespace = role.metadata.namespace.unwrap();
     let everywhere = everywhere.rules.unwrap().into_iter();
     let role = role.rules.unwrap().into_iter();
@@ -459,7 +460,7 @@ fn machine() -> Value {
 /// Returns the configuration in the ConfigMap, with immediate removal of expired reservations and immediate
 /// eviction for quota overuse.
 fn configuration() -> Configuration {
-    let map: ConfigMap = only("config.yaml", "ConfigMap");
+    let map: ConfigMap = only("deploy/scheduler/config.yaml", "ConfigMap");
     let text = &map.data.unwrap()["koord-scheduler-config"];
     assert!(Configuration::parse(text).is_ok(), "as it is");
     let mut config: Value = serde_saphyr::from_str(text).unwrap();
@@ -521,7 +522,7 @@ async fn scheduler_uses_exactly_its_permissions() {
 
 #[test]
 fn written_configuration_parses_to_the_same() {
-    let map: ConfigMap = only("config.yaml", "ConfigMap");
+    let map: ConfigMap = only("deploy/scheduler/config.yaml", "ConfigMap");
     let text = &map.data.unwrap()["koord-scheduler-config"];
     for (name, config) in [
         ("the manifest's", Some(Configuration::parse(text).unwrap())),
@@ -543,8 +544,8 @@ fn written_configuration_parses_to_the_same() {
 
 #[test]
 fn manifests_are_consistent() {
-    let deployment: Deployment = only("deployment.yaml", "Deployment");
-    let account: ServiceAccount = only("rbac.yaml", "ServiceAccount");
+    let deployment: Deployment = only("deploy/scheduler/deployment.yaml", "Deployment");
+    let account: ServiceAccount = only(RBAC, "ServiceAccount");
     let template = deployment.spec.unwrap().template.spec.unwrap();
     assert_eq!(template.service_account_name, account.metadata.name);
     let container = &template.containers[0];
@@ -560,8 +561,8 @@ fn manifests_are_consistent() {
     let options = parsed.args.options(koord_plugins::registry()).unwrap();
     assert_eq!(options.notes, [""; 0], "every flag has an effect");
     for binding in ["ClusterRoleBinding", "RoleBinding"] {
-        let binding: Value = only("rbac.yaml", binding);
-        let role: Value = only("rbac.yaml", binding["roleRef"]["kind"].as_str().unwrap());
+        let binding: Value = only(RBAC, binding);
+        let role: Value = only(RBAC, binding["roleRef"]["kind"].as_str().unwrap());
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
         assert_eq!(
             binding["metadata"]["namespace"],
@@ -574,7 +575,7 @@ fn manifests_are_consistent() {
         );
     }
     let leader = configuration().leader_election;
-    let own_role: Role = only("rbac.yaml", "Role");
+    let own_role: Role = only(RBAC, "Role");
     assert_eq!(own_role.metadata.namespace, Some(leader.resource_namespace));
     let named = own_role.rules.unwrap()[1].resource_names.clone();
     assert_eq!(named, Some(vec![leader.resource_name]));

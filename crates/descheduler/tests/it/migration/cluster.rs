@@ -51,7 +51,7 @@ impl Strategy for Cooling {
 
 pub(super) struct MigrationCluster {
     server: Arc<ApiServer>,
-    /// Denied requests of deschedulers, by the manifests in `deploy/descheduler`.
+    /// Denied requests of deschedulers, by the chart's roles.
     denied: DeniedRequests,
     pub(super) client: Client,
     pub(super) log: Arc<WireLog>,

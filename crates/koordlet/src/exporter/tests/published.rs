@@ -46,7 +46,7 @@ impl Drop for Fixture {
 
 /// Returns the objects of the manifests.
 fn manifests() -> Vec<Value> {
-    let file = "../../deploy/topology-exporter/rbac.yaml";
+    let file = "../../charts/koord/files/topology-exporter/rbac.yaml";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n");
