@@ -109,16 +109,11 @@ pub fn quick_config() -> Value {
     })
 }
 
-/// Returns the default configuration of the descheduler, which its manifests' ConfigMap has: no strategy is on.
+/// Returns the default configuration of the descheduler, which the chart's ConfigMap has: no strategy is on.
 ///
 /// # Errors
 /// Never, as a test shows.
 pub fn descheduler_config() -> Result<koord_descheduler::config::Configuration> {
-    const MANIFEST: &str = include_str!("../../../deploy/descheduler/config.yaml");
-    let map: ConfigMap = serde_saphyr::from_str(MANIFEST).context("deploy/descheduler")?;
-    let data = map.data.unwrap_or_default();
-    let text = data
-        .get("koord-descheduler-config")
-        .context("deploy/descheduler: koord-descheduler-config")?;
-    Ok(koord_descheduler::config::Configuration::parse(text)?)
+    const TEXT: &str = include_str!("../../../charts/koord/files/descheduler/config.yaml");
+    Ok(koord_descheduler::config::Configuration::parse(TEXT)?)
 }

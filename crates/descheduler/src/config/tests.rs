@@ -6,11 +6,9 @@ fn parse(body: &str) -> Result<Configuration, ConfigError> {
     Configuration::parse(&format!("{HEAD}{body}"))
 }
 
-/// Returns the configuration of the shipped manifests.
+/// Returns the configuration of the chart.
 pub(crate) fn shipped() -> Configuration {
-    let text = include_str!("../../../../deploy/descheduler/config.yaml");
-    let map: Value = serde_saphyr::from_str(text).unwrap();
-    let text = map["data"]["koord-descheduler-config"].as_str().unwrap();
+    let text = include_str!("../../../../charts/koord/files/descheduler/config.yaml");
     Configuration::parse(text).unwrap()
 }
 

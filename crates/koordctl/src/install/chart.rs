@@ -28,6 +28,7 @@ const FILES: &[(&str, &str)] = chart_files![
     "files/crds/slo.koordinator.sh_nodemetrics.json",
     "files/crds/slo.koordinator.sh_nodeslos.json",
     "files/crds/topology.node.k8s.io_noderesourcetopologies.json",
+    "files/descheduler/config.yaml",
     "files/descheduler/rbac.yaml",
     "files/descheduler/targets.yaml",
     "files/gates.yaml",
