@@ -117,7 +117,7 @@ NAMESPACED = {
     "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "PodMonitor", "PrometheusRule",
 }
 
-# Rights that the roles of deploy/ lack, and that a value asks for (deploy/koordlet/README.md has them).
+# Rights that the roles in the chart's files lack, and that a value asks for.
 MORE_RIGHTS = {
     "koordlet-role": {
         ("topology.node.k8s.io", "noderesourcetopologies", "", "get"),
@@ -126,45 +126,6 @@ MORE_RIGHTS = {
         ("", "pods", "", "watch"),
     },
     "koord-metrics-reader": {("", path, "", "get") for path in ("/metrics", "/metrics/resources", "/metrics/slis")},
-}
-
-# Paths in which the chart's workloads differ from those of deploy/ by default.
-_POD = "/spec/template/spec"
-_COMMON = [f"{_POD}/containers/{{}}/image", "/spec/minReadySeconds"]
-
-
-def _paths(container: str, *more: str) -> list:
-    return [path.format(container) for path in (*_COMMON, *more)]
-
-
-_ARGS = _POD + "/containers/{}/args/["
-_CONFIG = "/spec/template/metadata/annotations/checksum/config"
-DIFFERS_FROM_DEPLOY = {
-    # The flags' defaults, written out.
-    "koord-manager": _paths(
-        "manager", *[_ARGS + f"--{flag}" for flag in (
-            "enable-leader-election", "leader-election-namespace=", "config-namespace=", "metrics-addr=",
-            "health-probe-addr=",
-        )],
-        _POD + "/containers/manager/env/WEBHOOK_PORT",
-        # The chart sets the policy in the webhook configuration.
-        _POD + "/containers/manager/env/WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS",
-    ),
-    "koord-scheduler": _paths(
-        "scheduler", "/spec/replicas", _CONFIG, _ARGS + "--enable-network-topology-manager=true",
-    ),
-    # The targets are found with the scheduler's configuration.
-    "koord-descheduler": _paths(
-        "descheduler", "/spec/replicas", _CONFIG,
-        _ARGS + "--scheduler-config=", _POD + "/volumes/koord-scheduler-config-volume",
-        _POD + "/containers/descheduler/volumeMounts/koord-scheduler-config-volume",
-    ),
-    "koordlet": _paths(
-        "koordlet", _ARGS + "--cgroup-root-dir=", _ARGS + "--feature-gates=",
-        # A slash at its end.
-        _POD + "/volumes/run/hostPath/path",
-        _ARGS + "--runtime-hooks-host-endpoint=", _POD + "/containers/koordlet/ports/http",
-    ),
 }
 
 # Everything that is off by default.

@@ -125,11 +125,9 @@ The objects of a file in files/, as YAML. Arguments: root, file, annotations (of
 {{- define "koord.rbac" -}}
 {{- $annotations := .annotations -}}
 {{- range (fromJson (include "koord.objects" .)).items -}}
-{{- if ne .kind "Namespace" }}
 {{- if and (eq .kind "ServiceAccount") $annotations }}{{ $_ := set .metadata "annotations" $annotations }}{{ end }}
 ---
 {{ toYaml . }}
-{{- end -}}
 {{- end -}}
 {{- end }}
 

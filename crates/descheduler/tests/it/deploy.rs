@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Rights that the tests below do not use, and where they are used.
@@ -135,10 +136,13 @@ fn the_descheduler_uses_all_of_its_rights() {
 
 #[test]
 fn manifests_are_consistent() {
-    let deployment = documents("deploy/descheduler/deployment.yaml");
-    let [deployment] = &deployment[..] else {
-        panic!("{deployment:?}")
+    let manifest = documents("deploy/descheduler/descheduler.yaml");
+    let rendered = |kind: &str, name: &Value| {
+        let mut objects = manifest.iter();
+        let object = objects.find(|it| it["kind"] == kind && it["metadata"]["name"] == *name);
+        object.unwrap_or_else(|| panic!("no {kind} {name}"))
     };
+    let deployment = rendered("Deployment", &json!("koord-descheduler"));
     let pod = &deployment["spec"]["template"]["spec"];
     let roles = documents(RBAC);
     let object_of = |kind: &str| roles.iter().find(|object| object["kind"] == kind).unwrap();
@@ -163,14 +167,27 @@ fn manifests_are_consistent() {
     let args = args.map(|arg| OsString::from(arg.as_str().unwrap()));
     let argv = std::iter::once(OsString::from("koord-descheduler")).chain(args);
     let mut args = flags::parse::<Args>(argv).unwrap().args;
-    let map = &documents("deploy/descheduler/config.yaml")[0];
-    let volume = &pod["volumes"][0];
-    assert_eq!(volume["configMap"]["name"], map["metadata"]["name"]);
-    let item = &volume["configMap"]["items"][0];
-    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
-    let path = format!("{mount}/{}", item["path"].as_str().unwrap());
-    assert_eq!(args.config.take().unwrap().to_str(), Some(&*path));
-    let text = map["data"][item["key"].as_str().unwrap()].as_str().unwrap();
+    // Returns the text in the ConfigMap of a volume, and the path at which the program reads it.
+    let mounted = |index: usize| {
+        let volume = &pod["volumes"][index];
+        let map = rendered("ConfigMap", &volume["configMap"]["name"]);
+        let item = &volume["configMap"]["items"][0];
+        let mount = &container["volumeMounts"][index];
+        assert_eq!(mount["name"], volume["name"]);
+        let (dir, file) = (mount["mountPath"].as_str(), item["path"].as_str());
+        let path = format!("{}/{}", dir.unwrap(), file.unwrap());
+        let text = map["data"][item["key"].as_str().unwrap()].as_str().unwrap();
+        (PathBuf::from(path), text)
+    };
+    let (path, text) = mounted(0);
+    assert_eq!(args.config.take(), Some(path));
+    // The rules by which targets are found are the scheduler's.
+    let (path, scheduler) = mounted(1);
+    assert_eq!(args.scheduler_config.as_ref(), Some(&path));
+    assert!(
+        scheduler.contains("kind: KubeSchedulerConfiguration"),
+        "{scheduler}"
+    );
     let config = Configuration::parse(text).unwrap();
     assert_eq!(
         args.resolve().unwrap().notes,

@@ -340,12 +340,11 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
 
 #[test]
 fn the_manifests_fit_together() {
-    let daemons: DaemonSet = only("deploy/koordlet/daemonset.yaml", "DaemonSet");
+    let daemons: DaemonSet = only("deploy/koordlet/koordlet.yaml", "DaemonSet");
     let account: ServiceAccount = only(RBAC, "ServiceAccount");
     let template = daemons.spec.unwrap().template.spec.unwrap();
     assert_eq!(template.service_account_name, account.metadata.name);
     let container = &template.containers[0];
-    assert_eq!(container.image.as_deref(), Some("${KOORDLET_IMAGE}"));
     let argv = container
         .args
         .iter()

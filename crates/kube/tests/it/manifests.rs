@@ -1,5 +1,5 @@
-//! The manifests in `deploy/` and the commands in their READMEs: what all programs have in common. Each
-//! program's crate tests that the RBAC rules match what it uses.
+//! The manifests in `deploy/`, which are rendered from the chart: what all programs have in common. Each program's crate
+//! tests that the RBAC rules match what it uses, and koordctl's that the files are those of the chart.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -10,89 +10,170 @@ use std::path::PathBuf;
 
 const DEPLOYMENTS: [&str; 3] = ["descheduler", "manager", "scheduler"];
 const DAEMON_SETS: [&str; 2] = ["koordlet", "topology-exporter"];
+const NAMESPACE: &str = "koordinator-system";
 
-fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let deployments = DEPLOYMENTS.iter().map(|dir| (*dir, "deployment.yaml"));
-    deployments.chain(DAEMON_SETS.iter().map(|dir| (*dir, "daemonset.yaml")))
+fn all() -> impl Iterator<Item = &'static str> {
+    DEPLOYMENTS.into_iter().chain(DAEMON_SETS)
 }
 
-fn path(dir: &str) -> PathBuf {
+fn path(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../deploy")
-        .join(dir)
+        .join(file)
 }
 
-fn documents(dir: &str, file: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(path(dir).join(file)).unwrap();
+/// Returns the objects of a file in `deploy/`.
+fn documents(file: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(path(file)).unwrap();
     let documents = text.split("\n---\n");
     documents
         .map(|text| serde_saphyr::from_str(text).unwrap())
         .collect()
 }
 
-/// Returns the only object of `kind`.
-fn only(dir: &str, file: &str, kind: &str) -> Value {
-    let objects = documents(dir, file)
-        .into_iter()
-        .filter(|it| it["kind"] == kind);
-    let objects: Vec<Value> = objects.collect();
-    assert_eq!(objects.len(), 1, "{dir}/{file}: {kind}");
+/// Returns the manifest of a component.
+fn manifest(dir: &str) -> Vec<Value> {
+    documents(&format!("{dir}/{dir}.yaml"))
+}
+
+/// Returns the objects of a kind in a manifest.
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> impl Iterator<Item = &'a Value> {
+    objects.iter().filter(move |it| it["kind"] == kind)
+}
+
+/// Returns the only object of `kind` in the manifest of a component.
+fn only(dir: &str, kind: &str) -> Value {
+    let objects = manifest(dir);
+    let objects: Vec<&Value> = of_kind(&objects, kind).collect();
+    assert_eq!(objects.len(), 1, "{dir}: {kind}");
     objects[0].clone()
 }
 
-fn pod(dir: &str, file: &str) -> Value {
-    documents(dir, file)[0]["spec"]["template"]["spec"].clone()
+fn workload(dir: &str) -> Value {
+    let is_deployment = DEPLOYMENTS.contains(&dir);
+    only(
+        dir,
+        if is_deployment {
+            "Deployment"
+        } else {
+            "DaemonSet"
+        },
+    )
 }
 
-/// Returns the commands that install the program: the first block of its README.
-fn commands(dir: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(path(dir).join("README.md")).unwrap();
-    let (_, block) = text.split_once("```console\n").unwrap();
-    let (block, _) = block.split_once("```").unwrap();
-    block.lines().map(str::to_owned).collect()
+fn pod(dir: &str) -> Value {
+    workload(dir)["spec"]["template"]["spec"].clone()
 }
 
-#[test]
-fn readme_installs_rights_before_the_program() {
-    for (dir, workload) in all() {
-        let commands = commands(dir);
-        let at = |what: &str| {
-            let position = commands.iter().position(|line| line.contains(what));
-            position.unwrap_or_else(|| panic!("{dir}: no {what} in {commands:#?}"))
-        };
-        let mut files: Vec<_> = std::fs::read_dir(path(dir)).unwrap().flatten().collect();
-        files.retain(|file| file.path().extension().is_some_and(|it| it == "yaml"));
-        for file in files {
-            at(file.file_name().to_str().unwrap());
-        }
-        assert!(at("rbac.yaml") < at(workload), "{dir}: {commands:#?}");
-        let config = commands.iter().find(|line| line.contains("config.yaml"));
-        if let Some(config) = config {
-            let create = config.starts_with("kubectl create -f config.yaml");
-            assert!(create, "{dir}: settings of users stay: {config}");
-            assert!(at("config.yaml") < at(workload), "{dir}: {commands:#?}");
-        }
-        // Applied over Koordinator's objects, the manifests would be merged. Koordinator has no topology
-        // exporter.
-        let mut applied = commands
-            .iter()
-            .filter(|line| line.contains("kubectl apply"));
-        let allowed = |line: &str| dir == "topology-exporter" || line.starts_with("koord crds");
-        assert!(applied.all(|line| allowed(line)), "{dir}: {commands:#?}");
-    }
-    let manager = commands("manager");
-    let last = manager.last().unwrap();
-    assert!(last.starts_with("put webhooks.yaml"), "{last}");
+fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap()
+}
+
+/// Asserts that an object of a kind and name is among those before.
+#[track_caller]
+fn assert_present(before: &[Value], kind: &str, wanted: &Value) {
+    let mut matching = of_kind(before, kind);
     assert!(
-        manager[manager.len() - 2].contains("rollout status"),
-        "{manager:#?}"
+        matching.any(|it| it["metadata"]["name"] == *wanted),
+        "no {kind} {wanted} before"
     );
 }
 
 #[test]
+fn objects_follow_those_that_they_need() {
+    let files = all().map(|dir| format!("{dir}/{dir}.yaml"));
+    for file in files.chain(["install.yaml".to_owned()]) {
+        let objects = documents(&file);
+        for (at, object) in objects.iter().enumerate() {
+            let before = &objects[..at];
+            if let Some(namespace) = object["metadata"].get("namespace") {
+                assert_present(before, "Namespace", namespace);
+            }
+            if object["roleRef"].is_object() {
+                let kind = object["roleRef"]["kind"].as_str().unwrap();
+                assert_present(before, kind, &object["roleRef"]["name"]);
+                let subjects = object["subjects"].as_array().unwrap();
+                for subject in subjects {
+                    assert_present(before, "ServiceAccount", &subject["name"]);
+                }
+            }
+            let pod = &object["spec"]["template"]["spec"];
+            if pod.is_object() {
+                assert_present(before, "ServiceAccount", &pod["serviceAccountName"]);
+                let class = pod["priorityClassName"].as_str().unwrap_or("system-");
+                if !class.starts_with("system-") {
+                    assert_present(before, "PriorityClass", &json!(class));
+                }
+                for volume in pod["volumes"].as_array().into_iter().flatten() {
+                    if volume["configMap"].is_object() {
+                        assert_present(before, "ConfigMap", &volume["configMap"]["name"]);
+                    }
+                }
+            }
+            let is_webhook = |it: &Value| it["webhooks"].is_array();
+            if is_webhook(object) {
+                assert!(objects[at..].iter().all(is_webhook), "{file}: {object}");
+                for entry in object["webhooks"].as_array().unwrap() {
+                    let service = &entry["clientConfig"]["service"];
+                    assert_present(before, "Service", &service["name"]);
+                    // Pods are created unchanged until the manager answers.
+                    assert_eq!(entry["failurePolicy"], "Ignore", "{file}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn install_manifest_has_the_objects_of_all_components() {
+    let id = |object: &Value| (object["kind"].to_string(), name(object).to_owned());
+    let install = documents("install.yaml");
+    let in_all: BTreeSet<_> = install.iter().map(id).collect();
+    assert_eq!(in_all.len(), install.len(), "rendered twice");
+    let definitions = of_kind(&install, "CustomResourceDefinition").count();
+    assert_eq!(definitions, 14);
+    // The exporter is an option of koordlet in the whole.
+    let parts = all().filter(|dir| *dir != "topology-exporter");
+    let parts: BTreeSet<_> = parts.flat_map(manifest).map(|it| id(&it)).collect();
+    let more: Vec<_> = in_all.difference(&parts).collect();
+    assert!(
+        more.iter().all(|it| it.0.contains("Definition")),
+        "{more:?}"
+    );
+    assert!(parts.is_subset(&in_all));
+    for dir in all() {
+        assert_eq!(name(&only(dir, "Namespace")), NAMESPACE);
+        assert_eq!(of_kind(&manifest(dir), "PriorityClass").count(), 4);
+    }
+}
+
+#[test]
+fn readme_applies_the_manifest() {
+    for dir in all() {
+        let text = std::fs::read_to_string(path(dir).join("README.md")).unwrap();
+        let (_, block) = text.split_once("```console\n").unwrap();
+        let (block, _) = block.split_once("```").unwrap();
+        let lines: Vec<&str> = block.lines().collect();
+        let at = |what: &str| {
+            let position = lines.iter().position(|line| line.contains(what));
+            position.unwrap_or_else(|| panic!("{dir}: no {what} in {block}"))
+        };
+        let apply = "kubectl apply --server-side -f ";
+        let manifest = format!("{apply}{dir}.yaml");
+        assert!(at(&format!("{apply}../../crates/api/crds")) < at(&manifest));
+        let mut files = std::fs::read_dir(path(dir)).unwrap().flatten();
+        let only = format!("{dir}.yaml");
+        assert!(
+            files.all(|file| [&*only, "README.md"].contains(&file.file_name().to_str().unwrap())),
+            "{dir}"
+        );
+    }
+}
+
+#[test]
 fn resource_requests_match_measurements() {
-    for (dir, file) in all() {
-        let resources = pod(dir, file)["containers"][0]["resources"].clone();
+    for dir in all() {
+        let resources = pod(dir)["containers"][0]["resources"].clone();
         let number = |field: &str, unit: &str| {
             let text = resources["requests"][field].as_str().unwrap();
             text.strip_suffix(unit).unwrap().parse::<u32>().unwrap()
@@ -111,7 +192,7 @@ fn resource_requests_match_measurements() {
 #[test]
 fn replicas_are_spread_over_nodes() {
     for dir in DEPLOYMENTS {
-        let deployment = &documents(dir, "deployment.yaml")[0];
+        let deployment = workload(dir);
         let template = &deployment["spec"]["template"];
         // Only pods of one revision count: a rolling update has both on a node for a while. On a single node
         // the skew is 0.
@@ -131,7 +212,7 @@ fn replicas_are_spread_over_nodes() {
 
 #[test]
 fn exporter_mounts_no_keys_and_no_secrets() {
-    let pod = pod("topology-exporter", "daemonset.yaml");
+    let pod = pod("topology-exporter");
     let paths: Vec<_> = pod["volumes"].as_array().unwrap().iter().collect();
     let paths: Vec<_> = paths
         .iter()
@@ -171,7 +252,7 @@ fn policed(policy: &ValidatingAdmissionPolicy) -> BTreeSet<String> {
 #[test]
 fn node_policies_bind_all_that_is_written() {
     for dir in DAEMON_SETS {
-        let document = only(dir, "node-policy.yaml", "ValidatingAdmissionPolicy");
+        let document = only(dir, "ValidatingAdmissionPolicy");
         let policy: ValidatingAdmissionPolicy = serde_json::from_value(document.clone()).unwrap();
         assert_eq!(
             serde_json::to_value(&policy).unwrap(),
@@ -180,7 +261,7 @@ fn node_policies_bind_all_that_is_written() {
         );
         let spec = policy.spec.as_ref().unwrap();
         assert_eq!(spec.failure_policy.as_deref(), Some("Fail"));
-        let account = only(dir, "rbac.yaml", "ServiceAccount")["metadata"].clone();
+        let account = only(dir, "ServiceAccount")["metadata"].clone();
         let (namespace, name) = (account["namespace"].as_str(), account["name"].as_str());
         let user = format!(
             "system:serviceaccount:{}:{}",
@@ -192,7 +273,7 @@ fn node_policies_bind_all_that_is_written() {
         assert_eq!(conditions[0].expression, expected);
 
         // All writes that its role allows except evictions, which are not objects of the node.
-        let role = only(dir, "rbac.yaml", "ClusterRole");
+        let role = only(dir, "ClusterRole");
         let mut written = BTreeSet::new();
         for rule in role["rules"].as_array().unwrap() {
             let list = |field: &str| rule[field].as_array().unwrap().clone();
@@ -211,7 +292,7 @@ fn node_policies_bind_all_that_is_written() {
         written.remove("pods/eviction.");
         assert_eq!(policed(&policy), written, "{dir}");
 
-        let binding = only(dir, "node-policy.yaml", "ValidatingAdmissionPolicyBinding");
+        let binding = only(dir, "ValidatingAdmissionPolicyBinding");
         let typed: ValidatingAdmissionPolicyBinding =
             serde_json::from_value(binding.clone()).unwrap();
         assert_eq!(

@@ -70,7 +70,7 @@ async fn dashboard_shows_the_cluster_to_authorized_clients() {
         })),
         ..Options::default()
     };
-    // With all rights: those of deploy/manager do not include events and jobs.
+    // With all rights: those of its role do not include events and jobs.
     let running = koord_manager::run(options, cluster.client.clone(), cluster.ctx.clone());
     tokio::spawn(async move { running.await.unwrap() });
     let routes = routes.recv().await.unwrap();

@@ -20,6 +20,9 @@ pub(crate) const RBAC: &str = "charts/koord/files/manager/rbac.yaml";
 /// The webhook configurations with all entries.
 pub(crate) const WEBHOOKS: &str = "charts/koord/files/manager/webhooks.yaml";
 
+/// All objects of the manager, rendered from the chart.
+const MANIFEST: &str = "deploy/manager/manager.yaml";
+
 /// Returns the objects in a file of the repository.
 pub(crate) fn documents(file: &str) -> Vec<Value> {
     let path = format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"));
@@ -114,8 +117,8 @@ fn the_manager_uses_all_of_its_rights() {
 
 #[test]
 fn the_manifests_fit_together() {
-    let deployment = documents("deploy/manager/deployment.yaml");
-    let deployment = deployment
+    let manifest = documents(MANIFEST);
+    let deployment = manifest
         .iter()
         .find(|object| object["kind"] == "Deployment")
         .unwrap();
@@ -175,7 +178,8 @@ fn the_manifests_fit_together() {
         resource_names, expected,
         "names of the rules are those of the defaults"
     );
-    let config = &documents("deploy/manager/config.yaml")[0];
+    let config = manifest.iter().find(|object| object["kind"] == "ConfigMap");
+    let config = config.unwrap();
     assert_eq!(config["metadata"]["name"], options.config_name);
     assert_eq!(config["metadata"]["namespace"], *namespace);
 }

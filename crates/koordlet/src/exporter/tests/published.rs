@@ -231,10 +231,12 @@ async fn create(client: &Client, object: Value) {
 
 #[test]
 fn the_manifests_flags_are_flags() {
-    let file = "../../deploy/topology-exporter/daemonset.yaml";
+    let file = "../../deploy/topology-exporter/topology-exporter.yaml";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(path).unwrap();
-    let object: Value = serde_saphyr::from_str(&text).unwrap();
+    let documents = text.split("\n---\n");
+    let mut documents = documents.map(|text| serde_saphyr::from_str::<Value>(text).unwrap());
+    let object = documents.find(|it| it["kind"] == "DaemonSet").unwrap();
     let flags = &object["spec"]["template"]["spec"]["containers"][0]["args"];
     let flags: Vec<String> = serde_json::from_value(flags.clone()).unwrap();
     let argv = ["koord", "--node-name=n"].map(str::to_owned).into_iter();
