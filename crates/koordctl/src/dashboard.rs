@@ -1,6 +1,6 @@
 //! `koord dashboard`: serves the dashboard on this machine for a browser, which has no credentials of a cluster.
 
-use crate::explain::connect;
+use crate::cluster_args::ClusterArgs;
 use crate::{http_get, running};
 use anyhow::{Result, bail};
 use koord_app::admin::{Admin, Exposure};
@@ -10,20 +10,19 @@ use koord_app::{Context, console, shutdown};
 use koord_kube::tls::install_crypto_provider;
 use koord_manager::dashboard;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use tokio::sync::mpsc;
 
+const KUBECONFIG_HELP: &str = "Kubeconfig of the cluster [default: the `koord up` cluster of this machine, else \
+                               KUBECONFIG, else ~/.kube/config]";
+
 /// Arguments of `koord dashboard`.
 #[derive(Debug, Clone, clap::Args)]
+#[command(mut_arg("kubeconfig", |it| it.help(KUBECONFIG_HELP)))]
 pub struct Args {
-    /// Kubeconfig of the cluster [default: the `koord up` cluster of this machine, else KUBECONFIG, else
-    /// ~/.kube/config].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Port on 127.0.0.1; 0 selects a free one.
     #[arg(long, default_value_t = 8009)]
     pub port: u16,
@@ -44,7 +43,7 @@ async fn run(args: &Args) -> Result<()> {
     install_crypto_provider();
     let ctx = Context::new();
     shutdown::on_signals(ctx.shutdown.clone())?;
-    let local = args.kubeconfig.is_none() && args.context.is_none();
+    let local = !args.cluster.is_named();
     if let Some(manager) = running::manager().filter(|_| local) {
         let routes = dashboard::forwarded_routes(move |path| {
             Box::pin(async move {
@@ -58,7 +57,7 @@ async fn run(args: &Args) -> Result<()> {
         ctx.shutdown.cancelled().await;
         return Ok(());
     }
-    let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+    let client = args.cluster.connect().await?;
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let server = RouteServer::new(move |routes| {
         // The receiver is gone only if the program ends.

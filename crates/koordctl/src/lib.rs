@@ -6,6 +6,7 @@
 pub mod audit;
 pub mod check;
 pub mod cli;
+pub mod cluster_args;
 pub mod cluster_files;
 mod crds;
 mod dashboard;

@@ -1,6 +1,6 @@
 //! `koord recommend`: shows the requests of containers next to their recommendations.
 
-use crate::explain;
+use crate::cluster_args::ClusterArgs;
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -19,7 +19,6 @@ use koord_kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 /// Arguments of `koord recommend`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -36,13 +35,9 @@ pub struct Args {
     /// Output format.
     #[arg(short, long, default_value = "table", value_parser = ["table", "json"])]
     pub output: String,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
-    /// cluster].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// A Recommendation in the output.
@@ -81,7 +76,7 @@ pub fn main(args: &Args) -> Result<()> {
 /// Prints the Recommendations of the selected namespaces.
 async fn run(args: &Args) -> Result<()> {
     install_crypto_provider();
-    let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+    let client = args.cluster.connect().await?;
     let namespace = args
         .namespace
         .clone()

@@ -4,8 +4,9 @@
 use crate::check::collect::leases;
 use crate::check::rules::components::{COMPONENT, images};
 use crate::check::rules::scheduling::pending_reason;
+use crate::cluster_args::ClusterArgs;
 use crate::fetch::{Fetched, Fetcher, has_condition, integer, label, name, text};
-use crate::{cluster_files, explain, running};
+use crate::{cluster_files, running};
 use anyhow::{Context as _, Result, anyhow};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::{configmap, qos, resources};
@@ -16,24 +17,28 @@ use koord_kube::tls::install_crypto_provider;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Number of reasons of pending pods in the text.
 const MAX_REASONS: usize = 10;
 
+const KUBECONFIG_HELP: &str = "Report on the cluster of this kubeconfig, not on a `koord up` cluster [default if \
+                               none runs: KUBECONFIG, else ~/.kube/config]";
+const CONTEXT_HELP: &str = "Report on the cluster of this context of the kubeconfig";
+/// Arguments that select a `koord up` cluster.
+const LOCAL: [&str; 2] = ["data_dir", "memory"];
+
 /// Arguments of `koord status`.
 #[derive(Debug, Clone, clap::Args)]
+#[command(
+    mut_arg("kubeconfig", |it| it.help(KUBECONFIG_HELP).conflicts_with_all(LOCAL)),
+    mut_arg("context", |it| it.help(CONTEXT_HELP).conflicts_with_all(LOCAL))
+)]
 pub struct Args {
     #[command(flatten)]
     local: running::Args,
-    /// Report on the cluster of this kubeconfig, not on a `koord up` cluster [default if none runs:
-    /// KUBECONFIG, else ~/.kube/config].
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "memory"])]
-    kubeconfig: Option<PathBuf>,
-    /// Report on the cluster of this context of the kubeconfig.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["data_dir", "memory"])]
-    context: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Output format of the report on a cluster.
     #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
     output: String,
@@ -47,14 +52,14 @@ pub struct Args {
 /// # Errors
 /// No cluster runs on this machine, and none is configured or it cannot be reached.
 pub fn main(args: &Args) -> Result<()> {
-    let is_remote = args.kubeconfig.is_some() || args.context.is_some();
+    let is_remote = args.cluster.is_named();
     let is_named = args.local.data_dir.is_some() || args.local.memory;
     if is_named || (!is_remote && !cluster_files::running().is_empty()) {
         return running::status(&args.local);
     }
     let reported = runtime()?.block_on(async {
         install_crypto_provider();
-        let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+        let client = args.cluster.connect().await?;
         report(client, Duration::from_secs(args.request_timeout)).await
     });
     let report = match reported {

@@ -1,6 +1,6 @@
 //! `koord top`: what nodes and pods request and use, by class.
 
-use crate::explain;
+use crate::cluster_args::ClusterArgs;
 use crate::fetch::{Fetched, Fetcher, elements, full_name, name, text};
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
@@ -14,7 +14,6 @@ use serde::Serialize;
 use serde_json::Value;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// What to list.
@@ -67,13 +66,9 @@ pub struct Args {
     /// Leave out the header of the table.
     #[arg(long)]
     pub no_headers: bool,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
-    /// cluster].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Seconds within which each request has to be answered.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: u64,
@@ -149,7 +144,7 @@ struct UsageRow {
 pub fn main(args: &Args) -> Result<()> {
     runtime()?.block_on(async {
         install_crypto_provider();
-        let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+        let client = args.cluster.connect().await?;
         let fetcher = Fetcher::new(client, Duration::from_secs(args.request_timeout));
         let rows = rows(&fetcher, args).await?;
         if args.output == "json" {

@@ -7,6 +7,7 @@ use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, flags::Selection};
 use koord_kube::client::in_process;
 use koordctl::check::{self, Args};
+use koordctl::cluster_args::ClusterArgs;
 use koordctl::status;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -15,8 +16,7 @@ use std::time::Duration;
 
 fn args() -> Args {
     Args {
-        kubeconfig: None,
-        context: None,
+        cluster: ClusterArgs::default(),
         namespace: "koordinator-system".to_owned(),
         output: "table".to_owned(),
         only: Vec::new(),
@@ -103,7 +103,10 @@ fn unreachable_cluster_gives_exit_code_2() {
     });
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
     let args = Args {
-        kubeconfig: Some(kubeconfig),
+        cluster: ClusterArgs {
+            kubeconfig: Some(kubeconfig),
+            ..ClusterArgs::default()
+        },
         ..args()
     };
     assert_eq!(check::main(&args).unwrap(), ExitCode::from(2));

@@ -9,7 +9,7 @@ pub(crate) mod outcome;
 pub(crate) mod rules;
 pub(crate) mod snapshot;
 
-use crate::explain;
+use crate::cluster_args::ClusterArgs;
 use crate::fetch::Fetcher;
 use anyhow::Result;
 use koord_app::console;
@@ -21,7 +21,6 @@ use rules::CHECKS;
 use serde_json::{Value, json};
 use snapshot::Snapshot;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,13 +31,9 @@ const REACHABLE: &str = "API server";
 /// Arguments of `koord check`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
-    /// cluster].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Namespace of the components.
     #[arg(short, long, value_name = "NAME", default_value = koord_api::configmap::NAMESPACE)]
     pub namespace: String,
@@ -87,7 +82,7 @@ pub fn main(args: &Args) -> Result<ExitCode> {
 /// Connects, collects and applies the rules.
 async fn run(args: &Args) -> Vec<CheckResult> {
     install_crypto_provider();
-    let client = match explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await {
+    let client = match args.cluster.connect().await {
         Ok(client) => client,
         Err(error) => return vec![unreachable(&format!("{error:#}"))],
     };
@@ -96,7 +91,7 @@ async fn run(args: &Args) -> Vec<CheckResult> {
 }
 
 /// Checks the cluster of `client`, and returns the results as `koord check --output json` prints them.
-/// `args` chooses the checks; its kubeconfig and context are not used.
+/// `args` chooses the checks; its cluster is not used.
 pub async fn check(client: Client, args: &Args) -> Value {
     let fetcher = Fetcher::new(client, Duration::from_secs(args.request_timeout));
     to_json(&run_with(&fetcher, args).await)

@@ -28,7 +28,7 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),
         // The descheduler can be queried without the cluster.
-        Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
+        Err(error) if args.server.is_some() && args.cluster.kubeconfig.is_none() => {
             console::warn(format_args!("koord: querying only {COMPONENT}: {error:#}"));
             None
         }

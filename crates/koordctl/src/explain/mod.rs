@@ -7,6 +7,7 @@ mod numa;
 mod render;
 mod resources;
 
+use crate::cluster_args::ClusterArgs;
 use crate::{cluster_files, http_get, node};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -15,14 +16,14 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::console;
 use koord_app::daemon::runtime;
 use koord_kube::api::ListParams;
-use koord_kube::client::{ClientOptions, Peer, from_kubeconfig, to_peer};
+use koord_kube::client::{Peer, to_peer};
 use koord_kube::tls::install_crypto_provider;
 use koord_kube::{Api, Client};
 use koordlet::qos::guard::NAME as GUARD;
 use koordlet::status::Guard;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const DESCHEDULER: &str = "descheduler";
 
@@ -40,13 +41,9 @@ pub struct Args {
     /// Output format.
     #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
     pub output: String,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
-    /// cluster].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// URL of the scheduler's HTTP server or, with https://, of its secure port; for `descheduler`, of the
     /// descheduler's. Not needed for a `koord up` cluster.
     #[arg(long, value_name = "URL")]
@@ -140,34 +137,9 @@ struct SelectedCluster {
     parts: Option<ConfigMap>,
 }
 
-/// Returns a client of the selected cluster: that of the kubeconfig, otherwise of KUBECONFIG or
-/// ~/.kube/config, otherwise the `koord up` cluster.
-///
-/// # Errors
-/// There is no cluster, or its kubeconfig is invalid.
-pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client> {
-    let options = ClientOptions {
-        context: context.map(str::to_owned),
-        ..ClientOptions::default()
-    };
-    let local;
-    let mut path = kubeconfig;
-    let named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let home = std::env::home_dir().is_some_and(|home| home.join(".kube/config").exists());
-    if path.is_none() && !named("KUBECONFIG") && !named("KUBERNETES_SERVICE_HOST") && !home {
-        local = [false, true]
-            .map(cluster_files::default_data_dir)
-            .into_iter()
-            .find(|dir| cluster_files::holder(dir).is_ok_and(|holder| holder.is_some()))
-            .map(|dir| dir.join("kubeconfig"));
-        path = local.as_deref();
-    }
-    Ok(from_kubeconfig(path, &options).await?)
-}
-
 impl SelectedCluster {
     async fn find(args: &Args) -> Result<Self> {
-        let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+        let client = args.cluster.connect().await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
         // A user without the right to read it must pass the addresses, as for other clusters.
         let parts = match maps.get_opt(cluster_files::ADDRESSES_NAME).await {
@@ -199,7 +171,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),
         // The scheduler can be queried without the cluster.
-        Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
+        Err(error) if args.server.is_some() && args.cluster.kubeconfig.is_none() => {
             console::warn(format_args!(
                 "koord: querying only the scheduler: {error:#}"
             ));
@@ -310,7 +282,7 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
     let cluster = match SelectedCluster::find(args).await {
         Ok(cluster) => Some(cluster),
         // koordlet can be queried without the cluster.
-        Err(error) if args.address.is_some() && args.kubeconfig.is_none() => {
+        Err(error) if args.address.is_some() && args.cluster.kubeconfig.is_none() => {
             console::warn(format_args!("koord: querying only koordlet: {error:#}"));
             None
         }

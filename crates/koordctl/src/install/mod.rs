@@ -11,7 +11,7 @@ mod values;
 pub use remove::{UninstallArgs, uninstall, uninstall_from};
 pub use render::Component;
 
-use crate::explain;
+use crate::cluster_args::ClusterArgs;
 use anyhow::{Context as _, Result, bail};
 use koord_app::console;
 use koord_app::daemon::runtime;
@@ -55,12 +55,9 @@ pub struct Args {
     /// Overwrite objects of another installation, and fields of other owners.
     #[arg(long)]
     pub force: bool,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up` cluster].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Renders the chart, and prints or applies it.
@@ -74,7 +71,7 @@ pub fn main(args: &Args) -> Result<()> {
     }
     runtime()?.block_on(async {
         install_crypto_provider();
-        let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+        let client = args.cluster.connect().await?;
         let summary = install_to(&client, args).await?;
         console::print_line(summary.trim_end());
         Ok(())

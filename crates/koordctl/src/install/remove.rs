@@ -3,7 +3,7 @@
 use super::apply::{FIELD_MANAGER, Target, is_own};
 use super::render::Document;
 use super::{DEFAULT_KUBE_VERSION, release, render};
-use crate::explain;
+use crate::cluster_args::ClusterArgs;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
@@ -15,7 +15,6 @@ use koord_kube::tls::install_crypto_provider;
 use koord_kube::{Api, Client, ResourceExt as _};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Prefixes of the resources that koord-manager adds to nodes.
@@ -63,12 +62,9 @@ pub struct UninstallArgs {
     /// Remove objects of other installations, too.
     #[arg(long)]
     pub force: bool,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up` cluster].
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Removes an installation, and prints what was removed and what is left.
@@ -78,7 +74,7 @@ pub struct UninstallArgs {
 pub fn uninstall(args: &UninstallArgs) -> Result<()> {
     runtime()?.block_on(async {
         install_crypto_provider();
-        let client = explain::connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+        let client = args.cluster.connect().await?;
         for line in uninstall_from(&client, args).await? {
             console::print_line(line);
         }
