@@ -1,6 +1,10 @@
 //! Explains the batch and mid resources of a node. It runs the same pure functions as the controller on
 //! objects that the caller fetched, and lists every term with the setting that determined it.
 
+mod profile;
+
+pub use profile::{mismatches, profile_changes, profile_percent, profile_problems, selector_text};
+
 use crate::config::{Config, Origins, Strategy};
 use crate::facts::{FieldMask, MetricReport, PodFacts};
 use crate::noderesource::{self, Draft, Input, Reset};

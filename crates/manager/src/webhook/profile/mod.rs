@@ -98,7 +98,7 @@ pub(crate) fn matching(
 }
 
 /// Returns true if the selectors of the profile match.
-fn applies(
+pub(crate) fn applies(
     profile: &ClusterColocationProfile,
     labels: &Labels,
     namespace: Namespace<'_>,
