@@ -25,8 +25,8 @@ pub enum Command {
     /// Check the cluster that kubectl is configured for: components, webhooks, permissions, definitions, nodes,
     /// settings, quotas and gangs. Exit code 1 if a check failed, 2 if the cluster could not be reached.
     Check(check::Args),
-    /// Explain why a pod is pending or runs on its node, how a node's batch resources are computed, or what
-    /// the descheduler moved.
+    /// Explain why a pod is pending or runs on its node, how a node's batch resources are computed, what
+    /// the descheduler moved, or the state of a quota, gang, reservation, device or profile.
     Explain(explain::Args),
     /// Serve the dashboard on this machine, and print its address.
     Dashboard(dashboard::Args),

@@ -2,10 +2,18 @@
 //! scheduler serves.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, Pod};
+use koord_api::{Quantity, quantity, requests, resources};
 use std::collections::BTreeSet;
 
 /// Maximum number of label values that are listed.
 const SHOWN: usize = 5;
+/// Resources that koord-manager computes for nodes.
+const RECLAIMED: [&str; 4] = [
+    resources::BATCH_CPU,
+    resources::BATCH_MEMORY,
+    resources::MID_CPU,
+    resources::MID_MEMORY,
+];
 
 /// Returns what keeps `pod` from all of `nodes`. `schedulers` are the served scheduler names; `None` if they
 /// are unknown.
@@ -74,6 +82,46 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
         }
     }
     hints
+}
+
+/// Returns the reclaimed resources that a pending pod requests and no node has enough of, each with the node to
+/// explain. `nearest` are nodes with what they lack, as the scheduler reports them; without any, the nodes'
+/// allocatable amounts decide.
+pub(super) fn reclaimed_shortages(
+    pod: &Pod,
+    nodes: &[Node],
+    nearest: &[(&str, &str)],
+) -> Vec<(&'static str, String)> {
+    let Some(spec) = pod.spec.as_ref().filter(|spec| spec.node_name.is_none()) else {
+        return Vec::new();
+    };
+    let requests = requests::pod_requests(spec).unwrap_or_default();
+    let requested = RECLAIMED.into_iter().filter_map(|resource| {
+        let needed = requests.get(resource)?;
+        (!needed.is_zero()).then_some((resource, *needed))
+    });
+    requested
+        .filter_map(|(resource, needed)| {
+            if let Some((node, _)) = nearest.iter().find(|(_, lacks)| lacks.contains(resource)) {
+                return Some((resource, (*node).to_owned()));
+            }
+            let best = nodes
+                .iter()
+                .max_by_key(|node| allocatable(node, resource))?;
+            let is_short = nearest.is_empty() && allocatable(best, resource) < needed;
+            is_short.then(|| (resource, best.metadata.name.clone().unwrap_or_default()))
+        })
+        .collect()
+}
+
+/// Returns the amount of a resource that a node offers.
+fn allocatable(node: &Node, resource: &str) -> Quantity {
+    let amounts = node
+        .status
+        .as_ref()
+        .and_then(|status| status.allocatable.as_ref());
+    let amount = amounts.and_then(|amounts| quantity::parse(amounts.get(resource)?).ok());
+    amount.unwrap_or_default()
 }
 
 fn label<'a>(node: &'a Node, key: &str) -> Option<&'a String> {
@@ -180,6 +228,36 @@ mod tests {
             wants(json!({"key": "zone", "operator": "In", "values": ["c", "d"]})),
             ["no node has label zone (In c, d), which nodeAffinity requires (there are a, b)"]
         );
+    }
+
+    #[test]
+    fn shortage_of_a_reclaimed_resource_names_a_node() {
+        let node = |name: &str, amount: &str| -> Node {
+            serde_json::from_value(json!({"metadata": {"name": name},
+                "status": {"allocatable": {"kubernetes.io/batch-cpu": amount}}}))
+            .unwrap()
+        };
+        let nodes = [node("a", "0"), node("b", "2k")];
+        let pod = |cpu: &str, bound: Option<&str>| -> Pod {
+            serde_json::from_value(json!({"spec": {"nodeName": bound, "containers": [
+                {"name": "c", "resources": {"requests": {"kubernetes.io/batch-cpu": cpu}}}]}}))
+            .unwrap()
+        };
+        let lacks = "kubernetes.io/batch-cpu: needs 4k, free 0";
+        let none: &[&str] = &[];
+        for (cpu, bound, nearest, expected) in [
+            ("4k", None, &[][..], &["b"][..]),
+            ("1k", None, &[], none),
+            ("4k", None, &[("a", lacks)], &["a"]),
+            ("4k", None, &[("a", "cpu: needs 4, free 1")], none),
+            ("4k", Some("b"), &[], none),
+            ("0", None, &[], none),
+        ] {
+            let found = reclaimed_shortages(&pod(cpu, bound), &nodes, nearest);
+            let found: Vec<&str> = found.iter().map(|(_, node)| node.as_str()).collect();
+            assert_eq!(found, expected, "{cpu} {nearest:?}");
+        }
+        assert!(reclaimed_shortages(&pod("4k", None), &[], &[]).is_empty());
     }
 
     #[test]

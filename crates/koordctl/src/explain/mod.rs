@@ -1,16 +1,24 @@
 //! `koord explain`: explains the scheduling of a pod, the batch resources of a node with its pressure guard,
-//! and the decisions of the descheduler.
+//! the decisions of the descheduler, and objects of koord's APIs.
 
 mod descheduler;
+mod device;
+mod gang;
 mod hints;
 mod numa;
+mod objects;
+mod outline;
+mod profile;
+mod quota;
 mod render;
+mod reservation;
 mod resources;
 
 use crate::cluster_args::ClusterArgs;
 use crate::{cluster_files, http_get, node};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::configmap;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_app::console;
@@ -21,21 +29,24 @@ use koord_kube::tls::install_crypto_provider;
 use koord_kube::{Api, Client};
 use koordlet::qos::guard::NAME as GUARD;
 use koordlet::status::Guard;
+use objects::{ObjectKind, ObjectRef};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 const DESCHEDULER: &str = "descheduler";
+/// Reason of a pending pod whose status has none.
+const UNREPORTED: &str = "no scheduler has reported on it";
 
 /// Arguments of `koord explain`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// Object to explain, as in kubectl: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
-    /// `pod NAMESPACE/NAME`. `descheduler` explains the last cycle of the descheduler, `descheduler NODE`
-    /// one node in it.
-    #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
+    /// Object to explain, as in kubectl: `pod NAME`, `pod/NAME`, `pod NAMESPACE/NAME`; kinds are pod, node, quota,
+    /// gang, reservation, device (of a node) and profile. `profile NAME POD` explains whether a profile
+    /// matches a pod, `descheduler` the last cycle of the descheduler, `descheduler NODE` one node in it.
+    #[arg(required = true, num_args = 1..=3, value_name = "KIND/NAME")]
     pub what: Vec<String>,
-    /// Namespace of the pod [default: default].
+    /// Namespace of the pod, gang or quota [default: default; any for a quota].
     #[arg(short, long, value_name = "NAME")]
     pub namespace: Option<String>,
     /// Output format.
@@ -75,6 +86,7 @@ enum Subject {
     Node(String),
     /// The descheduler's last cycle; for one node if it is named.
     Descheduler(Option<String>),
+    Object(ObjectRef),
 }
 
 impl Args {
@@ -84,38 +96,73 @@ impl Args {
 
     /// Parses the positional arguments.
     fn subject(&self) -> Result<Subject> {
-        let (kind, name) = match &self.what[..] {
+        let (kind, name, pod) = match &self.what[..] {
             [one] if one == DESCHEDULER => return Ok(Subject::Descheduler(None)),
-            [one] => one
-                .split_once('/')
-                .with_context(|| format!("{one:?}: expected KIND/NAME, such as pod/web"))?,
-            [kind, name] => (kind.as_str(), name.as_str()),
+            [one] => {
+                let parts = one.split_once('/');
+                let (kind, name) = parts
+                    .with_context(|| format!("{one:?}: expected KIND/NAME, such as pod/web"))?;
+                (kind, name, None)
+            }
+            [first, second] => match first.split_once('/') {
+                Some((kind, name)) => (kind, name, Some(second)),
+                None => (first.as_str(), second.as_str(), None),
+            },
+            [kind, name, pod] => (kind.as_str(), name.as_str(), Some(pod)),
             _ => bail!("expected KIND/NAME, such as pod/web"),
         };
+        let object = ObjectKind::from_name(kind);
+        if pod.is_some() && object != Some(ObjectKind::Profile) {
+            bail!("expected KIND/NAME, such as pod/web; a pod may follow a profile only");
+        }
+        if let Some(kind) = object {
+            let mut object = ObjectRef {
+                kind,
+                namespace: self.namespace.clone(),
+                name: name.to_owned(),
+                pod: None,
+            };
+            if kind.is_namespaced() {
+                (object.namespace, object.name) = self.split_namespace(name)?;
+            } else if let Some(pod) = pod {
+                let (namespace, pod) = self.split_namespace(pod)?;
+                (object.namespace, object.pod) = (namespace, Some(pod));
+            }
+            return Ok(Subject::Object(object));
+        }
         match kind {
             "pod" | "pods" | "po" => {
-                let (within, name) = match name.split_once('/') {
-                    Some((namespace, name)) => (Some(namespace.to_owned()), name),
-                    None => (None, name),
-                };
-                let namespace = match (within, self.namespace.clone()) {
-                    (Some(a), Some(b)) if a != b => bail!("{a}/{name} is not in namespace {b}"),
-                    (within, given) => within.or(given).unwrap_or_else(|| "default".to_owned()),
-                };
-                let name = name.to_owned();
+                let (namespace, name) = self.split_namespace(name)?;
+                let namespace = namespace.unwrap_or_else(|| "default".to_owned());
                 Ok(Subject::Pod { namespace, name })
             }
             "node" | "nodes" | "no" => Ok(Subject::Node(name.to_owned())),
             DESCHEDULER => Ok(Subject::Descheduler(Some(name.to_owned()))),
-            _ => bail!("cannot explain {kind:?}: expected pod, node or {DESCHEDULER}"),
+            _ => bail!(
+                "cannot explain {kind:?}: expected pod, node, quota, gang, reservation, device, profile or \
+                 {DESCHEDULER}"
+            ),
         }
+    }
+
+    /// Splits `NAMESPACE/NAME`. A name alone is in the namespace of the arguments, if they set one.
+    fn split_namespace(&self, name: &str) -> Result<(Option<String>, String)> {
+        let (within, name) = match name.split_once('/') {
+            Some((namespace, name)) => (Some(namespace.to_owned()), name),
+            None => (None, name),
+        };
+        let namespace = match (within, self.namespace.clone()) {
+            (Some(a), Some(b)) if a != b => bail!("{a}/{name} is not in namespace {b}"),
+            (within, given) => within.or(given),
+        };
+        Ok((namespace, name.to_owned()))
     }
 }
 
-/// Queries the scheduler, koordlet or the descheduler, and prints the explanation.
+/// Queries the scheduler, koordlet or the descheduler, or reads objects, and prints the explanation.
 ///
 /// # Errors
-/// No component can be reached, or the pod or node does not exist.
+/// No component can be reached, or the object does not exist.
 pub fn main(args: &Args) -> Result<()> {
     let subject = args.subject()?;
     runtime()?.block_on(run(args, &subject))
@@ -127,6 +174,19 @@ async fn run(args: &Args, what: &Subject) -> Result<()> {
         Subject::Node(name) => explain_node(args, name).await,
         Subject::Descheduler(node) => descheduler::explain(args, node.as_deref()).await,
         Subject::Pod { namespace, name } => explain_pod(args, namespace, name).await,
+        Subject::Object(object) => objects::explain(args, object).await,
+    }
+}
+
+/// Explains a quota, gang, reservation, device or profile of the cluster of `client`, as
+/// `koord explain --output json` prints it. `args` name the object.
+///
+/// # Errors
+/// The arguments name no such object, it does not exist, or it cannot be read.
+pub async fn object(client: Client, args: &Args) -> Result<Value> {
+    match args.subject()? {
+        Subject::Object(object) => Ok(json!(objects::outline(client, &object).await?)),
+        _ => bail!("expected a quota, gang, reservation, device or profile"),
     }
 }
 
@@ -226,6 +286,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
             &pod,
             cluster.report_about(&pod).await.as_ref(),
         ));
+        hints.extend(reclaimed_sums(cluster, &pod, &nodes, answer.as_ref()).await);
     }
     match answer {
         Some(answer) => print_answer(args, &answer, &hints),
@@ -245,6 +306,33 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Returns the sums of the reclaimed resources that a pending pod lacks, each on one node.
+async fn reclaimed_sums(
+    cluster: &SelectedCluster,
+    pod: &Pod,
+    nodes: &[Node],
+    answer: Option<&Value>,
+) -> Vec<String> {
+    let nearest = answer.and_then(|answer| answer["nearest"].as_array());
+    let nearest: Vec<(&str, &str)> = nearest
+        .into_iter()
+        .flatten()
+        .filter_map(|it| Some((it["node"].as_str()?, it["lacks"].as_str()?)))
+        .collect();
+    let mut lines = Vec::new();
+    for (resource, name) in hints::reclaimed_shortages(pod, nodes, &nearest) {
+        let node = nodes
+            .iter()
+            .find(|it| it.metadata.name.as_ref() == Some(&name));
+        let Some(node) = node else { continue };
+        // Without the right to read the objects behind the sum, there is no line.
+        if let Ok(explanation) = resources::fetch_explanation(&cluster.client, node.clone()).await {
+            lines.extend(resources::sum_line(&explanation, resource));
+        }
+    }
+    lines
 }
 
 fn print_answer(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
@@ -391,17 +479,50 @@ fn condition(pod: &Pod) -> String {
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
         return format!("is bound to {node}");
     }
-    let conditions = pod
+    match scheduled_message(pod) {
+        Some(message) => format!("is pending\n  {message}"),
+        None => format!("is pending; {UNREPORTED}"),
+    }
+}
+
+/// Returns the message of the pod's condition `PodScheduled`.
+fn scheduled_message(pod: &Pod) -> Option<&str> {
+    let status = pod.status.as_ref()?;
+    let mut conditions = status.conditions.iter().flatten();
+    let scheduled = conditions.find(|condition| condition.type_ == "PodScheduled");
+    scheduled?
+        .message
+        .as_deref()
+        .filter(|message| !message.is_empty())
+}
+
+/// Returns the node of a pod; empty if it has none.
+fn node_name(pod: &Pod) -> &str {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default()
+}
+
+/// Returns whether a pod has ended.
+fn is_terminal(pod: &Pod) -> bool {
+    let phase = pod
         .status
         .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let scheduled = conditions
-        .into_iter()
-        .flatten()
-        .find(|condition| condition.type_ == "PodScheduled");
-    match scheduled.and_then(|condition| condition.message.as_ref()) {
-        Some(message) => format!("is pending\n  {message}"),
-        None => "is pending; no scheduler has reported on it".to_owned(),
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Returns whether a pod waits for a node.
+fn is_pending(pod: &Pod) -> bool {
+    node_name(pod).is_empty() && !is_terminal(pod)
+}
+
+/// Returns `NAMESPACE/NAME`, or the name of an object without a namespace.
+fn full_name(metadata: &ObjectMeta) -> String {
+    let name = metadata.name.as_deref().unwrap_or_default();
+    match metadata.namespace.as_deref() {
+        None | Some("") => name.to_owned(),
+        Some(namespace) => format!("{namespace}/{name}"),
     }
 }
 
@@ -419,6 +540,61 @@ mod tests {
     fn parse(line: &str) -> Result<Subject> {
         let argv = std::iter::once("explain").chain(line.split_whitespace());
         Line::try_parse_from(argv)?.args.subject()
+    }
+
+    #[test]
+    fn objects_are_named_like_pods() {
+        for (line, kind, namespace, name, pod) in [
+            ("quota team", ObjectKind::Quota, None, "team", None),
+            ("eq/a/team", ObjectKind::Quota, Some("a"), "team", None),
+            (
+                "gang web -n shop",
+                ObjectKind::Gang,
+                Some("shop"),
+                "web",
+                None,
+            ),
+            (
+                "podgroup shop/web",
+                ObjectKind::Gang,
+                Some("shop"),
+                "web",
+                None,
+            ),
+            ("reservation/r", ObjectKind::Reservation, None, "r", None),
+            ("device n1", ObjectKind::Device, None, "n1", None),
+            ("profile batch", ObjectKind::Profile, None, "batch", None),
+            (
+                "profile batch job",
+                ObjectKind::Profile,
+                None,
+                "batch",
+                Some("job"),
+            ),
+            (
+                "profile/batch shop/job",
+                ObjectKind::Profile,
+                Some("shop"),
+                "batch",
+                Some("job"),
+            ),
+        ] {
+            let object = ObjectRef {
+                kind,
+                namespace: namespace.map(str::to_owned),
+                name: name.to_owned(),
+                pod: pod.map(str::to_owned),
+            };
+            assert_eq!(parse(line).unwrap(), Subject::Object(object), "{line}");
+        }
+        for line in [
+            "pod web job",
+            "quota/a b",
+            "quota a/b -n c",
+            "profile a b c",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -124,6 +124,41 @@ fn write_resource(out: &mut String, resource: &Resource, indent: &str) {
     }
 }
 
+/// Formats the sum of a node's reclaimed resource on one line; `None` if the manager does not compute it.
+pub(super) fn sum_line(explanation: &Explanation, name: &str) -> Option<String> {
+    let resource = explanation.resources.iter().find(|it| it.name == name)?;
+    let is_cpu = name.ends_with("cpu");
+    let node = &explanation.node;
+    let Some(computed) = resource.computed else {
+        let reason = explanation.refused.as_deref();
+        let reason = reason.unwrap_or("koord-manager computes nothing for it");
+        return Some(format!(
+            "{name} of {node}: nothing, {reason}; see `koord explain node {node}`"
+        ));
+    };
+    let mut line = format!(
+        "{name} of {node}: {} =",
+        format_amount(computed, true, is_cpu)
+    );
+    for (at, term) in resource.terms.iter().enumerate() {
+        let is_negative = term.amount.signum() < 0 || (term.amount.is_zero() && term.taken);
+        let shown = if term.amount.signum() < 0 {
+            -term.amount
+        } else {
+            term.amount
+        };
+        let sign = match (at, is_negative) {
+            (0, false) => "",
+            (_, true) => "- ",
+            (_, false) => "+ ",
+        };
+        let (what, shown) = (&term.what, format_amount(shown, true, is_cpu));
+        let _ = write!(line, " {sign}{what} {shown}");
+    }
+    let _ = write!(line, "; see `koord explain node {node}`");
+    Some(line)
+}
+
 /// Appends the largest services, one a line: CPU in cores, memory, name, and the basis of the amounts.
 fn write_services(out: &mut String, title: &str, services: &[Service]) {
     if !services.is_empty() {
@@ -175,6 +210,39 @@ mod tests {
             published: computed.map(|_| "2k".parse().unwrap()),
             terms,
         }
+    }
+
+    #[test]
+    fn sum_fits_on_a_line() {
+        let batch = vec![
+            term("capacity", "8", false, ""),
+            term("safety margin", "-3200m", true, ""),
+            term("services", "-6", true, ""),
+            term("missing", "1200m", false, ""),
+        ];
+        let mut explanation = Explanation {
+            node: "n".to_owned(),
+            refused: None,
+            report_age_seconds: None,
+            resources: vec![resource("kubernetes.io/batch-cpu", Some("0"), batch)],
+            zones: Vec::new(),
+            services: Vec::new(),
+            host_applications: Vec::new(),
+            notes: Vec::new(),
+            problems: Vec::new(),
+        };
+        assert_eq!(
+            sum_line(&explanation, "kubernetes.io/batch-cpu").unwrap(),
+            "kubernetes.io/batch-cpu of n: 0m = capacity 8000m - safety margin 3200m - services 6000m \
+             + missing 1200m; see `koord explain node n`"
+        );
+        assert_eq!(sum_line(&explanation, "kubernetes.io/mid-cpu"), None);
+        explanation.resources = vec![resource("kubernetes.io/batch-cpu", None, Vec::new())];
+        explanation.refused = Some("the report is too old".to_owned());
+        assert_eq!(
+            sum_line(&explanation, "kubernetes.io/batch-cpu").unwrap(),
+            "kubernetes.io/batch-cpu of n: nothing, the report is too old; see `koord explain node n`"
+        );
     }
 
     #[test]
@@ -232,11 +300,11 @@ NodeMetric report: 30 s old
 services:
 {}  and 2 more
 host applications:
-      8000m       1024 MiB  nginx (request)
+      8000m         1024Mi  nginx (request)
 note: it waits
 problem: colocation-config: wrong
 ",
-                "      8000m       1024 MiB  d/web (request)\n".repeat(10)
+                "      8000m         1024Mi  d/web (request)\n".repeat(10)
             )
         );
     }

@@ -58,7 +58,7 @@ fn explain(objects: &Objects) -> Explanation {
         } else {
             let shown = match computed.value() >> 20 {
                 0 => "0".to_owned(),
-                mebibytes => format!("{mebibytes} MiB"),
+                mebibytes => format!("{mebibytes}Mi"),
             };
             (computed, shown)
         };
@@ -185,7 +185,7 @@ fn explanation_lists_terms_of_amount() {
         .collect();
     assert_eq!(charged, [("d/new", "request", 3), ("d/web", "measured", 2)]);
     assert!(explanation.notes[0].contains("batch-cpu is about to change to 2000m"));
-    assert!(explanation.notes[1].contains("batch-memory is about to change to 2384 MiB"));
+    assert!(explanation.notes[1].contains("batch-memory is about to change to 2384Mi"));
     assert_eq!(
         (explanation.zones.len(), explanation.problems.len()),
         (0, 0)
@@ -260,7 +260,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
     for (term, shown) in [
         (&cpu.terms[2], "(1000m)"),
         (&mid_cpu.terms[1], "(3000m)"),
-        (&mid_memory.terms[1], "(3814 MiB)"),
+        (&mid_memory.terms[1], "(3814Mi)"),
     ] {
         assert!(term.why.contains(shown), "{term:?}");
     }

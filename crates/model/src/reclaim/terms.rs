@@ -122,12 +122,12 @@ pub fn millicores(cores: Quantity) -> String {
     format!("{}m", cores.milli_value())
 }
 
-/// Formats memory for display, in whole MiB, rounded down: `512 MiB`.
+/// Formats memory for display like kubectl, in whole MiB, rounded down: `512Mi`.
 #[must_use]
 pub fn mebibytes(bytes: Quantity) -> String {
     match bytes.value() {
         0 => "0".to_owned(),
-        bytes => format!("{} MiB", bytes.div_euclid(1 << 20)),
+        bytes => format!("{}Mi", bytes.div_euclid(1 << 20)),
     }
 }
 

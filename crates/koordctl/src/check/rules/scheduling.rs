@@ -67,7 +67,7 @@ fn amounts(object: &Value, pointer: &str) -> ResourceList {
 
 /// Returns the resources of which `amounts` has more than `limits` has, as `cpu 5 > 4`. A resource without a limit
 /// has none.
-fn excess(amounts: &ResourceList, limits: &ResourceList) -> Vec<String> {
+pub(crate) fn excess(amounts: &ResourceList, limits: &ResourceList) -> Vec<String> {
     let compared = amounts
         .iter()
         .filter_map(|(resource, amount)| Some((resource, amount, limits.get(resource)?)));

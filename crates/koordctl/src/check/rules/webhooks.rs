@@ -6,10 +6,9 @@ use crate::check::snapshot::{Objects, Snapshot};
 use crate::fetch::{elements, integer, label, name, text};
 use k8s_openapi::ByteString;
 use koord_app::certificate;
+use koord_manager::webhook::{MUTATING, VALIDATING};
 use serde_json::Value;
 
-const MUTATING: &str = "koordinator-mutating-webhook-configuration";
-const VALIDATING: &str = "koordinator-validating-webhook-configuration";
 /// Service in front of the webhooks.
 const SERVICE: &str = "koordinator-webhook-service";
 /// Days before its end at which a certificate is worth a warning.
