@@ -1,6 +1,8 @@
 //! Arguments and subcommands of `koordctl`.
 
-use crate::{audit, check, crds, dashboard, explain, install, node, recommend, status, top};
+use crate::{
+    audit, check, crds, dashboard, explain, install, node, recommend, status, support_bundle, top,
+};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use koord_app::console;
@@ -28,6 +30,10 @@ pub enum Command {
     /// Explain why a pod is pending or runs on its node, how a node's batch resources are computed, what
     /// the descheduler moved, or the state of a quota, gang, reservation, device or profile.
     Explain(explain::Args),
+    /// Collect what is needed to find a fault into one archive, without secrets: versions, koord's objects,
+    /// settings, logs and checks. Exit code 1 if a part could not be read, 2 if the cluster could not be
+    /// reached.
+    SupportBundle(support_bundle::Args),
     /// Serve the dashboard on this machine, and print its address.
     Dashboard(dashboard::Args),
     /// Print the resource requests of containers next to the recommended ones.
@@ -66,6 +72,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Status(args) => status::main(&args)?,
         Command::Top(args) => top::main(&args)?,
         Command::Check(args) => return check::main(&args),
+        Command::SupportBundle(args) => return support_bundle::main(&args),
         Command::Explain(args) => explain::main(&args)?,
         Command::Dashboard(args) => dashboard::main(&args)?,
         Command::Recommend(args) => recommend::main(&args)?,

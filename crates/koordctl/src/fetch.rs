@@ -1,7 +1,7 @@
 //! Reads objects of a cluster page by page, with a timeout per request, and keeps the reason of a read that
 //! was refused.
 
-use koord_kube::api::{GetParams, ListParams, PostParams};
+use koord_kube::api::{GetParams, ListParams, LogParams, PostParams};
 use koord_kube::kube_core::Request;
 use koord_kube::{Client, Error};
 use serde::Deserialize;
@@ -11,6 +11,8 @@ use tokio::task::JoinSet;
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
+/// Largest number of bytes of a log.
+const MAX_LOG: i64 = 4 << 20;
 /// Requests in progress at a time.
 const PARALLEL: usize = 16;
 
@@ -62,6 +64,18 @@ struct Page {
 struct PageMetadata {
     #[serde(rename = "continue")]
     next: Option<String>,
+}
+
+/// A request for the log of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogRequest {
+    pub(crate) namespace: String,
+    pub(crate) pod: String,
+    pub(crate) container: String,
+    /// True for the container's run before its last restart.
+    pub(crate) is_previous: bool,
+    /// Largest number of lines.
+    pub(crate) lines: i64,
 }
 
 /// Sends reads to one cluster.
@@ -220,6 +234,48 @@ impl Fetcher {
             }
         });
         run_parallel(requests.collect()).await
+    }
+
+    /// Returns the last lines of the logs of containers, in any order, each with its request.
+    pub(crate) async fn logs(
+        &self,
+        requests: Vec<LogRequest>,
+    ) -> Vec<(LogRequest, Fetched<String>)> {
+        let fetching = requests.into_iter().map(|log| {
+            let fetcher = self.clone();
+            async move {
+                let fetched = fetcher.log(&log).await;
+                (log, fetched)
+            }
+        });
+        run_parallel(fetching.collect()).await
+    }
+
+    async fn log(&self, log: &LogRequest) -> Fetched<String> {
+        let params = LogParams {
+            container: Some(log.container.clone()),
+            previous: log.is_previous,
+            tail_lines: Some(log.lines),
+            limit_bytes: Some(MAX_LOG),
+            ..LogParams::default()
+        };
+        let pods = format!("/api/v1/namespaces/{}/pods", log.namespace);
+        let request = match Request::new(&pods).logs(&log.pod, &params) {
+            Ok(request) => request,
+            Err(error) => return Fetched::Failed(error.to_string()),
+        };
+        let response = self.client.request_text(request);
+        match tokio::time::timeout(self.timeout, response).await {
+            Ok(Ok(text)) => Fetched::Read(text),
+            // A program may write anything, and the limit may cut a character.
+            Ok(Err(Error::FromUtf8(error))) => {
+                Fetched::Read(String::from_utf8_lossy(error.as_bytes()).into_owned())
+            }
+            // The pod or its container may be gone.
+            Ok(Err(Error::Api(status))) if status.code == 404 => Fetched::Failed(status.message),
+            Ok(Err(error)) => failed(&error, "get", &format!("{pods}/log")),
+            Err(_) => Fetched::Failed(self.timed_out()),
+        }
     }
 
     fn timed_out(&self) -> String {

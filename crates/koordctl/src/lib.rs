@@ -18,4 +18,5 @@ pub mod node;
 pub mod recommend;
 pub mod running;
 pub mod status;
+pub mod support_bundle;
 pub mod top;

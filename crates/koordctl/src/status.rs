@@ -82,16 +82,22 @@ pub fn main(args: &Args) -> Result<()> {
 /// # Errors
 /// The API server cannot be reached, or refuses the caller.
 pub async fn report(client: Client, timeout: Duration) -> Result<Value> {
-    let fetcher = Fetcher::new(client, timeout);
+    report_with(&Fetcher::new(client, timeout), configmap::NAMESPACE).await
+}
+
+/// Summarizes a cluster whose components are in `namespace`, like [`report`].
+///
+/// # Errors
+/// The API server cannot be reached, or refuses the caller.
+pub(crate) async fn report_with(fetcher: &Fetcher, namespace: &str) -> Result<Value> {
     let version = fetcher.version().await;
     let version = version.map_err(|error| anyhow!("failed to reach the API server: {error}"))?;
-    let namespace = configmap::NAMESPACE;
     let pods = fetcher.list("/api/v1/pods").await;
     let nodes = fetcher.list("/api/v1/nodes").await;
     let apps = |plural: &str| format!("/apis/apps/v1/namespaces/{namespace}/{plural}");
     let deployments = fetcher.list(&apps("deployments")).await;
     let daemon_sets = fetcher.list(&apps("daemonsets")).await;
-    let leases = leases(&fetcher, namespace).await;
+    let leases = leases(fetcher, namespace).await;
     Ok(json!({
         "version": version,
         "components": section(&deployments, |it| components(it, "replicas", "readyReplicas")),

@@ -146,7 +146,10 @@ pub fn main(args: &Args) -> Result<()> {
         install_crypto_provider();
         let client = args.cluster.connect().await?;
         let fetcher = Fetcher::new(client, Duration::from_secs(args.request_timeout));
-        let rows = rows(&fetcher, args).await?;
+        let (rows, unknown) = rows(&fetcher, args).await?;
+        if let Some(reason) = unknown {
+            console::warn(format_args!("koord: usage is unknown: {reason}"));
+        }
         if args.output == "json" {
             console::print_line(serde_json::to_string_pretty(&rows)?);
         } else {
@@ -156,8 +159,30 @@ pub fn main(args: &Args) -> Result<()> {
     })
 }
 
-/// Reads the cluster and returns the rows in their order.
-async fn rows(fetcher: &Fetcher, args: &Args) -> Result<Vec<UsageRow>> {
+/// Returns the output of `koord top` for all namespaces, divided by priority class.
+///
+/// # Errors
+/// Nodes or pods may not be listed.
+pub(crate) async fn report(fetcher: &Fetcher, subject: TopSubject) -> Result<String> {
+    let args = Args {
+        subject,
+        by: Classes::Priority,
+        sort_by: None,
+        namespace: None,
+        output: "table".to_owned(),
+        no_headers: false,
+        cluster: ClusterArgs::default(),
+        request_timeout: 0,
+    };
+    let (rows, unknown) = rows(fetcher, &args).await?;
+    let note = unknown.map_or_else(String::new, |reason| {
+        format!("usage is unknown: {reason}\n")
+    });
+    Ok(format!("{note}{}", render(&rows, subject, false)))
+}
+
+/// Reads the cluster and returns the rows in their order, and why usage is unknown if it is.
+async fn rows(fetcher: &Fetcher, args: &Args) -> Result<(Vec<UsageRow>, Option<String>)> {
     let pods = match &args.namespace {
         Some(namespace) if args.subject == TopSubject::Pods => require(
             fetcher
@@ -169,9 +194,7 @@ async fn rows(fetcher: &Fetcher, args: &Args) -> Result<Vec<UsageRow>> {
     let metrics = fetcher
         .list("/apis/slo.koordinator.sh/v1alpha1/nodemetrics")
         .await;
-    if let Err(reason) = metrics.read() {
-        console::warn(format_args!("koord: usage is unknown: {reason}"));
-    }
+    let unknown = metrics.read().err();
     let metrics = metrics.value().map(Vec::as_slice).unwrap_or_default();
     let mut rows = match args.subject {
         TopSubject::Nodes => {
@@ -181,7 +204,7 @@ async fn rows(fetcher: &Fetcher, args: &Args) -> Result<Vec<UsageRow>> {
         TopSubject::Pods => pod_rows(&pods, metrics, args.by),
     };
     sort(&mut rows, args.sort_by);
-    Ok(rows)
+    Ok((rows, unknown))
 }
 
 /// Returns the objects, or an error if the cluster did not return them.

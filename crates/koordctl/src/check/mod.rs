@@ -27,6 +27,7 @@ use std::time::Duration;
 /// Exit code if the cluster could not be reached, or the arguments are wrong.
 const UNREACHABLE: u8 = 2;
 const REACHABLE: &str = "API server";
+const MAX_KUBELETS: usize = 20;
 
 /// Arguments of `koord check`.
 #[derive(Debug, Clone, clap::Args)]
@@ -47,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     pub skip: Vec<String>,
     /// Number of kubelets whose configuration is read.
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = MAX_KUBELETS)]
     pub max_kubelets: usize,
     /// Seconds within which each request has to be answered.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
@@ -95,6 +96,21 @@ async fn run(args: &Args) -> Vec<CheckResult> {
 pub async fn check(client: Client, args: &Args) -> Value {
     let fetcher = Fetcher::new(client, Duration::from_secs(args.request_timeout));
     to_json(&run_with(&fetcher, args).await)
+}
+
+/// Makes all checks of a cluster whose components are in `namespace`, and returns the results as text and as JSON.
+pub(crate) async fn report(fetcher: &Fetcher, namespace: &str) -> (String, Value) {
+    let args = Args {
+        cluster: ClusterArgs::default(),
+        namespace: namespace.to_owned(),
+        output: "table".to_owned(),
+        only: Vec::new(),
+        skip: Vec::new(),
+        max_kubelets: MAX_KUBELETS,
+        request_timeout: 0,
+    };
+    let results = run_with(fetcher, &args).await;
+    (render(&results, false), to_json(&results))
 }
 
 /// Collects and applies the rules.
