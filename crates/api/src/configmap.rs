@@ -23,6 +23,7 @@ pub use sections::{
     CPUNormalizationStrategy, HostApplications, ModelRatioCfg, ResourceAmplificationStrategy,
     burst_violations, qos_violations, system_violations, threshold_violations,
 };
+pub use unknown::field_names;
 
 pub use crate::field::FieldError;
 pub use crate::slo::{

@@ -136,3 +136,74 @@ pub const CONFIGMAP_TYPE: &str = "koordinator.sh/configmap-type";
 pub const CONFIGMAP_TYPE_SLO_CONTROLLER: &str = "slo-controller-config";
 /// Standard label naming the tool that manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+
+/// All keys above, to find misspelled ones.
+pub const ALL: &[&str] = &[
+    POD_QOS,
+    POD_PRIORITY,
+    POD_PRIORITY_CLASS,
+    POD_MUTATING_UPDATE,
+    POD_SKIP_ENHANCED_VALIDATION,
+    POD_PRE_ALLOCATABLE,
+    POD_EVICTION_ENABLED,
+    POD_CORE_SCHED_GROUP,
+    POD_CORE_SCHED_POLICY,
+    BINDING_ADMISSION_BYPASS,
+    GPU_ISOLATION_PROVIDER,
+    HAMI_VGPU_NODE,
+    SCHEDULER_NAME,
+    PREEMPTION_POLICY,
+    DISABLE_PREEMPTIBLE,
+    RESERVATION_IGNORED,
+    POD_OPERATING_MODE,
+    QUESTIONED_OBJECT_KEY,
+    TOPOLOGY_KEY_TO_EXPLAIN,
+    POD_GROUP,
+    POD_GROUP_DEPRECATED,
+    POD_GROUP_MIN_AVAILABLE_DEPRECATED,
+    QUOTA_IS_PARENT,
+    QUOTA_PARENT,
+    QUOTA_ALLOW_LENT_RESOURCE,
+    QUOTA_PROFILE,
+    QUOTA_IS_ROOT,
+    QUOTA_TREE_ID,
+    QUOTA_IGNORE_DEFAULT_TREE,
+    QUOTA_ALLOW_FORCE_UPDATE,
+    POD_QUOTA_NAME,
+    POD_PREEMPTIBLE,
+    NODE_CPU_RECLAIM_RATIO,
+    NODE_MEMORY_RECLAIM_RATIO,
+    NODE_MID_STATIC_CPU_RESERVED_RATIO,
+    NODE_MID_STATIC_MEMORY_RESERVED_RATIO,
+    NODE_NUMA_RESERVATION,
+    NODE_CPU_NORMALIZATION_ENABLED,
+    NODE_CPU_BIND_POLICY,
+    NODE_NUMA_ALLOCATE_STRATEGY,
+    NODE_NUMA_TOPOLOGY_POLICY,
+    NODE_GPU_VENDOR,
+    NODE_GPU_MODEL,
+    NODE_GPU_DRIVER_VERSION,
+    NODE_GPU_PARTITION_POLICY,
+    SECONDARY_DEVICE_WELL_PLANNED,
+    GPU_DRIVER_DEPRECATED,
+    GPU_MODEL_DEPRECATED,
+    RESERVATION_ORDER,
+    RESERVATION_PRE_ALLOCATION_REQUIRED,
+    CONTROLLER_MANAGED,
+    CONFIGMAP_TYPE,
+    MANAGED_BY,
+];
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_has_each_key() {
+        let source = include_str!("labels.rs");
+        let (constants, _) = source.split_once("pub const ALL").unwrap();
+        let constants = constants.split("pub const ").skip(1);
+        let values = constants.filter_map(|it| it.split('"').nth(1));
+        let mut keys: Vec<&str> = values.filter(|it| it.contains('/')).collect();
+        keys.retain(|key| !super::ALL.contains(key));
+        assert_eq!(keys, [""; 0]);
+    }
+}

@@ -10,9 +10,7 @@ const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 /// Returns an error for each field of `value` that the schema of section `key` does not have, except the
 /// names in `others`. `path` is the path of `value`. Names are compared without regard to case, as Go does.
 pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> Vec<FieldError> {
-    static SCHEMAS: OnceLock<Value> = OnceLock::new();
-    let schemas = SCHEMAS
-        .get_or_init(|| serde_json::from_str(include_str!("schemas.json")).unwrap_or_default());
+    let schemas = schemas();
     let root = &schemas[key]["root"];
     let mut walk = SchemaWalk {
         definitions: &schemas[key]["definitions"],
@@ -28,6 +26,59 @@ pub(super) fn fields(key: &str, value: &Value, path: &str, others: &[&str]) -> V
         _ => walk.collect_unknown(root, value, path),
     }
     walk.unknown
+}
+
+fn schemas() -> &'static Value {
+    static SCHEMAS: OnceLock<Value> = OnceLock::new();
+    SCHEMAS.get_or_init(|| serde_json::from_str(include_str!("schemas.json")).unwrap_or_default())
+}
+
+/// Returns the names of the fields of section `key` at `path`, such as `clusterStrategy.beClass`; none if any name is
+/// allowed there.
+#[must_use]
+pub fn field_names(key: &str, path: &str) -> Vec<String> {
+    let inline = [
+        super::keys::COLOCATION,
+        super::keys::HOST_APPLICATION,
+        super::keys::CPU_NORMALIZATION,
+        super::keys::RESOURCE_AMPLIFICATION,
+    ];
+    let is_nested = !inline.contains(&key);
+    let (cluster, nodes) = match is_nested {
+        true => ("clusterStrategy", "nodeStrategies"),
+        false => ("", "nodeConfigs"),
+    };
+    if is_nested && path.is_empty() {
+        return vec![cluster.to_owned(), nodes.to_owned()];
+    }
+    let walk = SchemaWalk {
+        definitions: &schemas()[key]["definitions"],
+        unknown: Vec::new(),
+    };
+    let mut schema = walk.resolved(&schemas()[key]["root"]);
+    let mut names = Vec::new();
+    let parts = path.split(['.', '[']).filter(|part| !part.is_empty());
+    for (at, part) in parts.enumerate() {
+        let is_item = part.ends_with(']');
+        if at == 0 && part == nodes {
+            names = ["name", "nodeSelector", super::rollout::FIELD]
+                .map(str::to_owned)
+                .into();
+        } else if !(at == 0 && part == cluster || at == 1 && is_item && !names.is_empty()) {
+            names.clear();
+            schema = match (is_item, property(schema, part)) {
+                (true, _) => walk.resolved(&schema["items"]),
+                (false, Ok(Some(schema))) => walk.resolved(schema),
+                _ => return Vec::new(),
+            };
+        }
+    }
+    if path.is_empty() {
+        names.push(nodes.to_owned());
+    }
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    names.extend(properties.map(|(name, _)| name.clone()));
+    names
 }
 
 /// Returns an error for each member of `value` that is not in `known`.
@@ -116,5 +167,59 @@ fn property<'a>(schema: &'a Value, name: &str) -> Result<Option<&'a Value>, ()> 
         }
         None if any.is_object() => Ok(Some(any)),
         None => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::configmap::keys;
+
+    #[test]
+    fn field_names_are_those_of_the_path() {
+        for (key, path, expected, other) in [
+            (keys::COLOCATION, "", "nodeConfigs", "clusterStrategy"),
+            (keys::COLOCATION, "", "enable", "nodeSelector"),
+            (
+                keys::COLOCATION,
+                "nodeConfigs[0]",
+                "nodeSelector",
+                "nodeConfigs",
+            ),
+            (keys::COLOCATION, "nodeConfigs[0]", "enable", "nodeConfigs"),
+            (keys::RESOURCE_QOS, "", "nodeStrategies", "beClass"),
+            (
+                keys::RESOURCE_QOS,
+                "clusterStrategy",
+                "beClass",
+                "nodeSelector",
+            ),
+            (
+                keys::RESOURCE_QOS,
+                "nodeStrategies[1].beClass",
+                "cpuQOS",
+                "beClass",
+            ),
+            (
+                keys::RESOURCE_QOS,
+                "clusterStrategy.beClass.cpuQOS",
+                "groupIdentity",
+                "cpuQOS",
+            ),
+            (
+                keys::HOST_APPLICATION,
+                "applications[0]",
+                "cgroupPath",
+                "applications",
+            ),
+        ] {
+            let names = field_names(key, path);
+            let has = |name: &str| names.iter().any(|it| it == name);
+            assert!(has(expected) && !has(other), "{key} {path}: {names:?}");
+        }
+        assert_eq!(
+            field_names(keys::RESOURCE_QOS, "clusterStrategy.none"),
+            [""; 0]
+        );
     }
 }
