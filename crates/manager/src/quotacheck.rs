@@ -137,9 +137,11 @@ fn problems(quotas: &[Arc<ElasticQuota>]) -> Problems {
     all
 }
 
-type ByName<'a> = HashMap<&'a str, &'a ElasticQuota>;
+/// Quotas by name.
+pub(crate) type ByName<'a> = HashMap<&'a str, &'a ElasticQuota>;
 
-fn name(quota: &ElasticQuota) -> &str {
+/// Returns the name of a quota.
+pub(crate) fn name(quota: &ElasticQuota) -> &str {
     quota.metadata.name.as_deref().unwrap_or_default()
 }
 
@@ -161,7 +163,7 @@ fn by_name(quotas: &[Arc<ElasticQuota>]) -> ByName<'_> {
 }
 
 /// Returns the names of quotas that are their own ancestors. Each quota is visited once.
-fn circular<'a>(by_name: &ByName<'a>) -> HashSet<&'a str> {
+pub(crate) fn circular<'a>(by_name: &ByName<'a>) -> HashSet<&'a str> {
     let mut visited = HashSet::new();
     let mut circular = HashSet::new();
     for start in by_name.keys() {
@@ -188,7 +190,7 @@ fn circular<'a>(by_name: &ByName<'a>) -> HashSet<&'a str> {
 }
 
 /// Returns what is wrong with a quota's parent label; `None` if it is valid.
-fn tree_problem(
+pub(crate) fn tree_problem(
     quota: &ElasticQuota,
     by_name: &ByName<'_>,
     circular: &HashSet<&str>,
@@ -222,7 +224,7 @@ fn tree_problem(
 }
 
 /// Returns the problems of a quota that do not depend on other quotas.
-fn own_problems(quota: &ElasticQuota) -> Vec<String> {
+pub(crate) fn own_problems(quota: &ElasticQuota) -> Vec<String> {
     let mut problems = Vec::new();
     for key in FLAGS {
         let value = quota.label(key);

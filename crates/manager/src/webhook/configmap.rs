@@ -13,7 +13,9 @@ use crate::replica::Replica;
 use crate::suppress;
 use futures::future::BoxFuture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use koord_api::configmap::{ConfigProblem, NodeOverride, Section, SloControllerConfig, keys};
+use koord_api::configmap::{
+    ConfigError, ConfigProblem, NodeOverride, Section, SloControllerConfig, keys,
+};
 use koord_api::selector;
 use koord_kube::ObjectKey;
 use koord_kube::webhook::{Answer, Handler, Operation, Request};
@@ -97,6 +99,22 @@ impl SettingsRefusal {
         Self {
             reason: "ConfigParamInvalid",
             message: Value::String(message.into()),
+        }
+    }
+
+    /// Returns the refusal as a sentence that begins with the key.
+    fn sentence(&self) -> String {
+        match &self.message {
+            Value::String(message) => message.clone(),
+            conflict => {
+                let names = conflict["strategies"].as_array().into_iter().flatten();
+                let names: Vec<String> = names.map(Value::to_string).collect();
+                let key = conflict["config"].as_str().unwrap_or_default();
+                format!(
+                    "{key}: override {} select the same nodes",
+                    names.join(" and override ")
+                )
+            }
         }
     }
 
@@ -370,6 +388,41 @@ fn check(
     let nodes = settings.nodes();
     sections.conflict(nodes.iter().map(|(name, labels)| (name.as_str(), labels)))?;
     Ok(warnings)
+}
+
+/// Returns the problems of `data` that its parser does not find: the key, the message, and true if [`check`] refuses
+/// them.
+pub(super) fn problems_of_sections(data: &Strings) -> Vec<(&'static str, String, bool)> {
+    let (config, report) = SloControllerConfig::parse(data);
+    let mut problems = Vec::new();
+    let total = data.get(keys::SYSTEM).is_some_and(|text| !text.is_empty());
+    if !report.failed(keys::RESOURCE_QOS) {
+        for problem in network::violations(&config, total) {
+            let key = keys::RESOURCE_QOS;
+            problems.push((key, format!("{key}: {problem}"), true));
+        }
+    }
+    let key = suppress::CONFIG_KEY;
+    match suppress::check(data.get(key).map_or("{}", String::as_str)) {
+        Ok(found) => problems.extend(
+            found
+                .into_iter()
+                .map(|(message, is_refused)| (key, message, is_refused)),
+        ),
+        Err(problem) => problems.push((key, problem, true)),
+    }
+    for section in Sections::from_config(&config, data).0 {
+        let is_selector = |problem: &&ConfigError| {
+            problem.key == section.key && matches!(problem.problem, ConfigProblem::Selector { .. })
+        };
+        if report.warnings.iter().any(|problem| is_selector(&problem)) {
+            continue;
+        }
+        if let Err(refusal) = section.check(false).and_then(|()| section.overlap()) {
+            problems.push((section.key, refusal.sentence(), true));
+        }
+    }
+    problems
 }
 
 /// Creates the handler that validates the ConfigMap with the SLO settings.

@@ -6,6 +6,7 @@ mod json;
 mod lookup;
 mod metrics;
 mod node;
+pub mod offline;
 pub mod pod;
 pub(crate) mod profile;
 mod quota;

@@ -119,6 +119,15 @@ fn read(pod: Option<&Value>, what: &str) -> Result<Pod, Answer> {
     lenient::from_value(pod).map_err(|error| Answer::deny(400, format!("{what}: {error}")))
 }
 
+/// Returns the violations by a new pod of the rules that need nothing but the pod.
+pub(super) fn problems(pod: &Pod) -> Vec<String> {
+    let mut problems = rules::annotation_problems(pod);
+    problems.extend(rules::device_problems(pod, None));
+    problems.extend(rules::colocation_problems(pod, None, false));
+    problems.extend(device::problems(pod));
+    problems
+}
+
 /// Creates the handler of `/mutate-pod`.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(mutate::PodMutator {

@@ -9,6 +9,7 @@ mod evaluate;
 mod fill;
 mod handlers;
 mod info;
+mod offline;
 mod pods;
 #[cfg(test)]
 mod testing;
@@ -16,6 +17,7 @@ mod topology;
 mod tree;
 
 pub use evaluate::Retries;
+pub(super) use offline::tree_problems;
 
 use super::Deps;
 use super::pod::PodQuotas;
