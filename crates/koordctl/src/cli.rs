@@ -2,6 +2,7 @@
 
 use crate::{
     audit, check, crds, dashboard, explain, install, node, recommend, status, support_bundle, top,
+    validate,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -43,6 +44,8 @@ pub enum Command {
     Node(node::NodeCommand),
     /// Show the actions of the node agent, and their reasons.
     Audit(audit::Args),
+    /// Check settings, custom resources and configurations in files, without a cluster.
+    Validate(validate::Args),
     /// Print the CRDs and PriorityClasses as YAML.
     Crds,
     /// Install or upgrade koord in a cluster: the Helm chart, without Helm.
@@ -78,6 +81,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Recommend(args) => recommend::main(&args)?,
         Command::Node(command) => node::main(&command)?,
         Command::Audit(args) => audit::main(&args)?,
+        Command::Validate(args) => return validate::main(&args),
         Command::Install(args) => install::main(&args)?,
         Command::Uninstall(args) => install::uninstall(&args)?,
         Command::Crds => console::print_line(crds::yaml()?.trim_end()),

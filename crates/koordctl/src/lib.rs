@@ -20,3 +20,4 @@ pub mod running;
 pub mod status;
 pub mod support_bundle;
 pub mod top;
+pub mod validate;

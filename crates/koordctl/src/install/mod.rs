@@ -10,6 +10,7 @@ mod values;
 
 pub use remove::{UninstallArgs, uninstall, uninstall_from};
 pub use render::Component;
+pub(crate) use values::{value_faults, value_names, value_names_at};
 
 use crate::cluster_args::ClusterArgs;
 use anyhow::{Context as _, Result, bail};

@@ -1,7 +1,7 @@
 //! Rendering of the chart: values, templates and the order of the objects.
 
 use super::template::{Datum, Engine, LookupKey, is_at_least};
-use super::{chart, schema, values};
+use super::{chart, values};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,10 +150,7 @@ pub(super) fn chart(
             release.kube_version
         );
     }
-    let mut values: Value = serde_saphyr::from_str(file("values.yaml")?).context("values.yaml")?;
-    values::merge(&mut values, given.clone());
-    let rules: Value = serde_json::from_str(file("values.schema.json")?).context("schema")?;
-    let faults = schema::faults(&rules, &values)?;
+    let (values, faults) = values::complete(given)?;
     if !faults.is_empty() {
         bail!("invalid values:\n- {}", faults.join("\n- "));
     }

@@ -1,5 +1,6 @@
 //! Values of the chart: its defaults, files of the user and settings of the command line.
 
+use super::{chart, schema};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 use std::iter::Peekable;
@@ -7,6 +8,61 @@ use std::str::Chars;
 
 /// The largest index of a list in a setting, as Helm's.
 const MAX_INDEX: usize = 65_536;
+
+/// Returns the chart's values with those of the user, and what is wrong with them by the chart's schema: one sentence
+/// with the path for each fault.
+///
+/// # Errors
+/// The chart is invalid; never happens.
+pub(super) fn complete(given: &Value) -> Result<(Value, Vec<String>)> {
+    let files = chart::files();
+    let file = |path: &str| {
+        let text = files.get(path);
+        text.with_context(|| format!("the chart has no {path}"))
+    };
+    let mut values: Value = serde_saphyr::from_str(file("values.yaml")?).context("values.yaml")?;
+    merge(&mut values, given.clone());
+    let schema: Value = serde_json::from_str(file("values.schema.json")?).context("schema")?;
+    let faults = schema::faults(&schema, &values)?;
+    Ok((values, faults))
+}
+
+/// Returns what is wrong with values of the user, as [`complete`] does.
+///
+/// # Errors
+/// Like [`complete`].
+pub(crate) fn value_faults(given: &Value) -> Result<Vec<String>> {
+    complete(given).map(|(_, faults)| faults)
+}
+
+fn value_schema() -> Value {
+    let files = chart::files();
+    let text = files.get("values.schema.json");
+    let parsed = text.and_then(|text| serde_json::from_str(text).ok());
+    parsed.unwrap_or_default()
+}
+
+/// Returns the names of the chart's values.
+pub(crate) fn value_names() -> Vec<String> {
+    value_names_at("")
+}
+
+/// Returns the names of the values below a pointer such as `/koordlet/log`.
+pub(crate) fn value_names_at(pointer: &str) -> Vec<String> {
+    let root = value_schema();
+    let mut schema = &root;
+    for part in pointer.split('/').filter(|part| !part.is_empty()) {
+        schema = resolved(&root, &schema["properties"][part]);
+    }
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    properties.map(|(name, _)| name.clone()).collect()
+}
+
+/// Returns the schema that a reference is to.
+fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    let reference = schema["$ref"].as_str().and_then(|it| it.strip_prefix('#'));
+    reference.and_then(|it| root.pointer(it)).unwrap_or(schema)
+}
 
 /// Merges `over` into `base`. Null removes a default.
 pub(super) fn merge(base: &mut Value, over: Value) {
