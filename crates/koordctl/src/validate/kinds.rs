@@ -384,7 +384,13 @@ fn reservation_faults(object: &Value, faults: &mut Vec<Fault>) -> Result<(), Rea
             } else {
                 it.severity
             };
-            Fault { severity, ..it }.below("spec.template")
+            let message = format!("spec.template.{}", it.message);
+            let fault = Fault {
+                severity,
+                message,
+                ..it
+            };
+            fault.below("spec.template")
         }));
         faults.extend(pod::faults(object, "spec.template"));
     }

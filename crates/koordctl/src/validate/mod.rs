@@ -14,6 +14,8 @@ mod metadata;
 mod pod;
 mod quota;
 mod settings;
+#[cfg(test)]
+mod tests;
 mod text;
 mod values;
 

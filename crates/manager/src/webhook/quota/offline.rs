@@ -130,7 +130,7 @@ mod tests {
             quota("b", "a", false, 5),
             quota("c", "d", true, 5),
             quota("d", "c", true, 5),
-            quota("e", "d", true, 5),
+            quota("e", "d", true, 0),
             quota("a", ROOT_QUOTA, false, 20),
         ];
         let found: Vec<usize> = problems(&quotas).into_iter().map(|(at, _)| at).collect();
