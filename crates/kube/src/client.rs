@@ -5,6 +5,7 @@ mod connect;
 mod forbidden;
 mod outage;
 mod read_only;
+mod resource_path;
 mod rest_metrics;
 pub(crate) mod transport;
 mod withhold;
@@ -13,6 +14,7 @@ pub use connect::Connection;
 pub use forbidden::MissingRule;
 pub use outage::Unreachable;
 pub use read_only::{NotSent, read_only};
+pub use resource_path::ResourcePath;
 pub use rest_metrics::RestMetrics;
 pub use withhold::{WithheldWrite, withhold_writes};
 

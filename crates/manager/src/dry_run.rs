@@ -6,7 +6,7 @@
 
 use koord_app::{Clock, TokenBucket};
 use koord_kube::Client;
-use koord_kube::client::{WithheldWrite, withhold_writes};
+use koord_kube::client::{ResourcePath, WithheldWrite, withhold_writes};
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use serde::Serialize;
@@ -251,24 +251,15 @@ impl DryRun {
 
 /// Parses the object of a request path; `after` has the name of an object that is created.
 fn parse_path(path: &str, after: Option<&Value>) -> Option<DryRunObject> {
-    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let rest = match parts.as_slice() {
-        ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
-        _ => return None,
-    };
-    let (namespace, rest) = match rest {
-        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
-        rest => ("", rest),
-    };
-    let (resource, rest) = rest.split_first()?;
-    let name = match rest.first() {
-        Some(name) => (*name).to_owned(),
-        None => after?["metadata"]["name"].as_str()?.to_owned(),
+    let path = ResourcePath::parse(path)?;
+    let name = match path.name {
+        Some(name) => name,
+        None => after?["metadata"]["name"].as_str()?,
     };
     Some(DryRunObject {
-        resource: (*resource).to_owned(),
-        namespace: namespace.to_owned(),
-        name,
+        resource: path.resource.to_owned(),
+        namespace: path.namespace.unwrap_or_default().to_owned(),
+        name: name.to_owned(),
     })
 }
 
@@ -340,6 +331,14 @@ mod tests {
             (
                 "/api/v1/namespaces/default",
                 Some(("namespaces", "", "default")),
+            ),
+            (
+                "/api/v1/namespaces/default/status",
+                Some(("namespaces", "", "default")),
+            ),
+            (
+                "/api/v1/namespaces/team/pods/status",
+                Some(("pods", "team", "status")),
             ),
             ("/version", None),
             ("/", None),

@@ -1,5 +1,6 @@
 //! A client that changes nothing, for dry runs.
 
+use super::resource_path::ResourcePath;
 use super::transport::{Sender, through};
 use http::{Method, Request};
 use kube::client::Body;
@@ -15,12 +16,12 @@ pub struct NotSent {
     pub path: String,
 }
 
-/// Resources that are created only to get a response: the API server stores none of them.
-const REVIEWS: [&str; 4] = [
-    "tokenreviews",
-    "subjectaccessreviews",
-    "selfsubjectaccessreviews",
-    "localsubjectaccessreviews",
+/// Groups and resources that are created only to get a response: the API server stores none of them.
+const REVIEWS: [(&str, &str); 4] = [
+    ("authentication.k8s.io", "tokenreviews"),
+    ("authorization.k8s.io", "subjectaccessreviews"),
+    ("authorization.k8s.io", "selfsubjectaccessreviews"),
+    ("authorization.k8s.io", "localsubjectaccessreviews"),
 ];
 
 /// Returns whether the request may change an object.
@@ -28,8 +29,10 @@ pub(super) fn is_write<B>(request: &Request<B>) -> bool {
     match *request.method() {
         Method::GET | Method::HEAD | Method::OPTIONS => false,
         Method::POST => {
-            let resource = request.uri().path().rsplit('/').next();
-            !resource.is_some_and(|resource| REVIEWS.contains(&resource))
+            let path = ResourcePath::parse(request.uri().path());
+            !path.is_some_and(|path| {
+                path.name.is_none() && REVIEWS.contains(&(path.group, path.resource))
+            })
         }
         _ => true,
     }
@@ -82,6 +85,17 @@ mod tests {
                 Method::POST,
                 "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
                 true,
+            ),
+            (
+                Method::POST,
+                "/apis/authorization.k8s.io/v1/namespaces/n/localsubjectaccessreviews",
+                true,
+            ),
+            (Method::POST, "/apis/example.com/v1/tokenreviews", false),
+            (
+                Method::POST,
+                "/api/v1/namespaces/n/pods/tokenreviews",
+                false,
             ),
             (Method::POST, "/api/v1/namespaces/n/events", false),
             (Method::POST, "/api/v1/namespaces/n/pods/p/eviction", false),

@@ -1,6 +1,7 @@
 //! A client whose writes are not sent but answered here, as if they had been made.
 
 use super::read_only::is_write;
+use super::resource_path::ResourcePath;
 use super::transport::{HttpResponse, Sender, through};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, header};
@@ -9,9 +10,6 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tower::{BoxError, ServiceExt as _};
-
-/// Suffixes of paths that are not an object of their own.
-const SUBRESOURCES: [&str; 3] = ["/status", "/scale", "/binding"];
 
 /// A write that was not sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,16 +62,19 @@ async fn withhold(
         false => serde_json::from_slice(&body)?,
     };
     let path = head.uri.path().to_owned();
-    let object = SUBRESOURCES
-        .iter()
-        .find_map(|suffix| path.strip_suffix(suffix))
-        .unwrap_or(&path);
     let before = match head.method {
         Method::POST => None,
-        _ => match read(sender, object).await? {
-            Ok(before) => Some(before),
-            Err(missing) => return Ok(missing),
-        },
+        _ => {
+            let object = ResourcePath::parse(&path);
+            let Some((object, name)) = object.and_then(|object| Some((object, object.name?)))
+            else {
+                return answer(StatusCode::NOT_FOUND, &not_found(&path));
+            };
+            match read(sender, &object.collection(), name).await? {
+                Ok(before) => Some(before),
+                Err(missing) => return Ok(missing),
+            }
+        }
     };
     let after = match head.method {
         Method::DELETE => None,
@@ -111,24 +112,32 @@ fn answer(code: StatusCode, object: &Value) -> Result<HttpResponse, BoxError> {
     Ok(response.map(BodyExt::boxed_unsync))
 }
 
+/// Returns the status of a request for an object that does not exist.
+fn not_found(path: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+        "reason": "NotFound", "message": format!("{path} not found")})
+}
+
 /// Reads an object, by a list of one: who watches a kind may list it, but often may not get it. The inner error is
 /// the API server's response.
-async fn read(sender: Sender, path: &str) -> Result<Result<Value, HttpResponse>, BoxError> {
-    let (collection, name) = path.rsplit_once('/').unwrap_or_default();
+async fn read(
+    sender: Sender,
+    collection: &str,
+    name: &str,
+) -> Result<Result<Value, HttpResponse>, BoxError> {
+    let path = format!("{collection}/{name}");
     let listed = format!("{collection}?fieldSelector=metadata.name%3D{name}");
     let mut list = match get(sender.clone(), &listed).await? {
         Ok(list) => list,
         Err(refused) if refused.status() == StatusCode::FORBIDDEN => {
-            return get(sender, path).await;
+            return get(sender, &path).await;
         }
         Err(refused) => return Ok(Err(refused)),
     };
     let items = list["items"].as_array_mut().map(std::mem::take);
     let named = |item: &Value| item["metadata"]["name"] == name;
     let Some(mut object) = items.into_iter().flatten().find(named) else {
-        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
-            "reason": "NotFound", "message": format!("{path} not found")});
-        return Ok(Err(answer(StatusCode::NOT_FOUND, &status)?));
+        return Ok(Err(answer(StatusCode::NOT_FOUND, &not_found(&path))?));
     };
     // Items of a list have no type of their own.
     let kind = list["kind"]
@@ -214,11 +223,20 @@ mod tests {
         let created = nodes.create(&PostParams::default(), &node).await.unwrap();
         assert_eq!(created.metadata.name.as_deref(), Some("x"));
         nodes.delete("n", &DeleteParams::default()).await.unwrap();
+        // The name of an object may be that of a subresource.
+        nodes
+            .patch_status("status", &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap_err();
+        nodes
+            .delete("status", &DeleteParams::default())
+            .await
+            .unwrap_err();
         // What may be read but not listed.
         let pods: Api<Pod> = Api::all(client);
         pods.delete("p", &DeleteParams::default()).await.unwrap();
         let list = |name: &str| format!("GET /api/v1/nodes?fieldSelector=metadata.name%3D{name}");
-        let mut expected = ["n", "m", "n"].map(list).to_vec();
+        let mut expected = ["n", "m", "n", "status", "status"].map(list).to_vec();
         expected.push("GET /api/v1/pods?fieldSelector=metadata.name%3Dp".to_owned());
         expected.push("GET /api/v1/pods/p".to_owned());
         assert_eq!(*sent.lock(), expected);
