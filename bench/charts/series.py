@@ -104,6 +104,12 @@ LISTED = {
             "cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "virtual_memory_bytes",
             "virtual_memory_max_bytes", "open_fds", "max_fds")
     ]),
+    "runtime-proxy/src/metrics.rs": (4, [
+        ("koord_runtime_proxy_calls_total", COUNTER, ("method", "result"), None),
+        ("koord_runtime_proxy_hook_duration_seconds", HISTOGRAM, ("hook", "result"), None),
+        ("koord_runtime_proxy_hook_failures_total", COUNTER, ("hook", "policy"), None),
+        ("koord_runtime_proxy_hook_servers", GAUGE, (), None),
+    ]),
     # /metrics/slis only, which no monitor of the chart reads.
     "app/src/admin/slis.rs": (2, []),
     "koordlet/src/conditions.rs": (1, [("koordlet_condition", GAUGE, ("node", "condition"), None)]),
@@ -345,6 +351,16 @@ def fixed_values(sources: Sources, metrics: dict) -> None:
         "scheduler_reservation_status_phase": {"phase": phases},
         "scheduler_reservation_resource": {
             "type": sources.words("plugins/src/reservation/metrics.rs", "allocatable", "allocated", "utilization")},
+        "koord_runtime_proxy_calls_total": {
+            "result": sources.literals("runtime-proxy/src/metrics.rs", r"fn name\(self\)", "\n    }")},
+        "koord_runtime_proxy_hook_duration_seconds": {
+            "hook": sources.literals("runtime-proxy/src/hooks.rs", r"fn name\(self\)", "\n    }"),
+            "result": sources.literals("runtime-proxy/src/metrics.rs", r"let result = if succeeded", ";"),
+        },
+        "koord_runtime_proxy_hook_failures_total": {
+            "hook": sources.literals("runtime-proxy/src/hooks.rs", r"fn name\(self\)", "\n    }"),
+            "policy": sources.words("api/src/hookserver.rs", "Ignore", "Fail"),
+        },
         "descheduler_pods_evicted": {
             "result": sources.literals("descheduler/src/daemon/mod.rs", r"let result = if outcome.is_ok\(\)", ";")
             | sources.literals("descheduler/src/daemon/migration/actions.rs", r"let result = if outcome.is_ok\(\)", ";")
@@ -382,5 +398,6 @@ def load(root: Path) -> dict:
     fixed_values(sources, metrics)
     for metric in metrics.values():
         if metric.components:
-            metric.values["job"] = {JOBS[component] for component in metric.components}
+            # No monitor of the chart reads the runtime proxy.
+            metric.values["job"] = {JOBS[component] for component in metric.components if component in JOBS}
     return metrics

@@ -3,6 +3,7 @@
 use crate::{Mode, Options, OptionsError, SkipLabel};
 use clap::Parser;
 use koord_api::GoDuration;
+use koord_app::flags;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ pub struct Args {
     /// Timeout of a hook call, as a Go duration
     #[arg(long, default_value = "5s")]
     pub runtime_hook_timeout: GoDuration,
+    /// Address to serve metrics and health on, such as 127.0.0.1:9317; 0 disables it
+    #[arg(long, default_value = "0")]
+    pub metrics_addr: String,
     /// Maximum time for which a shutdown waits for calls in progress, as a Go duration
     #[arg(long, default_value = "30s")]
     pub drain_timeout: GoDuration,
@@ -90,6 +94,8 @@ impl Args {
                 key: self.runtime_hook_server_key.clone(),
                 value: self.runtime_hook_server_val.clone(),
             },
+            metrics_address: flags::bind_address(&self.metrics_addr)
+                .map_err(|error| OptionsError::flag("metrics-addr", error.to_string()))?,
         })
     }
 }
@@ -142,6 +148,7 @@ mod tests {
             }
         );
         assert_eq!(options.hook_timeout, Duration::from_secs(5));
+        assert_eq!(options.metrics_address, None);
     }
 
     #[test]
@@ -170,6 +177,7 @@ mod tests {
             ),
             ("--runtime-hook-timeout=0s", "runtime-hook-timeout"),
             ("--runtime-hook-timeout=5", "\"5\""),
+            ("--metrics-addr=nowhere", "metrics-addr"),
             (
                 "--koord-runtimeproxy-endpoint=/var/run/containerd/containerd.sock",
                 "the runtime's own",

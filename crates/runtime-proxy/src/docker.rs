@@ -10,6 +10,7 @@ mod fields;
 mod names;
 
 use crate::hooks::{Hook, Hooks, Refusal};
+use crate::metrics::{self, CallResult, ProxyMetrics};
 use crate::store::{Container, Store};
 use crate::{SkipLabel, grpc, merge};
 use bytes::Bytes;
@@ -104,15 +105,28 @@ impl Docker {
         self.tunnels.wait().await;
     }
 
-    /// Handles a request and returns the response.
-    pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
-        let answer = match Route::from_request(request.method(), request.uri()) {
+    /// Handles a request, counts its result and returns the response.
+    pub(crate) async fn call(
+        &self,
+        request: Request<Incoming>,
+        metrics: &ProxyMetrics,
+    ) -> Response<Body> {
+        let route = Route::from_request(request.method(), request.uri());
+        let mut meter = metrics.begin_call(route.as_ref().map_or(metrics::OTHER, Route::name));
+        let answer = match route {
             None => self.forward(request).await.map_err(DockerError::from),
             Some(Route::Create(name)) => self.create(&name, request).await,
             Some(Route::Start(id)) => self.start(&id, request).await,
             Some(Route::Stop(id)) => self.stop(&id, request).await,
             Some(Route::Update(id)) => self.update(&id, request).await,
             Some(Route::Remove(id)) => self.remove(&id, request).await,
+        };
+        meter.result = match &answer {
+            Ok(response) if response.status().as_u16() < 400 => CallResult::Success,
+            Ok(_) => CallResult::Error,
+            Err(DockerError::Refused(_)) => CallResult::Refused,
+            Err(DockerError::Engine(_)) => CallResult::Unavailable,
+            Err(DockerError::Body(_)) => CallResult::Aborted,
         };
         answer.unwrap_or_else(|failure| {
             tracing::warn!(%failure, "failed to process Docker API request");

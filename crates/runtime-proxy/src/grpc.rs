@@ -83,6 +83,11 @@ pub(crate) fn is_ok(map: &HeaderMap) -> bool {
         .is_some_and(|status| status.as_bytes() == b"0")
 }
 
+/// Returns true if headers or trailers have a status.
+pub(crate) fn has_status(map: &HeaderMap) -> bool {
+    map.contains_key(STATUS)
+}
+
 const STATUS: &str = "grpc-status";
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Calls hook servers over gRPC and applies the failure policy.
 
+use crate::metrics::ProxyMetrics;
 use crate::registration::{Registration, Registrations};
 use koord_api::hookserver::Policy;
 use koord_rpc::hooks::runtime_hook_service_client::RuntimeHookServiceClient;
@@ -51,14 +52,20 @@ pub(crate) struct Refusal(pub(crate) String);
 pub(crate) struct Hooks {
     registrations: Registrations,
     timeout: Duration,
+    metrics: ProxyMetrics,
     channels: Mutex<HashMap<PathBuf, Channel>>,
 }
 
 impl Hooks {
-    pub(crate) fn new(registrations: Registrations, timeout: Duration) -> Self {
+    pub(crate) fn new(
+        registrations: Registrations,
+        timeout: Duration,
+        metrics: ProxyMetrics,
+    ) -> Self {
         Self {
             registrations,
             timeout,
+            metrics,
             channels: Mutex::default(),
         }
     }
@@ -106,7 +113,7 @@ impl Hooks {
                 _ => client.pre_run_pod_sandbox_hook(request).await,
             }
         };
-        self.check_response(hook, &server, &pod, self.limit(answer).await)
+        self.check_response(hook, &server, &pod, self.limit(hook, answer).await)
     }
 
     /// Calls a container hook, like [`Self::pod`].
@@ -132,20 +139,26 @@ impl Hooks {
                 _ => client.pre_create_container_hook(request).await,
             }
         };
-        self.check_response(hook, &server, &pod, self.limit(answer).await)
+        self.check_response(hook, &server, &pod, self.limit(hook, answer).await)
     }
 
+    /// Limits the time of a hook call, and measures it.
     async fn limit<T>(
         &self,
+        hook: Hook,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Status> {
-        match tokio::time::timeout(self.timeout, answer).await {
+        let begun = tokio::time::Instant::now();
+        let answer = match tokio::time::timeout(self.timeout, answer).await {
             Ok(answer) => answer.map(Response::into_inner),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "no answer within {:?}",
                 self.timeout
             ))),
-        }
+        };
+        self.metrics
+            .record_hook(hook.name(), begun.elapsed(), answer.is_ok());
+        answer
     }
 
     fn check_response<T>(
@@ -171,6 +184,7 @@ impl Hooks {
             error,
             "hook failed, applying its failure policy"
         );
+        self.metrics.record_failure(hook.name(), server.policy);
         apply_policy(server.policy, error)
     }
 
@@ -184,6 +198,7 @@ impl Hooks {
             return Ok(None);
         };
         tracing::warn!(hook = hook.name(), policy = ?server.policy, problem, "failed to call hook, applying its failure policy");
+        self.metrics.record_failure(hook.name(), server.policy);
         apply_policy(server.policy, problem)
     }
 }

@@ -24,6 +24,7 @@ mod grpc;
 mod hooks;
 mod hot_restart;
 mod merge;
+mod metrics;
 pub mod program;
 mod registration;
 mod server;
@@ -37,6 +38,7 @@ pub use call::fuzzed;
 pub use registration::fuzzed as registered;
 
 use koord_app::Context;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -79,6 +81,8 @@ pub struct Options {
     pub drain_timeout: Duration,
     /// Pods with this label are exempt from hooks.
     pub skip: SkipLabel,
+    /// The address of the server for metrics and health; `None` if there is none.
+    pub metrics_address: Option<SocketAddr>,
 }
 
 /// An invalid flag.
@@ -122,6 +126,9 @@ pub enum RunError {
     /// Signal handlers cannot be installed.
     #[error("failed to install signal handlers: {0}")]
     Signals(std::io::Error),
+    /// Metrics cannot be registered.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
 }
 
 /// Runs until `context` is shut down or a new process has taken over. `ready` is called when the socket is
@@ -131,17 +138,25 @@ pub enum RunError {
 ///
 /// There is no runtime or no socket at the start; a supervisor retries.
 pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Result<(), RunError> {
+    let metrics = metrics::ProxyMetrics::register(&context.metrics)?;
     let following = context.shutdown.child_token();
     let _unfollow = following.clone().drop_guard();
-    let (registrations, follow) = registration::follow(options.hooks.clone(), following);
+    let (count, dir) = (metrics.hook_servers.clone(), options.hooks.clone());
+    let (registrations, follow) = registration::follow(dir, count, following);
     tokio::spawn(follow);
-    let hooks = hooks::Hooks::new(registrations, options.hook_timeout);
+    let hooks = hooks::Hooks::new(registrations, options.hook_timeout, metrics.clone());
     let mut hangup = signal(SignalKind::hangup()).map_err(RunError::Signals)?;
-    let server = server::Server::new(protocol(&options, hooks).await?);
+    let server = server::Server::new(protocol(&options, hooks).await?, metrics);
     let listener = server::Listener::open(&options.listen).map_err(|error| RunError::Listen {
         path: options.listen.clone(),
         error,
     })?;
+    let serving = context.shutdown.child_token();
+    let _unserved = serving.clone().drop_guard();
+    if let Some(address) = options.metrics_address {
+        let registry = context.metrics.clone();
+        tokio::spawn(metrics::serve(registry, address, serving.clone()));
+    }
     ready();
     hot_restart::announce();
     tracing::info!(socket = %options.listen.display(), runtime = %options.runtime.display(), "runtime proxy started");
@@ -159,6 +174,8 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
             _ = hangup.recv() => match hot_restart::start(&listener.socket).await {
                 Ok(pid) => {
                     tracing::info!(pid, "new process serves, finishing the calls in progress");
+                    // The new process waits for the port.
+                    serving.cancel();
                     tokio::select! {
                         finished = tokio::time::timeout(LINGER, server.finish()) => drop(finished),
                         () = context.shutdown.cancelled() => {}

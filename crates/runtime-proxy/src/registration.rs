@@ -6,6 +6,7 @@
 use arc_swap::ArcSwap;
 use koord_api::hookserver::{self, HookServer, Policy};
 use koord_api::lenient::ReadError;
+use prometheus::IntGauge;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -172,7 +173,7 @@ impl Directory {
         Ok(())
     }
 
-    fn publish(&mut self, to: &Registrations) {
+    fn publish(&mut self, to: &Registrations, count: &IntGauge) {
         if let Err(error) = self.scan() {
             let dir = self.path.display();
             tracing::warn!(%dir, %error, "failed to read the registration directory");
@@ -181,7 +182,9 @@ impl Directory {
             .files
             .values()
             .filter_map(|(_, registration)| registration.clone());
-        to.store(Arc::new(registrations.collect()));
+        let registrations: Vec<_> = registrations.collect();
+        count.set(i64::try_from(registrations.len()).unwrap_or(i64::MAX));
+        to.store(Arc::new(registrations));
     }
 }
 
@@ -228,16 +231,18 @@ async fn event(watched: &AsyncFd<OwnedFd>) -> std::io::Result<bool> {
     Ok(stands)
 }
 
-/// Reads all registrations in `dir`, which is created if it is missing, and follows changes until `stop`.
+/// Reads all registrations in `dir`, which is created if it is missing, and follows changes until `stop`. Their
+/// number is set in `count`.
 pub(crate) fn follow(
     dir: PathBuf,
+    count: IntGauge,
     stop: CancellationToken,
 ) -> (Registrations, impl Future<Output = ()> + Send + 'static) {
     let registrations = Registrations::default();
     let published = registrations.clone();
     let mut directory = Directory::new(dir);
     let mut watched = start_watch(&directory);
-    directory.publish(&published);
+    directory.publish(&published, &count);
     let following = async move {
         let mut rescan = tokio::time::interval(RESCAN);
         rescan.tick().await;
@@ -263,7 +268,7 @@ pub(crate) fn follow(
             if watched.is_none() {
                 watched = start_watch(&directory);
             }
-            directory.publish(&published);
+            directory.publish(&published, &count);
         }
     };
     (registrations, following)

@@ -11,6 +11,7 @@ use crate::forward::{
     SendError,
 };
 use crate::grpc::{self, Code};
+use crate::metrics::{self, CallMeter, CallResult, MeteredBody, ProxyMetrics};
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, header};
 use hyper::body::{Body as _, Incoming};
@@ -137,15 +138,17 @@ impl Protocol {
 #[derive(Debug)]
 pub(crate) struct Server {
     protocol: Protocol,
+    metrics: ProxyMetrics,
     /// Cancelled when connections must not accept new calls.
     drain: CancellationToken,
     connections: TaskTracker,
 }
 
 impl Server {
-    pub(crate) fn new(protocol: Protocol) -> Self {
+    pub(crate) fn new(protocol: Protocol, metrics: ProxyMetrics) -> Self {
         Self {
             protocol,
+            metrics,
             drain: CancellationToken::new(),
             connections: TaskTracker::new(),
         }
@@ -198,11 +201,12 @@ impl Server {
     fn serve_docker(&self, stream: UnixStream, docker: Arc<Docker>) {
         let called = CancellationToken::new();
         let end = wait_for_shutdown(self.drain.clone(), called.clone());
+        let metrics = self.metrics.clone();
         self.connections.spawn(async move {
             let service = service_fn(move |request| {
-                let docker = docker.clone();
+                let (docker, metrics) = (docker.clone(), metrics.clone());
                 called.cancel();
-                async move { Ok::<_, Infallible>(docker.call(request).await) }
+                async move { Ok::<_, Infallible>(docker.call(request, &metrics).await) }
             });
             let mut builder = http1::Builder::new();
             // A client that closed its sending side still expects the response.
@@ -227,6 +231,7 @@ impl Server {
         let handler = Connection {
             backend: Backend::new(runtime.clone()),
             decider: decider.clone(),
+            metrics: self.metrics.clone(),
             drain: self.drain.clone(),
             called: CancellationToken::new(),
         };
@@ -274,24 +279,36 @@ async fn wait_for_shutdown(drain: CancellationToken, called: CancellationToken) 
 struct Connection {
     backend: Backend,
     decider: Arc<Decider>,
+    metrics: ProxyMetrics,
     drain: CancellationToken,
     /// Cancelled by the first call.
     called: CancellationToken,
 }
 
 impl Connection {
-    /// Handles a call; an error resets it.
-    async fn call(&self, request: Request<Incoming>) -> Result<Response<ResponseBody>, SendError> {
+    /// Handles a call and counts its result; an error resets it.
+    async fn call(&self, request: Request<Incoming>) -> Result<Response<MeteredBody>, SendError> {
         self.called.cancel();
+        let method = metrics::method_of(request.uri().path());
+        let mut meter = self.metrics.begin_call(method);
+        let response = self.answer(request, &mut meter).await?;
+        Ok(MeteredBody::wrap(response, meter))
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        meter: &mut CallMeter,
+    ) -> Result<Response<ResponseBody>, SendError> {
         let path = request.uri().path();
         if let Some(call) = Call::from_path(path) {
-            return Box::pin(self.intercept(call, request)).await;
+            return Box::pin(self.intercept(call, request, meter)).await;
         }
         let until = (path == EVENTS).then(|| self.drain.clone());
         let request = request.map(RequestBody::Passing);
         let Some(until) = until else {
             let answer = |from| ResponseBody::Passing { from, until: None };
-            return self.forward(request, answer).await;
+            return self.forward(request, meter, answer).await;
         };
         let cancelled = Some(Box::pin(until.clone().cancelled_owned()));
         tokio::select! {
@@ -299,18 +316,20 @@ impl Connection {
             () = until.cancelled() => {
                 Ok(ResponseBody::refusal(Code::Unavailable, RESTARTS))
             }
-            answer = self.forward(request, |from| ResponseBody::Passing { from, until: cancelled }) => answer,
+            answer = self.forward(request, meter, |from| ResponseBody::Passing { from, until: cancelled }) => answer,
         }
     }
 
     async fn forward(
         &self,
         request: Request<RequestBody>,
+        meter: &mut CallMeter,
         answer: impl FnOnce(Incoming) -> ResponseBody,
     ) -> Result<Response<ResponseBody>, SendError> {
         match self.backend.send(request).await {
             Ok(response) => Ok(response.map(answer)),
             Err(error @ SendError::Unavailable { .. }) => {
+                meter.result = CallResult::Unavailable;
                 Ok(ResponseBody::refusal(Code::Unavailable, &error.to_string()))
             }
             Err(error) => Err(error),
@@ -322,6 +341,7 @@ impl Connection {
         &self,
         call: Call,
         request: Request<Incoming>,
+        meter: &mut CallMeter,
     ) -> Result<Response<ResponseBody>, SendError> {
         let (mut head, body) = request.into_parts();
         let Some(body) = read_request(body).await.map_err(SendError::Request)? else {
@@ -329,6 +349,7 @@ impl Connection {
                 "{call:?}: the request is larger than {} bytes",
                 grpc::MESSAGE
             );
+            meter.result = CallResult::Refused;
             return Ok(ResponseBody::refusal(Code::ResourceExhausted, &text));
         };
         let decision = match grpc::unframe(&body) {
@@ -354,7 +375,10 @@ impl Connection {
         };
         let (body, post_call) = match decision {
             Ok(decision) => decision,
-            Err(refusal) => return Ok(ResponseBody::refusal(Code::Unknown, &refusal.to_string())),
+            Err(refusal) => {
+                meter.result = CallResult::Refused;
+                return Ok(ResponseBody::refusal(Code::Unknown, &refusal.to_string()));
+            }
         };
         let decider = self.decider.clone();
         let on_response = move |answer: Option<Bytes>| {
@@ -365,7 +389,7 @@ impl Connection {
             Box::pin(doing) as futures::future::BoxFuture<'static, ()>
         };
         let request = Request::from_parts(head, RequestBody::Whole(Some(body)));
-        self.forward(request, |from| {
+        self.forward(request, meter, |from| {
             ResponseBody::watched(from, Box::new(on_response))
         })
         .await

@@ -19,6 +19,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use world::{Body, GrpcClient, TestEnv, frame, record_call, reply, serve};
@@ -86,8 +87,9 @@ fn signal(name: &str, pid: &str) {
     assert!(status.unwrap().success());
 }
 
-/// Starts a first process; returns the socket on which serving processes announce themselves.
-fn start(world: &TestEnv) -> (Family, UnixDatagram) {
+/// Starts a first process with these additional flags; returns the socket on which serving processes announce
+/// themselves.
+fn start(world: &TestEnv, flags: &[&str]) -> (Family, UnixDatagram) {
     let notify_path = world.path("notify");
     let notify = UnixDatagram::bind(&notify_path).unwrap();
     notify.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -99,6 +101,7 @@ fn start(world: &TestEnv) -> (Family, UnixDatagram) {
             &world.options.runtime,
         ))
         .arg(flag("runtime-hook-server-config-dir", &world.options.hooks))
+        .args(flags)
         .env("NOTIFY_SOCKET", &notify_path)
         .env(PROXY, "1")
         .process_group(0)
@@ -126,7 +129,10 @@ async fn restart_fails_no_call() {
         answer
     });
     let _runtime = serve(&world.options.runtime, handler);
-    let (mut family, notify) = start(&world);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let (mut family, notify) = start(&world, &[&format!("--metrics-addr={address}")]);
     let wait = || tokio::task::block_in_place(|| announced(&notify));
     let mut pids = vec![wait()];
     assert_eq!(pids[0], family.first.id().to_string());
@@ -153,10 +159,28 @@ async fn restart_fails_no_call() {
     pids.sort();
     pids.dedup();
     assert_eq!(pids.len(), 4);
+    // The port of the processes before it is free for the last one.
+    let served = async || {
+        let scraped = scrape(address).await.ok()?;
+        scraped
+            .contains("koord_runtime_proxy_hook_servers 0")
+            .then_some(())
+    };
+    eventually("metrics of the last process", served).await;
     signal("-TERM", &last);
     // The last process ends on SIGTERM, those before it when they have been replaced.
     let ended = async || pids.iter().all(|pid| !is_running(pid)).then_some(());
     eventually("end of all processes", ended).await;
+}
+
+/// Returns the metrics that a process serves.
+async fn scrape(address: std::net::SocketAddr) -> std::io::Result<String> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
 }
 
 /// Number of restarts while clients call.
@@ -174,7 +198,7 @@ async fn reloads_fail_no_call_of_new_connections() {
         answer
     });
     let _runtime = serve(&world.options.runtime, handler);
-    let (_family, notify) = start(&world);
+    let (_family, notify) = start(&world, &[]);
     let wait = || tokio::task::block_in_place(|| announced(&notify));
     let mut last = wait();
     let enough = CancellationToken::new();

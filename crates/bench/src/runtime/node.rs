@@ -201,6 +201,7 @@ impl Proxy {
                 key: String::new(),
                 value: String::new(),
             },
+            metrics_address: None,
         };
         let ctx = Context::new();
         let (ready, is_ready) = tokio::sync::oneshot::channel();

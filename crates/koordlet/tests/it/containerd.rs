@@ -184,6 +184,7 @@ impl ContainerdFixture {
                 key: "skip".to_owned(),
                 value: "true".to_owned(),
             },
+            metrics_address: None,
         }
     }
 

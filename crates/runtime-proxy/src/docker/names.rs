@@ -15,6 +15,17 @@ pub(super) enum Route {
 }
 
 impl Route {
+    /// Returns the name of the call in metrics.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Start(_) => "start",
+            Self::Stop(_) => "stop",
+            Self::Update(_) => "update",
+            Self::Remove(_) => "remove",
+        }
+    }
+
     pub(super) fn from_request(method: &Method, uri: &Uri) -> Option<Self> {
         let path = uri.path().strip_prefix('/')?;
         let path = match path.split_once('/') {

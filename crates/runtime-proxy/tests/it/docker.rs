@@ -415,6 +415,13 @@ async fn failure_policy_decides_on_hooks_and_bodies() {
         } else {
             assert_eq!(stage.engine.last("POST", "_4d0a_1"), sandbox());
         }
+        let result = if policy == "Fail" {
+            "refused"
+        } else {
+            "success"
+        };
+        let calls = format!(r#"calls_total{{method="create",result="{result}"}} 1"#);
+        stage.proxy.assert_metrics(&[&calls]);
         let mut stream = UnixStream::connect(&stage.world.options.listen)
             .await
             .unwrap();

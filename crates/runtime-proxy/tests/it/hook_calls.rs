@@ -241,7 +241,7 @@ struct HookFixture {
     _runtime: ServerTask,
     recorded: Arc<Mutex<Vec<RecordedCall>>>,
     client: GrpcClient,
-    _proxy: crate::world::Proxy,
+    proxy: crate::world::Proxy,
 }
 
 /// Starts runtime, hook server with this policy, and proxy.
@@ -263,7 +263,7 @@ async fn start_fixture(hooks: Hooks, policy: &str) -> HookFixture {
         _runtime: runtime,
         recorded,
         client,
-        _proxy: proxy,
+        proxy,
     }
 }
 
@@ -484,6 +484,12 @@ async fn failure_policy_decides_on_failed_hooks() {
             sandbox(),
             "as the kubelet wanted it"
         );
+        ignoring.proxy.assert_metrics(&[
+            "hook_servers 1",
+            r#"calls_total{method="RunPodSandbox",result="success"} 1"#,
+            r#"hook_failures_total{hook="PreRunPodSandbox",policy="Ignore"} 1"#,
+            r#"hook_duration_seconds_count{hook="PreRunPodSandbox",result="failed"} 1"#,
+        ]);
 
         let failing = start_fixture(hooks, "Fail").await;
         let (code, text) = failing.run().await.status();
@@ -497,6 +503,10 @@ async fn failure_policy_decides_on_failed_hooks() {
             0,
             "the runtime hears nothing of it"
         );
+        failing.proxy.assert_metrics(&[
+            r#"calls_total{method="RunPodSandbox",result="refused"} 1"#,
+            r#"hook_failures_total{hook="PreRunPodSandbox",policy="Fail"} 1"#,
+        ]);
     }
 }
 
@@ -517,6 +527,9 @@ async fn failure_policy_decides_on_invalid_requests() {
         }
         assert_eq!(stage.recorded.lock().len(), recorded);
         assert_eq!(stage.hooks.hooks(), [""; 0]);
+        let failures =
+            format!(r#"hook_failures_total{{hook="PreCreateContainer",policy="{policy}"}} 2"#);
+        stage.proxy.assert_metrics(&[&failures]);
     }
 }
 

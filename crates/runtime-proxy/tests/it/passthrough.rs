@@ -91,7 +91,7 @@ async fn failures_of_the_runtime_are_the_kubelets() {
         };
         response
     });
-    let _proxy = world.proxy().await;
+    let proxy = world.proxy().await;
     let direct = GrpcClient::connect(&world.options.runtime).await;
     let through = GrpcClient::connect(&world.options.listen).await;
     for path in [
@@ -103,6 +103,11 @@ async fn failures_of_the_runtime_are_the_kubelets() {
         assert_ne!(expected.status().0, "0");
         assert_eq!(through.call(path, frame(&[])).await, expected, "{path}");
     }
+    proxy.assert_metrics(&[
+        r#"calls_total{method="RunPodSandbox",result="error"} 1"#,
+        r#"calls_total{method="Status",result="error"} 1"#,
+        r#"calls_total{method="other",result="error"} 1"#,
+    ]);
 }
 
 /// Sends back what comes, frame by frame.
@@ -194,7 +199,7 @@ async fn a_call_that_the_kubelet_gives_up_ends_at_the_runtime() {
         answer
     });
     let _runtime = serve(&world.options.runtime, handler);
-    let _proxy = world.proxy().await;
+    let proxy = world.proxy().await;
     let client = GrpcClient::connect(&world.options.listen).await;
     for path in [
         "/runtime.v1.RuntimeService/ExecSync",
@@ -206,6 +211,10 @@ async fn a_call_that_the_kubelet_gives_up_ends_at_the_runtime() {
         }
         is_gone.recv().await.unwrap();
     }
+    proxy.assert_metrics(&[
+        r#"calls_total{method="CreateContainer",result="aborted"} 1"#,
+        r#"calls_total{method="ExecSync",result="aborted"} 1"#,
+    ]);
 }
 
 struct Guard(mpsc::UnboundedSender<()>);
@@ -224,10 +233,11 @@ fn scopeguard(gone: mpsc::UnboundedSender<()>) -> Guard {
 async fn a_runtime_that_is_away_is_unavailable_until_it_is_back() {
     let world = TestEnv::new();
     let (runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
-    let _proxy = world.proxy().await;
+    let proxy = world.proxy().await;
     let client = GrpcClient::connect(&world.options.listen).await;
     let path = "/runtime.v1.RuntimeService/Status";
     assert_eq!(client.call(path, frame(&[])).await.status().0, "0");
+    proxy.assert_metrics(&[r#"calls_total{method="Status",result="success"} 1"#]);
     drop(runtime);
     std::fs::remove_file(&world.options.runtime).unwrap();
     loop {
@@ -236,6 +246,7 @@ async fn a_runtime_that_is_away_is_unavailable_until_it_is_back() {
         if code != "0" {
             assert_eq!(code, "14");
             assert!(text.contains("runtime.sock"), "{text}");
+            proxy.assert_metrics(&[r#"calls_total{method="Status",result="unavailable"} 1"#]);
             break;
         }
     }

@@ -202,6 +202,7 @@ impl TestEnv {
                 key: "runtimeproxy.koordinator.sh/skip-hookserver".to_owned(),
                 value: "true".to_owned(),
             },
+            metrics_address: None,
         };
         std::fs::create_dir(&options.hooks).unwrap();
         Self { dir, options }
@@ -269,4 +270,15 @@ impl TestEnv {
 pub(crate) struct Proxy {
     pub(crate) context: Context,
     pub(crate) running: JoinHandle<Result<(), RunError>>,
+}
+
+impl Proxy {
+    /// Checks that `/metrics` would have these samples of the proxy, without the prefix of their names.
+    pub(crate) fn assert_metrics(&self, samples: &[&str]) {
+        let text = koord_app::metrics::encode(&self.context.metrics).unwrap();
+        for sample in samples {
+            let line = format!("\nkoord_runtime_proxy_{sample}\n");
+            assert!(text.contains(&line), "{sample}: {text}");
+        }
+    }
 }
