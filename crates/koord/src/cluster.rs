@@ -300,7 +300,7 @@ impl Cluster {
             );
         }
         if enabled("descheduler") {
-            let running = self.descheduler(&options.descheduler, controllers).await?;
+            let running = self.descheduler(options, controllers).await?;
             spawn(&mut self.components, "descheduler", running);
         }
         let node = koord_node::Options {
@@ -411,12 +411,13 @@ impl Cluster {
     /// Prepares the descheduler and serves its port. Leader election is off: it is the only instance.
     async fn descheduler(
         &mut self,
-        config: &koord_descheduler::config::Configuration,
+        cluster: &Options,
         controllers: ControllerMetrics,
     ) -> Result<ComponentFuture> {
         use koord_descheduler::daemon;
         let registry = koord_descheduler::registry::Registry::in_tree();
-        let completed = registry.complete(config.clone()).context("descheduler")?;
+        let config = cluster.descheduler.clone();
+        let completed = registry.complete(config).context("descheduler")?;
         for note in &completed.notes {
             tracing::info!(note = %note, "read the descheduler configuration");
         }
@@ -431,7 +432,9 @@ impl Cluster {
             .with_routes(options.last.routes(&completed.config));
         let mut framework = completed.build().context("descheduler")?;
         if framework.has_strategies() {
-            let targets = Targets::follow(None, &self.client, &self.context);
+            let mut scheduler = cluster.scheduler();
+            koord_placement::set_load_thresholds(&mut scheduler.registry);
+            let targets = Targets::follow(scheduler, &self.client, &self.context);
             framework.placement = Some(Box::new(targets.context("descheduler")?));
         }
         self.descheduler_address = self.serve("descheduler", DESCHEDULER_PORT, &admin);

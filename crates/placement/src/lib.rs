@@ -19,7 +19,7 @@ use koord_scheduler::engine::Engine;
 use koord_scheduler::framework::Registry;
 use koord_scheduler::state::PodInfo as SchedulerPodInfo;
 use koord_scheduler::{Follower, Options};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,23 +51,17 @@ impl Targets {
         Self { follower, engine }
     }
 
-    /// Starts to follow the API server, to find the targets that a scheduler with this configuration would
-    /// find; `None` for the configuration of [`registry`]. Until the initial lists are handled, no target is
-    /// found.
+    /// Starts to follow the API server, to find the targets that a scheduler with these options would find.
+    /// Until the initial lists are handled, no target is found.
     ///
     /// # Errors
     /// Fails if the configuration is invalid.
     pub fn follow(
-        config: Option<Configuration>,
+        options: Options,
         client: &Client,
         context: &Context,
     ) -> Result<Self, koord_scheduler::Error> {
-        let options = Options {
-            config,
-            // A follower takes no part in the election, whatever its flags are.
-            leader_elect: false,
-            ..Options::new(registry())
-        };
+        let options = as_follower(options);
         let clock = context.clock.clone();
         let follower = Follower::start(&options, client, clock, &context.shutdown)?;
         Ok(Self::new(follower))
@@ -153,8 +147,11 @@ pub fn for_descheduler(
         let text = std::fs::read_to_string(path).with_context(flag)?;
         Configuration::parse(&text).with_context(flag)
     };
-    let targets = Targets::follow(config.map(read).transpose()?, client, context)?;
-    Ok(Box::new(targets))
+    let options = Options {
+        config: config.map(read).transpose()?,
+        ..Options::new(registry())
+    };
+    Ok(Box::new(Targets::follow(options, client, context)?))
 }
 
 /// Returns the plugins that koord-scheduler has without a configuration file, with load thresholds added. The
@@ -163,10 +160,34 @@ pub fn for_descheduler(
 #[must_use]
 pub fn registry() -> Registry {
     let mut registry = koord_plugins::registry();
+    set_load_thresholds(&mut registry);
+    registry
+}
+
+/// Sets the load thresholds of the built-in profile to LoadAwareScheduling's defaults. That profile has none, as
+/// upstream's sample, but no pod must be moved to a hot node.
+pub fn set_load_thresholds(registry: &mut Registry) {
     if let Some(args) = registry.koord_args.get_mut("LoadAwareScheduling") {
         args["usageThresholds"] = json!({"cpu": 65, "memory": 95});
     }
-    registry
+}
+
+/// Changes the options of a scheduler to those of its follower. It takes no part in the election, and follows the
+/// network topology if a profile places gangs by it: the scheduler's flag is unknown here, but without the flag
+/// the setting leaves such gangs pending.
+fn as_follower(mut options: Options) -> Options {
+    const GANGS: &str = "Coscheduling";
+    let is_aware = |args: &Value| args["awareNetworkTopology"] == true;
+    let aware = match &options.config {
+        Some(config) => {
+            let mut args = config.profiles.iter().flat_map(|it| &it.plugin_config);
+            args.any(|plugin| plugin.name == GANGS && is_aware(&plugin.args))
+        }
+        None => options.registry.koord_args.get(GANGS).is_some_and(is_aware),
+    };
+    options.leader_elect = false;
+    options.build.network_topology |= aware;
+    options
 }
 
 /// Returns the pod that a controller would create to replace `pod`, without a node. Resources of containers are

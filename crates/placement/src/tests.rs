@@ -1,11 +1,12 @@
 use super::*;
 use k8s_openapi::api::core::v1::Node;
+use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup};
 use koord_api::slo::NodeMetric;
 use koord_descheduler::state::{NodeInfo, Shapes};
 use koord_scheduler::engine::{EngineOptions, Output};
-use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles};
+use koord_scheduler::framework::{Action, ObjectChange, Profiles};
 use koord_scheduler::state::ParsedPod;
-use serde_json::Value;
+use std::any::Any;
 
 /// Objects as an API server stores them.
 #[derive(Clone, Default)]
@@ -13,7 +14,7 @@ struct TestCluster {
     nodes: Vec<Value>,
     pods: Vec<Value>,
     metrics: Vec<Value>,
-    others: Vec<(&'static str, Value)>,
+    others: Vec<(&'static str, Arc<dyn Any + Send + Sync>)>,
 }
 
 fn now() -> Timestamp {
@@ -82,9 +83,12 @@ impl TestCluster {
     }
 
     fn engine(&self) -> Engine {
-        let config = Configuration::koord(&["koord-scheduler".to_owned()]);
-        let profiles =
-            Profiles::build(&config, &registry(), &BuildContext::default(), true).unwrap();
+        self.engine_with(&Options::new(registry()))
+    }
+
+    fn engine_with(&self, options: &Options) -> Engine {
+        let config = Configuration::koord(&options.profile_names);
+        let profiles = Profiles::build(&config, &options.registry, &options.build, true).unwrap();
         let mut engine = Engine::new(&config, profiles, EngineOptions::default());
         for node in &self.nodes {
             let node: Node = serde_json::from_value(node.clone()).unwrap();
@@ -99,9 +103,7 @@ impl TestCluster {
             );
         }
         for (kind, object) in &self.others {
-            let quota: koord_api::scheduling::ElasticQuota =
-                serde_json::from_value(object.clone()).unwrap();
-            add(&mut engine, kind, Arc::new(quota));
+            add(&mut engine, kind, object.clone());
         }
         for pod in &self.pods {
             let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
@@ -132,7 +134,7 @@ impl TestCluster {
     }
 }
 
-fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Send + Sync>) {
+fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn Any + Send + Sync>) {
     let change = ObjectChange {
         kind,
         action: Action::ADD,
@@ -258,9 +260,11 @@ fn full_quota_does_not_block_its_own_pods() {
             "labels": {"quota.scheduling.koordinator.sh/is-parent": "false"}},
         "spec": {"min": {"cpu": "2"}, "max": {"cpu": "2"}},
     });
-    world
-        .others
-        .push(("elasticquotas.v1alpha1.scheduling.sigs.k8s.io", quota));
+    let quota: ElasticQuota = serde_json::from_value(quota).unwrap();
+    world.others.push((
+        "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
+        Arc::new(quota),
+    ));
     let member = json!({"metadata": {"labels": {"quota.scheduling.koordinator.sh/name": "full"}}});
     world.pod("p", "n0", "2", &member);
     let mut targets = world.targets();
@@ -281,6 +285,85 @@ fn full_quota_does_not_block_its_own_pods() {
         now(),
     );
     assert_eq!(engine.schedule_one(now()).unwrap().node, None);
+}
+
+/// Returns the options of the Helm chart's scheduler, as a follower has them.
+fn chart_options() -> Options {
+    let mut registry = registry();
+    koord_plugins::apply_chart_defaults(&mut registry);
+    as_follower(Options::new(registry))
+}
+
+#[test]
+fn gang_member_stays_in_its_network_topology_domain() {
+    let mut world = TestCluster::with_nodes(4);
+    for (index, rack) in ["r1", "r1", "r2", "r2"].iter().enumerate() {
+        world.nodes[index]["metadata"]["labels"]["rack"] = json!(rack);
+    }
+    let topology: ClusterNetworkTopology = serde_json::from_value(json!({
+        "metadata": {"name": "default", "uid": "topology"},
+        "spec": {"networkTopologySpec": [
+            {"topologyLayer": "Rack", "labelKey": ["rack"]},
+            {"topologyLayer": "NodeTopologyLayer", "parentTopologyLayer": "Rack"},
+        ]}
+    }))
+    .unwrap();
+    let gather = json!({"gatherStrategy": [{"layer": "Rack", "strategy": "MustGather"}]});
+    let group: PodGroup = serde_json::from_value(json!({
+        "metadata": {"name": "gang", "namespace": "default", "uid": "gang", "annotations": {
+            "gang.scheduling.koordinator.sh/network-topology-spec": gather.to_string(),
+        }},
+        "spec": {"minMember": 2}
+    }))
+    .unwrap();
+    world.others = vec![
+        (
+            "clusternetworktopologies.v1alpha1.scheduling.koordinator.sh",
+            Arc::new(topology),
+        ),
+        ("podgroups.v1alpha1.scheduling.sigs.k8s.io", Arc::new(group)),
+    ];
+    let member = json!({"metadata": {"labels": {"pod-group.scheduling.sigs.k8s.io": "gang"}}});
+    world.pod("p", "n0", "2", &member);
+    world.pod("q", "n1", "2", &member);
+    // Scores prefer the empty nodes of the other rack, and the last pod leaves no other node.
+    let options = chart_options();
+    let mut targets = Targets::new(Follower::new(world.engine_with(&options)));
+    assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
+    world.pod("big", "n1", "1", &json!({}));
+    let mut targets = Targets::new(Follower::new(world.engine_with(&options)));
+    let refusal = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
+    assert!(refusal.starts_with("NoTarget: "), "{refusal}");
+}
+
+#[test]
+fn follower_has_network_topology_if_a_profile_uses_it() {
+    let config = |args: Value| {
+        let config = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+            "profiles": [
+                {"schedulerName": "other"},
+                {"schedulerName": "koord-scheduler",
+                    "pluginConfig": [{"name": "Coscheduling", "args": args}]},
+            ],
+        });
+        let config = Some(Configuration::parse(&config.to_string()).unwrap());
+        Options {
+            config,
+            ..Options::new(registry())
+        }
+    };
+    for (options, expected) in [
+        (Options::new(registry()), false),
+        (config(json!({"awareNetworkTopology": true})), true),
+        (config(json!({"awareNetworkTopology": false})), false),
+        (config(json!({})), false),
+    ] {
+        let follower = as_follower(options);
+        assert_eq!(follower.build.network_topology, expected);
+        assert!(!follower.leader_elect);
+    }
+    assert!(chart_options().build.network_topology);
 }
 
 #[test]

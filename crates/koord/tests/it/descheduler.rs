@@ -515,8 +515,14 @@ async fn target_search_has_minimal_rights() {
         leaderElection: {leaderElect: false, leaseDuration: 1s}\n";
     let off = koord_scheduler::config::Configuration::parse(off).expect("a configuration");
     let follow = koord_placement::Targets::follow;
-    drop(follow(Some(off), &client, &context).expect("targets of that configuration"));
-    let targets = follow(None, &limited, &context).expect("targets");
+    let mut options = koord_scheduler::Options::new(koord_placement::registry());
+    options.config = Some(off);
+    drop(follow(options, &client, &context).expect("targets of that configuration"));
+    // The scheduler of the chart also uses the network topology.
+    let mut registry = koord_placement::registry();
+    koord_plugins::apply_chart_defaults(&mut registry);
+    let options = koord_scheduler::Options::new(registry);
+    let targets = follow(options, &limited, &context).expect("targets");
     tokio::time::timeout(PATIENCE, targets.settled())
         .await
         .expect("the cluster is read");
@@ -534,15 +540,12 @@ async fn target_search_has_minimal_rights() {
             BTreeSet::new(),
             "requested, and no rule allows it"
         );
-        granted.difference(used).count() <= 2
+        granted.is_subset(used)
     });
     drop(tokio::time::timeout(PATIENCE, all).await);
     let [_, every] = receiver.borrow().clone();
     let unused: Vec<_> = granted.difference(&every).map(String::as_str).collect();
-    // Needed with awareNetworkTopology, a setting of `--scheduler-config`.
-    let optional = ["list", "watch"]
-        .map(|verb| format!("{verb} clusternetworktopologies.scheduling.koordinator.sh"));
-    assert_eq!(unused, optional, "granted, and nothing uses it");
+    assert_eq!(unused, [""; 0], "granted, and nothing uses it");
     let besides: BTreeSet<_> = granted.union(&rights("rbac.yaml")).cloned().collect();
     assert!(every.is_subset(&besides));
     context.shutdown.cancel();

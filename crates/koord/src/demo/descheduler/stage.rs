@@ -218,7 +218,8 @@ impl DeschedulerStage {
         let completed = registry::Registry::in_tree().complete(configuration()?)?;
         let options = daemon::Options::new(&completed.config);
         let mut framework = completed.build()?;
-        let targets = Targets::follow(None, &self.cluster.client, &self.cluster.context)?;
+        let scheduler = koord_scheduler::Options::new(koord_placement::registry());
+        let targets = Targets::follow(scheduler, &self.cluster.client, &self.cluster.context)?;
         framework.placement = Some(Box::new(targets));
         self.cluster.spawn("descheduler", |client, context| {
             daemon::run(options, framework, client, context)
