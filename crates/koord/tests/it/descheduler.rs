@@ -3,7 +3,7 @@
 
 mod deaths;
 
-use crate::harness::{Up, shared};
+use crate::harness::{BackgroundCluster, Up, shared};
 use crate::watched::WatchedObjects;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -271,6 +271,7 @@ fn invalid_descheduler_config_fails_the_start() {
     config["profiles"][0]["plugins"]["balance"]["enabled"][0]["name"] = json!("HighNodeLoad");
     let config = write(dir.path(), "descheduler.json", &config);
     let data = dir.path().join("data");
+    let _background = BackgroundCluster(&data);
     let (config, data) = (config.to_str().unwrap(), data.to_str().unwrap());
     let args = ["up", "--data-dir", data, "--descheduler-config", config];
     for args in [&args[..], &[&args[..], &["--detach"]].concat()] {

@@ -107,3 +107,24 @@ impl Drop for Up {
         self.kill();
     }
 }
+
+/// A data directory in which a cluster may run in the background. When this is dropped, also by a panic, the
+/// cluster is stopped, and killed if it does not stop.
+pub(crate) struct BackgroundCluster<'a>(pub(crate) &'a Path);
+
+impl Drop for BackgroundCluster<'_> {
+    fn drop(&mut self) {
+        let holder = || koordctl::cluster_files::holder(self.0).ok().flatten();
+        if holder().is_none() {
+            return;
+        }
+        let _ = Command::new(env!("CARGO_BIN_EXE_koord"))
+            .args([Path::new("down"), Path::new("--data-dir"), self.0])
+            .stdin(Stdio::null())
+            .output();
+        let left = holder().and_then(|holder| i32::try_from(holder.pid).ok());
+        if let Some(pid) = left.and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Starts that fail, clusters next to each other, and clusters in the background.
 
-use crate::harness::{Up, exclusive, shared};
+use crate::harness::{BackgroundCluster, Up, exclusive, shared};
 use crate::watched::WatchedObjects;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -45,6 +45,7 @@ fn a_start_that_fails_leaves_the_running_cluster_alone() {
     let _machine = shared();
     let dir = tempfile::tempdir().expect("a directory");
     let mut up = Up::start(dir.path(), &["--memory"]);
+    let _background = BackgroundCluster(dir.path());
     let kubeconfig = std::fs::read(&up.kubeconfig).expect("a kubeconfig");
     for more in [
         &["up", "--port", "0"][..],
@@ -240,6 +241,7 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
     let dir = tempfile::tempdir().expect("a directory");
     refused(&koord(dir.path(), &["status"]), &["no cluster runs in"]);
     refused(&koord(dir.path(), &["down"]), &["no cluster runs in"]);
+    let _background = BackgroundCluster(dir.path());
     let up = koord(dir.path(), &["up", "--memory", "--port", "0", "--detach"]);
     let stdout = text(&up.stdout);
     assert!(up.status.success(), "{}", text(&up.stderr));
@@ -274,6 +276,22 @@ fn a_cluster_in_the_background_is_shown_and_stopped() {
 }
 
 #[test]
+fn panic_of_a_test_stops_its_background_cluster() {
+    let _machine = shared();
+    let dir = tempfile::tempdir().expect("a directory");
+    let failing = std::panic::catch_unwind(|| {
+        let _background = BackgroundCluster(dir.path());
+        let up = koord(dir.path(), &["up", "--memory", "--port", "0", "--detach"]);
+        assert!(!up.status.success(), "the cluster is up");
+    });
+    let message = failing.unwrap_err();
+    let message = message.downcast_ref::<&str>().copied();
+    assert_eq!(message, Some("the cluster is up"));
+    let holder = koordctl::cluster_files::holder(dir.path());
+    assert_eq!(holder.expect("a lock file"), None);
+}
+
+#[test]
 fn a_cluster_in_memory_is_shown_without_flags() {
     let _machine = shared();
     let home = tempfile::tempdir().expect("a directory");
@@ -286,9 +304,11 @@ fn a_cluster_in_memory_is_shown_without_flags() {
             .output();
         output.expect("koord starts")
     };
+    let data = home.path().join("koord-memory");
+    let _background = BackgroundCluster(&data);
     let up = koord(&["up", "--memory", "--port", "0", "--detach"]);
     assert!(up.status.success(), "{}", text(&up.stderr));
-    let kubeconfig = home.path().join("koord-memory/kubeconfig");
+    let kubeconfig = data.join("kubeconfig");
     let export = format!("export KUBECONFIG={}", kubeconfig.display());
     let shown = |output: &Output| text(&output.stdout).contains(&export);
     let status = koord(&["status"]);
