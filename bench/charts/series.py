@@ -284,6 +284,7 @@ def fixed_values(sources: Sources, metrics: dict) -> None:
         "resource": cpu_memory, "unit": units,
     }
     points = sources.literals(measure, r"pub fn name\(self\)", "\n    }")
+    plugin_only = sources.words(measure, "BeforePreFilter", "AfterPreFilter", "BeforeFilter")
     phases = sources.literals("plugins/src/reservation/metrics.rs", r"\nconst PHASES[^=]*=", ";")
     annotations = sources.text("api/src/annotations.rs")
     fields = sources.literals("plugins/src/elastic_quota/metrics.rs", r"let spec_fields =", ";")
@@ -335,9 +336,9 @@ def fixed_values(sources: Sources, metrics: dict) -> None:
         "scheduler_cache_size": {"type": sources.literals(scheduler, r"for \(kind, n\) in \[", "]")},
         "scheduler_goroutines": {"operation": sources.words(scheduler, "binding")},
         "scheduler_inflight_events": {"event": sources.words(scheduler, "PodPopped")},
-        **{name: {"extension_point": points} for name in (
-            "scheduler_framework_extension_point_duration_seconds", "scheduler_plugin_execution_duration_seconds",
-            "scheduler_plugin_evaluation_total")},
+        "scheduler_plugin_execution_duration_seconds": {"extension_point": points},
+        **{name: {"extension_point": points - plugin_only} for name in (
+            "scheduler_framework_extension_point_duration_seconds", "scheduler_plugin_evaluation_total")},
         "scheduler_async_api_call_execution_total": call,
         "scheduler_async_api_call_execution_duration_seconds": call,
         "scheduler_pending_async_api_calls": {"call_type": call["call_type"]},

@@ -8,7 +8,7 @@
 
 use super::class::{Column, columns, key, tie};
 use super::explain::Table;
-use super::measure::FilterStats;
+use super::measure::{FilterStats, Meter, Point};
 use super::scope::Scope;
 use super::second_stage::{self, Rows};
 use super::select::{Choice, refusal};
@@ -22,14 +22,23 @@ use std::cmp::Reverse;
 pub(super) const MOST: usize = 16;
 
 /// Returns the rows that a pod is restricted to, sorted, if they are few.
-pub(super) fn list<'a>(scope: &Scope<'a>) -> Option<Cow<'a, [NodeIndex]>> {
+pub(super) fn list<'a>(
+    scope: &Scope<'a>,
+    meter: &Meter,
+    names: &[&'static str],
+) -> Option<Cow<'a, [NodeIndex]>> {
     if let Some(list) = &scope.prepared.only {
         return (list.len() <= MOST).then(|| list.into());
     }
     let filters = scope.prepared.filters.iter();
     let lists = filters.filter_map(|(plugin, state)| {
         let pre_filter = scope.plugins[*plugin].pre_filter()?;
-        pre_filter.only_nodes(&scope.cycle, state)
+        meter.time(
+            names[*plugin],
+            Point::AfterPreFilter,
+            Option::is_some,
+            || pre_filter.only_nodes(&scope.cycle, state),
+        )
     });
     let mut list = lists
         .min_by_key(Vec::len)

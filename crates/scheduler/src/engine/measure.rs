@@ -21,11 +21,18 @@ const REST: SignedDuration = SignedDuration::from_millis(5);
 /// The maximum number of stored timings; no more are made until they are taken.
 const KEEP: usize = 16 * 1024;
 
-/// Extension points, as upstream's metrics spell them.
+/// Extension points, as upstream's metrics spell them. Three have other names here: `BeforePreFilter` is
+/// [`Preparation::prepare`](crate::framework::Preparation::prepare); `AfterPreFilter` is what restricts or orders
+/// the nodes ([`PreFilter::only_nodes`](crate::framework::PreFilter::only_nodes), `prefer`, and
+/// [`Release::special_rows`](crate::framework::Release::special_rows)), if it does; `BeforeFilter` is
+/// [`Release::released`](crate::framework::Release::released), on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "upstream's names")]
 pub enum Point {
+    BeforePreFilter,
     PreFilter,
+    AfterPreFilter,
+    BeforeFilter,
     Filter,
     PostFilter,
     PreScore,
@@ -42,7 +49,10 @@ impl Point {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::BeforePreFilter => "BeforePreFilter",
             Self::PreFilter => "PreFilter",
+            Self::AfterPreFilter => "AfterPreFilter",
+            Self::BeforeFilter => "BeforeFilter",
             Self::Filter => "Filter",
             Self::PostFilter => "PostFilter",
             Self::PreScore => "PreScore",
@@ -298,6 +308,30 @@ impl Meter {
         PluginTimer(Some(Stopwatch::new(self, names, profile, point)))
     }
 
+    /// Measures one call of a plugin, if this cycle is timed and `counts` of its result.
+    pub(super) fn time<T>(
+        &self,
+        plugin: &'static str,
+        point: Point,
+        counts: impl FnOnce(&T) -> bool,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        let Some(began) = self.now() else {
+            return call();
+        };
+        let result = call();
+        let nanos = nanos(began, Instant::now());
+        if counts(&result) {
+            self.note(Measurement::Plugin {
+                plugin,
+                point,
+                status: "Success",
+                nanos,
+            });
+        }
+        result
+    }
+
     /// Returns the current time if this cycle is timed.
     pub(super) fn now(&self) -> Option<Instant> {
         self.on.then(Instant::now)
@@ -317,6 +351,14 @@ impl Meter {
         let Some(node) = node.or_else(|| scope.cycle.view.nodes.indices().next()) else {
             return;
         };
+        if let Some((plugin, ..)) = scope.sole_releasing() {
+            self.time(
+                names[plugin],
+                Point::BeforeFilter,
+                |_| true,
+                || scope.released(node, &[]),
+            );
+        }
         let (removed, _) = scope.overlay_pods(node, &[]);
         let cycle = scope.with_removed(&removed, &[]);
         let mut last = Instant::now();

@@ -1,7 +1,7 @@
 //! The table of plugin instances, with precomputed sets of plugins by role.
 
 use super::extender_calls;
-use super::measure::{self, Measurement, Meter};
+use super::measure::{self, Measurement, Meter, Point};
 use crate::framework::{
     AnyPlugin, BoxedPlugin, ClusterEvent, Cycle, EventNames, Holders, Instance, Interest,
     ObjectChange, Points, Profile, Profiles, QueueingHint, View,
@@ -132,14 +132,36 @@ impl PluginTable {
 
     /// Prepares the state of plugins for filtering and scoring nodes for `pod`.
     pub(super) fn prepare_state(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
-        let rules = &self.profiles[profile];
-        let rules = rules.pre_filter.iter().chain(&rules.pre_score);
-        let filter_plugins =
-            rules.fold(0, |set, instance| set | 1 << instance) & self.filter_plugins_for(pod);
+        let filter_plugins = self.prepared_plugins(pod, profile);
         let plugins = self.plugins_of(filter_plugins);
         for role in plugins.filter_map(|plugin| plugin.preparation()) {
             role.prepare(&Cycle::new(pod, view));
         }
+    }
+
+    /// Prepares like [`Self::prepare_state`], and measures each plugin if the cycle is timed.
+    pub(super) fn prepare_state_timed(
+        &mut self,
+        meter: &Meter,
+        pod: &Arc<PodInfo>,
+        profile: usize,
+        view: View<'_>,
+    ) {
+        let set = self.prepared_plugins(pod, profile);
+        let plugins = self.plugins.iter_mut().zip(&self.names).enumerate();
+        for (_, (plugin, name)) in plugins.filter(|(instance, _)| set & (1 << instance) != 0) {
+            if let Some(role) = plugin.preparation() {
+                let prepare = || role.prepare(&Cycle::new(pod, view));
+                meter.time(name, Point::BeforePreFilter, |()| true, prepare);
+            }
+        }
+    }
+
+    /// Returns the plugins whose state filtering and scoring nodes for `pod` may need.
+    fn prepared_plugins(&self, pod: &PodInfo, profile: usize) -> PluginSet {
+        let rules = &self.profiles[profile];
+        let rules = rules.pre_filter.iter().chain(&rules.pre_score);
+        rules.fold(0, |set, instance| set | 1 << instance) & self.filter_plugins_for(pod)
     }
 
     /// Brings the state of plugins up to date for inspection.

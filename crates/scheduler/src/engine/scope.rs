@@ -303,7 +303,7 @@ impl Scope<'_> {
     }
 
     /// Returns the pods on `node` whose place this pod may take, or that it absorbs, with `victims` removed.
-    fn released(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RemovedPods {
+    pub(super) fn released(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RemovedPods {
         let mut out = RemovedPods::default();
         if self.bare {
             return out;
@@ -426,14 +426,19 @@ impl Scope<'_> {
         })
     }
 
-    /// Returns the only rows on which plugins that release pods affect this pod, sorted; `None` if they are
-    /// not known.
-    pub(super) fn special_rows(&self) -> Option<Vec<NodeIndex>> {
+    /// Returns the only plugin that releases pods; `None` if there are several, or none.
+    pub(super) fn sole_releasing(&self) -> Option<(Instance, &dyn Release, &State)> {
         let [at] = self.prepared.releasing[..] else {
             return None;
         };
         let (plugin, state) = self.prepared.filters.get(at)?;
-        let release = self.plugins[*plugin].release()?;
+        Some((*plugin, self.plugins[*plugin].release()?, state))
+    }
+
+    /// Returns the only rows on which plugins that release pods affect this pod, sorted; `None` if they are
+    /// not known.
+    pub(super) fn special_rows(&self) -> Option<Vec<NodeIndex>> {
+        let (_, release, state) = self.sole_releasing()?;
         let mut rows = release.special_rows(&self.cycle, state)?;
         rows.sort_unstable();
         rows.dedup();

@@ -128,9 +128,9 @@ impl<'a> NodeSelection<'a> {
             return Err(CycleError::Refused(Box::default()));
         }
         let noted = self.telemetry.decisions.admit(now);
-        self.table
-            .prepare_state(pod, profile, self.cluster.view(now));
         let view = self.cluster.view(now);
+        self.table
+            .prepare_state_timed(&self.telemetry.meter, pod, profile, view);
         let cycle = Cycle::new(pod, view);
         let prepared = self.table.prepare(&self.telemetry.meter, &cycle, profile);
         match &prepared {
@@ -167,11 +167,12 @@ impl<'a> NodeSelection<'a> {
         if let Some((node, RowVerdict::Fits(numa))) = own {
             return Ok(Choice::new(&scope, node, numa, (1, 1)));
         }
-        if let Some(choice) = self.table.preferred(&scope, profile) {
+        let meter = &self.telemetry.meter;
+        if let Some(choice) = self.table.preferred(meter, &scope, profile) {
             return Ok(choice);
         }
         let listed = if self.cached {
-            candidate_subset::list(&scope)
+            candidate_subset::list(&scope, meter, &self.table.names)
         } else {
             None
         };
@@ -208,7 +209,7 @@ impl<'a> NodeSelection<'a> {
             }
         }
         let shape = if self.cached {
-            self.table.shape(&scope, profile)
+            self.table.shape(&self.telemetry.meter, &scope, profile)
         } else {
             None
         };
@@ -464,12 +465,20 @@ impl PluginTable {
     }
 
     /// Returns the first node preferred by a plugin that fits.
-    fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
+    fn preferred(&self, meter: &Meter, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
         let filter_plugins = self.filter_plugins_for(scope.cycle.pod);
         let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
             .filter(|index| filter_plugins & (1 << **index) != 0)
-            .filter_map(|index| Some(self.plugins[*index].pre_filter()?.prefer(&scope.cycle)))
+            .filter_map(|index| {
+                let pre_filter = self.plugins[*index].pre_filter()?;
+                Some(meter.time(
+                    self.names[*index],
+                    Point::AfterPreFilter,
+                    |nodes: &Vec<NodeIndex>| !nodes.is_empty(),
+                    || pre_filter.prefer(&scope.cycle),
+                ))
+            })
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
             RowVerdict::Fits(numa) => Some(Choice::new(scope, node, numa, (1, 1))),
@@ -502,9 +511,14 @@ impl PluginTable {
 
     /// Returns the key under which the pod shares evaluations with others, or `None` if it shares none. What
     /// releasing plugins read is kept apart if they affect only a few known rows.
-    fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
+    fn shape(&self, meter: &Meter, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
         let pod = scope.cycle.pod;
-        let rows = scope.special_rows();
+        let rows = scope.sole_releasing().and_then(|(plugin, ..)| {
+            let name = self.names[plugin];
+            meter.time(name, Point::AfterPreFilter, Option::is_some, || {
+                scope.special_rows()
+            })
+        });
         let rows = rows.filter(|rows| rows.len() <= row_overlay::MAX_ROWS);
         let (mut common, mut releasing) = (Signature::default(), Signature::default());
         let apart = rows.is_some().then_some(&mut releasing);
