@@ -330,6 +330,8 @@ def fixed_values(sources: Sources, metrics: dict) -> None:
             r"koordlet_(collect_node_|core_sched_cookie_manage|runtime_)", name)},
         "koordlet_host_application_resource_usage": {"resource": cpu_memory},
         "scheduler_schedule_attempts_total": attempt,
+        "koordlet_dry_run_withheld_total": {
+            "type": sources.literals("koordlet/src/audit/mod.rs", r"fn name\(self\)", "\n    }")},
         "scheduler_scheduling_attempt_duration_seconds": attempt,
         "scheduler_pending_pods": {"queue": of_queue},
         "scheduler_queue_incoming_pods_total": {"queue": of_queue},

@@ -85,6 +85,7 @@ impl Rig {
         let metrics = Metrics::new(&registry).unwrap();
         metrics.record_start("n", 0);
         let log = audit::Log::default();
+        log.set_metrics(metrics.clone());
         if dry_run {
             log.mark_dry_run();
         }

@@ -37,6 +37,17 @@ pub enum Subject {
     Group,
 }
 
+impl Subject {
+    /// Returns the name in records and metrics.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Pod => "pod",
+            Self::Group => "group",
+        }
+    }
+}
+
 /// A change of one kernel file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FileChange {
@@ -219,13 +230,16 @@ impl Log {
     /// Adds a record with the time `now`.
     pub fn record(&self, now: Timestamp, mut entry: Entry) {
         let config = &self.0.config;
+        let mut inner = self.0.inner.lock();
+        entry.dry_run |= inner.dry_run;
+        if let Some(metrics) = inner.metrics.as_ref().filter(|_| entry.dry_run) {
+            metrics.record_withheld(entry.subject.name(), &entry.reason);
+        }
         if config.verbose > 0 && entry.level > config.verbose {
             return;
         }
-        let mut inner = self.0.inner.lock();
         entry.sequence = inner.next;
         entry.created_at = now;
-        entry.dry_run |= inner.dry_run;
         inner.next += 1;
         let written = match &mut inner.file {
             Some(sink) => Some(sink.append(&entry)),

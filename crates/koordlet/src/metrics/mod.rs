@@ -218,6 +218,7 @@ struct MetricSet {
     bad_input: BadInput,
     collect_errors: IntCounterVec,
     failures: IntCounterVec,
+    withheld: IntCounterVec,
     guard: IntCounterVec,
     allocatable: GaugeVec,
     priority_reclaimable: GaugeVec,
@@ -331,6 +332,7 @@ impl Metrics {
             bad_input: BadInput::new(node.clone(), counter(t::BAD_INPUT)?),
             collect_errors: counter(t::COLLECT_ERRORS)?,
             failures: counter(t::FAILURES)?,
+            withheld: counter(t::WITHHELD)?,
             guard: counter(t::GUARD)?,
             allocatable: gauge(t::ALLOCATABLE)?,
             priority_reclaimable: gauge(t::RECLAIMABLE)?,
@@ -652,6 +654,11 @@ impl Metrics {
             AgentPart::Audit => "audit",
         };
         self.count(&self.0.failures, &[part, name]);
+    }
+
+    /// Counts an action that a dry run did not do: what it is about, and its reason.
+    pub fn record_withheld(&self, subject: &str, reason: &str) {
+        self.count(&self.0.withheld, &[subject, reason]);
     }
 }
 

@@ -129,6 +129,8 @@ families! {
         "Kernel files that a collector or a strategy could not read or parse";
     FAILURES Internal "failures_total" ["node", "part", "name"]
         "Rounds in which a part of the agent failed, such as a collector or a strategy";
+    WITHHELD Internal "dry_run_withheld_total" ["node", "type", "reason"]
+        "Actions that were not done because of --dry-run, by what they are about and reason";
 
     ALLOCATABLE External "node_resource_allocatable" ["node", "resource", "unit"]
         "Batch and mid resources of the node";

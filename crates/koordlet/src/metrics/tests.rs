@@ -51,13 +51,14 @@ resctrl_memory_bandwidth g e node,cache_id,qos,mb_type
 ";
 
 /// Metrics that upstream does not have.
-const OURS: [&str; 6] = [
+const OURS: [&str; 7] = [
     "pressure_guard_events_total",
     "be_suppress_cap_percent",
     "tick_seconds",
     "bad_input_total",
     "collect_errors_total",
     "failures_total",
+    "dry_run_withheld_total",
 ];
 
 fn container() -> Container {
@@ -120,6 +121,7 @@ fn record(metrics: &Metrics) {
         .count("NodeSLO", "cpuSuppressThresholdPercent");
     metrics.collect_errors("pods", 2);
     metrics.failed(AgentPart::Collector, "Psi");
+    metrics.record_withheld("pod", "CPUBurst");
     metrics.allocatable(&NodeInfo {
         extended: BTreeMap::from([
             ("kubernetes.io/batch-cpu".to_owned(), 1500),

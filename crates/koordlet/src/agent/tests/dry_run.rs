@@ -2,7 +2,7 @@
 
 use super::*;
 use koord_host::fake::ResctrlHardware;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A machine with every strategy, a service and a batch pod.
 fn rig(dry_run: bool) -> Rig {
@@ -142,6 +142,25 @@ fn dry_run_audits_what_a_run_writes_and_writes_nothing() {
     assert!(entries.iter().all(|entry| entry.dry_run));
     let strategies: BTreeSet<&str> = entries.iter().map(|it| it.reason.as_str()).collect();
     assert!(strategies.len() >= 4, "{strategies:?}");
+    let withheld = |rig: &Rig| -> BTreeMap<String, u64> {
+        let families = rig.registry.gather();
+        let mut families = families.iter();
+        let family = families.find(|it| it.name() == "koordlet_dry_run_withheld_total");
+        let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+        for metric in family.iter().flat_map(|family| family.get_metric()) {
+            let mut labels = metric.get_label().iter();
+            let reason = labels.find(|label| label.name() == "reason").unwrap();
+            let count = metric.get_counter().get_value() as u64;
+            *counts.entry(reason.value().to_owned()).or_default() += count;
+        }
+        counts
+    };
+    assert_eq!(withheld(&real), BTreeMap::new());
+    let mut expected: BTreeMap<String, u64> = BTreeMap::new();
+    for entry in &entries {
+        *expected.entry(entry.reason.clone()).or_default() += 1;
+    }
+    assert_eq!(withheld(&dry), expected);
     let (expected, actual) = (records(&real), records(&dry));
     for (index, (expected, actual)) in expected.iter().zip(&actual).enumerate() {
         assert_eq!(expected, actual, "record {index}");
