@@ -213,23 +213,31 @@ def koordlet_table(sources: Sources) -> list:
 
 def scheduler_tables(sources: Sources) -> list:
     """Returns the metrics of the scheduler and of its plugins."""
-    text = sources.text("scheduler/src/metrics.rs")
-    call = r'\b(?:make|lasting)\s*\.\s*(counter|gauge|histogram)(s?)\(\s*"(\w+)",\s*(?:Level::)?\w+,\s*"(?:[^"\\]|\\.|\\\n)*"'
     found = []
-    for match in re.finditer(call, text):
-        kind, many, name = match[1], match[2], match[3]
-        labels = re.match(r"\s*,\s*&\[([^\]]*)\]", text[match.end():])
-        if bool(many) != bool(labels):
-            raise SourceFault(f"scheduler/src/metrics.rs: labels of {name} are not understood")
-        found.append(Metric(name, kind, strings(labels[1]) if labels else (), {"scheduler"}))
-    if len(found) != len(re.findall(r"\b(?:make|lasting)\s*\.\s*(?:counter|gauge|histogram)s?\(", text)):
-        raise SourceFault("scheduler/src/metrics.rs is not understood")
+    for file, text in sources.files.items():
+        if file == "scheduler/src/metrics.rs" or file.startswith("scheduler/src/metrics/"):
+            found += made_metrics(file, text)
     for file, text in sources.files.items():
         family = r'static \w+: Family = Family \{\s*name: "(\w+)",\s*help: "[^"]*",\s*labels: &\[([^\]]*)\],\s*kind: MetricKind::(\w+)'
         rows = re.findall(family, text)
         if len(rows) != len(re.findall(r": Family = Family \{", text)) - text.count("const $id: Family"):
             raise SourceFault(f"crates/{file}: a Family is not understood")
         found += [Metric(name, kind.lower(), strings(labels), {"scheduler"}) for name, labels, kind in rows]
+    return found
+
+
+def made_metrics(file: str, text: str) -> list:
+    """Returns the metrics that a file of the scheduler makes by its factory."""
+    call = r'\b(?:make|lasting)\s*\.\s*(counter|gauge|histogram)(s?)\(\s*"(\w+)",\s*(?:Level::)?\w+,\s*"(?:[^"\\]|\\.|\\\n)*"'
+    found = []
+    for match in re.finditer(call, text):
+        kind, many, name = match[1], match[2], match[3]
+        labels = re.match(r"\s*,\s*&\[([^\]]*)\]", text[match.end():])
+        if bool(many) != bool(labels):
+            raise SourceFault(f"crates/{file}: labels of {name} are not understood")
+        found.append(Metric(name, kind, strings(labels[1]) if labels else (), {"scheduler"}))
+    if len(found) != len(re.findall(r"\b(?:make|lasting)\s*\.\s*(?:counter|gauge|histogram)s?\(", text)):
+        raise SourceFault(f"crates/{file} is not understood")
     return found
 
 
@@ -330,6 +338,11 @@ def fixed_values(sources: Sources, metrics: dict) -> None:
             r"koordlet_(collect_node_|core_sched_cookie_manage|runtime_)", name)},
         "koordlet_host_application_resource_usage": {"resource": cpu_memory},
         "scheduler_schedule_attempts_total": attempt,
+        "koord_scheduler_shadow_results_total": {
+            "result": sources.literals("scheduler/src/debug/shadow.rs", r"pub fn name\(self\)", "\n    }")},
+        "koord_scheduler_shadow_withheld_total": {
+            "kind": sources.literals("scheduler/src/runtime/shadow.rs", r"let kind = match output \{", "};")
+            | sources.words("scheduler/src/runtime/shadow.rs", "status")},
         "koordlet_dry_run_withheld_total": {
             "type": sources.literals("koordlet/src/audit/mod.rs", r"fn name\(self\)", "\n    }")},
         "scheduler_scheduling_attempt_duration_seconds": attempt,
