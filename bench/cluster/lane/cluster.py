@@ -74,6 +74,18 @@ class Cluster:
         directory = self.directory(pod, container)
         return {f.split("/")[1]: value for f in FILES if (value := self.read(f, directory)) is not None}
 
+    def wait_restarted(self, names, seconds=240):
+        """Waits until pods are ready in containers that started after those of now have ended."""
+        def restarted():
+            for name in names:
+                found = self.get("pod", name)
+                conditions = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+                status = found["status"]["containerStatuses"][0]
+                if not (conditions["Ready"] == "True" and status["restartCount"] > 0 and status["state"].get("running")):
+                    raise Failed(f"pod {name}: {status['state']}, restarts {status['restartCount']}")
+            return True
+        eventually("containers of services run again", restarted, seconds)
+
     def service_state(self):
         """Returns what must not change of pods of services: containers, restarts and values."""
         return {
@@ -90,7 +102,7 @@ def container(command, requests=None, limits=None):
 
 
 def pod(name, main, labels=None, annotations=None, **spec):
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels or {}, "annotations": annotations or {}},
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": labels or {}, "annotations": annotations or {}},
             "spec": {"terminationGracePeriodSeconds": 1, "containers": [main], **spec}}
 
 
@@ -114,3 +126,19 @@ PINNED = pod("pinned", container("cat /sys/fs/cgroup/cpuset/cpuset.cpus; grep Cp
                                  {"cpu": "1", "memory": "64Mi"}, {"cpu": "1", "memory": "64Mi"}),
              {"koordinator.sh/qosClass": "LSR"}, {"scheduling.koordinator.sh/resource-spec": '{"preferredCPUBindPolicy":"SpreadByPCPUs"}'},
              schedulerName="koord-scheduler", priorityClassName="koord-prod")
+
+# Objects that Koordinator's programs and koord's hand over.
+QUOTA = {"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota", "metadata": {"name": "swap", "namespace": "default"},
+         "spec": {"min": {"cpu": "100m", "memory": "128Mi"}, "max": {"cpu": "500m", "memory": "1Gi"}}}
+RESERVATION = {
+    "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation", "metadata": {"name": "swap"},
+    "spec": {"ttl": "24h", "owners": [{"labelSelector": {"matchLabels": {"app": "reserved"}}}],
+             "template": {"spec": {"schedulerName": "koord-scheduler", "containers": [container("sleep inf", {"cpu": "50m", "memory": "32Mi"})]}}},
+}
+_MEMBER = {"pod-group.scheduling.sigs.k8s.io": "swap", "quota.scheduling.koordinator.sh/name": "swap"}
+GANG = [
+    {"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "swap", "namespace": "default"},
+     "spec": {"minMember": 2, "scheduleTimeoutSeconds": 60}},
+    *(pod(f"gang-{member}", container("sleep inf", {"cpu": "20m", "memory": "32Mi"}, {"cpu": "40m", "memory": "64Mi"}), _MEMBER,
+          schedulerName="koord-scheduler", priorityClassName="koord-prod") for member in range(2)),
+]

@@ -226,7 +226,7 @@ authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: true, cache
 authorization: {{mode: Webhook}}
 volumePluginDir: /var/lib/kubelet/volume-plugins
 resolvConf: /etc/resolv.conf
-# Nobody answers there: this cluster has no DNS.
+# No server answers there: this cluster has no DNS.
 clusterDNS: [10.96.0.10]
 clusterDomain: cluster.local
 failSwapOn: false
@@ -257,6 +257,37 @@ systemReserved: {{cpu: 100m, memory: 512Mi}}
         self.start_kubelet()
         self.start_proxy()
         eventually("the node is ready", lambda: self.is_ready(), 180)
+
+    def replace_account_key(self):
+        """Makes a new key for service account tokens; the tokens of the old one are refused from the API server's next start."""
+        for file in (self.pki / "sa.key", self.pki / "sa.pub"):
+            file.unlink()
+        subprocess.run([HERE / "pki", self.pki, NAME, ADDRESS, SERVICES.replace(".0/16", ".1")], check=True)
+
+    def restart(self):
+        """Ends all programs and containers at once, as a loss of power does, and starts the programs again."""
+        for name in list(self.programs):
+            if name != "node-stat":
+                self.signal(name, signal.SIGKILL)
+        # Containers and their shims are left.
+        self.run("sh", "-c", """
+            for process in /proc/[0-9]*; do
+              if grep -q kubepods "$process/cgroup" || readlink "$process/exe" | grep -q containerd-shim; then
+                kill -9 "${process#/proc/}"
+              fi
+            done
+            sleep 1
+            awk '$5 ~ "^/run/" { print $5 }' /proc/self/mountinfo | sort -r | xargs -r -n 1 umount -l
+            find /run -mindepth 1 -maxdepth 1 ! -name node -exec rm -rf {} +
+            mkdir -p /run/lock""", check=False)
+        self.start_etcd()
+        self.start_apiserver()
+        self.start_controller_manager()
+        self.start_scheduler()
+        self.start_containerd()
+        self.start_kubelet()
+        self.start_proxy()
+        eventually("the node is ready", self.is_ready, 180)
 
     def is_ready(self):
         condition = '{.status.conditions[?(@.type=="Ready")].status}'

@@ -9,6 +9,8 @@ from cluster import BATCH, BATCH_VALUES, NAMESPACE, PINNED, PROFILE, SERVICE
 from node import NAME, Failed, eventually
 
 STEPS = []
+# Programs by the names of their values in the chart.
+COMPONENTS = {"koordlet": "koordlet", "manager": "koord-manager", "scheduler": "koord-scheduler", "descheduler": "koord-descheduler"}
 DEPLOYMENTS = ["koord-manager", "koord-scheduler", "koord-descheduler"]
 
 
@@ -31,14 +33,14 @@ def expect(condition, message):
         raise Failed(message)
 
 
-def expect_values(cluster, pod, expected, what):
+def expect_values(cluster, pod, expected, what, seconds=20):
     def equal():
         values = cluster.values(pod)
         wrong = {name: values.get(name) for name, value in expected.items() if values.get(name) != value}
         expect(not wrong, f"{what}: {wrong}, expected {expected}")
         return values
 
-    return eventually(what, equal, 20)
+    return eventually(what, equal, seconds)
 
 
 def batch_again(run, what):
@@ -64,6 +66,9 @@ def koord_pods_ready(run):
 
 
 def helm(run, verb, *arguments):
+    if verb == "upgrade" and run.helm_version.startswith("v4"):
+        # It applies on the server, where settings that a step patched are kubectl's.
+        arguments += ("--force-conflicts",)
     return run.node.run(run.helm, verb, "koord", *arguments, seconds=180)
 
 
@@ -115,7 +120,7 @@ def install(run):
 @step("the node offers batch-cpu and batch-memory", ["install"])
 def batch_resources(run):
     # Without it the manager has nothing to calculate with.
-    cpu = eventually("batch-cpu above 500", lambda: int(run.cluster.allocatable("kubernetes.io/batch-cpu")) > 500
+    cpu = eventually("batch-cpu above 500", lambda: int(run.cluster.allocatable("kubernetes.io/batch-cpu") or 0) > 500
                      and run.cluster.allocatable("kubernetes.io/batch-cpu"), 180)
     memory = run.cluster.allocatable("kubernetes.io/batch-memory")
     return f"batch-cpu {cpu}, batch-memory {memory}"
@@ -304,11 +309,47 @@ def kill_program(run, program):
     return fault(run, f"{program} killed", action, 120)
 
 
-for name in ("koordlet", "koord-manager", "koord-scheduler", "koord-descheduler"):
+for name in COMPONENTS.values():
     @step(f"every process of {name} is killed with SIGKILL", ["service_files", "cpuset"])
     def kill(run, program=name):
         return kill_program(run, program)
     STEPS[-1] = (f"kill_{name}", *STEPS[-1][1:])
+
+
+@step("all service account tokens become invalid, and new ones follow", ["service_files", "cpuset"])
+def expired_tokens(run):
+    def action():
+        for program in ("kubelet", "kube-controller-manager", "kube-apiserver"):
+            run.node.signal(program)
+        run.node.replace_account_key()
+        run.node.start_apiserver()
+        run.node.start_controller_manager()
+        # It keeps tokens in memory until most of their hour has passed.
+        run.node.start_kubelet()
+        start = time.time()
+        eventually("holders of leases renew them", lambda: leases_renewed(run, start), 240)
+        run.figures["invalid tokens to renewed leases"] = time.time() - start
+    return fault(run, "tokens invalid", action, 120)
+
+
+def leases_renewed(run, start):
+    leases = run.cluster.get("leases", "-n", NAMESPACE)["items"]
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(start))
+    old = [lease["metadata"]["name"] for lease in leases if lease["spec"].get("renewTime", "") < stamp]
+    expect(leases and not old, f"not renewed: {old}")
+    return True
+
+
+@step("packets to kube-apiserver are dropped for 45 s", ["service_files", "cpuset"])
+def lost_watches(run):
+    def action():
+        rule = ["INPUT", "-p", "tcp", "--dport", "6443", "-j", "DROP"]
+        run.node.run("iptables", "-I", *rule)
+        try:
+            time.sleep(45)
+        finally:
+            run.node.run("iptables", "-D", *rule)
+    return fault(run, "packets to kube-apiserver dropped", action, 120)
 
 
 # Other ways
@@ -371,9 +412,21 @@ def runtime_proxy_out(run):
     return fault(run, "runtime proxy taken out", action, counts=False)
 
 
-@step("Go's daemons and koord's take turns")
-def swap(run):
-    raise Skipped("not written yet")
+@step("the chart and the programs of the version before, then these again", ["batch_pod", "cpuset"])
+def version_before(run):
+    if not run.before:
+        raise Skipped("no --before")
+    for archive in run.before_images:
+        run.node.import_image(archive)
+    images = {name: {"image": {"repository": f"koord/{program}", "tag": "before"}} for name, program in COMPONENTS.items()}
+    values = run.out / "before.json"
+    values.write_text(json.dumps(images))
+    def back():
+        helm(run, "upgrade", run.before / "charts/koord", "--values", run.values, "--values", values)
+        rolled_out(run)
+    told = fault(run, "version before", back, 120, counts=False)
+    forth = fault(run, "this version again", lambda: upgrade(run), 120, counts=False)
+    return f"before: {told}; again: {forth}"
 
 
 @step("services: containers that restarted", ["service_files"])
@@ -398,6 +451,24 @@ def refused(run):
             counts[key] = counts.get(key, 0) + 1
     expect(not counts, f"{counts}")
     return "none"
+
+
+@step("the node restarts: all programs and containers are killed, /run is emptied", ["service_files", "cpuset"])
+def node_restart(run):
+    before = {name: state[2] for name, state in run.cluster.service_state().items()}
+    start = time.monotonic()
+    run.node.restart()
+    run.cluster.wait_restarted(before)
+    eventually("all pods of koord are ready", lambda: koord_pods_ready(run), 240)
+    told = batch_again(run, "node restarted")
+    def same():
+        after = {name: state[2] for name, state in run.cluster.service_state().items()}
+        expect(before == after, f"files before {before}, after {after}")
+        return True
+    eventually("files of services are as before", same, 120)
+    run.figures["restart of the node to files as before"] = time.monotonic() - start
+    run.survived.append("node restarted")
+    return told
 
 
 @step("the chart is uninstalled; pods of services stay", ["install"])
