@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::failure_log::causes;
 use crate::patch::is_not_found;
 
 /// Maximum number of events that wait to be sent; further events are dropped, and their number is logged.
@@ -325,7 +326,7 @@ impl EventSender {
             };
             if last || matches!(error, kube::Error::Api(_)) || self.shutdown.is_cancelled() {
                 let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
-                tracing::warn!(event = %name, namespace, %error, "failed to record event");
+                tracing::warn!(event = %name, namespace, error = causes(&error), "failed to record event");
                 break;
             }
             if !std::mem::replace(&mut is_retrying, true) {

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::component_config::LeaderElection;
-use crate::failure_log::FailureLog;
+use crate::failure_log::{FailureLog, causes};
 use crate::patch::{is_conflict, is_not_found};
 
 /// Namespace of the Leases of nodes.
@@ -289,8 +289,9 @@ impl LeaderElector {
             }
             Err(error) if is_conflict(&error) => false,
             Err(error) => {
-                if self.failures.record(&error.to_string()) {
-                    tracing::warn!(lease = %self.lease(), %error, "failed to get or renew lease");
+                let error = causes(&error);
+                if self.failures.record(&error) {
+                    tracing::warn!(lease = %self.lease(), error, "failed to get or renew lease");
                 }
                 false
             }
@@ -420,7 +421,7 @@ impl LeaderElector {
         match tokio::time::timeout(self.election.renew_deadline, released).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(lease = %self.lease(), %error, "failed to release lease")
+                tracing::warn!(lease = %self.lease(), error = causes(&error), "failed to release lease")
             }
             Err(_) => tracing::warn!(lease = %self.lease(), "failed to release lease in time"),
         }
@@ -468,8 +469,11 @@ impl NodeLease {
                     Ok(_) => {
                         failures.clear();
                     }
-                    Err(error) => if failures.record(&error.to_string()) {
-                        tracing::warn!(node = %self.node, %error, "failed to renew node lease");
+                    Err(error) => {
+                        let error = causes(&error);
+                        if failures.record(&error) {
+                            tracing::warn!(node = %self.node, error, "failed to renew node lease");
+                        }
                     }
                 },
             }
