@@ -420,22 +420,25 @@ impl Evaluation {
         let mut rows = self.non_volatile_fits();
         self.drop_refused(scope, &mut rows);
         let (feasible, keys) = (rows.len(), self.tree.rows());
-        let order = |node: &NodeIndex| {
+        let mut first = Vec::with_capacity(count + 1);
+        for node in rows {
             let key = keys.get(node.row()).copied().unwrap_or(0);
             let rank = match scope.extender_verdicts {
-                Some(extender_verdicts) => extender_verdicts.rank(key, *node),
+                Some(extender_verdicts) => extender_verdicts.rank(key, node),
                 None => (
                     i64::try_from(key >> 32).unwrap_or(i64::MAX),
                     key & u64::from(u32::MAX),
                 ),
             };
-            (Reverse(rank), *node)
-        };
-        if rows.len() > count {
-            rows.select_nth_unstable_by_key(count, order);
-            rows.truncate(count);
+            let place = (Reverse(rank), node);
+            // Nearly every node ends here: of thousands, only `count` are wanted.
+            if first.len() == count && first.last().is_none_or(|last| *last <= place) {
+                continue;
+            }
+            first.insert(first.partition_point(|other| *other < place), place);
+            first.truncate(count);
         }
-        rows.sort_unstable_by_key(order);
-        (feasible, rows)
+        let nodes = first.into_iter().map(|(_, node)| node);
+        (feasible, nodes.collect())
     }
 }
