@@ -53,7 +53,7 @@ impl Inspector<'_> {
             nodes.iter().map(refused).collect()
         };
         self.table
-            .prepare_state(pod, profile, self.cluster.view(now));
+            .prepare_state(&self.telemetry.meter, pod, profile, self.cluster.view(now));
         let cycle = Cycle::new(pod, self.cluster.view(now));
         let meter = &self.telemetry.meter;
         let prepared = match self.table.prepare_tolerating(meter, &cycle, profile, 0) {

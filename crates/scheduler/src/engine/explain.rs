@@ -150,7 +150,7 @@ impl Inspector<'_> {
             return Vec::new();
         };
         self.table
-            .prepare_state(pod, profile, self.cluster.view(now));
+            .prepare_state(&self.telemetry.meter, pod, profile, self.cluster.view(now));
         let cycle = Cycle::new(pod, self.cluster.view(now));
         let Ok(prepared) = self
             .table
@@ -203,7 +203,7 @@ impl Inspector<'_> {
         };
         if let Some(profile) = self.table.profile_of(&pod) {
             self.table
-                .prepare_state(&pod, profile, self.cluster.view(now));
+                .prepare_state(&self.telemetry.meter, &pod, profile, self.cluster.view(now));
         }
         self.table.prepare_explain(self.cluster.view(now));
         let mut plugins = serde_json::Map::new();

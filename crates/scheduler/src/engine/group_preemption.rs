@@ -111,7 +111,7 @@ impl PluginTable {
         let tolerated = self.admissions(profile);
         let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_state(pod, profile, view);
+            self.prepare_state(meter, pod, profile, view);
             let cycle = Cycle::new(pod, view);
             self.prepare_tolerating(meter, &cycle, profile, tolerated)
                 .ok()

@@ -120,7 +120,7 @@ impl PluginTable {
         // Each member has its own state: what volatile plugins read of a pod is not signed.
         let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_state(pod, profile, view);
+            self.prepare_state(meter, pod, profile, view);
             self.prepare_tolerating(meter, &Cycle::new(pod, view), profile, 0)
         };
         let prepared: Vec<Prepared> = pods.iter().map(&mut prepare).collect::<Result<_, _>>()?;

@@ -130,17 +130,9 @@ impl PluginTable {
         }
     }
 
-    /// Prepares the state of plugins for filtering and scoring nodes for `pod`.
-    pub(super) fn prepare_state(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
-        let filter_plugins = self.prepared_plugins(pod, profile);
-        let plugins = self.plugins_of(filter_plugins);
-        for role in plugins.filter_map(|plugin| plugin.preparation()) {
-            role.prepare(&Cycle::new(pod, view));
-        }
-    }
-
-    /// Prepares like [`Self::prepare_state`], and measures each plugin if the cycle is timed.
-    pub(super) fn prepare_state_timed(
+    /// Prepares the state of plugins for filtering and scoring nodes for `pod`, and measures each plugin if
+    /// the cycle is timed.
+    pub(super) fn prepare_state(
         &mut self,
         meter: &Meter,
         pod: &Arc<PodInfo>,

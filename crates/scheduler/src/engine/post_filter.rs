@@ -42,7 +42,7 @@ impl Engine {
         let mut company = self
             .table
             .prepare_group_members(&self.queue, meter, view, pod, profile);
-        self.table.prepare_state(pod, profile, view);
+        self.table.prepare_state(meter, pod, profile, view);
         let mut laps =
             self.telemetry
                 .meter

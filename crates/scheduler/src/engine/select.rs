@@ -130,7 +130,7 @@ impl<'a> NodeSelection<'a> {
         let noted = self.telemetry.decisions.admit(now);
         let view = self.cluster.view(now);
         self.table
-            .prepare_state_timed(&self.telemetry.meter, pod, profile, view);
+            .prepare_state(&self.telemetry.meter, pod, profile, view);
         let cycle = Cycle::new(pod, view);
         let prepared = self.table.prepare(&self.telemetry.meter, &cycle, profile);
         match &prepared {
