@@ -18,6 +18,15 @@ pub fn interactive() -> bool {
     std::io::stderr().is_terminal()
 }
 
+/// Returns a number with its noun, as `1 pod` or `2 pods`.
+#[must_use]
+pub fn counted(count: usize, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        count => format!("{count} {noun}s"),
+    }
+}
+
 /// Formats an error with its causes, each once: many errors already quote their cause.
 #[must_use]
 pub fn chain(error: &anyhow::Error) -> String {

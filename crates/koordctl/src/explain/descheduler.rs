@@ -4,7 +4,7 @@ use super::{Args, SelectedCluster, query};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
-use koord_app::console;
+use koord_app::console::{self, counted};
 use koord_descheduler::report::{ActionReport, NodeReport, Report};
 use koord_kube::api::ListParams;
 use koord_kube::{Api, ResourceExt as _};
@@ -233,14 +233,6 @@ fn render(report: &Report, node: Option<&str>) -> String {
     out
 }
 
-fn counted(count: usize, what: &str) -> String {
-    match count {
-        0 => format!("no {what}"),
-        1 => format!("1 {what}"),
-        n => format!("{n} {what}s"),
-    }
-}
-
 /// Lists how many pods each rule prevented from moving, most first.
 fn render_rules<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
     let mut rules = BTreeMap::<&str, (usize, usize)>::new();
@@ -449,7 +441,7 @@ node b is hot
         assert_eq!(
             render(&report, Some("x")),
             "\
-cycle of 2026-01-01T00:00:00Z, a dry run: no hot node, no action, no failure
+cycle of 2026-01-01T00:00:00Z, a dry run: 0 hot nodes, 0 actions, 0 failures
   ended early: 1 node is ready, and 2 are needed
   p/LowNodeLoad: 1 node is below its low thresholds
 node x

@@ -1,12 +1,13 @@
 //! Explains a gang: its members, and what it waits for.
 
-use super::outline::{Outline, counted};
+use super::outline::Outline;
 use super::{UNREPORTED, full_name, is_pending, scheduled_message};
 use crate::check::outcome::join_names;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodGroup, PodGroupPhase};
 use koord_api::texts::Lookup as _;
 use koord_api::{GoDuration, annotations};
+use koord_app::console::counted;
 use koord_model::gang::spec::{self, gang_name, has_pod_group};
 use koord_model::gang::{Defaults, GangDescription, Ignored};
 use std::collections::{BTreeMap, BTreeSet};

@@ -122,14 +122,6 @@ pub(super) fn shortfalls(requests: &ResourceList, free: &ResourceList) -> Vec<St
         .collect()
 }
 
-/// Returns `1 pod`, `2 pods`.
-pub(super) fn counted(count: usize, noun: &str) -> String {
-    match count {
-        1 => format!("1 {noun}"),
-        count => format!("{count} {noun}s"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! Explains a ClusterColocationProfile: which pods it matches, and what it changes.
 
-use super::outline::{Outline, counted};
+use super::outline::Outline;
 use super::{full_name, is_terminal};
 use crate::check::outcome::join_names;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use koord_api::config::ClusterColocationProfile;
 use koord_api::texts::Lookup as _;
 use koord_api::{labels, selector};
+use koord_app::console::counted;
 use koord_manager::explain;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

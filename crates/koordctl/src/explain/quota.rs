@@ -1,6 +1,6 @@
 //! Explains an ElasticQuota: its amounts, and why pods of it are refused.
 
-use super::outline::{Outline, counted, difference, shortfalls};
+use super::outline::{Outline, difference, shortfalls};
 use super::{UNREPORTED, full_name, is_pending, is_terminal, scheduled_message};
 use crate::check::outcome::join_names;
 use crate::check::rules::scheduling::excess;
@@ -10,6 +10,7 @@ use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, is_built_in};
 use koord_api::scheduling::ElasticQuota;
 use koord_api::texts::Lookup as _;
 use koord_api::{ResourceList, annotations, labels, requests};
+use koord_app::console::counted;
 use std::collections::HashMap;
 
 /// Ancestors that are looked at; a circle of parents ends there.

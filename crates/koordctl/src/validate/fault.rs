@@ -42,6 +42,20 @@ impl Fault {
         }
     }
 
+    /// Returns the fault that stands for `rest`, which are not listed.
+    pub(super) fn unlisted(rest: &[Self]) -> Self {
+        let is_error = rest.iter().any(|it| it.severity == Severity::Error);
+        let message = "more findings of this document are not listed";
+        Self {
+            severity: if is_error {
+                Severity::Error
+            } else {
+                Severity::Warning
+            },
+            ..Self::error(FaultPlace::value(""), message)
+        }
+    }
+
     /// Creates a warning.
     pub(super) fn warning(place: FaultPlace, message: impl Into<String>) -> Self {
         let severity = Severity::Warning;

@@ -22,7 +22,7 @@ mod values;
 use anyhow::Result;
 use document::{FaultPlace, SourceDocument};
 use fault::{Fault, Severity};
-use koord_app::console;
+use koord_app::console::{self, counted};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -32,7 +32,7 @@ use text::{Position, Text};
 
 /// Maximum size of a file in bytes.
 const MAX_SIZE: u64 = 16 * 1024 * 1024;
-/// Maximum number of findings per document.
+/// Maximum number of findings per document, with the one that stands for the rest.
 const MAX_FINDINGS: usize = 100;
 
 /// Hint for dots, which stand for what an example leaves out.
@@ -177,8 +177,13 @@ fn check(files: &[(String, String)]) -> Report {
     for (at, fault) in across {
         documents[at].2.push(fault);
     }
-    for (index, document, faults) in documents {
-        for fault in faults.into_iter().take(MAX_FINDINGS) {
+    for (index, document, mut faults) in documents {
+        // The schemas' own maximum is the same, so that the number of all findings is not known.
+        if faults.len() >= MAX_FINDINGS {
+            let rest = faults.split_off(MAX_FINDINGS - 1);
+            faults.push(Fault::unlisted(&rest));
+        }
+        for fault in faults {
             let position = document.position(&fault.place);
             report.findings.push(finding(index, position, fault));
         }
@@ -258,11 +263,11 @@ fn render(report: &Report) -> String {
     };
     let _ = writeln!(
         text,
-        "{} documents checked, {} of other kinds: {} errors, {} warnings",
-        report.checked,
+        "{} checked, {} of other kinds: {}, {}",
+        counted(report.checked, "document"),
         report.skipped,
-        count(Severity::Error),
-        count(Severity::Warning)
+        counted(count(Severity::Error), "error"),
+        counted(count(Severity::Warning), "warning")
     );
     text
 }

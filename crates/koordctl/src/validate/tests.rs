@@ -563,7 +563,7 @@ fn report_counts_and_shows_hints() {
     assert_eq!(
         render(&report),
         "f.yaml:5:3: error: spec.qosClas: there is no such field\n    hint: did you mean qosClass?\n\
-         1 documents checked, 1 of other kinds: 1 errors, 0 warnings\n"
+         1 document checked, 1 of other kinds: 1 error, 0 warnings\n"
     );
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["findings"][0]["line"], 5);
@@ -604,6 +604,21 @@ fn exit_code_has_three_values() {
         ExitCode::from(2)
     );
     assert_eq!(code(&[dir.path()], false), ExitCode::from(2));
+}
+
+#[test]
+fn findings_beyond_the_maximum_are_mentioned() {
+    let fields: String = (0..150).map(|at| format!("  f{at}: 1\n")).collect();
+    let report = check(&[("f".to_owned(), format!("{PROFILE}{fields}"))]);
+    assert_eq!(report.findings.len(), MAX_FINDINGS);
+    let rest = "more findings of this document are not listed";
+    let rest: Vec<_> = report
+        .findings
+        .iter()
+        .filter(|it| it.message == rest)
+        .map(|it| it.severity)
+        .collect();
+    assert_eq!(rest, [Severity::Error]);
 }
 
 #[test]
