@@ -131,7 +131,7 @@ pub struct RecommendationStatus {
     /// Time of the newest update.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub update_time: Option<Time>,
-    /// Quality of the recommendation; see [`recommendation_conditions`] for the types.
+    /// Quality of the recommendation: conditions such as `LowConfidence` or `NoObjectsMatched`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }

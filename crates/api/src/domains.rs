@@ -6,7 +6,7 @@ pub const KOORDINATOR: &str = "koordinator.sh";
 pub const KUBERNETES: &str = "kubernetes.io";
 /// Scheduling protocol.
 pub const SCHEDULING: &str = "scheduling.koordinator.sh";
-/// Written and read by schedulers only.
+/// Prefix of keys that only schedulers write and read.
 pub const INTERNAL_SCHEDULING: &str = "internal.scheduling.koordinator.sh";
 /// Node protocol.
 pub const NODE: &str = "node.koordinator.sh";

@@ -55,7 +55,7 @@ pub struct Zone {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CostInfo {
-    /// The other zone.
+    /// Name of the zone to which `value` is the distance.
     pub name: String,
     /// Distance as in the ACPI SLIT; 10 is local.
     pub value: i64,

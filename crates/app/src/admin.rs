@@ -268,6 +268,7 @@ async fn ready(State((checks, slis)): State<Readiness>) -> Response {
 #[derive(Clone)]
 struct EndpointMetrics {
     registry: Registry,
+    /// The test for external metrics, and true to serve those that pass it, false to serve the others.
     only: Option<(IsExternal, bool)>,
 }
 

@@ -1,5 +1,5 @@
-//! A configuration in the format of `/configz` of upstream's programs: with Go's field names, which are those
-//! of the file with a capital.
+//! Converts a configuration to the format of upstream's `/configz`, which shows the names of the Go struct
+//! fields: usually the name in the configuration file with a capital first letter.
 
 use serde_json::{Map, Value};
 
@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 pub struct GoNames {
     /// Names of fields that hold maps or API objects: the keys inside are not renamed.
     pub as_they_are: &'static [&'static str],
-    /// Names that differ by more than a capital, as in the file and in Go.
+    /// Names for which a capital first letter is not enough: the name in the file, and the name in Go.
     pub special: &'static [(&'static str, &'static str)],
     /// Names of numeric fields that are shown as 0 if they are unset, not as null.
     pub zero: &'static [&'static str],
 }
 
 impl GoNames {
-    /// Returns `value` with Go's names.
+    /// Returns `value` with the names of Go's struct fields.
     #[must_use]
     pub fn rename_fields(&self, value: Value) -> Value {
         match value {
@@ -31,10 +31,11 @@ impl GoNames {
         }
     }
 
+    /// Converts one field: its name to Go's, and its value to what Go shows, with all fields inside renamed.
     fn field(&self, (key, value): (String, Value)) -> (String, Value) {
         let is = |names: &[&str]| names.contains(&key.as_str());
         let value = match value {
-            // Unset lists and numbers of Go.
+            // Go shows an unset list as null, and an unset number as 0.
             Value::Array(list) if list.is_empty() => Value::Null,
             Value::Null if is(self.zero) => 0.into(),
             value if is(self.as_they_are) => value,

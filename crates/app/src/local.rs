@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 /// Rejects requests with a `Host` or `Origin` that is not this machine.
 ///
-/// A page of any site can make a browser of this machine send requests to a loopback port, by the site's own
-/// name (DNS rebinding) or as a form. Programs name the loopback address and no origin.
+/// A page of any site can make a browser on this machine send requests to a loopback port: under the site's
+/// own name (DNS rebinding), or as a form. Clients other than browsers pass: their `Host` is the loopback
+/// address, and they send no `Origin`.
 pub fn refuse_foreign(routes: Router) -> Router {
     routes.layer(from_fn(check))
 }

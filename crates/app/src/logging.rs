@@ -143,7 +143,8 @@ pub fn filter(verbosity: u8) -> String {
         "tower_http",
     ];
     let quiet: String = quiet.iter().map(|name| format!(",{name}=warn")).collect();
-    // Its builder logs each failed request; the senders report failures with address and cause.
+    // The builder of kube_client logs each failed request, which the callers log already, with address and
+    // cause.
     format!("{level}{quiet},kube_client::client::builder=off,kube_runtime=error")
 }
 

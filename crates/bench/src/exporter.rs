@@ -56,7 +56,7 @@ pub(super) struct ExporterFigures {
     writes: i64,
 }
 
-/// Measures.
+/// Measures the CPU time, memory and writes of the exporter while pods come and go.
 ///
 /// # Errors
 /// When the fixture cannot be made, or the exporter does not report.

@@ -25,9 +25,9 @@ use std::sync::Arc;
 /// the figures.
 const FIRST: usize = 100;
 
-/// Pods on nodes, twenty of each workload.
+/// Name of the kind "scheduled pods, twenty of each workload".
 const PODS: &str = "pods.v1.";
-/// Pods that are each of a different StatefulSet, with a claim.
+/// Name of the kind "pods that are each of a different StatefulSet, with a claim".
 const ALONE: &str = "pods.v1. (alone)";
 
 const KINDS: [&str; 9] = [
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Number of objects per kind.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1000..=1_000_000))]
     objects: u32,
-    /// Measure the one kind in this process, and print the bytes.
+    /// Measure the single kind of --only, held in this form, in this process, and print the bytes.
     #[arg(long, hide = true, value_enum)]
     here: Option<ObjectForm>,
 }

@@ -316,7 +316,7 @@ impl LeverScene {
         }
     }
 
-    /// Returns the reason why this machine does not have a lever, if so.
+    /// Returns the reason why `lever` cannot be applied on this machine; `None` if it can.
     fn missing_reason(&self, lever: Lever) -> Result<Option<&'static str>> {
         let reason = match lever {
             Lever::Shares | Lever::Quota => None,

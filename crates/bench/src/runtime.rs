@@ -121,7 +121,8 @@ fn containerd(args: &Args, run: &Path) -> Option<Containerd> {
     }
 }
 
-/// Starts the runtime, the agents and the proxies, and measures all ways in turn.
+/// Starts containerd, the agents and two proxies (one without hooks), and measures in turn the three ways to
+/// create containers: without hooks, with the NRI plugin, and through the proxy.
 async fn measure(args: &Args) -> Result<Option<RuntimeFigures>> {
     // The directory's path is short, because paths of sockets are limited.
     let directory = tempfile::Builder::new()

@@ -205,8 +205,8 @@ async fn over_http(options: &bench::Options, args: &Args) -> Result<EngineFigure
     ))
 }
 
-/// Replaces the priorities of pods, which an API server sets itself, by the names of classes with
-/// these values, which are returned.
+/// Replaces the priority of each pod by a priority class, because an API server sets `spec.priority` from the
+/// class only. Returns the value of each class by its name.
 fn by_class(objects: &mut ApiObjects) -> BTreeMap<String, i32> {
     let mut classes = BTreeMap::new();
     for pod in objects.pods.iter_mut().chain(&mut objects.bound) {

@@ -50,8 +50,9 @@ pub fn groups(registry: &Registry) -> Vec<Group> {
             .versions
             .sort_by_key(|(v, _)| std::cmp::Reverse(version_rank(v)));
     }
-    // Like an aggregated API of priority 100, after the definitions' 1000: kubectl takes the first group with
-    // a name, and `nodemetrics` is a kind there and a resource of Koordinator's.
+    // `metrics.k8s.io` comes last, as upstream: the group priority of its APIService is 100, that of custom
+    // resources 1000. kubectl resolves a name to the first group that has it, and `nodemetrics` must find
+    // Koordinator's resource, not the kind NodeMetrics of `metrics.k8s.io`.
     out.sort_by_key(|group| &*group.name == METRICS);
     out
 }

@@ -112,7 +112,7 @@ pub struct Webhook {
     pub timeout: Duration,
     /// True if it is called again when a later step changed the object.
     pub reinvoke: bool,
-    /// First supported version of its list; `None`: no version of the list is supported.
+    /// First entry of `admissionReviewVersions` that this server supports; `None` if it supports none.
     pub review: Option<ReviewVersion>,
     rules: Vec<Rule>,
     namespace_selector: LabelSelector,

@@ -98,7 +98,8 @@ pub(crate) async fn find_port(requested: Option<u16>) -> Result<(SocketAddr, Opt
     find_port_like(requested, PORT, PORT_PATIENCE).await
 }
 
-/// Returns the address as [`find_port`] does, with another usual port and patience.
+/// Returns the address like [`find_port`], with `usual` as the default port. A taken port is waited for until
+/// `patience` has passed.
 async fn find_port_like(
     requested: Option<u16>,
     usual: u16,

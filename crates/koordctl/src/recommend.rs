@@ -175,7 +175,8 @@ fn template_requests(workload: &Value) -> BTreeMap<String, ResourceList> {
     .map_or_else(BTreeMap::new, |spec| spec_requests(&spec))
 }
 
-/// Returns the CPU and memory requests of each container; batch and mid resources count as such.
+/// Returns the CPU and memory requests of each container. Batch and mid CPU count as CPU, batch and mid
+/// memory as memory.
 fn spec_requests(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
     let sidecars = spec.init_containers.iter().flatten();
     let running = spec

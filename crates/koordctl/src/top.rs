@@ -27,7 +27,7 @@ pub enum TopSubject {
     Pods,
 }
 
-/// Classes that divide the pods of a node.
+/// Kind of class by which the pods of a node are grouped into rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Classes {
     /// prod, mid, batch and free.
@@ -51,7 +51,7 @@ pub struct Args {
     /// What to list.
     #[arg(value_enum)]
     pub subject: TopSubject,
-    /// Classes that divide the pods.
+    /// Kind of class to group pods by.
     #[arg(long, value_enum, default_value = "priority")]
     pub by: Classes,
     /// Sort by usage, the largest first [default: by name].

@@ -107,7 +107,7 @@ pub struct Status {
     pub tick_us: u64,
     /// Number of pods on this node; `None` until the first list arrived.
     pub pods: Option<usize>,
-    /// The kernel.
+    /// Kernel release, cgroup setup, and the mechanisms that the kernel offers or lacks.
     pub kernel: Kernel,
     /// Collectors, in no particular order.
     pub collectors: Vec<Collector>,

@@ -81,8 +81,8 @@ pub struct Input<'a> {
     pub threshold: i64,
     /// True if batch work used a relevant amount of CPU in the interval.
     pub batch_ran: bool,
-    /// True if another component capped batch work at the threshold: then only intervals without batch work
-    /// update the expectations.
+    /// True if another component limits the CPU of batch work to `threshold`. The guard then releases its
+    /// levers, and only intervals without batch work update the expected readings of services.
     pub held: bool,
     /// Levers available on this node.
     pub levers: &'a [Lever],
@@ -342,7 +342,8 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// Steps all claims. Returns true if a lever was released.
+    /// Advances each service's hold on its levers (`LeverClaim`) and appends the findings to `events`.
+    /// Returns true if a lever was released.
     fn step_claims(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) -> bool {
         let config = self.config;
         let mut any_released = false;
@@ -350,7 +351,7 @@ impl<K: Ord + Copy> Guard<K> {
             let mut claims = std::mem::take(&mut service.claims);
             claims.retain_mut(|claim| {
                 let config = config.for_signal(claim.signal);
-                // After a release, harm must return at about its earlier level: noise is no proof.
+                // After a release, only harm of about the earlier size counts; smaller harm may be noise.
                 let least = match claim.is_released() {
                     true => config.helps * claim.origin.before,
                     false => f64::NEG_INFINITY,

@@ -214,8 +214,8 @@ pub fn container(
     values
 }
 
-/// Returns the values of a pod, including its page cache limit: a size in bytes or percent of the memory
-/// limit, at most the memory limit.
+/// Returns the memory cgroup values of a pod. Its page cache limit is set as a size in bytes or in percent of
+/// the memory limit, and is at most the memory limit.
 #[must_use]
 pub fn pod(settings: &MemoryQOSCfg, ask: MemoryAmounts) -> Values {
     let mut values = common(settings, ask.request);

@@ -97,7 +97,7 @@ pub enum NumaExclusive {
 /// Occupation of a NUMA node, for the exclusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum NumaState {
-    /// No pod.
+    /// Used by no pod.
     #[default]
     Idle,
     /// Used only by pods within this NUMA node.
@@ -111,7 +111,7 @@ pub enum NumaState {
 pub struct NumaPolicy {
     /// Strictness.
     pub kind: NumaPolicyKind,
-    /// Exclusion.
+    /// Whether pods on one NUMA node and pods that span several may share a NUMA node.
     pub exclusive: NumaExclusive,
     /// NUMA nodes of the node.
     pub nodes: NumaMask,

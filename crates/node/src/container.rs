@@ -269,7 +269,7 @@ impl RunningContainer for ProcessContainer {
         }
     }
 
-    /// Removes its group and its entry in the state.
+    /// Removes the container's cgroup and its entry in the node's state file.
     fn clean(&self) -> BoxFuture<'_, ()> {
         async {
             remove_group(&self.shared, self.group.as_ref()).await;

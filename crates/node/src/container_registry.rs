@@ -20,7 +20,7 @@ pub(crate) trait RunningContainer: std::fmt::Debug + Send + Sync {
     /// Kills all its processes at once.
     fn kill(&self);
 
-    /// Removes its leftovers after its end.
+    /// Removes what an ended container leaves behind, such as its cgroup.
     fn clean(&self) -> BoxFuture<'_, ()>;
 
     /// Runs a command in it. The error is a sentence.

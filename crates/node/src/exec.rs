@@ -29,7 +29,8 @@ pub(crate) struct ExecTarget<'a> {
     pub(crate) invocation: &'a Invocation,
 }
 
-/// Starts a command in the group and environment of a container that is a process.
+/// Starts a command inside a running container of the process runner: in its cgroup, with its environment,
+/// directory, user and files.
 pub(crate) async fn spawn(
     shared: &Arc<Shared>,
     target: ExecTarget<'_>,

@@ -172,9 +172,9 @@ pub fn set_load_thresholds(registry: &mut Registry) {
     }
 }
 
-/// Changes the options of a scheduler to those of its follower. It takes no part in the election, and follows the
-/// network topology if a profile places gangs by it: the scheduler's flag is unknown here, but without the flag
-/// the setting leaves such gangs pending.
+/// Converts the options of a scheduler to those of a follower of it: leader election is off, and network
+/// topology is on if the arguments of Coscheduling set `awareNetworkTopology`. The scheduler's own flag for
+/// network topology is unknown here; it is assumed to be set, because without it such gangs stay pending.
 fn as_follower(mut options: Options) -> Options {
     const GANGS: &str = "Coscheduling";
     let is_aware = |args: &Value| args["awareNetworkTopology"] == true;

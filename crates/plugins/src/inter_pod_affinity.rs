@@ -709,6 +709,7 @@ impl Volatile for InterPodAffinity {
             add(&self.preference_owners, *id, 1);
         }
     }
+    /// Groups the nodes that get equal scores: those with equal pod counts for every scored term.
     fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let score_counters = state.get::<ScoreCounters>()?;
         let all_counters = &self.matching_pods;

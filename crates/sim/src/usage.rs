@@ -65,7 +65,7 @@ pub struct Generator {
     seed: u64,
 }
 
-/// Requests and limits of a pod, as native amounts whichever resources it uses.
+/// Requests and limits of a pod as CPU and memory; batch and mid resources are converted to these.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Demand {
     /// Requested amounts.

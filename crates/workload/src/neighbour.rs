@@ -69,7 +69,10 @@ pub struct StreamArgs {
     pub counter: PathBuf,
 }
 
-/// Runs `work` for each thread with its slot until it returns false.
+/// Runs `work` in each of `threads` threads, with the thread's number and its slot of the counter file.
+///
+/// # Errors
+/// When the counter file cannot be created, or `work` fails in a thread.
 fn each(
     threads: usize,
     counter: &Path,

@@ -39,7 +39,7 @@ pub struct Targets {
     pub others: Vec<Cgroup>,
     /// The batch pods.
     pub batch: Vec<Cgroup>,
-    /// The kubelet's best-effort directory, which carries the cap.
+    /// The kubelet's BestEffort cgroup. Its CFS quota is the cap on the CPU of all batch pods.
     pub best_effort: Option<Cgroup>,
     /// Directory of the batch counters.
     pub counters: PathBuf,

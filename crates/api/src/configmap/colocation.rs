@@ -68,7 +68,7 @@ pub struct ColocationStrategy {
     /// Relative change of an amount that is written to the node status at once, in the range (0, 1].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_diff_threshold: Option<f64>,
-    /// Mode that sizes mid resources: [`MID_RECLAIM_STATIC`] or unset.
+    /// Mode that sizes mid resources: `static`, or unset for the measured one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mid_reclaim_mode: Option<String>,
     /// Upper bound of mid CPU, percent of allocatable.

@@ -11,7 +11,7 @@ pub const MAX_AMPLIFICATION: f64 = 100.0;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("ratio {text:?} is not a number above 0")]
 pub struct RatioError {
-    /// The text.
+    /// Text that is not a number above 0.
     pub text: String,
 }
 

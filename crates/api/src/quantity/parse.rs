@@ -142,7 +142,8 @@ fn binary_nanos(whole: &str, fraction: &str, shift: u32) -> i128 {
         // Saturating early keeps the product below far inside 128 bits.
         units = (units * 10 + i128::from(digit - b'0')).min(1 << 63);
     }
-    // Nested division by ten, from the last digit on, is exact: only remainders can be lost.
+    // Adds the digits from the last one on, dividing by ten after each: this gives the exact sum rounded
+    // down, and `dropped` records whether anything was rounded off.
     let mut part: i128 = 0;
     let mut dropped = false;
     for digit in fraction.bytes().rev() {

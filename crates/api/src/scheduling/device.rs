@@ -74,7 +74,7 @@ pub struct DeviceInfo {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(extend("default" = false)))]
     pub health: bool,
-    /// Capacity of the device; see [`crate::resources`] for the units.
+    /// Capacity of the device by extended resource, such as `koordinator.sh/gpu-core`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: ResourceList,
     /// Position of the device in the machine.

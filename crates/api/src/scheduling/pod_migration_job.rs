@@ -198,12 +198,12 @@ pub struct PodMigrationJobStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PodMigrationJobCondition {
-    /// Name of the step; see [`pod_migration_job_conditions`].
+    /// Name of the step, such as `ReservationCreated` or `Eviction`.
     #[serde(rename = "type")]
     pub type_: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// Machine-readable reason; see [`pod_migration_job_reasons`].
+    /// Machine-readable reason, such as `Timeout`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// Explanation.

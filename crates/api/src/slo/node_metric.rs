@@ -164,7 +164,7 @@ pub struct NumaUsage {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AggregatedUsage {
-    /// Usage by aggregation type ([`AggregationType`]). Empty until half of the window is covered.
+    /// Usage by aggregation type, such as `p95`. Empty until half of the window is covered.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub usage: BTreeMap<String, ResourceMap>,
     /// The window.

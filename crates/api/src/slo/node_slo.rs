@@ -182,7 +182,7 @@ pub struct ResourceThresholdStrategy {
     /// Pods above this priority are not evicted by usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evict_enabled_priority_threshold: Option<i32>,
-    /// Pods above this priority are not evicted by allocatable.
+    /// Pods above this priority are not evicted because of the ratio of requested to allocatable resources.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocatable_evict_priority_threshold: Option<i32>,
 }

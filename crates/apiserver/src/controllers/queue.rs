@@ -53,7 +53,7 @@ impl Source {
         }
     }
 
-    /// Returns a source whose keys are those of its own entries.
+    /// Returns a source that queues the key of each entry that changes in the table itself.
     pub(super) fn from_own_entries(group: &str, plural: &str) -> Self {
         Self::new(group, plural, |_, entry| vec![entry.key.clone()])
     }

@@ -44,7 +44,7 @@ fn countable(resource: &Resource) -> bool {
 /// Returns the quotas whose usage a change of the entry may reduce.
 fn affected_quotas(api: &Api, entry: &Entry) -> Vec<Key> {
     if entry.table.group().is_empty() && entry.table.plural() == "resourcequotas" {
-        // A charge by admission does not cause a count.
+        // Admission charges only `status.used`. A recount is needed when `spec.hard` was changed.
         let quota = entry.value();
         let counted = Quota::from_status(&quota).hard == Quota::from_spec(&quota).hard;
         return Vec::from_iter((!counted).then(|| entry.key.clone()));

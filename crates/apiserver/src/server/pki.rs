@@ -220,7 +220,8 @@ fn issuer(key: KeyPair, now: Timestamp) -> Result<Issuer<'static, KeyPair>, Serv
     ))
 }
 
-/// Sets the name that every authority has, by which certificates refer to their issuer.
+/// Completes `params` for a certificate authority: the common name `koord-ca`, by which certificates refer to
+/// their issuer, and the usages of its key.
 fn authority_params(mut params: CertificateParams) -> CertificateParams {
     params
         .distinguished_name

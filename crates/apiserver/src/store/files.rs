@@ -1,9 +1,10 @@
 //! Names and headers of the files in a data directory.
 //!
-//! `wal-<base>.log`: segments of the log; all revisions in one are after its base. Each records its
-//! predecessor and the predecessor's length, so that a missing or truncated segment is detected and remains
-//! of a failed write after its end are not read as data. `snapshot-<revision>.db`: all entries at a revision;
-//! segments with an older base are obsolete. `lock`: locked by the process that has the directory open.
+//! - `wal-<base>.log`: a segment of the log, with revisions above its base. It records the base and length of
+//!   the previous segment. A missing or truncated segment is detected, and bytes beyond that length, which
+//!   a failed write left, are not read as data.
+//! - `snapshot-<revision>.db`: all entries at a revision. Segments with an older base are obsolete.
+//! - `lock`: locked by the process that has the directory open.
 
 use super::Revision;
 use std::path::{Path, PathBuf};

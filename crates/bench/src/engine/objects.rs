@@ -77,8 +77,8 @@ pub(crate) fn pod(prefix: &str, number: usize, change: &Value) -> Arc<Pod> {
     Arc::new(parse(value))
 }
 
-/// Returns the unique fields of pod `number`: every other one is the only pod of a StatefulSet, the rest are
-/// those of Jobs.
+/// Returns fields that no two pods have in common, for pod `number`. Pods with an even number are the only
+/// pod of a StatefulSet, the others of a Job.
 pub(crate) fn unique_fields(prefix: &str, number: usize) -> Value {
     let name = format!("{prefix}-{number:06}");
     let uid = format!("00000000-0000-4000-9000-{number:012}");

@@ -20,7 +20,7 @@ const NODE: &str = "bench";
 /// Histogram of koordlet's answers.
 const ANSWERS: &str = "koordlet_runtime_request_duration_milliseconds";
 
-/// Time limit for an agent to get its first request.
+/// Time limit for an agent to be ready for requests.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes the cgroup of a batch pod, as a kubelet does.
@@ -52,10 +52,10 @@ impl NodeCluster {
         Ok(Self { local })
     }
 
-    /// Starts an agent and waits for its first request.
+    /// Starts an agent, and waits until it is connected to the runtime or has registered its hook server.
     ///
     /// # Errors
-    /// When it gets no request in time.
+    /// When it ends, or is not ready within [`TIMEOUT`].
     pub(super) async fn agent(&self, groups: &Groups, by: HookCaller<'_>) -> Result<HookAgent> {
         let mut runtime = Config::default();
         match by {

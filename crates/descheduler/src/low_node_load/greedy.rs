@@ -166,6 +166,8 @@ impl<'a> BalanceRun<'_, 'a> {
         false
     }
 
+    /// Sorts `pods` by how well their usage matches the excess of node `source` over its high thresholds,
+    /// best match first.
     fn sort(
         &self,
         usage_kind: UsageKind,

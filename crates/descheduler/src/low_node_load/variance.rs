@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// Maximum number of pairs tried in one pass: a fraction of a second.
 const WORK: u64 = 4_000_000;
 
-/// Maximum number of pod kinds that are distinguished in one pass, as they are compared one by one.
+/// Maximum number of groups of pods with equal requirements per pass: each new pod is compared with all
+/// groups.
 const KINDS: usize = 64;
 
 /// Nodes that refuse kinds of pods. During a pass, nodes only receive pods, so a refusal stays valid.

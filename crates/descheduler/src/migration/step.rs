@@ -399,7 +399,10 @@ impl<'a> JobView<'a> {
         self.failed(reasons::TIMEOUT, message.trim_end_matches(": "))
     }
 
-    /// Returns the steps that have to be done before the job runs.
+    /// Checks that the job is in phase Running.
+    ///
+    /// # Errors
+    /// The next step towards that phase: wait for the arbitrator, complete the job, set the phase, or fail.
     fn pending(&self) -> Result<(), Step> {
         let job = self.job;
         if self.status().phase == Some(PodMigrationJobPhase::Running) {

@@ -125,7 +125,8 @@ impl Root {
             .map_err(|malformed| HostError::malformed(&path, malformed))
     }
 
-    /// Returns whether `target` would have `value`; `None` if it does not exist.
+    /// Returns true if `target` would hold `value` after the writes recorded in `overlay`; `None` if it does
+    /// not exist.
     pub(super) fn intended_holds(
         &self,
         overlay: &Overlay,

@@ -508,8 +508,9 @@ impl Root {
         self.write_target_after(target, value, None)
     }
 
-    /// Writes a target like [`Root::write_target`], where `previous` is the value that this process wrote last. A CPU
-    /// weight or quota of another program that is equivalent to `value` is kept, but not one that is still `previous`.
+    /// Writes a target like [`Root::write_target`], but never keeps `previous`, the value that this process
+    /// wrote last. A CPU weight or quota that is only equivalent to `value`, such as one rounded by systemd,
+    /// is kept if another program wrote it, and overwritten if it is `previous`.
     ///
     /// # Errors
     /// As [`Root::write_target`].

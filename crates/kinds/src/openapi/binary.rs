@@ -171,7 +171,8 @@ fn response(value: &Value) -> Vec<u8> {
         .extensions(5)
 }
 
-/// Encodes `ParametersItem` around `Parameter` around the kind of parameter.
+/// Encodes a parameter as gnostic nests it: the message of its kind (body, header, path or query) inside a
+/// `Parameter` inside a `ParametersItem`.
 fn parameter(value: &Value) -> Vec<u8> {
     let at = value.get("in").and_then(Value::as_str);
     let parameter = match at {

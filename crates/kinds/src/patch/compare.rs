@@ -55,9 +55,9 @@ impl WriteScope<'_> {
 /// Differences of a second object from a first.
 #[derive(Debug, Default)]
 pub(super) struct Diff {
-    /// Fields that have another value in the second, or exist only there.
+    /// Fields that have another value in the second object, or exist only there.
     pub(super) changed: Set,
-    /// Fields that exist only in the first.
+    /// Fields that exist only in the first object.
     pub(super) removed: Set,
 }
 

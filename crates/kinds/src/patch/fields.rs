@@ -21,7 +21,8 @@ fn is_member(set: &Set) -> bool {
     set.is_empty() || set.contains_key(HERE)
 }
 
-/// Normalizes `set`. Returns false if neither the path nor anything below it remains.
+/// Makes the path of `set` itself a member of the set if `member` is true, and no member otherwise. Returns
+/// false if no member remains, neither the path itself nor a path below it: the caller then drops `set`.
 pub(super) fn normalize(set: &mut Set, member: bool) -> bool {
     set.remove(HERE);
     if set.is_empty() {
@@ -160,7 +161,8 @@ pub(super) fn element(list: &Schema, item: &Value) -> Option<String> {
     }
 }
 
-/// Returns the elements of a list by their path elements; of duplicates the first.
+/// Returns the elements of a list with their path elements, such as `k:{"name":"a"}`. Of several with the
+/// same path element, only the first is returned.
 pub(super) fn index<'v>(list: &Schema, items: &'v [Value]) -> Vec<(String, &'v Value)> {
     let mut observed = std::collections::HashSet::new();
     items

@@ -145,6 +145,7 @@ impl Managers {
         })
     }
 
+    /// Returns the index of the entry for plain writes by `manager` with this version and subresource.
     fn updater(&self, manager: &str, api_version: &str, part: Option<&str>) -> Option<usize> {
         self.entries.iter().position(|e| {
             text(e, "operation") == UPDATE
@@ -154,7 +155,7 @@ impl Managers {
         })
     }
 
-    /// Removes the fields that a change modified or removed from all entries except `but`.
+    /// Deletes from all entries, except the one with index `but`, the fields that `diff` modified or removed.
     pub(super) fn take(&mut self, diff: &Diff, but: Option<usize>) {
         for (i, entry) in self.entries.iter_mut().enumerate() {
             if Some(i) != but

@@ -100,7 +100,7 @@ fn with_overhead(pod: &Value, part: &str) -> ResourceList {
     sum
 }
 
-/// Converts requests and limits to the resource names of quotas.
+/// Returns what quotas charge for one pod with these requests and limits, by the resource names of quotas.
 fn named(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut out = ResourceList::new();
     out.insert("pods".to_owned(), Quantity::from_value(1));

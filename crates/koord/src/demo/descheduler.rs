@@ -89,9 +89,9 @@ pub struct DeschedulerSetup {
     pub cpus: u32,
     /// Pods.
     pub pods: usize,
-    /// Nodes below it take pods, in percent.
+    /// CPU load below which a node takes pods, in percent.
     pub low: u32,
-    /// Nodes above it are hot, in percent.
+    /// CPU load above which a node is hot, in percent.
     pub high: u32,
 }
 

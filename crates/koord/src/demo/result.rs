@@ -102,13 +102,13 @@ pub struct PhaseResult {
 /// no clean run or the divisor is zero.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Ratios {
-    /// p99 besteffort / p99 alone.
+    /// p99 latency of the service in phase `besteffort`, divided by that in phase `alone`.
     pub p99_besteffort_over_alone: Option<f64>,
-    /// p99 unmanaged / p99 alone.
+    /// p99 latency of the service in phase `unmanaged`, divided by that in phase `alone`.
     pub p99_unmanaged_over_alone: Option<f64>,
-    /// p99 suppressed / p99 alone.
+    /// p99 latency of the service in phase `suppressed`, divided by that in phase `alone`.
     pub p99_suppressed_over_alone: Option<f64>,
-    /// p99 managed / p99 alone.
+    /// p99 latency of the service in phase `managed`, divided by that in phase `alone`.
     pub p99_managed_over_alone: Option<f64>,
     /// Batch work managed / besteffort.
     pub be_managed_over_besteffort: Option<f64>,

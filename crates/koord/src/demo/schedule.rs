@@ -206,7 +206,8 @@ fn warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     }
 }
 
-/// Returns a shorter [`warmup`] for a time budget: the guard's experiments fall into the windows then.
+/// Returns the warm-up under a time budget, in seconds. It is shorter than [`warmup`]: the pressure
+/// guard may still experiment during the measured windows.
 fn brief_warmup(phase: Phase, first: bool, reads_file: bool) -> f64 {
     match (phase, first) {
         (Phase::Managed, true) => 8.0,

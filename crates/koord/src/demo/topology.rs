@@ -171,7 +171,8 @@ pub fn main(args: &Args) -> Result<()> {
     )
 }
 
-/// Watches the same Deployment under each chain, in a separate cluster each.
+/// Runs the same Deployment with each set of scheduler plugins, in a separate cluster each, and counts failed
+/// pods.
 async fn run(args: &Args) -> Result<TopologyOutcome> {
     let mut layout = Layout::new(NUMA_NODES, CPUS.0)?;
     // NodeNUMAResource aligns pods as a whole; these have one container.

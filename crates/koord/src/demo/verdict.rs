@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub const ENOUGH: usize = 2;
 /// Multiple up to which a p99 counts as the same although no windows overlap.
 const SAME: f64 = 1.15;
-/// Multiple from which on medians whose windows overlap are neither "same" nor "different".
+/// Ratio of two p99 medians above which the comparison is open although the ranges of their windows overlap.
 const APART: f64 = 1.5;
 
 /// Outcome of a scenario.

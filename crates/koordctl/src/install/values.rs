@@ -108,7 +108,7 @@ pub(super) fn set(values: &mut Value, text: &str, as_text: bool) -> Result<()> {
     Ok(())
 }
 
-/// Applies one setting up to its comma.
+/// Parses one `name=value`, up to and including the comma after it, and sets it in `values`.
 fn one(values: &mut Value, characters: &mut Peekable<Chars<'_>>, as_text: bool) -> Result<()> {
     let mut place = values;
     loop {

@@ -135,7 +135,7 @@ fn read(path: &Path) -> Result<String, String> {
     text.map_err(|error| format!("it is not UTF-8: {}", error.utf8_error()))
 }
 
-/// Checks files, which are names with texts.
+/// Checks files, given as pairs of name and content.
 fn check(files: &[(String, String)]) -> Report {
     let mut report = Report::default();
     let mut documents = Vec::new();
@@ -178,7 +178,7 @@ fn check(files: &[(String, String)]) -> Report {
         documents[at].2.push(fault);
     }
     for (index, document, mut faults) in documents {
-        // The schemas' own maximum is the same, so that the number of all findings is not known.
+        // The number of omitted findings is unknown: validation by a schema stops at the same maximum.
         if faults.len() >= MAX_FINDINGS {
             let rest = faults.split_off(MAX_FINDINGS - 1);
             faults.push(Fault::unlisted(&rest));

@@ -178,8 +178,8 @@ impl WriteCache {
         }
     }
 
-    /// Records that `target` refused `value`. Returns the seconds until it is written again if the refusal is
-    /// new, so that it is logged.
+    /// Records that the kernel refused to write `value` to `target`. Returns the seconds until the next
+    /// attempt if the caller has to log it: if there was no refusal before, or one with another cause.
     pub(super) fn refused(
         &mut self,
         root: &Root,

@@ -123,7 +123,7 @@ pub struct Nri {
 pub struct Server {
     /// Socket that the server listens on.
     pub socket: PathBuf,
-    /// Path of that socket for the proxy.
+    /// Path at which the proxy finds [`Self::socket`].
     pub endpoint: String,
     /// Failure policy of the proxy for requests without a response.
     pub policy: Policy,

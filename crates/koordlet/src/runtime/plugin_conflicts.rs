@@ -36,7 +36,7 @@ impl PluginConflicts {
         }
     }
 
-    /// Checks a new list of pods.
+    /// Reports each new conflict in the status of `pods`: as an error in the log, an event and a metric.
     pub(crate) fn update(&mut self, pods: &[PodInfo]) {
         let now = Instant::now();
         self.reported.retain(|_, seen| now - *seen < REPEAT_AFTER);

@@ -120,8 +120,8 @@ pub(super) fn resolve_pod(
     Ok(ResolvedPod::FromRequest(Box::new(pod)))
 }
 
-/// Returns the pod's container, with the limit of the request. A container that the pod does not have has no
-/// other values. Rejects names that are not safe in paths.
+/// Returns the pod's container with the name of the request, and with the CPU limit of the request. If the
+/// pod has no such container, all other values are unset. Rejects names that are not safe in paths.
 pub(super) fn resolve_container(
     request: &ContainerRequest,
     pod: &PodInfo,

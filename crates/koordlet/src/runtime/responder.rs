@@ -224,14 +224,13 @@ impl HookResponder {
         Ok(matches!(resolved, ResolvedPod::Listed(..)) || is_config_hash(&pod.uid))
     }
 
-    /// Clears the device files of a pod that is not listed. A new pod is waited for, because it cannot get
-    /// device files later. Blocks the thread.
+    /// Removes device files from `adjustment` unless the pod is listed, because only the list shows whether
+    /// the pod requests them. Blocks the thread until the pod is listed, at most [`LISTING_TIMEOUT`]: a
+    /// container gets device files only when it is created.
     #[expect(
         clippy::disallowed_methods,
         reason = "plugin responses are computed on threads that may block, without tokio's clock"
     )]
-    /// Waits until the pod is listed if a hook adds device files, because only the list shows whether the pod
-    /// requests them. Without a list, no device files are added.
     fn check_devices(
         &self,
         pod: &PodRequest,

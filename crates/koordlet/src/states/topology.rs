@@ -98,8 +98,8 @@ impl TopologyInfo {
         self.cpu_manager.as_ref().is_some_and(|m| m.is_static)
     }
 
-    /// Returns the CPUs that batch work must not use whatever its pools: those reserved by the kubelet or the
-    /// node, or exclusive to SYSTEM pods.
+    /// Returns the CPUs that batch work must not use, even if they are in its CPU pools: those reserved by
+    /// the kubelet or the node, or exclusive to SYSTEM pods.
     #[must_use]
     pub fn excluded_cpus(&self) -> CpuSet {
         let mut cpus = self.reserved.clone();

@@ -98,7 +98,7 @@ pub struct Term {
     pub what: String,
     /// Cores or bytes; negative if it is subtracted.
     pub amount: Quantity,
-    /// True if it is subtracted.
+    /// True if the term is subtracted, which the sign of `amount` does not show for zero.
     pub taken: bool,
     /// Reason for the amount.
     pub why: String,

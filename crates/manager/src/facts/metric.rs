@@ -53,7 +53,8 @@ pub(crate) struct GuardedService {
 const GUARD_EXTENSION: &str = "pressureGuard";
 
 impl GuardedService {
-    /// Reads the extension that koordlet adds to a guarded service; `None` if there is none.
+    /// Reads the pressure guard's state of a service from the extension `pressureGuard` of its pod's metric;
+    /// `None` if koordlet reports none.
     fn from_metric(pod: &PodMetricInfo) -> Option<Self> {
         let guard = pod.extensions.as_ref()?.get(GUARD_EXTENSION)?;
         let text = |value: &serde_json::Value| value.as_str().map(Box::<str>::from);

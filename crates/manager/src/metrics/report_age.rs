@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Collector of the oldest report. Without a report there is no series.
 struct OldestReport {
     cache: Cache<MetricFacts>,
-    /// Provides the description.
+    /// Gauge that is used only for the metric's name and help text; it is never set.
     described: IntGauge,
 }
 

@@ -356,8 +356,8 @@ fn ratio_order(a: &EvictionPod, b: &EvictionPod) -> Ordering {
     (a_used * b_request).cmp(&(b_used * a_request))
 }
 
-/// Returns the requests that count for the allocatable features: those of active pods with a priority of at
-/// most `priority`, by resource of their class.
+/// Returns the requests that `CPUAllocatableEvict` and `MemoryAllocatableEvict` compare with allocatable: the
+/// sums over active pods with a priority of at most `priority`, by the resource of their priority class.
 #[must_use]
 pub fn requested(
     pods: &[EvictionPod],

@@ -66,7 +66,7 @@ pub(super) struct ClaimOrigin {
     /// Harm before the experiment, absolute and in multiples of the margin.
     pub(super) before: f64,
     pub(super) excess: f64,
-    /// Time taken from the budget, in milliseconds.
+    /// Time that the experiment took from the budget for costly experiments, in milliseconds.
     pub(super) paid_ms: u64,
 }
 

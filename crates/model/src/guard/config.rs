@@ -41,7 +41,7 @@ pub struct Config {
     pub max_mute_ms: u64,
     /// Time between two steps up of the cap of a node without a bandwidth signal.
     pub earn_ms: u64,
-    /// Size of such a step, in percent.
+    /// Size of a step up of the cap of a node without a bandwidth signal, in percent of the node.
     pub earn_percent: i64,
     /// Window that a reading of a rare signal covers; readings come about as often while batch work runs.
     pub rare_window_ms: u64,

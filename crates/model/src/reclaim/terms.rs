@@ -85,7 +85,7 @@ impl Sum {
         self.terms.push(term);
     }
 
-    /// Adds a term for the difference to `total`, if there is one.
+    /// Adds a term for the difference between `total` and the current sum, if there is one.
     pub fn reach(&mut self, total: Quantity, what: &'static str, why: &str) {
         if total != self.total {
             let missing = total - self.total;
@@ -143,7 +143,8 @@ struct ResourceRule<'a> {
     by_request: bool,
 }
 
-/// Returns the sums of `batch`: CPU, then memory.
+/// Returns how the batch resources of a node are computed, for display: batch CPU, then batch memory, each as
+/// a total with its named terms.
 #[must_use]
 pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     let cpu = ResourceRule {
@@ -186,7 +187,8 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     ]
 }
 
-/// Builds the sum of one batch resource from the terms that its rule selects.
+/// Splits `total`, the computed amount of one batch resource, into named terms: the node's capacity, less the
+/// safety margin, the system's share and the services. `rule` selects the amounts and names the settings.
 fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
     let pick = |amount: Amount| (rule.get)(amount);
     let (name, percent) = rule.percent;

@@ -83,7 +83,7 @@ impl OwnerLists {
         Ok(id)
     }
 
-    /// Undoes [`Self::add`].
+    /// Removes the reservation `user` from an owner list, and the list once no reservation uses it.
     pub(super) fn remove(&mut self, id: OwnerListId, user: u32) {
         let Some(spec) = self.specs.get_mut(&id) else {
             return;

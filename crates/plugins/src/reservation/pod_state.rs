@@ -131,7 +131,8 @@ impl PodReservationState {
         self.check_closed(pod, name, terms, node, terms.unschedulable)
     }
 
-    /// Like [`Self::check`], with `closed` in place of the reservation's own `unschedulable` flag.
+    /// Checks whether the pod may use a reservation, as [`Self::check`] does, but with `closed` in place of
+    /// the reservation's own `unschedulable` flag.
     pub(super) fn check_closed(
         &self,
         pod: &PodInfo,

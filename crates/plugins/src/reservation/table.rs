@@ -57,8 +57,8 @@ impl ReservationRecord {
         self.terms.phase == Phase::Pending
     }
 
-    /// Returns what the owners use of the resources that the reservation restricts. What they use of others
-    /// may be listed, too.
+    /// Returns the amounts that the owners request of the reservation's restricted resources. If all of its
+    /// resources are restricted, the owners' requests for resources that it does not have are included.
     pub(super) fn allocated(&self) -> Cow<'_, Amounts> {
         if self.terms.resources.len() >= self.terms.allocatable.iter().count() {
             return Cow::Borrowed(&self.taken);

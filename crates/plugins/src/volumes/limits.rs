@@ -206,7 +206,7 @@ impl NodeVolumeLimits {
         out
     }
 
-    /// Touches the nodes with these names.
+    /// Adds the nodes with these names to [`Effects::touched`], as their verdicts may have changed.
     fn touch(names: impl IntoIterator<Item = String>, view: View<'_>, fx: &mut Effects) {
         let names = names.into_iter();
         fx.touched

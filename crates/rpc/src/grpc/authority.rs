@@ -62,7 +62,8 @@ struct HeaderBlock {
 }
 
 impl Filter {
-    /// Moves what can be passed on from `received` to `out`. The rest stays until more bytes arrive.
+    /// Moves bytes from `received` to `out` and replaces each `:authority`. Incomplete header frames are held
+    /// back until the rest of them arrives.
     pub fn pass(&mut self, received: &mut BytesMut, out: &mut BytesMut) {
         if !self.begun {
             self.begun = true;
@@ -256,7 +257,7 @@ pub struct Tolerant<S> {
 }
 
 impl<S> Tolerant<S> {
-    /// Wraps a connection from its first byte on.
+    /// Wraps a client's connection from which no byte has been read yet.
     pub fn new(inner: S) -> Tolerant<S> {
         Tolerant {
             inner,

@@ -586,7 +586,7 @@ pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> PlanCost {
     (violations, highest, sum, victims.len(), oldest)
 }
 
-/// Returns the text for the pod's condition if there is no plan.
+/// Returns the message of the pod's condition if preemption cannot help: the nodes by reason of refusal.
 pub(super) fn hopeless(
     prefix: &str,
     total_nodes: usize,

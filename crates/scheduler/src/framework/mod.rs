@@ -275,7 +275,7 @@ impl State {
 /// later pods, such as reservations ([`Booked::Holder`](crate::state::Booked)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Holders {
-    /// Ignored: none of the plugin's methods is called for holders.
+    /// None of the plugin's methods is called for holders: objects that only reserve capacity.
     #[default]
     Ignored,
     /// The plugin filters and scores nodes for holders as for pods, but does not count them as allocated.

@@ -137,7 +137,8 @@ impl Owner {
         self.plugin_metrics.take(self.writer.take_timings());
     }
 
-    /// Returns the time until a pod becomes ready without an event.
+    /// Returns how long the task may sleep if no message arrives: until the next deadline of the engine, or a
+    /// minute if it has none.
     fn pause(&mut self) -> Duration {
         let now = self.ctx.clock.now();
         let until = self

@@ -131,7 +131,8 @@ impl Shadow {
         None
     }
 
-    /// Records a refusal; `None` if it only follows from a withdrawn placement.
+    /// Records that the engine refused a pod, and returns `failure`. Returns `None`, without a record, if the
+    /// failure results from the withdrawal of the pod's assumed placement.
     fn refused(&mut self, failure: Failure, now: Timestamp) -> Option<Failure> {
         if let Some(known) = self.pods.get_mut(&failure.pod.uid)
             && std::mem::take(&mut known.withdrawn)

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// The number of objects from which finished writes are removed.
+/// The smallest number of stored writes at which the finished ones are removed.
 const MANY: usize = 4096;
 
 /// Sends writes with bounded concurrency, and in order per object.

@@ -104,7 +104,8 @@ fn list(offer: &Offer, single: bool) -> Vec<Hint> {
         .collect()
 }
 
-/// Returns the largest of the resources' minimum numbers of NUMA nodes, preferred or not.
+/// Returns the maximum over the resources of the number of NUMA nodes in the resource's smallest hint. Hints
+/// that are not preferred count, too.
 pub(super) fn width(lists: &[Vec<Hint>]) -> u32 {
     let least = |hints: &Vec<Hint>| {
         let masks = hints.iter().filter_map(|hint| hint.mask);

@@ -5,7 +5,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 use koord_kube::Cacheable;
 use koord_model::export;
 
-/// Cached part of the NodeResourceTopology of one node.
+/// Entries of a node's NodeResourceTopology that components other than the simulator wrote.
 #[derive(Debug)]
 pub(crate) struct ForeignZones {
     pub(crate) name: Box<str>,

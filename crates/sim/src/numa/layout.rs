@@ -28,9 +28,9 @@ const MEMORY_PER_CPU: i64 = 4 << 30;
 pub struct Layout {
     /// Number of NUMA nodes, 1 to 8.
     pub numa_nodes: u8,
-    /// CPUs of each, 1 to 1024.
+    /// Number of CPUs of each NUMA node, 1 to 1024.
     pub cpus_per_node: u32,
-    /// Memory of each; 4 Gi for each CPU when not given.
+    /// Memory of each NUMA node; 4 Gi for each of its CPUs when not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_per_node: Option<Quantity>,
     /// `topologyManagerPolicy`; `single-numa-node` when not given.

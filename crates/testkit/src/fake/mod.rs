@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An attempted write, reported by [`Tree::writes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The file, relative to the cgroup directory, `cpu/kubepods/cpu.shares`, or else to the
-    /// machine's: `proc/12/oom_score_adj`.
+    /// Path of the file relative to the cgroup directory, such as `cpu/kubepods/cpu.shares`; for other files
+    /// relative to the machine's directory, such as `proc/12/oom_score_adj`.
     pub file: String,
     /// The value.
     pub value: String,

@@ -9,6 +9,7 @@ use crate::resource::Resource;
 use crate::selector::LabelSelector;
 use crate::status::FieldError;
 
+/// Validates that the number `spec.<key>` is not negative.
 fn count(object: &Value, key: &str, errors: &mut Errors) {
     if let Some(n) = meta::int_at(object, &["spec", key])
         && n < 0

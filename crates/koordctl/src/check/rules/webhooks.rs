@@ -141,6 +141,7 @@ pub(super) fn authority(snapshot: &Snapshot) -> Outcome {
     findings.finish(format!("{} webhooks, {note}", bundles.len()))
 }
 
+/// Checks that no webhook certificate has expired or expires soon: the served one, and those in `caBundle`.
 pub(super) fn validity(snapshot: &Snapshot) -> Outcome {
     let entries = match entries(snapshot) {
         Ok(entries) if entries.is_empty() => return Outcome::skipped(NOT_INSTALLED),

@@ -241,7 +241,8 @@ impl Run<'_> {
         self.operand(first, dot)
     }
 
-    /// Returns the chart's files and the name of the method that an operand names.
+    /// Splits a call such as `.Files.Get` into the chart's files and the name of the method; `None` for any
+    /// other operand.
     fn method(&mut self, operand: &Operand, dot: &Datum) -> Result<Option<(Datum, String)>> {
         let (base, path) = match operand {
             Operand::Field(path) => (dot.clone(), path),

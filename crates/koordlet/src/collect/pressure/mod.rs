@@ -206,8 +206,8 @@ impl Pressure {
         u32::try_from(pace).map_or(SLOWEST, |pace| pace.clamp(1, SLOWEST))
     }
 
-    /// Runs a step of the fast lane: reads only the PSI of the pods that have it. Short waits that a second's
-    /// average hides show as its peak.
+    /// Runs a step of the fast lane: reads the CPU PSI of the pods that have such a file, and updates their
+    /// peaks. A peak shows short waits that the average of a second hides.
     pub fn sample_fast(&mut self, now_ns: u64, scratch: &mut Scratch) {
         for pod in &mut self.pods {
             let Some(file) = &pod.psi else { continue };
