@@ -61,7 +61,7 @@ impl Targets {
         client: &Client,
         context: &Context,
     ) -> Result<Self, koord_scheduler::Error> {
-        let options = as_follower(options);
+        let options = follower_options(options);
         let clock = context.clock.clone();
         let follower = Follower::start(&options, client, clock, &context.shutdown)?;
         Ok(Self::new(follower))
@@ -175,7 +175,7 @@ pub fn set_load_thresholds(registry: &mut Registry) {
 /// Converts the options of a scheduler to those of a follower of it: leader election is off, and network
 /// topology is on if the arguments of Coscheduling set `awareNetworkTopology`. The scheduler's own flag for
 /// network topology is unknown here; it is assumed to be set, because without it such gangs stay pending.
-fn as_follower(mut options: Options) -> Options {
+fn follower_options(mut options: Options) -> Options {
     const GANGS: &str = "Coscheduling";
     let is_aware = |args: &Value| args["awareNetworkTopology"] == true;
     let aware = match &options.config {

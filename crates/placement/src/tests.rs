@@ -291,7 +291,7 @@ fn full_quota_does_not_block_its_own_pods() {
 fn chart_options() -> Options {
     let mut registry = registry();
     koord_plugins::apply_chart_defaults(&mut registry);
-    as_follower(Options::new(registry))
+    follower_options(Options::new(registry))
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn follower_has_network_topology_if_a_profile_uses_it() {
         (config(json!({"awareNetworkTopology": false})), false),
         (config(json!({})), false),
     ] {
-        let follower = as_follower(options);
+        let follower = follower_options(options);
         assert_eq!(follower.build.network_topology, expected);
         assert!(!follower.leader_elect);
     }

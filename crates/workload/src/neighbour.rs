@@ -73,7 +73,7 @@ pub struct StreamArgs {
 ///
 /// # Errors
 /// When the counter file cannot be created, or `work` fails in a thread.
-fn each(
+fn run_threads(
     threads: usize,
     counter: &Path,
     work: impl Fn(usize, &mut Slot<'_>) -> Result<()> + Sync,
@@ -103,7 +103,7 @@ pub fn spawn(args: &SpawnArgs) -> Result<()> {
     // The smallest program available; this one where it is missing.
     let own = std::env::current_exe().context("path of this program")?;
     let small = Path::new("/bin/true");
-    each(args.threads, &args.counter, |_, slot| {
+    run_threads(args.threads, &args.counter, |_, slot| {
         loop {
             let mut children = Vec::new();
             for _ in 0..args.children {
@@ -135,7 +135,7 @@ pub fn sync(args: &SyncArgs) -> Result<()> {
     std::fs::create_dir_all(&args.dir)
         .with_context(|| format!("cannot create {}", args.dir.display()))?;
     let bytes = vec![0x5a_u8; args.kib as usize * 1024];
-    each(args.threads, &args.counter, |number, slot| {
+    run_threads(args.threads, &args.counter, |number, slot| {
         let name = format!("{}-{number}", std::process::id());
         let (path, partial) = (args.dir.join(&name), args.dir.join(name + ".partial"));
         loop {
@@ -159,7 +159,7 @@ pub fn sync(args: &SyncArgs) -> Result<()> {
 /// # Errors
 /// When the counter file cannot be created.
 pub fn grow(args: &GrowArgs) -> Result<()> {
-    each(1, &args.counter, |_, slot| {
+    run_threads(1, &args.counter, |_, slot| {
         let mut blocks: Vec<Vec<u8>> = Vec::new();
         let mut turn = 0_usize;
         let begun = super::monotonic_ns();
@@ -214,7 +214,7 @@ fn own_limit_mib() -> Option<usize> {
 /// # Errors
 /// When the counter file cannot be created.
 pub fn stream(args: &StreamArgs) -> Result<()> {
-    each(args.threads, &args.counter, |number, slot| {
+    run_threads(args.threads, &args.counter, |number, slot| {
         let size = args.mib as usize * MIB;
         let mut from = vec![number.to_le_bytes()[0]; size];
         let mut to = vec![0_u8; size];

@@ -128,18 +128,18 @@ impl PodReservationState {
         terms: &ReservationTerms,
         node: Option<&NodeInfo>,
     ) -> Result<(), MismatchReason> {
-        self.check_closed(pod, name, terms, node, terms.unschedulable)
+        self.check_with_unschedulable(pod, name, terms, node, terms.unschedulable)
     }
 
-    /// Checks whether the pod may use a reservation, as [`Self::check`] does, but with `closed` in place of
-    /// the reservation's own `unschedulable` flag.
-    pub(super) fn check_closed(
+    /// Checks whether the pod may use a reservation, as [`Self::check`] does, but with `unschedulable` in
+    /// place of the reservation's own flag.
+    pub(super) fn check_with_unschedulable(
         &self,
         pod: &PodInfo,
         name: &str,
         terms: &ReservationTerms,
         node: Option<&NodeInfo>,
-        closed: bool,
+        unschedulable: bool,
     ) -> Result<(), MismatchReason> {
         let exact = || {
             if exact_match(&self.exact, &pod.requests, &terms.allocatable) {
@@ -150,7 +150,7 @@ impl PodReservationState {
         };
         let Some(affinity) = &self.affinity else {
             // Taints apply only to pods that have a reservation affinity.
-            return if closed {
+            return if unschedulable {
                 Err(MismatchReason::Unschedulable)
             } else {
                 exact()
@@ -163,7 +163,7 @@ impl PodReservationState {
                 Err(MismatchReason::Name)
             };
         }
-        if closed && !affinity.tolerates_unschedulable {
+        if unschedulable && !affinity.tolerates_unschedulable {
             return Err(MismatchReason::Unschedulable);
         }
         let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");

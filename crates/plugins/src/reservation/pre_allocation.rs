@@ -196,7 +196,7 @@ impl Reservations {
         };
         let info = view.nodes.info(node).filter(|_| self.node_labels);
         let info = info.map(|info| &**info);
-        pod_state.check_closed(pod, &record.name, &record.terms, info, false)
+        pod_state.check_with_unschedulable(pod, &record.name, &record.terms, info, false)
     }
 
     /// Starts or stops tracking the pods that the reservation with this uid may be placed over, depending on

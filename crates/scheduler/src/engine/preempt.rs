@@ -279,7 +279,7 @@ impl VictimSearch<'_> {
                 (Reason::Static(NO_VICTIMS), diagnosis.helpable),
                 (Reason::Static(NOT_HELPFUL), remaining),
             ];
-            PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals))
+            PreemptionOutcome::Hopeless(no_candidates_message(rules.prefix, total, refusals))
         };
         let before_filters = diagnosis.pre_filter_by.is_some();
         if !may_have_victims
@@ -306,7 +306,11 @@ impl VictimSearch<'_> {
                 _ => NO_VICTIMS,
             };
             let refusals = [(Reason::Static(reason), total)];
-            return PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals));
+            return PreemptionOutcome::Hopeless(no_candidates_message(
+                rules.prefix,
+                total,
+                refusals,
+            ));
         };
         let chain = self.table.chain(prepared);
         let nominator = &self.preemptor.nominator;
@@ -407,7 +411,7 @@ impl VictimSearch<'_> {
             return PreemptionOutcome::Room(plan);
         }
         *refusals.entry(Reason::Static(NO_VICTIMS)).or_default() += victimless;
-        PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals))
+        PreemptionOutcome::Hopeless(no_candidates_message(rules.prefix, total, refusals))
     }
 
     /// Returns the least harmful set of victims on `node`, and whether any possible victim has a disruption
@@ -587,7 +591,7 @@ pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> PlanCost {
 }
 
 /// Returns the message of the pod's condition if preemption cannot help: the nodes by reason of refusal.
-pub(super) fn hopeless(
+pub(super) fn no_candidates_message(
     prefix: &str,
     total_nodes: usize,
     refusals: impl IntoIterator<Item = (Reason, usize)>,

@@ -104,8 +104,10 @@ impl Owner {
                 continue;
             }
             self.deferred_drop.hand_over();
-            let pause = self.pause().min(next_gauges.duration_since(Instant::now()));
-            let sweep = self.shadow.as_ref().and_then(Shadow::pause);
+            let pause = self
+                .time_to_deadline()
+                .min(next_gauges.duration_since(Instant::now()));
+            let sweep = self.shadow.as_ref().and_then(Shadow::time_to_sweep);
             let pause = sweep.map_or(pause, |sweep| pause.min(sweep));
             tokio::select! {
                 biased;
@@ -139,7 +141,7 @@ impl Owner {
 
     /// Returns how long the task may sleep if no message arrives: until the next deadline of the engine, or a
     /// minute if it has none.
-    fn pause(&mut self) -> Duration {
+    fn time_to_deadline(&mut self) -> Duration {
         let now = self.ctx.clock.now();
         let until = self
             .engine

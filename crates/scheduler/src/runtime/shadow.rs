@@ -94,7 +94,7 @@ impl Shadow {
     }
 
     /// Returns the time until the next sweep; `None` if there is nothing to wait for.
-    pub(super) fn pause(&self) -> Option<Duration> {
+    pub(super) fn time_to_sweep(&self) -> Option<Duration> {
         let idle = self.pods.is_empty() && self.victims.is_empty();
         (!idle).then(|| self.next_sweep.saturating_duration_since(Instant::now()))
     }
@@ -103,7 +103,9 @@ impl Shadow {
     pub(super) fn withhold(&mut self, output: Output, now: Timestamp) -> Option<Output> {
         let kind = match output {
             Output::Consult(_) | Output::Problem(_) => return Some(output),
-            Output::Failed(failure) => return self.refused(failure, now).map(Output::Failed),
+            Output::Failed(failure) => {
+                return self.record_refusal(failure, now).map(Output::Failed);
+            }
             Output::Bind(request) => {
                 self.monitor.end(&request.pod.uid);
                 let verdict = ShadowVerdict::Placed(request.node);
@@ -133,7 +135,7 @@ impl Shadow {
 
     /// Records that the engine refused a pod, and returns `failure`. Returns `None`, without a record, if the
     /// failure results from the withdrawal of the pod's assumed placement.
-    fn refused(&mut self, failure: Failure, now: Timestamp) -> Option<Failure> {
+    fn record_refusal(&mut self, failure: Failure, now: Timestamp) -> Option<Failure> {
         if let Some(known) = self.pods.get_mut(&failure.pod.uid)
             && std::mem::take(&mut known.withdrawn)
         {

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// The smallest number of stored writes at which the finished ones are removed.
-const MANY: usize = 4096;
+const MIN_SWEEP_LEN: usize = 4096;
 
 /// Sends writes with bounded concurrency, and in order per object.
 pub(super) struct Writer {
@@ -40,7 +40,7 @@ impl Writer {
         Self {
             context: Arc::new(context),
             last: FxHashMap::default(),
-            sweep_at: MANY,
+            sweep_at: MIN_SWEEP_LEN,
             nominated: FxHashSet::default(),
             binding: 0,
         }
@@ -188,7 +188,7 @@ impl Writer {
         if self.last.len() > self.sweep_at {
             self.last.retain(|_, task| !task.is_finished());
             // With many pending writes, checking each time would take longer than writing.
-            self.sweep_at = MANY.max(2 * self.last.len());
+            self.sweep_at = MIN_SWEEP_LEN.max(2 * self.last.len());
         }
     }
 

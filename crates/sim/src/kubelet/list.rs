@@ -53,7 +53,7 @@ impl Kubelet {
         }
         for (resource, all) in &self.machine.devices {
             let healthy = all.iter().filter(|device| device.healthy);
-            share.devices.extend(each(
+            share.devices.extend(entries_by_numa_node(
                 resource,
                 healthy.map(|device| (device.id.clone(), device.nodes)),
             ));
@@ -79,7 +79,7 @@ impl Kubelet {
         };
         let devices = allocation.devices.iter().flat_map(|(resource, ids)| {
             let ids = ids.iter().map(|id| (id.clone(), near(resource, id)));
-            each(resource, ids)
+            entries_by_numa_node(resource, ids)
         });
         Share {
             cpus: allocation.cpus.clone(),
@@ -99,7 +99,7 @@ impl Kubelet {
 
 /// Returns one entry for each pair of a device and a NUMA node near it; an entry without nodes if its plugin
 /// does not report any.
-fn each(
+fn entries_by_numa_node(
     resource: &str,
     devices: impl Iterator<Item = (String, Option<NumaMask>)>,
 ) -> impl Iterator<Item = Devices> {

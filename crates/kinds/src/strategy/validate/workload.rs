@@ -10,7 +10,7 @@ use crate::selector::LabelSelector;
 use crate::status::FieldError;
 
 /// Validates that the number `spec.<key>` is not negative.
-fn count(object: &Value, key: &str, errors: &mut Errors) {
+fn check_not_negative(object: &Value, key: &str, errors: &mut Errors) {
     if let Some(n) = meta::int_at(object, &["spec", key])
         && n < 0
     {
@@ -90,7 +90,7 @@ pub(super) fn replicated(
         "revisionHistoryLimit",
         "progressDeadlineSeconds",
     ] {
-        count(object, key, errors);
+        check_not_negative(object, key, errors);
     }
     selector(object, controller, errors);
     template(

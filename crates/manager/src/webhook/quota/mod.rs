@@ -170,7 +170,7 @@ impl PodQuotas for Admission {
         old: Option<&'a Pod>,
     ) -> BoxFuture<'a, Result<(), String>> {
         async move {
-            let charged = self.charge(old, pod, request.dry_run).await;
+            let charged = self.charge_pod(old, pod, request.dry_run).await;
             charged.map_err(|denial| denial.to_string())
         }
         .boxed()
@@ -179,7 +179,7 @@ impl PodQuotas for Admission {
 
 impl Admission {
     /// Charges a new or changed pod to its quota; a dry run only checks that it fits.
-    async fn charge(&self, old: Option<&Pod>, new: &Pod, dry_run: bool) -> Result<(), Denial> {
+    async fn charge_pod(&self, old: Option<&Pod>, new: &Pod, dry_run: bool) -> Result<(), Denial> {
         let quota = pods::to_charge(&self.topology.read(), old, new, self.pod_rules)?;
         let Some(quota) = quota else {
             return Ok(());

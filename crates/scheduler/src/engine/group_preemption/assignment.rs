@@ -2,7 +2,8 @@
 
 use super::{Planner, Site};
 use crate::engine::preempt::{
-    NOT_HELPFUL, PlanCost, cost, enough_candidates, hopeless, importance, never_fits, spare_order,
+    NOT_HELPFUL, PlanCost, cost, enough_candidates, importance, never_fits, no_candidates_message,
+    spare_order,
 };
 use crate::engine::scope::Scope;
 use crate::framework::{Code, Cycle, Offer, Planning, Reason, Rejection, RowVerdict};
@@ -326,6 +327,6 @@ impl<'a> Planner<'a> {
     }
 
     fn refusal_text(&self, refusals: FxHashMap<Reason, usize>) -> String {
-        hopeless("", self.search.cluster.nodes.len(), refusals)
+        no_candidates_message("", self.search.cluster.nodes.len(), refusals)
     }
 }
