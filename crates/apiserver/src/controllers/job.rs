@@ -138,6 +138,13 @@ enum JobOutcome {
     Failed(&'static str, String),
 }
 
+/// Returns true if the job has completed or failed, by its conditions.
+pub(super) fn has_finished(job: &Value) -> bool {
+    let is_true = |condition: &Value| meta::text(condition, &["status"]) == "True";
+    let mut ends = ["Complete", "Failed"].iter();
+    ends.any(|it| meta::condition(job, it).is_some_and(is_true))
+}
+
 /// Returns the outcome of the job if it is finished.
 fn job_outcome(job: &Value, counts: &PodCounts, now: Timestamp) -> Option<JobOutcome> {
     if let Some(reason) = &counts.fatal {
@@ -237,9 +244,7 @@ async fn sync(subject: EventSubject<'_>, key: &Key) -> Result<RequeueAfter, ApiE
         return Ok(None);
     }
     let now = api.clock().now();
-    let finished = ["Complete", "Failed"]
-        .iter()
-        .any(|c| meta::condition(job, c).is_some_and(|c| meta::text(c, &["status"]) == "True"));
+    let finished = has_finished(job);
     let uid = meta::uid(job).to_owned();
     adoption::claim(api, jobs, job, &pods_resource, &|_| true).await?;
     let mut owned = pods::owned(api, &pods_resource, &key.namespace, &uid);

@@ -2,6 +2,7 @@
 //! the pods that have ended beyond a limit.
 
 use super::queue::{Reconcile, ReconcileFuture, RequeueAfter, Source};
+use super::{job, pods};
 use crate::rest::{Api, DeleteOptions, meta};
 use crate::store::{Entry, Key, TableId};
 use futures::FutureExt as _;
@@ -48,7 +49,8 @@ impl PodGc {
         }
     }
 
-    /// Returns the ended pods beyond the limit: evicted ones first, then the oldest.
+    /// Returns the ended pods beyond the limit: evicted ones first, then the oldest. Pods of a Job that has not
+    /// finished stay, because its controller counts failures by them.
     fn excess_pods(&self, api: &Api, pods: &TableId) -> Vec<Arc<Entry>> {
         let mut matches = api.store().all(pods, None, &has_ended);
         let surplus = matches.len().saturating_sub(self.keep);
@@ -57,8 +59,8 @@ impl PodGc {
         }
         let evicted = |pod: &Entry| meta::text(&pod.value(), &["status", "reason"]) == "Evicted";
         matches.sort_by_cached_key(|pod| (!evicted(pod), pod.created));
-        matches.truncate(surplus);
-        matches
+        let excess = matches.into_iter().filter(|pod| !is_counted(api, pod));
+        excess.take(surplus).collect()
     }
 }
 
@@ -135,6 +137,14 @@ impl PodGcState {
         }
         (due, next)
     }
+}
+
+/// Returns true if the pod belongs to a Job that has not finished.
+fn is_counted(api: &Api, pod: &Entry) -> bool {
+    let jobs = TableId::new("batch", "jobs");
+    let keys = pods::controller_key(pod, "Job");
+    let mut owners = keys.iter().filter_map(|key| api.store().get(&jobs, key));
+    owners.any(|job| !job::has_finished(&job.value()))
 }
 
 fn exists(api: &Api, node: &Arc<str>) -> bool {
@@ -236,6 +246,78 @@ mod tests {
         assert_eq!(remaining().await, ["runs", "first", "second", "third"]);
         end("second", json!({"phase": "Succeeded"})).await;
         assert_eq!(remaining().await, ["runs", "second", "third"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn surplus_keeps_pods_of_unfinished_jobs() {
+        let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
+        let mut config = Config::memory(clock);
+        config.controllers =
+            koord_app::flags::selection("pod-garbage-collector-controller").unwrap();
+        config.terminated_pod_gc_threshold = 1;
+        let server = ApiServer::open(config).await.unwrap();
+        let send = async |method: &str, path: &str, body: Value| {
+            let patch = if method == "PATCH" {
+                "merge-patch+"
+            } else {
+                ""
+            };
+            let request = Request::builder()
+                .method(method)
+                .uri(path)
+                .header("content-type", format!("application/{patch}json"))
+                .body(Body::from(body.to_string()));
+            let answer = server.service().oneshot(request.unwrap()).await.unwrap();
+            let status = answer.status();
+            let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20)
+                .await
+                .unwrap();
+            let answer: Value = serde_json::from_slice(&bytes).unwrap();
+            assert!(status.is_success(), "{method} {path}: {answer}");
+            answer
+        };
+        let spec = json!({"containers": [{"name": "c", "image": "i"}]});
+        let template =
+            json!({"spec": {"containers": spec["containers"], "restartPolicy": "Never"}});
+        let job = json!({"metadata": {"name": "job"}, "spec": {"template": template}});
+        let jobs = "/apis/batch/v1/namespaces/default/jobs";
+        let job = send("POST", jobs, job).await;
+        let owner = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "job",
+            "uid": job["metadata"]["uid"], "controller": true});
+        let pods = "/api/v1/namespaces/default/pods";
+        for (name, owners) in [
+            ("counted", json!([owner])),
+            ("other", json!([])),
+            ("last", json!([])),
+        ] {
+            let metadata = json!({"name": name, "ownerReferences": owners});
+            send("POST", pods, json!({"metadata": metadata, "spec": spec})).await;
+        }
+        let end = async |name: &str| {
+            let status = json!({"status": {"phase": "Failed"}});
+            send("PATCH", &format!("{pods}/{name}/status"), status).await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let exists = |name: &&str| {
+                let key = Key::new("default", *name);
+                server
+                    .store()
+                    .get(&TableId::new("", "pods"), &key)
+                    .is_some()
+            };
+            ["counted", "other", "last"]
+                .into_iter()
+                .filter(exists)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(end("counted").await, ["counted", "other", "last"]);
+        assert_eq!(end("other").await, ["counted", "last"]);
+        send(
+            "DELETE",
+            &format!("{jobs}/job?propagationPolicy=Background"),
+            json!({}),
+        )
+        .await;
+        assert_eq!(end("last").await, ["last"]);
     }
 
     #[tokio::test(start_paused = true)]
