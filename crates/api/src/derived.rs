@@ -62,16 +62,22 @@ pub fn definitions() -> Vec<Value> {
     ]
 }
 
-/// Returns the schema of each section of the ConfigMap by key: its root and the definitions that the root
-/// refers to.
+/// Returns the schema of each section of the ConfigMap by key, without descriptions: its root and the definitions
+/// that the root refers to.
 #[must_use]
 pub fn section_schemas() -> Value {
+    let mut schemas = described_section_schemas();
+    strip_descriptions(&mut schemas);
+    schemas
+}
+
+/// Returns the schemas of [`section_schemas`] with the descriptions of their fields.
+#[must_use]
+pub fn described_section_schemas() -> Value {
     fn schema_of<T: JsonSchema>() -> Value {
         let mut generator = SchemaGenerator::default();
         let root = Value::from(T::json_schema(&mut generator));
-        let mut schema = json!({ "root": root, "definitions": generator.take_definitions(false) });
-        strip_descriptions(&mut schema);
-        schema
+        json!({ "root": root, "definitions": generator.take_definitions(false) })
     }
     json!({
         keys::COLOCATION: schema_of::<configmap::ColocationStrategy>(),

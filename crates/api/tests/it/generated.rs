@@ -26,6 +26,14 @@ fn committed_schemas_equal_derived_ones() {
         files.len(),
         "a definition without a kind, or a kind without one"
     );
+    assert_written(files);
+}
+
+/// Asserts that `files` have these texts, or writes them if [`UPDATE`] is set.
+///
+/// # Panics
+/// If a file has another text.
+pub(crate) fn assert_written(files: Vec<(PathBuf, String)>) {
     if std::env::var_os(UPDATE).is_some() {
         for (path, text) in &files {
             std::fs::write(path, text).unwrap();

@@ -4,5 +4,6 @@
 
 mod crds;
 mod generated;
+mod reference;
 mod samples;
 mod summary;
