@@ -71,16 +71,18 @@ pub struct ParsedFlags<A> {
 pub fn parse<A: clap::Parser>(
     argv: impl IntoIterator<Item = OsString>,
 ) -> Result<ParsedFlags<A>, FlagError> {
-    let mut command = readable(A::command());
+    let mut command = command::<A>();
     let (argv, logging) = normalize(&command, argv)?;
     let args = A::from_arg_matches(&command.try_get_matches_from_mut(argv)?)
         .map_err(|error| error.format(&mut command))?;
     Ok(ParsedFlags { args, logging })
 }
 
-/// Adds `--version`, and puts each flag's help text on lines of its own, because many flags have long names.
-fn readable(command: Command) -> Command {
-    command
+/// Returns the command line of a daemon, with `--version`. Each flag's help text is on lines of its own, because
+/// many flags have long names.
+#[must_use]
+pub fn command<A: clap::Parser>() -> Command {
+    A::command()
         .version(env!("CARGO_PKG_VERSION"))
         .next_line_help(true)
 }

@@ -20,6 +20,12 @@ use std::process::ExitCode;
 pub type PlacementMaker =
     fn(config: Option<&Path>, &Client, &Context) -> Result<Box<dyn Placement>>;
 
+/// Returns the command line of `koord-descheduler`.
+#[must_use]
+pub fn command() -> clap::Command {
+    koord_app::flags::command::<Args>()
+}
+
 /// Runs koord-descheduler with the placement that `place` builds. The first element of `argv` is the
 /// program's name.
 #[must_use]

@@ -1,8 +1,8 @@
 //! Command line of `koord`.
 
-use crate::{cluster, console, demo, up};
+use crate::{cluster, console, demo, shell, up};
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use koord_bench as bench;
 use koord_workload as workload;
 use koordctl::running;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 /// QoS-based co-location for Kubernetes.
 #[derive(Debug, Parser)]
 #[command(name = "koord", version, about, propagate_version = true)]
-struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -55,6 +55,10 @@ enum Command {
     /// Run koord-runtime-proxy on this node, with the flags of that program.
     #[command(disable_help_flag = true, disable_version_flag = true)]
     RuntimeProxy(Flags),
+    /// Print a completion script for a shell: `source <(koord completion bash)`.
+    Completion(shell::CompletionArgs),
+    /// Write man pages of koord and of the daemons to a directory.
+    Man(shell::ManArgs),
     /// The programs that the demo runs.
     #[command(subcommand, hide = true)]
     Workload(Workload),
@@ -154,6 +158,8 @@ fn run(args: Args) -> Result<ExitCode> {
         }
         Command::Up(args) => up::main(&args)?,
         Command::Down(args) => running::down(&args)?,
+        Command::Completion(args) => shell::print_completion(&args, Args::command())?,
+        Command::Man(args) => shell::write_man_pages(&args, Args::command())?,
         Command::Ctl(command) => return koordctl::cli::run(command),
         Command::Demo {
             demo: Some(Demo::Colocation(args)),
@@ -182,7 +188,6 @@ fn run(args: Args) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_argument_tree_is_consistent() {

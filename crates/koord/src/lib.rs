@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod demo;
 mod instance_dir;
 pub mod runtime;
+mod shell;
 mod sim_exporter;
 pub mod up;
 

@@ -10,6 +10,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Returns the command line of `koordlet`.
+#[must_use]
+pub fn command() -> clap::Command {
+    koord_app::flags::command::<crate::Args>()
+}
+
 /// Runs koordlet. The first element of `argv` is the program's name.
 #[must_use]
 pub fn run(argv: Vec<OsString>) -> ExitCode {
@@ -34,6 +40,12 @@ pub fn run(argv: Vec<OsString>) -> ExitCode {
                 .map_err(Into::into)
         },
     )
+}
+
+/// Returns the command line of `koord-topology-exporter`.
+#[must_use]
+pub fn exporter_command() -> clap::Command {
+    koord_app::flags::command::<ExporterArgs>()
 }
 
 /// Runs the exporter of NodeResourceTopology. The first element of `argv` is the program's name.

@@ -9,6 +9,12 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
+/// Returns the command line of `koord-manager`.
+#[must_use]
+pub fn command() -> clap::Command {
+    koord_app::flags::command::<Args>()
+}
+
 /// Runs koord-manager. The first element of `argv` is the program's name.
 #[must_use]
 pub fn run(argv: Vec<OsString>) -> ExitCode {

@@ -5,6 +5,12 @@ use koord_app::daemon;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+/// Returns the command line of `koord-runtime-proxy`.
+#[must_use]
+pub fn command() -> clap::Command {
+    koord_app::flags::command::<Args>()
+}
+
 /// Runs koord-runtime-proxy. The first element of `argv` is the program's name.
 #[must_use]
 pub fn run(argv: Vec<OsString>) -> ExitCode {

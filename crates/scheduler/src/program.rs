@@ -12,6 +12,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Returns the command line of `koord-scheduler`.
+#[must_use]
+pub fn command() -> clap::Command {
+    koord_app::flags::command::<Args>()
+}
+
 /// Runs koord-scheduler with the plugins of `registry`. The first element of `argv` is the program's name.
 #[must_use]
 pub fn run(argv: Vec<OsString>, registry: fn() -> Registry) -> ExitCode {
