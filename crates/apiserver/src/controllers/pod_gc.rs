@@ -59,7 +59,16 @@ impl PodGc {
         }
         let evicted = |pod: &Entry| meta::text(&pod.value(), &["status", "reason"]) == "Evicted";
         matches.sort_by_cached_key(|pod| (!evicted(pod), pod.created));
-        let excess = matches.into_iter().filter(|pod| !is_counted(api, pod));
+        // A Job can have thousands of pods.
+        let mut unfinished = FxHashMap::default();
+        let mut is_counted = |pod: &Arc<Entry>| {
+            let jobs = pods::controller_key(pod, "Job");
+            jobs.into_iter().any(|key| {
+                let entry = unfinished.entry(key);
+                *entry.or_insert_with_key(|key| is_unfinished_job(api, key))
+            })
+        };
+        let excess = matches.into_iter().filter(|pod| !is_counted(pod));
         excess.take(surplus).collect()
     }
 }
@@ -139,12 +148,10 @@ impl PodGcState {
     }
 }
 
-/// Returns true if the pod belongs to a Job that has not finished.
-fn is_counted(api: &Api, pod: &Entry) -> bool {
-    let jobs = TableId::new("batch", "jobs");
-    let keys = pods::controller_key(pod, "Job");
-    let mut owners = keys.iter().filter_map(|key| api.store().get(&jobs, key));
-    owners.any(|job| !job::has_finished(&job.value()))
+/// Returns true if there is a Job with this key, and it has not finished.
+fn is_unfinished_job(api: &Api, key: &Key) -> bool {
+    let job = api.store().get(&TableId::new("batch", "jobs"), key);
+    job.is_some_and(|job| !job::has_finished(&job.value()))
 }
 
 fn exists(api: &Api, node: &Arc<str>) -> bool {
@@ -187,30 +194,53 @@ mod tests {
     use http::Request;
     use koord_app::Clock;
     use serde_json::{Value, json};
+    use std::sync::Arc;
     use std::time::Duration;
     use tower::ServiceExt as _;
 
-    #[tokio::test(start_paused = true)]
-    async fn surplus_deletes_evicted_then_oldest_pods() {
+    /// Opens a server with this controller only, which keeps `keep` pods that have ended.
+    async fn open(keep: usize) -> Arc<ApiServer> {
         let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
         let mut config = Config::memory(clock);
         config.controllers =
             koord_app::flags::selection("pod-garbage-collector-controller").unwrap();
-        config.terminated_pod_gc_threshold = 2;
-        let server = ApiServer::open(config).await.unwrap();
+        config.terminated_pod_gc_threshold = keep;
+        ApiServer::open(config).await.unwrap()
+    }
+
+    /// Sends a request that must succeed, and returns the answer.
+    async fn answer(server: &ApiServer, method: &str, path: &str, body: Value) -> Value {
+        let patch = if method == "PATCH" {
+            "merge-patch+"
+        } else {
+            ""
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", format!("application/{patch}json"))
+            .body(Body::from(body.to_string()));
+        let response = server.service().oneshot(request.unwrap()).await.unwrap();
+        let status = response.status();
+        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20)
+            .await
+            .unwrap();
+        let answer: Value = serde_json::from_slice(&bytes).unwrap();
+        assert!(status.is_success(), "{method} {path}: {answer}");
+        answer
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn surplus_deletes_evicted_then_oldest_pods() {
+        let server = open(2).await;
         let send = async |method: &str, path: &str, body: Value| {
-            let patch = if method == "PATCH" {
-                "merge-patch+"
-            } else {
-                ""
-            };
-            let request = Request::builder()
-                .method(method)
-                .uri(format!("/api/v1/namespaces/default/pods{path}"))
-                .header("content-type", format!("application/{patch}json"))
-                .body(Body::from(body.to_string()));
-            let answer = server.service().oneshot(request.unwrap()).await.unwrap();
-            assert!(answer.status().is_success(), "{method} {path}");
+            answer(
+                &server,
+                method,
+                &format!("/api/v1/namespaces/default/pods{path}"),
+                body,
+            )
+            .await
         };
         let names = ["runs", "first", "second", "third", "evicted"];
         for name in names {
@@ -250,32 +280,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn surplus_keeps_pods_of_unfinished_jobs() {
-        let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
-        let mut config = Config::memory(clock);
-        config.controllers =
-            koord_app::flags::selection("pod-garbage-collector-controller").unwrap();
-        config.terminated_pod_gc_threshold = 1;
-        let server = ApiServer::open(config).await.unwrap();
-        let send = async |method: &str, path: &str, body: Value| {
-            let patch = if method == "PATCH" {
-                "merge-patch+"
-            } else {
-                ""
-            };
-            let request = Request::builder()
-                .method(method)
-                .uri(path)
-                .header("content-type", format!("application/{patch}json"))
-                .body(Body::from(body.to_string()));
-            let answer = server.service().oneshot(request.unwrap()).await.unwrap();
-            let status = answer.status();
-            let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20)
-                .await
-                .unwrap();
-            let answer: Value = serde_json::from_slice(&bytes).unwrap();
-            assert!(status.is_success(), "{method} {path}: {answer}");
-            answer
-        };
+        let server = open(1).await;
+        let send =
+            async |method: &str, path: &str, body: Value| answer(&server, method, path, body).await;
         let spec = json!({"containers": [{"name": "c", "image": "i"}]});
         let template =
             json!({"spec": {"containers": spec["containers"], "restartPolicy": "Never"}});
@@ -322,20 +329,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pods_of_missing_node_are_deleted_after_delay() {
-        let clock = Clock::following_tokio("2026-03-01T12:00:00Z".parse().unwrap());
-        let mut config = Config::memory(clock);
-        config.controllers =
-            koord_app::flags::selection("pod-garbage-collector-controller").unwrap();
-        let server = ApiServer::open(config).await.unwrap();
+        let server = open(12_500).await;
         let send = async |method: &str, path: &str, body: Value| {
-            let request = Request::builder()
-                .method(method)
-                .uri(format!("/api/v1/{path}"))
-                .header("content-type", "application/json")
-                .body(Body::from(body.to_string()))
-                .unwrap();
-            let code = server.service().oneshot(request).await.unwrap().status();
-            assert!(code.is_success(), "{method} {path}: {code}");
+            answer(&server, method, &format!("/api/v1/{path}"), body).await
         };
         let node = async |name: &str| {
             send("POST", "nodes", json!({"metadata": {"name": name}})).await;
